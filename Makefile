@@ -25,20 +25,21 @@ test: .venv/.dev ## Run the fast tests
 test-slow: .venv/.dev ## Run the slow tests: whole processes, other versions of protobuf and grpcio, big runs
 	$(BIN)/pytest -m slow -n 2 --timeout 600
 
-check: .venv/.dev ## Lint, type-check, import contracts, supervision, tests' seams, protocol lint, stubs, settings page, then the fast tests
+check: .venv/.dev ## All linters, type checks, import contracts, generated files, then the fast tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/lint_supervision.py
 	$(BIN)/python scripts/lint_tests.py
+	$(BIN)/python scripts/lint_constructors.py
 	$(BIN)/buf lint
 	$(BIN)/python scripts/generate.py --check
 	$(BIN)/python scripts/settings.py --check
 	$(MAKE) test
 
 faults: .venv/.dev ## Break everything: all fault tests, 900 kills of server, trainer and both, a soak (an hour)
-	$(BIN)/pytest -m "" --timeout 600 tests/faults tests/attach/test_breaks.py
+	$(BIN)/pytest -m "" -n 2 --timeout 600 tests/faults tests/attach/test_breaks.py
 	$(BIN)/python -m tests.faults.kill_loop --who server --kills 200 --rollouts 1000 --seed $(SEED)
 	$(BIN)/python -m tests.faults.kill_loop --who server --replies random --kills 200 --rollouts 1000 --seed $(SEED)
 	$(BIN)/python -m tests.faults.kill_loop --who trainer --replies random --kills 200 --rollouts 1000 --seed $(SEED)
@@ -50,7 +51,8 @@ faults: .venv/.dev ## Break everything: all fault tests, 900 kills of server, tr
 
 bench: .venv/.dev ## Run the benchmarks and print the table of their figures (minutes)
 	$(BIN)/python -m benchmarks.table
-	$(BIN)/python -m benchmarks.gateway
+	$(BIN)/python -m benchmarks.in_flight --mode http --rollouts 1000 --turns 2 --tokens 0 --latency 2
+	$(BIN)/python -m benchmarks.added_time --mode http
 
 plots: .venv/.dev ## Measure and draw how cost grows, into docs/plots (many minutes)
 	$(BIN)/python -m benchmarks.plots --folder docs/plots --record docs/plots/sweeps.json

@@ -1,11 +1,10 @@
 """The time that is added to a chat, seen from the trainer's policy.
 
-python -m benchmarks.added_time [--mode attach|callback] [--rollouts 1024] [--turns 8] [--tokens 256] [--json]
+python -m benchmarks.added_time [--mode MODE] [--rollouts 1024] [--turns 8] [--tokens 256] [--json]
 
-From the return of the policy with one reply to its next call for the same rollout; tools take no time here. Our
-trainer library's own work on both is part of it. Two runs: one rollout in flight and a trainer that answers at once,
-of which the median matters, and 256 in flight at a trainer that answers after 100 ms, of which the 99th percentile
-does. What the first rollouts take is left out.
+It is the time between the policy's reply and its next call for the same rollout, with the work of the trainer library.
+Tools take no time. Two runs: one rollout in flight and a trainer that answers at once, for the median; 256 rollouts in
+flight and a trainer that answers after 100 ms, for the 99th percentile. The first rollouts are left out.
 """
 
 import inspect
@@ -15,11 +14,9 @@ import time
 from dataclasses import asdict, replace
 from typing import Any
 
-from benchmarks.figures import Parser, measured, progress, show
-from benchmarks.flight import Work, new_names
-from benchmarks.grpc_trainers import TRAINERS
-from benchmarks.measure import Watch, finish
-from benchmarks.options import add_work, work_of
+from benchmarks.figures import progress
+from benchmarks.flight import Work, new_names, run_work
+from benchmarks.measure import TRAINERS, Watch, finish
 from benchmarks.policy import Policy, scripted
 from benchmarks.processes import server
 from benchmarks.tap import straight
@@ -29,7 +26,7 @@ MANY, LATENCY = 256, 0.1
 
 
 class Gaps:
-    """A policy around a policy, which notes the times between."""
+    """Wraps a policy and records the time between its calls."""
 
     def __init__(self, policy: Policy) -> None:
         self.seconds: list[float] = []
@@ -38,15 +35,16 @@ class Gaps:
 
     async def __call__(self, request: ChatRequest) -> ChatResponse:
         called = time.perf_counter()
-        if request.number > 1:
-            self.seconds.append(called - self._answered.pop(request.rollout_id))
+        answered = self._answered.pop(request.rollout_id, None)
+        if answered is not None:
+            self.seconds.append(called - answered)
         answer = self._policy(request)
         response: ChatResponse = await answer if inspect.isawaitable(answer) else answer
         self._answered[request.rollout_id] = time.perf_counter()
         return response
 
     def milliseconds(self) -> dict[str, Any]:
-        """What was noted."""
+        """Return the percentiles of the recorded times."""
         hundredths = statistics.quantiles(self.seconds, n=100)
         return {
             "p50_ms": round(hundredths[49] * 1000, 3),
@@ -56,7 +54,7 @@ class Gaps:
 
 
 async def measure(work: Work) -> dict[str, Any]:
-    """Both runs, from one server."""
+    """Measure both runs on one server."""
     figures: dict[str, Any] = {"benchmark": "added_time", **asdict(work)} | {"in_flight": [1, MANY], "lost": 0}
     few = replace(work, in_flight=1, latency=0.0, rollouts=max(work.rollouts // 4, 8))
     many = replace(work, in_flight=MANY, latency=LATENCY, rollouts=max(work.rollouts, 2 * MANY))
@@ -76,12 +74,5 @@ async def measure(work: Work) -> dict[str, Any]:
     return figures
 
 
-def main() -> None:
-    parser = Parser(__doc__)
-    add_work(parser, modes=tuple(TRAINERS), mode="attach", rollouts=1024, without=("in_flight", "latency"))
-    given = parser.parse_args()
-    show(measured(measure(work_of(parser, given))), given.json)
-
-
 if __name__ == "__main__":
-    main()
+    run_work(__doc__, measure, mode="attach", rollouts=1024, without=("in_flight", "latency"))

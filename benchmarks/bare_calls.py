@@ -1,10 +1,9 @@
-"""What grpc.aio's unary calls cost by themselves: the calls of a rollout with callbacks, with no work behind them.
+"""The cost of grpc.aio's unary calls alone: the calls of a rollout with callbacks, without any work.
 
 python -m benchmarks.bare_calls [--rollouts 800] [--turns 8] [--in-flight 64] [--json]
 
-For every rollout this process calls Init; the other one then makes `turns` calls of a chat's bytes back, and one of a
-completion's. Nothing is parsed, kept or made: what this reaches is the most that rollouts with callbacks could reach
-with these calls, whatever we do.
+For every rollout this process calls Init. The other process then makes `turns` calls with a chat's bytes, and one with
+a completion's. Nothing is parsed or stored, so no implementation of rollouts with callbacks can be faster.
 """
 
 import argparse
@@ -22,39 +21,28 @@ from benchmarks.figures import Parser, measured, show
 from benchmarks.flight import in_flight as run_all
 from benchmarks.flight import new_names
 from benchmarks.measure import Watch
-from benchmarks.processes import Server, ready_record, start, stop, take_core
+from benchmarks.processes import Server, ready_record, running, take_core
 from osmosis_grpc.link.channel_options import client_options, server_options
 
 QUESTION, REPLY, REPORT = b"q" * 2_000, b"r" * 6_500, b"c" * 24_000
-"""About what a chat, its reply and a completion of 8 turns of 256 tokens take, histories and prompts told in full."""
+"""About as large as a chat, its reply and a completion, for 8 turns of 256 tokens with full histories and prompts."""
 
 
 Method = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
 
 
-class Methods(grpc.GenericRpcHandler):
-    """Unary methods by name; bytes in, bytes out."""
-
-    def __init__(self, **methods: Callable[[bytes, Any], Any]) -> None:
-        self._handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-            f"/bare/{name}": grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()
-        }
-
-    def service(self, details: grpc.HandlerCallDetails) -> Any:
-        return self._handlers.get(details.method)
-
-
-async def serving(methods: Methods) -> tuple[grpc.aio.Server, int]:
-    """A server on a free port."""
+async def serving(**methods: Callable[[bytes, Any], Any]) -> tuple[grpc.aio.Server, int]:
+    """Start a server of unary methods on a free port. The methods take and return bytes."""
     server = grpc.aio.server(options=server_options())
-    server.add_generic_rpc_handlers((methods,))
+    handlers: dict[str, Any] = {name: grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bare", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     return server, port
 
 
 async def agent_side() -> None:
-    """The process that is called by Init and calls back."""
+    """Run the process that receives Init and makes the callbacks."""
     channels: dict[bytes, grpc.aio.Channel] = {}
     running: set[asyncio.Task[None]] = set()
 
@@ -74,7 +62,7 @@ async def agent_side() -> None:
         task.add_done_callback(running.discard)
         return b""
 
-    server, port = await serving(Methods(init=init))
+    server, port = await serving(init=init)
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
     stopping = asyncio.Event()
@@ -87,7 +75,7 @@ async def agent_side() -> None:
 
 
 async def trainer_side(server: Server, rollouts: int, turns: int, in_flight: int) -> dict[str, Any]:
-    """Call Init so often, and answer what comes of it."""
+    """Call Init for each rollout, answer the calls, and return the figures."""
     ended: dict[bytes, asyncio.Event] = {}
 
     async def chat(request: bytes, context: Any) -> bytes:
@@ -97,7 +85,7 @@ async def trainer_side(server: Server, rollouts: int, turns: int, in_flight: int
         ended[request[: request.index(b" ")]].set()
         return b""
 
-    own, port = await serving(Methods(chat=chat, complete=complete))
+    own, port = await serving(chat=chat, complete=complete)
     async with grpc.aio.insecure_channel(server.grpc, options=client_options()) as channel:
         init: Method = channel.unary_unary("/bare/init")
 
@@ -123,20 +111,15 @@ async def trainer_side(server: Server, rollouts: int, turns: int, in_flight: int
 
 
 async def measure(rollouts: int, turns: int, in_flight: int) -> dict[str, Any]:
-    """Both sides, a core each."""
-    process = start(["-m", "benchmarks.bare_calls", "--serve"], core=0)
-    take_core(1)
-    try:
+    """Measure with both sides. Each side has its own core."""
+    with running(["-m", "benchmarks.bare_calls", "--serve"], core=0) as process:
+        take_core(1)
         return await trainer_side(Server(process.pid, ready_record(process)["grpc"], ""), rollouts, turns, in_flight)
-    finally:
-        stop(process)
 
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("--rollouts", type=int, default=800)
-    parser.add_argument("--turns", type=int, default=8)
-    parser.add_argument("--in-flight", type=int, default=64)
+    parser.amounts(rollouts=800, turns=8, in_flight=64)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:

@@ -1,25 +1,24 @@
-"""How the bytes of a rollout grow with its turns, and how near they are to the size of its arrays.
+"""The growth of a rollout's bytes with its turns, compared with the size of its arrays.
 
 python -m benchmarks.growth [--mode attach] [--tokens 2048] [--rollouts 64] [--in-flight 64] [--json]
 
 Counts the bytes of rollouts of 8, 32 and 128 turns, both directions, without the connection's handshake.
-`arrays` is what the arrays weigh alone: 8 bytes per sampled token (id and logprob), 4 per id of other messages.
+`array_bytes` is the size of the arrays alone: 8 bytes per sampled token (id and logprob), 4 per id of other messages.
 """
 
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.figures import Parser, measured, progress, show
-from benchmarks.flight import Work
+from benchmarks.figures import progress
+from benchmarks.flight import Work, run_work
 from benchmarks.measure import wire_bytes
-from benchmarks.options import add_work, work_of
 from benchmarks.processes import server
 
 TURNS = (8, 32, 128)
 
 
 async def measure(work: Work) -> dict[str, Any]:
-    """Bytes per rollout by turns, from one server."""
+    """Measure the bytes per rollout for each number of turns, on one server."""
     runs = [replace(work, turns=turns) for turns in TURNS]
     found = {}
     with server(work.mode, work.in_flight) as started:
@@ -40,12 +39,5 @@ async def measure(work: Work) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = Parser(__doc__)
-    add_work(parser, mode="attach", tokens=2048, rollouts=64, without=("turns",))
-    given = parser.parse_args()
-    show(measured(measure(work_of(parser, given))), given.json)
-
-
 if __name__ == "__main__":
-    main()
+    run_work(__doc__, measure, mode="attach", tokens=2048, rollouts=64, without=("turns",))

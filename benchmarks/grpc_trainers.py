@@ -1,4 +1,4 @@
-"""The scripted trainers over gRPC: by callbacks and over attachments."""
+"""The scripted trainers over gRPC, with callbacks and with attachments."""
 
 import socket
 from collections.abc import Iterable
@@ -10,29 +10,35 @@ from benchmarks.flight import Done, Route, Work
 from benchmarks.policy import Policy, scripted
 from benchmarks.processes import Server
 from benchmarks.script import begin
-from osmosis_grpc.trainer import Completion, RolloutRequest, Trainer, TrainerConfig, TransportName
+from osmosis_grpc.trainer import Completion, Credentials, RolloutRequest, Trainer, TrainerConfig, TransportName
 
 
 class GrpcTrainer:
-    """Runs rollouts over one transport. An async context."""
+    """Runs rollouts over the transport that the work's mode names: attach or callback. An async context."""
 
-    transport: TransportName
-
-    def __init__(self, work: Work, server: Server, route: Route, policy: Policy | None = None) -> None:
+    def __init__(
+        self, work: Work, server: Server, route: Route, policy: Policy | None = None, *, token: str = ""
+    ) -> None:
         self._work = work
         self._server = server
         self._route = route
         self._policy = policy or scripted(work.tokens, work.latency)
-        self._listen = f"127.0.0.1:{free_port()}" if self.transport == "callback" else ""
+        self._credentials = Credentials(token=token)
+        self._transport: TransportName = "callback" if work.mode == "callback" else "attach"
+        self._listen = ""
+        if self._transport == "callback":
+            with socket.create_server(("127.0.0.1", 0)) as probe:
+                self._listen = f"127.0.0.1:{probe.getsockname()[1]}"
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        self._trainer = await self._stack.enter_async_context(
+        self.trainer = await self._stack.enter_async_context(
             Trainer(
                 await self._route(self._server.grpc),
                 self._policy,
-                transport=self.transport,
+                transport=self._transport,
                 listen=self._listen,
+                credentials=self._credentials,
                 ledger=self._work.ledger or None,
                 config=TrainerConfig(callback_target=await self._route(self._listen) if self._listen else ""),
             )
@@ -43,43 +49,17 @@ class GrpcTrainer:
         await self._stack.aclose()
 
     async def run(self, names: Iterable[str], done: Done) -> None:
-        """Run rollouts to their end, as many at a time as the work says."""
-        requests = (rollout(name, self._work) for name in names)
-        async for completion in self._trainer.run(requests, max_in_flight=self._work.in_flight):
+        """Run rollouts to their end, `in_flight` at a time."""
+        turns = self._work.turns
+        requests = (RolloutRequest(rollout_id=name, messages=begin(), max_turns=turns) for name in names)
+        async for completion in self.trainer.run(requests, max_in_flight=self._work.in_flight):
             check(completion, self._work)
             await completion.confirm()
             done()
 
 
-class CallbackTrainer(GrpcTrainer):
-    """Calls the server, and is called back."""
-
-    transport = "callback"
-
-
-class AttachTrainer(GrpcTrainer):
-    """Has one stream to the server."""
-
-    transport = "attach"
-
-
-TRAINERS = {"attach": AttachTrainer, "callback": CallbackTrainer}
-
-
-def free_port() -> int:
-    """Returns a port of this machine that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def rollout(name: str, work: Work) -> RolloutRequest:
-    """What is asked for."""
-    return RolloutRequest(rollout_id=name, messages=begin(), max_turns=work.turns)
-
-
 def check(completion: Completion, work: Work) -> None:
-    """Refuse a completion that is not COMPLETED, or that cannot be trained on though there were tokens."""
+    """Raise Broken for a completion that is not COMPLETED. With tokens, also raise it for one that is not trainable."""
     if completion.status != "COMPLETED":
         raise Broken(f"rollout {completion.rollout_id} is {completion.status}: {completion.failure}")
     if not work.tokens:

@@ -1,8 +1,8 @@
-"""The scripted HTTP trainer, one for *sdk*, *tuned* and our gateway: aiohttp, raw handlers, no validation.
+"""The scripted HTTP trainer. *sdk*, *tuned* and our gateway use the same trainer.
 
-As every trainer must, it reads what it is asked and writes what was sampled: a reply carries the text, `token_ids`
-and `logprobs` (as Python writes them), and no prompt ids. That is what the contract's users send,
-and it is less than what the gRPC modes carry.
+It uses aiohttp, raw handlers and no validation. As every trainer must, it parses each request and serializes each
+reply. A reply has the text, `token_ids` and `logprobs` (as Python writes them), and no prompt ids. Other trainers of
+the contract send the same data. In the gRPC modes a reply has more data.
 """
 
 import asyncio
@@ -15,22 +15,24 @@ from aiohttp import web
 
 from benchmarks.figures import Broken
 from benchmarks.flight import Done, Route, Work, in_flight
-from benchmarks.policy import made_up_tokens
+from benchmarks.policy import AsyncPolicy, made_up_tokens
 from benchmarks.processes import Server
 from benchmarks.script import REPLY, begin
-from osmosis_grpc.trainer import RolloutClient
+from osmosis_grpc.trainer import ChatRequest, RolloutClient
 from osmosis_grpc.types.events import ChatAnswered
 
 _JSON = {"Content-Type": "application/json"}
 
 
 class HttpTrainer:
-    """Starts rollouts by POST, answers their chats, takes their results. An async context."""
+    """Starts rollouts by POST, answers their chats, and receives their results. An async context."""
 
-    def __init__(self, work: Work, server: Server, route: Route) -> None:
+    def __init__(self, work: Work, server: Server, route: Route, policy: AsyncPolicy | None = None) -> None:
         self._work = work
         self._server = server
         self._route = route
+        self._policy = policy
+        """Called at each chat. The reply of the policy is not used."""
         self._reply = _reply(work.tokens)
         self._ended: dict[str, asyncio.Future[dict[str, Any]]] = {}
 
@@ -49,11 +51,11 @@ class HttpTrainer:
         await self._runner.cleanup()
 
     async def run(self, names: Iterable[str], done: Done) -> None:
-        """Run rollouts to their end, as many at a time as the work says."""
+        """Run rollouts to their end, `in_flight` at a time."""
         await in_flight(names, self._work.in_flight, self._rollout, done)
 
     async def check(self, name: str) -> None:
-        """Refuse a server of ours that has not recorded the tokens: the old contract does not show it, gRPC does."""
+        """Read the recorded tokens over gRPC. Raise Broken if our server has not recorded all of them."""
         if not self._server.grpc:
             return
         async with RolloutClient(self._server.grpc) as client:
@@ -86,18 +88,19 @@ class HttpTrainer:
         if request.path == "/v1/chat/completions":
             if not body["messages"]:
                 raise Broken("a chat without messages")
-            if self._work.latency:
+            if self._policy is not None:
+                await self._policy(ChatRequest(rollout_id=body["rollout_id"], messages=()))
+            elif self._work.latency:
                 await asyncio.sleep(self._work.latency)
             return web.Response(body=json.dumps(self._reply).encode(), headers=_JSON)
-        outcome = body
-        ended = self._ended.pop(outcome["rollout_id"], None)
+        ended = self._ended.pop(body["rollout_id"], None)
         if ended is not None and not ended.done():
-            ended.set_result(outcome)
+            ended.set_result(body)
         return web.Response(body=b"{}", headers=_JSON)
 
 
 def _reply(tokens: int) -> dict[str, Any]:
-    """Every reply."""
+    """Return the body of every reply."""
     reply: dict[str, Any] = {
         "id": "chatcmpl-1",
         "object": "chat.completion",

@@ -1,28 +1,26 @@
-"""Many rollouts in flight at once, at a trainer that takes its time: the server's memory, and what is lost.
+"""Many rollouts in flight at once, with a slow trainer: the server's memory, and the number of lost rollouts.
 
 python -m benchmarks.in_flight [--mode attach] [--rollouts 10000] [--turns 8] [--tokens 256] [--latency 5] [--json]
 
-All rollouts are started at once, and the server may run as many. `ideal_s` is turns x latency: what they would take
-if nothing but the trainer took time. `server_rss_mb` is the most memory that the server has held.
+All rollouts start at once, and the server has a slot for each. `ideal_s` is turns x latency: the time if only the
+trainer took time. `server_rss_mb` is the peak memory of the server.
 """
 
 import itertools
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from benchmarks.figures import Parser, measured, show
-from benchmarks.flight import Work, new_names
+from benchmarks.flight import Work, new_names, run_work
 from benchmarks.measure import TRAINERS, Watch, finish
-from benchmarks.options import add_journal, add_work, journal_of, work_of
 from benchmarks.processes import server
 from benchmarks.tap import straight
 
 
-async def measure(work: Work, serve: Sequence[str]) -> dict[str, Any]:
-    """One wave of rollouts."""
-    with server(work.mode, work.in_flight, serve) as started:
+async def measure(work: Work) -> dict[str, Any]:
+    """Measure one wave of rollouts."""
+    work = replace(work, in_flight=work.rollouts)
+    with server(work.mode, work.in_flight) as started:
         idle = started.peak_rss_mb
         async with TRAINERS[work.mode](work, started, straight) as trainer:
             watch = Watch(started, ())
@@ -32,7 +30,6 @@ async def measure(work: Work, serve: Sequence[str]) -> dict[str, Any]:
         return {
             "benchmark": "in_flight",
             **asdict(work),
-            "serve": list(serve),
             "server_rss_mb": round(started.peak_rss_mb),
             "idle_rss_mb": round(idle),
             "lost": lost,
@@ -42,15 +39,5 @@ async def measure(work: Work, serve: Sequence[str]) -> dict[str, Any]:
         }
 
 
-def main() -> None:
-    parser = Parser(__doc__)
-    add_work(parser, mode="attach", rollouts=10_000, latency=5.0, without=("in_flight",))
-    add_journal(parser)
-    given = parser.parse_args()
-    given.in_flight = given.rollouts
-    work, serve = work_of(parser, given), journal_of(parser, given)
-    show(measured(measure(work, serve)), given.json)
-
-
 if __name__ == "__main__":
-    main()
+    run_work(__doc__, measure, mode="attach", rollouts=10_000, latency=5.0, without=("in_flight",))

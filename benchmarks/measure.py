@@ -1,4 +1,4 @@
-"""One run of a mode, measured: its rate and processor time, and, apart from that, its bytes."""
+"""Measures one run of a mode: its rate and its processor time. A separate pass measures its bytes."""
 
 import asyncio
 import cProfile
@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import grpc_trainers
 from benchmarks.figures import Broken, progress
-from benchmarks.flight import Route, Work, new_names
+from benchmarks.flight import Work, new_names
 from benchmarks.grpc_trainers import GrpcTrainer
 from benchmarks.http_trainer import HttpTrainer
 from benchmarks.processes import Server, server
@@ -20,16 +19,14 @@ from benchmarks.tap import Tap, straight
 
 Trainer = GrpcTrainer | HttpTrainer
 
-TRAINERS: dict[str, Callable[[Work, Server, Route], Trainer]] = {
-    **grpc_trainers.TRAINERS,
-    "http": HttpTrainer,
-    "sdk": HttpTrainer,
-    "tuned": HttpTrainer,
+TRAINERS: dict[str, Callable[..., Trainer]] = {
+    **dict.fromkeys(("attach", "callback"), GrpcTrainer),
+    **dict.fromkeys(("http", "sdk", "tuned"), HttpTrainer),
 }
 
 LEAST_WARM_UP = 32
 MOST_TAPPED = 64
-"""Rollouts whose bytes are counted, or as many as are in flight."""
+"""The bytes of this many rollouts are counted, or of `in_flight` rollouts if that is more."""
 
 
 @dataclass(slots=True)
@@ -40,25 +37,25 @@ class Watch:
     at: Sequence[int]
     done: int = 0
     readings: list[tuple[float, float, float]] = field(default_factory=list)
-    """Seconds by the clock, of the server's processor time, of this process's processor time."""
+    """Each reading: the clock, the server's processor time, this process's processor time, in seconds."""
 
     def __call__(self) -> None:
         self.done += 1
         if self.done in self.at:
-            self.read()
-
-    def read(self) -> None:
-        self.readings.append((time.perf_counter(), self.server.cpu_seconds, time.process_time()))
+            self.readings.append((time.perf_counter(), self.server.cpu_seconds, time.process_time()))
 
     @property
     def differences(self) -> tuple[float, float, float]:
-        """Of the last two readings."""
+        """The differences of the last two readings."""
         first, last = self.readings[-2:]
         return last[0] - first[0], last[1] - first[1], last[2] - first[2]
 
 
 async def finish(trainer: Trainer, names: Sequence[str], watch: Watch, stalled_after: float) -> int:
-    """Run rollouts to their end; when none has ended for too long, the rest is lost. How many those are."""
+    """Run rollouts to their end. Return the number of lost rollouts.
+
+    When no rollout ends for `stalled_after` seconds, all open rollouts are lost.
+    """
     wanted = watch.done + len(names)
     task = asyncio.create_task(trainer.run(names, watch))
     while not task.done():
@@ -81,7 +78,7 @@ async def measure(
     profile: Path | None = None,
     profile_trainer: Path | None = None,
 ) -> dict[str, Any]:
-    """All figures of a mode. Rollouts before and after those that are timed keep as many in flight."""
+    """Return all figures of a mode. Untimed rollouts before and after the timed ones keep `in_flight` constant."""
     with server(work.mode, work.in_flight, serve, profile) as started:
         async with TRAINERS[work.mode](work, started, straight) as trainer:
             warm = max(work.in_flight, LEAST_WARM_UP)
@@ -108,12 +105,12 @@ async def measure(
 
 
 async def wire_bytes(work: Work, started: Server) -> int:
-    """Bytes per rollout, both directions, from the Init of the first one that counts on."""
+    """Return the bytes per rollout in both directions, without the bytes of opening connections."""
     names = new_names()
     counted = min(work.rollouts, max(MOST_TAPPED, work.in_flight))
     async with Tap() as tap, TRAINERS[work.mode](work, started, tap.route) as trainer:
         passed = []
-        for count in (min(work.in_flight, counted), counted):  # the first ones open connections and say hello
+        for count in (min(work.in_flight, counted), counted):  # the first pass opens connections
             watch = Watch(started, ())
             lost = await finish(trainer, list(itertools.islice(names, count)), watch, work.stalled_after)
             if lost:

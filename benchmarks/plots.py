@@ -1,10 +1,10 @@
-"""What a rollout costs against turns, tokens per turn and rollouts in flight, as pictures.
+"""Draws the cost of a rollout against turns, tokens per turn and rollouts in flight.
 
 python -m benchmarks.plots [--folder docs/plots] [--record FILE | --from FILE] [--mode MODE ...] [--scale TIMES]
 
-One sweep changes one parameter of 8 turns x 256 tokens, 64 in flight; one picture a sweep. `--record` keeps the
-figures as JSON, `--from` draws recorded ones. A point that went wrong, or that *sdk* would need minutes for, is left
-out and told.
+A sweep changes one parameter of 8 turns x 256 tokens, 64 in flight, and has one picture. `--record` writes the figures
+as JSON, `--from` draws recorded ones. Failed points, and points that would take *sdk* minutes, are left out with a
+message.
 """
 
 import argparse
@@ -13,17 +13,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import progress
-from benchmarks.machine import machine
-from benchmarks.processes import ROOT
-from benchmarks.programs import run
+from benchmarks.figures import machine, progress
+from benchmarks.processes import ROOT, run_program
 
 MODES = ("attach", "callback", "tuned", "sdk")
 SWEEPS = {"turns": (8, 32, 128), "tokens": (0, 256, 2048), "in_flight": (1, 32, 256, 2048)}
 BASE = {"turns": 8, "tokens": 256, "in_flight": 64}
 UNBEARABLE = {("sdk", "turns", 128), ("sdk", "in_flight", 2048)}
 CHATS = {"attach": 16_000, "callback": 6_000, "tuned": 8_000, "sdk": 1_600}
-"""Chats that are timed at a point: so many seconds' worth."""
+"""The number of chats that are timed at a point. They take about the same time in each mode."""
 
 LABELS = {"turns": "turns", "tokens": "tokens per turn", "in_flight": "rollouts in flight"}
 PANELS = {
@@ -32,11 +30,11 @@ PANELS = {
     "rollouts_per_s": ("rollouts/s", 1.0),
     "server_rss_mb": ("server memory at its peak, MB", 1.0),
 }
-"""Figures, with what to write beside them and what to multiply them with."""
+"""Each figure with its label and its factor."""
 
 
 def collect(modes: Sequence[str], scale: float) -> list[dict[str, Any]]:
-    """A run for every point of every sweep, with the name of its sweep."""
+    """Return the figures of every point of every sweep, with the name of the sweep."""
     points = []
     for sweep, values in SWEEPS.items():
         for value in values:
@@ -47,7 +45,7 @@ def collect(modes: Sequence[str], scale: float) -> list[dict[str, Any]]:
                 work = BASE | {sweep: value}
                 rollouts = max(int(CHATS[mode] * scale) // work["turns"], 2 * work["in_flight"])
                 options = [part for name, given in work.items() for part in (f"--{name.replace('_', '-')}", given)]
-                figures = run("rollouts", "--mode", mode, "--rollouts", rollouts, *options)
+                figures = run_program("rollouts", "--mode", mode, "--rollouts", rollouts, *options)
                 if "missing" in figures:
                     progress(f"{figures['missing']}: {mode} at {value} {LABELS[sweep]}")
                 else:
@@ -56,7 +54,7 @@ def collect(modes: Sequence[str], scale: float) -> list[dict[str, Any]]:
 
 
 def draw(points: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
-    """One PNG a sweep."""
+    """Write one PNG for each sweep and return the files."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -75,7 +73,7 @@ def draw(points: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
                 )
                 if line:
                     panel.plot(*zip(*line, strict=True), marker="o", label=mode)
-            # Tokens begin at 0, which a logarithm has not.
+            # Tokens begin at 0, which has no logarithm.
             panel.set_xscale("symlog", base=2, linthresh=64) if sweep == "tokens" else panel.set_xscale("log", base=2)
             panel.set_yscale("log")
             panel.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
@@ -99,9 +97,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=ROOT / "docs" / "plots", help="where the pictures go")
     parser.add_argument("--mode", action="append", choices=MODES, help="only these modes")
-    parser.add_argument("--scale", type=float, default=1.0, help="times as many chats at each point")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor for the chats at each point")
     either = parser.add_mutually_exclusive_group()
-    either.add_argument("--record", type=Path, metavar="FILE", help="keep the figures")
+    either.add_argument("--record", type=Path, metavar="FILE", help="write the figures to FILE")
     either.add_argument("--from", type=Path, metavar="FILE", dest="recorded", help="draw these figures")
     given = parser.parse_args()
     points = (

@@ -1,7 +1,7 @@
-"""The scripted policy: the reply of benchmarks.script, with made-up tokens that are ready to be sent.
+"""The scripted policy: returns the reply of benchmarks.script with prepared tokens.
 
-A prompt grows as those of the mock policies do: prompt(n + 1) = prompt(n) + reply(n) + 16 ids per new message.
-Only what is new is told, from `prompt_prefix` on.
+A prompt grows as with the mock policies: prompt(n + 1) = prompt(n) + reply(n) + 16 ids per new message. A reply carries
+only the new ids, from `prompt_prefix` on.
 """
 
 import asyncio
@@ -13,17 +13,18 @@ import numpy as np
 from benchmarks.script import IDS_PER_MESSAGE, REPLY, VOCABULARY
 from osmosis_grpc.trainer import ChatRequest, ChatResponse, TokenBlock
 
-Policy = Callable[[ChatRequest], ChatResponse] | Callable[[ChatRequest], Awaitable[ChatResponse]]
+AsyncPolicy = Callable[[ChatRequest], Awaitable[ChatResponse]]
+Policy = Callable[[ChatRequest], ChatResponse] | AsyncPolicy
 
 
 def made_up_tokens(count: int) -> TokenBlock:
-    """As many ids of a large vocabulary with logprobs; the same ones every time."""
+    """Return `count` ids of a large vocabulary with logprobs, the same ones every time."""
     drawn = np.random.default_rng(7)
     return TokenBlock.of(drawn.integers(0, VOCABULARY, count), -drawn.exponential(0.5, count))
 
 
 def scripted(tokens: int, latency: float = 0.0) -> Policy:
-    """A policy that answers at once, or after `latency` seconds. Without tokens, replies carry text alone."""
+    """Return a policy that answers at once, or after `latency` seconds. With 0 tokens, replies carry only text."""
     block = made_up_tokens(tokens)
     new_ids = made_up_tokens(IDS_PER_MESSAGE * 64).ids
     message = {"role": "assistant", "content": REPLY}
@@ -44,5 +45,5 @@ def scripted(tokens: int, latency: float = 0.0) -> Policy:
 
 
 async def never(request: ChatRequest) -> Any:
-    """A policy that stalls."""
+    """Never answer."""
     await asyncio.Event().wait()

@@ -1,4 +1,4 @@
-"""The process under measurement: started on a core of its own, watched, stopped."""
+"""Starts the measured process on a separate core, reads its use of resources, and stops it."""
 
 import functools
 import json
@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks.figures import Broken
-from benchmarks.machine import cpu_seconds, peak_rss_mb
+from benchmarks.figures import Broken, progress
 
 ROOT = Path(__file__).parent.parent
 BASELINES = ("sdk", "tuned")
@@ -24,22 +24,24 @@ class Server:
 
     pid: int
     grpc: str
-    """HOST:PORT; empty where there is none."""
+    """HOST:PORT; empty without gRPC."""
     http: str
 
     @property
     def cpu_seconds(self) -> float:
-        """The processor time it has used."""
-        return cpu_seconds(self.pid)
+        """The server's processor time so far, user and system."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     @property
     def peak_rss_mb(self) -> float:
-        """The most memory it has held."""
-        return peak_rss_mb(self.pid)
+        """The server's peak memory, in MB of 1,000,000 bytes."""
+        rows = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return next(int(row.split()[1]) for row in rows if row.startswith("VmHWM:")) * 1024 / 1e6
 
 
 def serve_command(max_concurrent: int, more: Sequence[str] = (), *, http: bool = False) -> list[str]:
-    """The real server with the benchmarks' agent."""
+    """Return the command line of the real server with the benchmarks' agent."""
     return [
         "osmosis_grpc.serve",
         "-m",
@@ -61,53 +63,82 @@ def serve_command(max_concurrent: int, more: Sequence[str] = (), *, http: bool =
 
 @contextmanager
 def server(mode: str, max_concurrent: int, more: Sequence[str] = (), profile: Path | None = None) -> Iterator[Server]:
-    """The server of a mode, in a process and a folder of its own. This process takes the other core."""
+    """Start the server of a mode in a separate process and folder. This process takes the other core."""
     command = serve_command(max_concurrent, more, http=mode == "http")
     if mode in BASELINES:
         command = ["benchmarks.http_baseline", "--mode", mode, "--port", "0"]
     profiled = ["cProfile", "-o", str(profile.resolve()), "-m"] if profile else []
     limits = {"MAX_CONNECTIONS", "MAX_KEEPALIVE_CONNECTIONS"}  # of the HTTP gateway towards trainers
     settings = {f"OSMOSIS_ROLLOUT_CLIENT_{name}": str(max_concurrent) for name in limits}
-    with tempfile.TemporaryDirectory() as folder:
-        process = start(["-m", *profiled, *command], core=0, folder=folder, environment=settings)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running(["-m", *profiled, *command], core=0, folder=folder, environment=settings) as process,
+    ):
         take_core(1)
-        try:
-            ready = ready_record(process)
-            yield Server(process.pid, ready.get("grpc", ""), ready.get("http", ""))
-            if process.poll() is not None:
-                raise Broken(f"the server ended by itself with code {process.returncode}")
-        finally:
-            stop(process)
+        ready = ready_record(process)
+        yield Server(process.pid, ready.get("grpc", ""), ready.get("http", ""))
+        if process.poll() is not None:
+            raise Broken(f"the server ended by itself with code {process.returncode}")
 
 
-def start(
+@contextmanager
+def running(
     arguments: Sequence[str], *, core: int, folder: str | Path = ROOT, environment: Mapping[str, str] | None = None
-) -> "subprocess.Popen[str]":
-    """Python with these arguments on a core of its own, where there are several; talks through pipes."""
+) -> Iterator["subprocess.Popen[str]"]:
+    """Start Python with these arguments on the given core, with pipes for stdin and stdout.
+
+    When the context exits, it ends the process. After 60 s it kills the process.
+    """
     before = os.sched_getaffinity(0)
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     take_core(core)  # inherited, so that every thread of the child has it
     try:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": path} | dict(environment or {}),
+            env=environment_with(environment or {}),
         )
     finally:
         os.sched_setaffinity(0, before)
+    with process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def environment_with(more: Mapping[str, str]) -> dict[str, str]:
+    """Return this process's environment for a process that imports from the repository."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path, **more}
+
+
+def run_program(name: str, *arguments: object) -> dict[str, Any]:
+    """Return the figures of `python -m benchmarks.NAME ARGUMENTS --json`, run in a separate process.
+
+    A run that fails gives {"missing": "failed"}. Its stderr is shown and has the reason.
+    """
+    command = ["-m", f"benchmarks.{name}", *map(str, arguments), "--json"]
+    progress(" ".join(command[1:-1]))
+    ran = subprocess.run([sys.executable, *command], stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+    figures: dict[str, Any] = {"missing": "failed"} if ran.returncode else json.loads(ran.stdout)
+    return figures
 
 
 def take_core(number: int) -> None:
-    """Run this process on one core, where there are several."""
+    """Bind this process to one core."""
     cores = _cores()
     os.sched_setaffinity(0, {cores[number % len(cores)]})
 
 
 def ready_record(process: "subprocess.Popen[str]") -> dict[str, str]:
-    """The first line a process prints. Raises Broken when it ends without one."""
+    """Return the first line of a process. Raises Broken if it ends without one."""
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
@@ -116,34 +147,7 @@ def ready_record(process: "subprocess.Popen[str]") -> dict[str, str]:
     return record
 
 
-def stop(process: "subprocess.Popen[str]") -> None:
-    """End a process of ours."""
-    process.terminate()
-    try:
-        process.wait(60)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
-
-
-@functools.cache
-def serve_options() -> str:
-    """What `serve --help` says."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "osmosis_grpc.serve", "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-        env=os.environ | {"COLUMNS": "200"},
-    )
-    return ran.stdout
-
-
 @functools.cache
 def _cores() -> tuple[int, ...]:
-    """The cores there were at first."""
+    """The cores of this process at its start."""
     return tuple(sorted(os.sched_getaffinity(0)))

@@ -1,32 +1,48 @@
-"""One mode's rollouts: their rate, the processor time of both sides, the bytes between them, the server's memory.
+"""Measures a mode: rate, processor time of both sides, bytes between them, the server's memory.
 
 python -m benchmarks.rollouts --mode attach|callback|http|sdk|tuned [--rollouts 1000] [--turns 8] [--tokens 256]
     [--in-flight 64] [--latency 0] [--state-dir DIR|:memory: | --no-journal] [--ledger PATH] [--json]
 
-Server and trainer are processes of their own, one core each. attach, callback and http (our gateway) run against
-the real `osmosis_grpc.serve`, sdk and tuned against benchmarks.http_baseline. Every rollout is checked: one that is
-lost, not COMPLETED or without its tokens ends the run with 1. Those that are timed stand in the middle of others,
-so that always as many are in flight. The bytes are counted by a proxy in a pass of their own over fewer rollouts,
-without what connections and attachments say before the first one that counts.
+Server and trainer are separate processes, with one core each. attach, callback and http (our gateway) run against the
+real `osmosis_grpc.serve`, sdk and tuned against benchmarks.http_baseline. Every rollout is checked: one that is lost,
+not COMPLETED or without its tokens ends the run with exit code 1. Untimed rollouts before and after the timed ones keep
+the number in flight constant. A proxy counts the bytes in a separate pass over fewer rollouts, without the bytes of
+connecting.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.figures import Parser, measured, show
+from benchmarks.flight import add_work, work_of
 from benchmarks.measure import measure
-from benchmarks.options import add_journal, add_ledger, add_work, journal_of, with_ledger, work_of
+from benchmarks.processes import BASELINES
 
 
 def main() -> None:
     parser = Parser(__doc__)
     add_work(parser)
-    add_journal(parser)
-    add_ledger(parser)
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--state-dir", metavar="DIR", help="where the server's journal is, or :memory:")
+    either.add_argument("--no-journal", action="store_true", help="run the server without a journal")
+    parser.add_argument("--ledger", metavar="PATH", help="let the trainer keep a ledger, and confirm every completion")
     parser.add_argument("--no-bytes", action="store_true", help="leave out the pass that counts bytes")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="run the server under cProfile")
     parser.add_argument("--profile-trainer", type=Path, metavar="FILE", help="run the trainer under cProfile")
     given = parser.parse_args()
-    work, serve = with_ledger(parser, given, work_of(parser, given)), journal_of(parser, given)
+    work = work_of(parser, given)
+    if given.ledger:
+        if given.mode not in ("attach", "callback"):
+            parser.error(f"--ledger: --mode {given.mode} has no ledger")
+        work = replace(work, ledger=str(Path(given.ledger).resolve()))
+    serve = ["--no-journal"] if given.no_journal else []
+    if given.state_dir:
+        serve = [
+            "--state-dir",
+            given.state_dir if given.state_dir == ":memory:" else str(Path(given.state_dir).resolve()),
+        ]
+    if serve and given.mode in BASELINES:
+        parser.error(f"{serve[0]}: --mode {given.mode} has no journal")
     figures = measured(
         measure(
             work,

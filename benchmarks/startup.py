@@ -1,8 +1,9 @@
-"""How long the server takes to be ready, and --help to be printed: the median of some starts.
+"""The time until the server is ready and until --help is printed: the median of several starts.
 
 python -m benchmarks.startup [--starts 5] [--json]
 
-Ready is when the first record is on stdout: gRPC and HTTP listen, the agent is loaded. Modules are compiled already.
+The server is ready when its first record is on stdout: gRPC and HTTP listen, the agent is loaded. All modules are
+compiled before.
 """
 
 import statistics
@@ -12,12 +13,12 @@ import tempfile
 import time
 from typing import Any
 
-from benchmarks.figures import Parser, measured, progress, show
-from benchmarks.processes import ROOT, ready_record, serve_command, start, stop
+from benchmarks.figures import progress, run
+from benchmarks.processes import ROOT, ready_record, running, serve_command
 
 
 async def measure(starts: int) -> dict[str, Any]:
-    """Seconds, in order of the starts; the first of all is not counted."""
+    """Measure the seconds of each start. The first start does not count."""
     ready, help_ = [], []
     for number in range(starts + 1):
         progress(f"startup: {number} of {starts}")
@@ -28,20 +29,17 @@ async def measure(starts: int) -> dict[str, Any]:
         "starts": starts,
         "ready_s": round(statistics.median(ready[1:]), 3),
         "help_s": round(statistics.median(help_[1:]), 3),
-        "all_ready_s": _rounded(ready[1:]),
-        "all_help_s": _rounded(help_[1:]),
+        "all_ready_s": [round(value, 3) for value in ready[1:]],
+        "all_help_s": [round(value, 3) for value in help_[1:]],
     }
 
 
 def _ready() -> float:
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        process = start(["-m", *serve_command(100, http=True)], core=0, folder=folder)
-        try:
+        with running(["-m", *serve_command(100, http=True)], core=0, folder=folder) as process:
             ready_record(process)
             return time.perf_counter() - began
-        finally:
-            stop(process)
 
 
 def _help() -> float:
@@ -50,18 +48,5 @@ def _help() -> float:
     return time.perf_counter() - began
 
 
-def _rounded(seconds: list[float]) -> list[float]:
-    return [round(value, 3) for value in seconds]
-
-
-def main() -> None:
-    parser = Parser(__doc__)
-    parser.add_argument("--starts", type=int, default=5)
-    given = parser.parse_args()
-    if given.starts < 1:
-        parser.error("--starts is at least 1")
-    show(measured(measure(given.starts)), given.json)
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, measure, starts=5)

@@ -1,11 +1,10 @@
-"""All figures at once: every row with its floor, its aim and what was measured.
+"""Prints all figures: every row with its floor, its aim and the measured value.
 
-python -m benchmarks.table [--alternations 3] [--python PATH ...] [--quick] [--record FILE]
+python -m benchmarks.table [--alternations 3] [--quick] [--record FILE]
 
-The modes run in turn, alternation by alternation; ratios are taken within an alternation, and their median counts.
-`--python` names the interpreter of another environment, whose protobuf the token row is to be run on as well;
-`--quick` shrinks everything to see whether it runs. A run that goes wrong, or a baseline that is not sound, ends the
-process with 1; a floor that is missed is only told.
+The modes run in turn in each alternation. A ratio is taken within an alternation, and the median counts. `--quick`
+makes small runs, as a test of the programs. A failed run, or a baseline that is not sound, ends the process with exit
+code 1; a missed floor does not.
 """
 
 import argparse
@@ -17,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import progress
-from benchmarks.machine import machine
-from benchmarks.programs import FAILED, run
+from benchmarks.figures import machine, progress
+from benchmarks.processes import run_program
 
 BARE = "bare calls"
 MODES = {
@@ -31,7 +29,7 @@ MODES = {
     "attach": 4000,
     "attach --no-journal": 4000,
 }
-"""The modes and how many of their rollouts are timed."""
+"""The modes and the number of their timed rollouts."""
 
 Results = dict[str, Any]
 
@@ -49,7 +47,7 @@ class Row:
     """Whether more is better."""
 
     def verdict(self, figure: float) -> str:
-        """What has been reached."""
+        """Return the bound that is reached."""
         for name, bound in (("aim", self.aim), ("floor", self.floor)):
             if bound is not None and (figure >= bound if self.at_least else figure <= bound):
                 return name
@@ -57,14 +55,14 @@ class Row:
 
 
 def rate(one: str, other: str) -> Callable[[Results], float]:
-    """One mode's rollouts/s over another's."""
+    """Return the median ratio of two modes' rollouts/s."""
     return lambda results: statistics.median(
         a["rollouts_per_s"] / b["rollouts_per_s"] for a, b in zip(results[one], results[other], strict=True)
     )
 
 
 def of(program: str, *path: str) -> Callable[[Results], float]:
-    """A figure of a program, by its path."""
+    """Return a function that finds a figure of a program by its path."""
 
     def figure(results: Results) -> float:
         found = results[program]
@@ -75,12 +73,8 @@ def of(program: str, *path: str) -> Callable[[Results], float]:
     return figure
 
 
-def _median(mode: str, name: str) -> Callable[[Results], float]:
-    return lambda results: statistics.median(run[name] for run in results[mode])
-
-
 def _journal(results: Results) -> float:
-    """What the journal adds in server CPU; there is nothing to compare where the server has none."""
+    """Return the server CPU that the journal adds to a rollout."""
     name = "server_cpu_ms_per_rollout"
     pairs = zip(results["attach"], results["attach --no-journal"], strict=True)
     return float(statistics.median(on[name] - off[name] for on, off in pairs))
@@ -88,13 +82,18 @@ def _journal(results: Results) -> float:
 
 SOUND = (
     Row("baselines: tuned over sdk, rollouts/s", "x", rate("tuned", "sdk"), 4, at_least=True),
-    Row("baselines: tuned, server CPU", "ms a rollout", _median("tuned", "server_cpu_ms_per_rollout"), 5),
+    Row(
+        "baselines: tuned, server CPU",
+        "ms a rollout",
+        lambda found: statistics.median(run["server_cpu_ms_per_rollout"] for run in found["tuned"]),
+        5,
+    ),
 )
 ROWS = (
     Row("rollouts/s over Attach, against sdk", "x", rate("attach", "sdk"), 15, 25, at_least=True),
     Row("rollouts/s over Attach, against tuned", "x", rate("attach", "tuned"), 2.5, 4, at_least=True),
     Row("rollouts/s with a callback, against tuned", "x", rate("callback", "tuned"), 1, 1.5, at_least=True),
-    Row("the calls of such a rollout alone, nothing behind them", "x", rate(BARE, "tuned"), at_least=True),
+    Row("the calls of such a rollout alone, without work", "x", rate(BARE, "tuned"), at_least=True),
     Row("rollouts/s through our HTTP gateway, against sdk", "x", rate("http", "sdk"), 1, at_least=True),
     Row("rollouts/s through our HTTP gateway, against tuned", "x", rate("http", "tuned"), None, 0.5, at_least=True),
     Row("what the journal adds, server CPU", "ms a rollout", _journal, 0.4, 0.2),
@@ -108,45 +107,43 @@ ROWS = (
     ),
     Row("time added to a chat, 1 in flight, p50, callback", "ms", of("added callback", "one_in_flight", "p50_ms")),
     Row("time added to a chat, 256 in flight, p99, callback", "ms", of("added callback", "256_in_flight", "p99_ms")),
+    Row("write + read 4,096 tokens", "us", of("tokens", "write_read_us"), 30, 10),
     Row("server ready after start", "s", of("startup", "ready_s"), 2, 1),
     Row("--help", "s", of("startup", "help_s"), 0.5, 0.35),
-    Row("two trainers' rate beside a stalled third", "x", of("fairness", "ratio"), 0.9, at_least=True),
+    Row("two trainers' rate beside a stalled third", "x", of("stalled", "ratio"), 0.9, at_least=True),
 )
 
 
-def collect(alternations: int, pythons: Sequence[str], quick: bool) -> Results:
-    """Run everything."""
+def collect(alternations: int, quick: bool) -> Results:
+    """Run all programs and return their figures."""
     results: Results = {mode: [] for mode in MODES}
     for _ in range(alternations):
         for mode, rollouts in MODES.items():
             some = ["--rollouts", max(rollouts // 20, 32) if quick else rollouts]
             program = ("bare_calls",) if mode == BARE else ("rollouts", "--mode", *mode.split(), "--no-bytes")
-            results[mode].append(run(*program, *some))
-    for path in (sys.executable, *pythons):  # named by what is measured: a path is of this machine alone
-        found = run("tokens", "--python", path)
-        results[f"tokens {found.get('protobuf', 'missing')}"] = found
+            results[mode].append(run_program(*program, *some))
     small = {"--rollouts": 64} if quick else {}
     for name, kind, options in (
         ("growth", "growth", small),
         ("in_flight", "in_flight", {"--rollouts": 500, "--latency": 0.5} if quick else {}),
         ("added attach", "added_time", {"--mode": "attach"} | small),
         ("added callback", "added_time", {"--mode": "callback"} | small),
+        ("tokens", "tokens", {}),
         ("startup", "startup", {"--starts": 1} if quick else {}),
-        ("fairness", "fairness", {"--alternations": 1, "--seconds": 1} if quick else {}),
+        ("stalled", "noisy_neighbours", {"--alternations": 1, "--seconds": 1} if quick else {}),
     ):
-        results[name] = run(kind, *[part for option in options.items() for part in option])
+        results[name] = run_program(kind, *[part for option in options.items() for part in option])
     return results
 
 
 def fill(rows: Sequence[Row], results: Results) -> list[dict[str, Any]]:
-    """The rows with what was measured, or why there is nothing."""
+    """Return the rows with their measured values."""
     filled = []
     for row in rows:
         try:
             figure: float | None = round(row.figure(results), 3)
-        except KeyError:  # of a figure that is missing, or of what did not run
+        except KeyError:  # the run failed
             figure = None
-        verdict = row.verdict(figure) if figure is not None else "not measured"
         filled.append(
             {
                 "what": row.what,
@@ -154,23 +151,14 @@ def fill(rows: Sequence[Row], results: Results) -> list[dict[str, Any]]:
                 "floor": row.floor,
                 "aim": row.aim,
                 "measured": figure,
-                "verdict": verdict,
+                "verdict": row.verdict(figure) if figure is not None else "not measured",
             }
         )
     return filled
 
 
-def token_rows(results: Results) -> list[Row]:
-    """A row for every protobuf."""
-    return [
-        Row(f"write + read 4,096 tokens, protobuf {found['protobuf']}", "us", of(name, "write_read_us"), 30, 10)
-        for name, found in results.items()
-        if name.startswith("tokens ") and "protobuf" in found
-    ]
-
-
 def text(filled: Sequence[dict[str, Any]]) -> str:
-    """The table in Markdown."""
+    """Return the table in Markdown."""
     lines = ["| what | unit | floor | aim | measured | reached |", "|---|---|---|---|---|---|"]
     for row in filled:
         cells = ["-" if row[name] is None else f"{row[name]:g}" for name in ("floor", "aim", "measured")]
@@ -181,26 +169,25 @@ def text(filled: Sequence[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--alternations", type=int, default=3)
-    parser.add_argument("--python", action="append", default=[], metavar="PATH")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write everything as JSON")
     given = parser.parse_args()
-    results = collect(given.alternations, given.python, given.quick)
-    sound, rows = fill(SOUND, results), fill([*ROWS, *token_rows(results)], results)
+    results = collect(given.alternations, given.quick)
+    sound, rows = fill(SOUND, results), fill(ROWS, results)
     if given.record:
         given.record.write_text(json.dumps({"machine": machine(), "rows": sound + rows, "runs": results}, indent=1))
     print(text(sound + rows))
-    failed = [name for name, found in results.items() if FAILED in [one.get("missing") for one in _listed(found)]]
+    failed = [
+        name
+        for name, found in results.items()
+        if any("missing" in one for one in (found if isinstance(found, list) else [found]))
+    ]
     for name in failed:
-        progress(f"went wrong: {name}")
+        progress(f"failed: {name}")
     for row in sound:
         if row["verdict"] != "floor":
             progress(f"not sound: {row['what']} is {row['measured']}")
     sys.exit(bool(failed) or any(row["verdict"] != "floor" for row in sound))
-
-
-def _listed(found: Any) -> list[dict[str, Any]]:
-    return found if isinstance(found, list) else [found]
 
 
 if __name__ == "__main__":

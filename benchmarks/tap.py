@@ -1,11 +1,11 @@
-"""A TCP proxy that counts what passes."""
+"""A TCP proxy that counts bytes."""
 
 import asyncio
 from typing import Any
 
 
 class Tap:
-    """Counts the bytes of all its routes, both directions, without the headers of TCP and IP."""
+    """Counts the bytes of all its routes in both directions, without the headers of TCP and IP."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -23,7 +23,7 @@ class Tap:
         await asyncio.gather(*self._pumps, return_exceptions=True)
 
     async def route(self, address: str) -> str:
-        """Another address of whoever listens at this one; what is said there is counted."""
+        """Return an address that forwards to this one and counts the bytes."""
         host, _, port = address.rpartition(":")
 
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -38,7 +38,7 @@ class Tap:
         return f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
     async def settled(self) -> int:
-        """How many bytes have passed, once nothing more passes."""
+        """Wait until no more bytes pass, and return their number."""
         while True:
             before = self.bytes
             await asyncio.sleep(0.2)
@@ -58,5 +58,5 @@ class Tap:
 
 
 async def straight(address: str) -> str:
-    """The route without a tap."""
+    """Return the address unchanged: the route without a tap."""
     return address

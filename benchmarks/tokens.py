@@ -1,23 +1,17 @@
-"""Writing and reading a token block: 4,096 ids with logprobs between NumPy and protobuf.
+"""The time to write and read a token block: 4,096 ids with logprobs between NumPy and protobuf.
 
-python -m benchmarks.tokens [--tokens 4096] [--repeat 20000] [--python PATH] [--json]
+python -m benchmarks.tokens [--tokens 4096] [--repeat 20000] [--json]
 
-`write_us` is from arrays to a protobuf message, `read_us` from a message that came off the wire to checked arrays;
-`serialize_us` and `parse_us` are protobuf's own work in between, and no part of `write_read_us`. `--python` runs the
-same in another environment, with its protobuf; osmosis_grpc is taken from this checkout.
+`write_us` is from arrays to a protobuf message, `read_us` from a parsed message to checked arrays. `serialize_us` and
+`parse_us` are protobuf's own work in between, and not part of `write_read_us`. To measure another protobuf, run it with
+the Python of an environment that has it.
 """
 
-import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import Parser, show
-from benchmarks.machine import machine
+from benchmarks.figures import machine, run
 from benchmarks.policy import made_up_tokens
 from osmosis_grpc._gen.osmosis.rollout.v1 import tokens_pb2
 from osmosis_grpc.wire.tokens import block_from_wire, block_to_wire
@@ -25,8 +19,8 @@ from osmosis_grpc.wire.tokens import block_from_wire, block_to_wire
 ROUNDS = 9
 
 
-def measure(tokens: int, repeat: int) -> dict[str, Any]:
-    """Microseconds a call, in the best of several rounds: what others do on the machine is not ours."""
+async def measure(tokens: int, repeat: int) -> dict[str, Any]:
+    """Return the microseconds of each call: the best of several rounds, without the noise of other processes."""
     block = made_up_tokens(tokens)
     message = block_to_wire(block)
     data = message.SerializeToString()
@@ -54,30 +48,5 @@ def _microseconds(call: Callable[[], object], repeat: int) -> float:
     return min(rounds)
 
 
-def main() -> None:
-    parser = Parser(__doc__)
-    parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--repeat", type=int, default=20_000)
-    parser.add_argument("--python", metavar="PATH", help="the interpreter of another environment")
-    given = parser.parse_args()
-    if given.python:
-        arguments = ["-m", "benchmarks.tokens", "--tokens", str(given.tokens), "--repeat", str(given.repeat), "--json"]
-        root = Path(__file__).parent.parent
-        ran = subprocess.run(
-            [given.python, *arguments],
-            cwd=root,
-            env=os.environ | {"PYTHONPATH": str(root)},
-            stdout=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-        if ran.returncode:
-            sys.exit(1)
-        figures = json.loads(ran.stdout)
-        print(json.dumps(figures)) if given.json else [print(f"{name:28} {value}") for name, value in figures.items()]
-    else:
-        show(measure(given.tokens, given.repeat), given.json)
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, measure, tokens=4096, repeat=20_000)

@@ -7,7 +7,7 @@ from osmosis_grpc.rollout import RolloutAgentLoop, RolloutContext, RolloutReques
 
 
 class Turns(RolloutAgentLoop):
-    """Asks as often as it may, and adds one message in between."""
+    """Asks for `max_turns` replies, and adds one message after each but the last."""
 
     name = "turns"
 

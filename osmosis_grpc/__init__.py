@@ -11,16 +11,16 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "osmosis_reward"]
 
 if TYPE_CHECKING:
-    from osmosis_grpc.agent.reward import osmosis_reward
+    from osmosis_grpc.agent.reward_decorator import osmosis_reward
 else:
 
     def __getattr__(name: str) -> Any:
         if name == "osmosis_reward":
-            from osmosis_grpc.agent.reward import osmosis_reward
+            from osmosis_grpc.agent.reward_decorator import osmosis_reward
 
             return osmosis_reward
         if not name.startswith("_"):
-            from osmosis_grpc.agent.renamed import missing_name
+            from osmosis_grpc.agent.missing_names import missing_name
 
             known = name in importlib.import_module("osmosis_grpc.rollout").__all__
             text = f"{name} is in osmosis_grpc.rollout: import it from there" if known else missing_name(name)

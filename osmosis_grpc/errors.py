@@ -1,14 +1,14 @@
-"""The error vocabulary: what may be raised, and whose fault it was.
+"""The exceptions of this project. Each class has a `boundary`, which names the part that is at fault.
 
-Two planes, never mixed. A call that failed is a CallError: one class per gRPC status, the
-same on both ends of the wire (osmosis_grpc.wire.status holds the table). A rollout that
-failed is a value, osmosis_grpc.types.Failure; the `boundary` of the exception that escaped
-from the agent says who is named in it. Nothing here knows a transport.
+A failed call raises a CallError. Each gRPC status has its own class, and both sides use the same classes
+(osmosis_grpc.wire.status has the table). A failed rollout raises nothing: its Completion has an
+osmosis_grpc.types.Failure. If an exception escapes from the agent, the Failure gets the `boundary` of the exception.
+This module depends on no transport.
 
     OsmosisRolloutError
     ├── CallError                  a call was refused or could not be made
-    │   ├── OsmosisValidationError     asking again will not help
-    │   ├── OsmosisServerError         the other side broke
+    │   ├── OsmosisValidationError     a retry does not help
+    │   ├── OsmosisServerError         the other side failed
     │   ├── OsmosisTransportError      the other side could not be reached
     │   └── OsmosisTimeoutError        no answer in time
     ├── ToolExecutionError         a tool failed
@@ -16,14 +16,15 @@ from the agent says who is named in it. Nothing here knows a transport.
     ├── RolloutEndedError          a context was used after its rollout ended
     ├── AgentLoopNotFoundError     no agent loop of that name
     ├── AgentLoopValidationError   an agent loop is not valid (agent/validator.py)
-    ├── LedgerError                a trainer's ledger cannot be opened, or not be written now
-    ├── TrainerFailed              background work that a trainer cannot do without has failed
+    ├── LedgerError                a trainer's ledger cannot be opened, or cannot be written now
+    ├── TrainerFailed              background work that a trainer needs has failed
     └── MissingExtraError          an optional dependency is not installed
 """
 
 import os
 import shlex
 from collections.abc import Iterable, Sequence
+from dataclasses import InitVar, dataclass, field
 from typing import Literal
 
 __all__ = [
@@ -62,124 +63,111 @@ __all__ = [
 ]
 
 DISTRIBUTION = "osmosis-grpc"
-"""The name that pip knows this project by."""
+"""The name of this project for pip."""
 
 Boundary = Literal["agent", "tool", "trainer", "grader", "server"]
-"""Who failed."""
+"""The part that is at fault for a failure."""
 
 
 LONGEST_PAUSE = 86_400.0
-"""Seconds; nobody is asked to wait longer."""
+"""The longest `retry_after`, in seconds."""
 
 
 class OsmosisRolloutError(Exception):
-    """The root of everything this project raises on purpose."""
+    """The base class of all exceptions that this project raises on purpose."""
 
     boundary: Boundary = "agent"
-    """Who is named in the Failure when this escapes from an agent's run."""
+    """The boundary of the Failure if this exception escapes from an agent's run()."""
 
     retryable = False
-    """Whether the same thing, tried again, may succeed."""
+    """Whether a retry may succeed."""
 
 
+@dataclass(eq=False, repr=False)
 class CallError(OsmosisRolloutError):
-    """A call was refused or could not be made. Raised by ctx.chat, its fault is the trainer's."""
+    """A call was refused or could not be made. If ctx.chat raises it, the trainer is at fault."""
 
-    boundary: Boundary = "trainer"
+    boundary = "trainer"
     code = 2
-    """The gRPC status code it travels as."""
+    """The gRPC status code."""
     status_code = 500
     """The nearest HTTP status."""
 
-    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+    message: InitVar[str]
+    retry_after: float | None = field(default=None, kw_only=True)
+    """The caller should wait this many seconds before a retry; None if the other side names no valid time."""
+
+    def __post_init__(self, message: str) -> None:
         super().__init__(message)
-        sensible = retry_after is not None and 0 <= retry_after <= LONGEST_PAUSE
-        self.retry_after = retry_after if sensible else None
-        """Seconds after which the other side wants to be asked again, if it said so sensibly."""
+        if self.retry_after is not None and not 0 <= self.retry_after <= LONGEST_PAUSE:
+            self.retry_after = None
+
+    def __init_subclass__(cls, *, code: int | None = None, status_code: int | None = None) -> None:
+        super().__init_subclass__()
+        if code is not None:
+            cls.code = code
+        if status_code is not None:
+            cls.status_code = status_code
 
 
-class OsmosisValidationError(CallError):
-    """The request is wrong, or not allowed; asking again will not help."""
-
-    status_code = 400
+class OsmosisValidationError(CallError, status_code=400):
+    """The request is wrong or not allowed. A retry does not help."""
 
 
 class OsmosisServerError(CallError):
-    """The other side broke while answering."""
+    """The other side failed while it answered."""
 
 
-class OsmosisTransportError(CallError):
+class OsmosisTransportError(CallError, status_code=503):
     """The other side could not be reached."""
 
-    status_code = 503
 
-
-class OsmosisTimeoutError(CallError):
+class OsmosisTimeoutError(CallError, status_code=504):
     """The other side did not answer in time."""
 
-    status_code = 504
 
-
-class InvalidArgument(OsmosisValidationError):
-    """A field is out of bounds. `violations` names each: (field path, what is wrong)."""
-
-    code = 3
+class InvalidArgument(OsmosisValidationError, code=3):
+    """Fields are out of bounds. `violations` has a (field path, problem) for each such field."""
 
     def __init__(self, field: str, problem: str, more: Sequence[tuple[str, str]] = ()) -> None:
         self.violations = ((field, problem), *more)
         super().__init__("; ".join(f"{path}: {text}" if path else text for path, text in self.violations))
 
 
-class NotFound(OsmosisValidationError):
-    """There is no such thing, or it is not the caller's."""
+@dataclass(eq=False, repr=False, kw_only=True)
+class NotFound(OsmosisValidationError, code=5, status_code=404):
+    """The named object does not exist, or it belongs to another caller."""
 
-    code = 5
-    status_code = 404
-
-    def __init__(self, message: str, *, kind: str = "", name: str = "") -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.name = name
+    kind: str = ""
+    name: str = ""
 
 
-class AlreadyExists(OsmosisValidationError):
-    """The id is taken by something else. `attempt` is the rollout's current one, where known."""
+@dataclass(eq=False, repr=False, kw_only=True)
+class AlreadyExists(OsmosisValidationError, code=6, status_code=409):
+    """The id is already in use. `attempt` is the rollout's current attempt; 0 if it is unknown."""
 
-    code = 6
-    status_code = 409
-
-    def __init__(self, message: str, *, rollout_id: str = "", attempt: int = 0) -> None:
-        super().__init__(message)
-        self.rollout_id = rollout_id
-        self.attempt = attempt
+    rollout_id: str = ""
+    attempt: int = 0
 
 
-class Aborted(OsmosisValidationError):
-    """A newer attempt stands. `attempt` is that one."""
+@dataclass(eq=False, repr=False, kw_only=True)
+class Aborted(OsmosisValidationError, code=10, status_code=409):
+    """A newer attempt has replaced this attempt. `attempt` is the number of the newer attempt."""
 
-    code = 10
-    status_code = 409
-
-    def __init__(self, message: str, *, rollout_id: str = "", attempt: int = 0) -> None:
-        super().__init__(message)
-        self.rollout_id = rollout_id
-        self.attempt = attempt
+    rollout_id: str = ""
+    attempt: int = 0
 
 
-class FailedPrecondition(OsmosisValidationError):
-    """The state of things does not allow it: `kind` and `subject` say which."""
+@dataclass(eq=False, repr=False, kw_only=True)
+class FailedPrecondition(OsmosisValidationError, code=9, status_code=412):
+    """The current state does not allow the call. `kind` and `subject` name the condition."""
 
-    code = 9
-    status_code = 412
-
-    def __init__(self, message: str, *, kind: str = "", subject: str = "") -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.subject = subject
+    kind: str = ""
+    subject: str = ""
 
 
 class UnknownChat(FailedPrecondition):
-    """The trainer does not know the earlier chat that a chat refers to: it wants the history in full."""
+    """The trainer does not know the earlier chat to which a chat refers. It needs the full history."""
 
     def __init__(self, sample: str, number: int) -> None:
         super().__init__(
@@ -191,98 +179,72 @@ class UnknownChat(FailedPrecondition):
         self.number = number
 
 
-class OutOfRange(OsmosisValidationError):
-    """The events asked for are gone; these are the first still kept."""
+@dataclass(eq=False, repr=False, kw_only=True)
+class OutOfRange(OsmosisValidationError, code=11, status_code=416):
+    """The requested events are gone. `first_number` and `first_cursor` name the oldest event that is left."""
 
-    code = 11
-    status_code = 416
-
-    def __init__(self, message: str, *, first_number: int = 0, first_cursor: str = "") -> None:
-        super().__init__(message)
-        self.first_number = first_number
-        self.first_cursor = first_cursor
+    first_number: int = 0
+    first_cursor: str = ""
 
 
-class Unauthenticated(OsmosisValidationError):
-    """No credential, or a wrong one."""
-
-    code = 16
-    status_code = 401
+class Unauthenticated(OsmosisValidationError, code=16, status_code=401):
+    """The call has no credential, or a wrong one."""
 
 
-class PermissionDenied(OsmosisValidationError):
-    """A good credential, for something else."""
-
-    code = 7
-    status_code = 403
+class PermissionDenied(OsmosisValidationError, code=7, status_code=403):
+    """The credential is valid and does not allow this call."""
 
 
-class Unimplemented(OsmosisValidationError):
-    """The other side does not know this call."""
-
-    code = 12
-    status_code = 501
+class Unimplemented(OsmosisValidationError, code=12, status_code=501):
+    """The other side does not know this method."""
 
 
-class ResourceExhausted(CallError):
-    """At capacity, or too large. With `retry_after` when waiting helps."""
+class ResourceExhausted(CallError, code=8, status_code=429):
+    """The other side is at capacity, or the message is too large. `retry_after` is set if waiting helps."""
 
-    code = 8
-    status_code = 429
     retryable = True
 
 
-class Unavailable(OsmosisTransportError):
-    """Not there, draining, or pausing."""
+class Unavailable(OsmosisTransportError, code=14):
+    """The other side is unreachable, drains or pauses."""
 
-    code = 14
     retryable = True
 
 
 class TlsMismatch(Unavailable):
-    """One side speaks TLS in another way than the other expects, or not at all; asking again will not help."""
+    """The two sides do not agree about TLS. A retry does not help."""
 
     retryable = False
 
 
-class DeadlineExceeded(OsmosisTimeoutError):
-    """No answer within the deadline."""
+class DeadlineExceeded(OsmosisTimeoutError, code=4):
+    """No answer came within the deadline."""
 
-    code = 4
     retryable = True
 
 
-class Internal(OsmosisServerError):
-    """A bug, or a hook of the user's that raised."""
-
-    code = 13
+class Internal(OsmosisServerError, code=13):
+    """A bug, or an exception of the user's code."""
 
 
 class ReplyUnreadable(Internal):
-    """A trainer's reply to a chat cannot be read, or contradicts itself."""
+    """A trainer's reply to a chat cannot be read, or its parts contradict each other."""
 
 
-class UnknownError(OsmosisServerError):
-    """The other side answered with no status that says more."""
-
-    code = 2
+class UnknownError(OsmosisServerError, code=2):
+    """The other side answered with an unknown status."""
 
 
-class DataLoss(OsmosisServerError):
-    """What was stored cannot be read."""
-
-    code = 15
+class DataLoss(OsmosisServerError, code=15):
+    """Stored data cannot be read."""
 
 
-class Cancelled(CallError):
-    """The call was given up by the caller."""
-
-    code = 1
-    status_code = 499
+class Cancelled(CallError, code=1, status_code=499):
+    """The caller cancelled the call."""
 
 
 class ToolExecutionError(OsmosisRolloutError):
-    """A tool failed. Raised out of run, it ends the rollout FAILED (tool)."""
+    """A tool failed. If this exception escapes from run(), the rollout ends FAILED with the boundary "tool"."""
 
     boundary: Boundary = "tool"
 
@@ -297,11 +259,11 @@ class ToolArgumentError(ToolExecutionError):
 
 
 class RolloutEndedError(OsmosisRolloutError):
-    """A context was used after its rollout ended; nothing was sent."""
+    """A context was used after its rollout ended. Nothing was sent."""
 
 
 class AgentLoopNotFoundError(OsmosisRolloutError):
-    """No agent loop of that name is known."""
+    """No agent loop has that name."""
 
     def __init__(self, name: str, available: Iterable[str]) -> None:
         self.name = name
@@ -311,16 +273,16 @@ class AgentLoopNotFoundError(OsmosisRolloutError):
 
 
 class LedgerError(OsmosisRolloutError):
-    """A trainer's ledger cannot be opened, or cannot be written at the moment. Names the file."""
+    """A trainer's ledger cannot be opened, or cannot be written now. The message names the file."""
 
     boundary: Boundary = "trainer"
     retryable = True
 
 
 class TrainerFailed(OsmosisRolloutError):
-    """Background work that a trainer cannot do without has failed. `job` names it.
+    """Background work that a trainer needs has failed. `job` names it.
 
-    Every call that waits raises this, and so does every later call. Close the trainer and make a new one.
+    Every waiting call and every later call raises it. Close the trainer and make a new one.
     """
 
     boundary: Boundary = "trainer"
@@ -338,7 +300,7 @@ class MissingExtraError(OsmosisRolloutError, ImportError):
 
 
 def missing_extra(what: str, extra: str) -> str:
-    """Returns the sentence that says how to install an extra: from where this distribution itself came."""
+    """Returns a sentence that says how to install an extra from the source of this distribution."""
     needs = f"{what} needs the extra {extra!r}"
     checkout = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     if os.path.exists(os.path.join(checkout, "pyproject.toml")):
@@ -353,7 +315,7 @@ def missing_extra(what: str, extra: str) -> str:
 
 
 def _wheel() -> str | None:
-    """Returns the file or the folder that pip installed this distribution from; None when it is gone or elsewhere."""
+    """Returns the file or folder from which pip installed this distribution; None if it is gone or not local."""
     import importlib.metadata
     import json
     from urllib.parse import unquote, urlsplit

@@ -1,8 +1,8 @@
-"""Settings: the only reader of the environment.
+"""Settings: the only module that reads the environment.
 
-The fields are declared in osmosis_grpc.console, with defaults, bounds and help. A value wins in
-this order: given in code or on the command line, environment, file .env, default. A wrong value
-raises pydantic's ValidationError; `problems` names the option or the variable that it came from.
+osmosis_grpc.console declares the fields, with defaults, bounds and help. The first of these sources
+wins: code or command line, environment, file .env, default. A wrong value raises pydantic's
+ValidationError; problems() names the option or the variable that it came from.
 """
 
 import contextlib
@@ -52,8 +52,16 @@ class _Part(BaseSettings):
             raise ValueError("is empty: give it a value, or unset it")
         return value
 
+    @field_validator("*", mode="after")
+    @classmethod
+    def _fits_a_header(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, SecretStr):
+            lines = FIELDS[f"{cls.model_config['env_prefix']}{info.field_name}".upper()].option.lines
+            _check((_lines(value) or [""]) if lines else [value.get_secret_value()])
+        return value
+
     def secrets(self, name: str) -> tuple[str, ...]:
-        """Return the texts of a secret: those of its option or variable, and those of its file, one a line.
+        """Return the texts of a secret: from its option or variable, and from its file, one on each line.
 
         Raises ValueError naming the file's option.
         """
@@ -81,25 +89,15 @@ class _Part(BaseSettings):
 
 
 class RolloutClientSettings(ClientOptions, _Part):
-    """How the HTTP gateway calls a trainer: OSMOSIS_ROLLOUT_CLIENT_*. Times are in seconds."""
+    """The HTTP gateway's calls to a trainer: OSMOSIS_ROLLOUT_CLIENT_*. Times are in seconds."""
 
     model_config = _config("CLIENT")
 
-    @field_validator("token", mode="after")
-    @classmethod
-    def _fits_a_header(cls, token: SecretStr | None) -> SecretStr | None:
-        return _checked(token, lines=False)
-
 
 class RolloutServerSettings(ServerOptions, _Part):
-    """What a server hosts, where it listens and how it is sized: OSMOSIS_ROLLOUT_SERVER_*."""
+    """A server's agent loops, addresses and limits: OSMOSIS_ROLLOUT_SERVER_*."""
 
     model_config = _config("SERVER")
-
-    @field_validator("token", "admin_token", "connect_token", "legacy_agent_token", mode="after")
-    @classmethod
-    def _fits_a_header(cls, token: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
-        return _checked(token, lines=info.field_name in ("token", "admin_token"))
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -108,7 +106,7 @@ class RolloutServerSettings(ServerOptions, _Part):
 
 
 class RolloutSettings(BaseSettings):
-    """All settings. The two parts read the environment, each with its prefix."""
+    """All settings. Both parts read the environment, each with its own prefix."""
 
     model_config = SettingsConfigDict(hide_input_in_errors=True)
 
@@ -130,12 +128,12 @@ _configured: RolloutSettings | None = None
 
 
 def get_settings() -> RolloutSettings:
-    """Return the settings given to `configure`; without them, those of the environment and .env."""
+    """Return the settings that configure() set; otherwise the settings of the environment and .env."""
     return _configured or RolloutSettings()
 
 
 def configure(settings: RolloutSettings) -> None:
-    """Set the settings of this process. Servers that run keep theirs."""
+    """Set the settings of this process. Running servers keep their own."""
     global _configured
     _configured = settings
 
@@ -147,12 +145,12 @@ def reset_settings() -> None:
 
 
 def command_settings(line: Line) -> RolloutSettings:
-    """Return the settings of a command: its line, then environment and .env. Raises ValueError naming the option."""
+    """Return the settings of a command from its line, the environment and .env. Raises ValueError naming the option."""
     server = dict(line.given["server"])
     added = {name: server.pop(name) for name in ("token", "admin_token") if name in server}
     try:
         known = RolloutServerSettings(**server)
-        for name, tokens in added.items():  # tokens add up: those of the line and of the variable are all accepted
+        for name, tokens in added.items():  # the tokens of the line and of the variable are all accepted
             before: SecretStr | None = getattr(known, name)
             server[name] = SecretStr("\n".join((*(_lines(before) if before is not None else ()), tokens)))
         known = RolloutServerSettings(**server)
@@ -162,15 +160,15 @@ def command_settings(line: Line) -> RolloutSettings:
 
 
 def by_source(text: str, line: Line, settings: RolloutSettings) -> str:
-    """Return a message about options, with the variable's name in place of a flag if the variable gave the value."""
+    """Return a message about options. A flag becomes the variable's name if the value came from the variable."""
     return line.named(text, lambda field: field.name in getattr(settings, field.part).model_fields_set)
 
 
 def forget_secrets() -> None:
-    """Remove every secret from the environment of this process, after the settings have read them.
+    """Remove every secret from the environment of this process. Call it after the settings were read.
 
-    Agents run in this process, and what a tool of theirs prints goes into the trajectory and the journal: a tool that
-    runs `env`, or reads /proc/PID/environ, finds no secret.
+    Agents run in this process, and the output of their tools goes into the trajectory and the journal. A tool that
+    runs `env` or reads /proc/PID/environ finds no secret.
     """
     for name in list(os.environ):
         field = FIELDS.get(name.upper())
@@ -190,7 +188,7 @@ def _overwrite(name: str) -> None:
 
 
 def shown_secrets(line: Line) -> list[tuple[str, str]]:
-    """Return the flag of each secret that a command line shows, and of the file that may hold it instead."""
+    """Return the flags of each secret on a command line: its own, and the flag of the file that can have it instead."""
     return [
         (field.option.flags[-1], FIELDS[f"{field.variable}_FILE"].flags[-1])
         for field in FIELDS.values()
@@ -199,10 +197,10 @@ def shown_secrets(line: Line) -> list[tuple[str, str]]:
 
 
 def unknown_variables() -> Iterator[tuple[str, str]]:
-    """Yield each unknown variable of the environment and of .env that has our prefix.
+    """Yield each unknown variable of the environment and of .env that has our prefix, with the most similar known name.
 
-    With the nearest known name; empty when none is near. A variable whose prefix is misspelt comes
-    only with a known name that is very near: OSMOSIS_ alone also begins variables of other projects.
+    The name is empty if none is similar. A variable with a misspelt prefix is yielded only if a known name is very
+    similar, because variables of other projects begin with OSMOSIS_, too.
     """
     here = {**DotEnvSettingsSource(RolloutServerSettings).env_vars, **EnvSettingsSource(RolloutServerSettings).env_vars}
     for name in sorted(name.upper() for name in here if name.upper().startswith(_FAMILY)):
@@ -215,7 +213,7 @@ def unknown_variables() -> Iterator[tuple[str, str]]:
 
 
 def _nearest(name: str) -> str:
-    """Return the known variable whose name is most like this one, first after SERVER_ or CLIENT_; empty for none."""
+    """Return the most similar known variable, compared first by the part after SERVER_ or CLIENT_; empty for none."""
 
     def likeness(known: str) -> tuple[float, float]:
         pairs = zip(_halves(known), _halves(name), strict=True)
@@ -237,15 +235,15 @@ def grpc_tracers() -> str:
 
 
 def without_grpc_fork_handlers() -> None:
-    """Keep gRPC from handling forks, unless the variable says otherwise. To be called before gRPC is imported.
+    """Switch gRPC's fork handlers off, unless the variable sets them. Call it before gRPC is imported.
 
-    Its handlers do nothing for a server that is at work, but in the child they sometimes end in a segmentation fault.
+    The handlers do nothing for a working server, and in the child they sometimes end in a segmentation fault.
     """
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 def problems(error: ValidationError, line: Line | None = None) -> str:
-    """Return the problems, each with the flag if the command line gave the value, else with the variable."""
+    """Return the problems, each with the flag if the value came from the command line, else with the variable."""
     part = _PARTS.get(error.title, "")
     rows = []
     for row in error.errors():
@@ -284,12 +282,6 @@ def _plain(row: Any, field: option.Field | None) -> str:
 
 def _lines(tokens: SecretStr) -> list[str]:
     return [text for text in tokens.get_secret_value().split("\n") if text]
-
-
-def _checked(token: SecretStr | None, *, lines: bool) -> SecretStr | None:
-    if token is not None:
-        _check((_lines(token) or [""]) if lines else [token.get_secret_value()])
-    return token
 
 
 def _check(tokens: list[str]) -> None:

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import uvicorn.server
 
-from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.link import channel_options
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.calculator import CalculatorAgent
-from osmosis_grpc.trainer import TrainerServer
+from tests.callback_trainer import CallbackTrainer
 
 os.environ.setdefault("OSMOSIS_ROLLOUT_SERVER_STATE_DIR", ":memory:")  # servers that tests start share no folder
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -50,13 +49,10 @@ def serve(stack: AsyncExitStack) -> Callable[..., Any]:
     """Starts an agent server on a free port; the calculator when no agent loops are given."""
 
     async def start(*agent_loops: Any, **config: Any) -> AgentServer:
-        server_options = {
-            name: config.pop(name) for name in ("max_metadata_bytes", "allow_targets", "sinks") if name in config
-        }
         defaults = {"outbox_delay": (0.05, 0.2), "retry_delay": (0.05, 0.2), "stop_again_after": (0.05, 0.1)}
-        engine = EngineConfig(**(defaults | config))
         loops = list(agent_loops) or [CalculatorAgent()]
-        return await stack.enter_async_context(AgentServer(loops, port=0, config=engine, **server_options))
+        server = AgentServer(loops, port=0, config=ServerConfig(**(defaults | config)))
+        return await stack.enter_async_context(server)
 
     return start
 
@@ -65,8 +61,8 @@ def serve(stack: AsyncExitStack) -> Callable[..., Any]:
 def train(stack: AsyncExitStack) -> Callable[..., Any]:
     """Starts a trainer with a policy on a free port."""
 
-    async def start(policy: Any, **options: Any) -> TrainerServer:
-        return await stack.enter_async_context(TrainerServer(policy, **options))
+    async def start(policy: Any, **options: Any) -> CallbackTrainer:
+        return await stack.enter_async_context(CallbackTrainer(policy, **options))
 
     return start
 

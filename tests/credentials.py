@@ -1,8 +1,8 @@
-"""What callers of a TrainerServer show who call it by hand."""
+"""What callers of a CallbackTrainer show who call it by hand."""
 
-from osmosis_grpc.trainer import TrainerServer
+from tests.callback_trainer import CallbackTrainer
 
 
-def shown(trainer: TrainerServer) -> tuple[tuple[str, str], ...]:
+def shown(trainer: CallbackTrainer) -> tuple[tuple[str, str], ...]:
     """The metadata of a callback to a trainer."""
     return (("authorization", f"Bearer {trainer.callback().credential}"),)

@@ -1,4 +1,4 @@
-"""Files of SQLite's that are damaged on purpose, and rows that are changed as their owner would."""
+"""Damages SQLite files on purpose, and changes rows without a trace in their checksums."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def flip(path: Path, bit: int) -> None:
 
 
 def signed(connection, schema, name: str) -> None:
-    """Make the checksums of a table agree with its rows, whatever was changed in them."""
+    """Make the checksums of a table match its changed rows."""
     table = schema.tables[name]
     for row in connection.execute(f"SELECT rowid, * FROM {name}").fetchall():
         rowid, values = row[0], dict(zip(table.columns, row[1:], strict=True))

@@ -4,7 +4,12 @@ import asyncio
 import inspect
 import time
 from collections.abc import AsyncIterable, Callable
+from contextlib import aclosing
 from typing import Any
+
+from osmosis_grpc.errors import Unavailable
+from osmosis_grpc.trainer import RolloutClient
+from osmosis_grpc.types import Completion, events
 
 PATIENCE = 20.0
 """Seconds after which `until` gives up: more than anything takes on a busy machine."""
@@ -35,6 +40,21 @@ def wait_until(condition: Callable[[], Any], what: str = "", *, timeout: float =
             raise AssertionError(f"not true within {timeout:g} s: {what or _name(condition)}")
         time.sleep(INTERVAL)  # between two looks
     return result
+
+
+async def ended(client: RolloutClient, rollout_id: str, attempt: int = 0) -> Completion:
+    """Follow a rollout's events to its end and return its completion as its server has it. Raise NotFound."""
+    while True:
+        async with aclosing(client.events(rollout_id, attempt=attempt)) as trail:
+            async for event in trail:
+                if isinstance(event.kind, events.Ended):
+                    break
+        try:
+            completion = (await client.get(rollout_id, attempt)).completion
+        except Unavailable:  # events() waits until the server can be reached again
+            continue
+        if completion is not None:
+            return completion
 
 
 async def is_empty(items: AsyncIterable[Any]) -> bool:

@@ -1,8 +1,8 @@
-"""Two agent servers over HTTP and JSON that do the benchmarks' work, to be compared with.
+"""Two agent servers over HTTP and JSON that do the benchmarks' work, for comparison.
 
-*sdk* is the old Osmosis SDK's request flow, *tuned* the best that HTTP and JSON do in Python with
-asyncio and the standard library's json. Both know the contract of docs/compatibility.md: Init is
-answered 202 and the loop runs in a task, every chat carries the full history, replies carry
-`token_ids` and `logprobs` as JSON arrays and the server records them, the result is posted in the
-end. Neither imports anything of ours.
+*sdk* has the request flow of the Osmosis SDK. *tuned* is the best that we reach with asyncio and the standard library's
+json. Both use the contract of docs/compatibility.md. They answer Init with 202 and run the loop in a task. Every chat
+has the full history. Replies have `token_ids` and `logprobs` as JSON arrays, and the server records both. The server
+posts the result at the end. The two servers do not import the package. The bodies of *sdk* are the bodies of
+tests/legacy/old_contract.py.
 """

@@ -19,7 +19,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises it again when it has stopped
     listening = socket.create_server(("127.0.0.1", given.port), backlog=4096)
     listening.setblocking(False)
-    address = f"127.0.0.1:{listening.getsockname()[1]}"  # who connects from here on is accepted in a moment
+    address = f"127.0.0.1:{listening.getsockname()[1]}"  # a client can connect from here on
     print(json.dumps({"event": "ready", "http": address, "mode": given.mode, "pid": os.getpid()}), flush=True)
     asyncio.run(serve(listening))
 

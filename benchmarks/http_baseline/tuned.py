@@ -1,4 +1,7 @@
-"""The best that HTTP and JSON do: one shared aiohttp session, a raw handler, no validation, full history per chat."""
+"""The fastest server that we reach with HTTP and JSON.
+
+It has one shared aiohttp session, a raw handler and no validation, and sends the full history with each chat.
+"""
 
 import asyncio
 import gc
@@ -24,12 +27,12 @@ class Server:
         self._session: aiohttp.ClientSession
 
     async def serve(self, listening: socket.socket) -> None:
-        """Serve until told to stop."""
+        """Serve until SIGTERM."""
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)
         stop = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-        # One connection per chat in flight, however many: a limit below that would be a queue.
+        # Each chat in flight has its own connection. With a limit, chats would wait in a queue.
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0)
         timeout = aiohttp.ClientTimeout(total=300.0, sock_connect=10.0)
         async with aiohttp.ClientSession(
@@ -53,7 +56,7 @@ class Server:
         return web.Response(body=body, status=202, headers=_JSON)
 
     async def _run(self, init: dict[str, Any]) -> None:
-        """One rollout: the loop, and the report of its result."""
+        """Run one rollout and report its result."""
         began, waited = time.monotonic(), 0.0
         chat_url, completed_url = (
             init["server_url"] + path for path in ("/v1/chat/completions", "/v1/rollout/completed")
@@ -90,7 +93,7 @@ class Server:
         )
 
     async def _post(self, url: str, body: dict[str, Any]) -> bytes:
-        """The answer to a call, tried again when the connection fails."""
+        """Return the answer to a call. A failed connection is retried."""
         data = json.dumps(body).encode()
         for pause in (1.0, 2.0, 4.0, None):
             try:
@@ -105,5 +108,5 @@ class Server:
 
 
 async def serve(listening: socket.socket) -> None:
-    """Serve until told to stop."""
+    """Serve until SIGTERM."""
     await Server().serve(listening)

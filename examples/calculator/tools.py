@@ -51,7 +51,7 @@ CALCULATOR_TOOL_SCHEMAS = [
 
 
 async def execute_tool(tool_call: dict[str, Any]) -> dict[str, Any]:
-    """One call. Whatever goes wrong is told to the model, so that it can try again."""
+    """One call. The model gets every error as text, so that it can try again."""
     try:
         call_id, name, arguments = get_tool_call_info(tool_call)
     except ToolArgumentError as error:

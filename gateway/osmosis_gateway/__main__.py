@@ -1,6 +1,6 @@
 """python -m osmosis_gateway --target HOST:PORT -p 9000
 
-Its options are declared in osmosis_grpc.console. Heavy imports are in the functions, so that --help is fast.
+osmosis_grpc.console declares the options. Heavy imports are in the functions, so that --help is fast.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import logging
 import os
 import secrets
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,8 @@ import typer
 
 from osmosis_grpc.console.command import command
 from osmosis_grpc.console.line import Line
-from osmosis_grpc.link.tokens import check_token
+from osmosis_grpc.link.bearer_tokens import check_token
+from osmosis_grpc.serve import entrypoint
 from osmosis_grpc.serve.startup import read_settings, server_security, usage_errors, warn_about_settings
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ def run(line: Line) -> None:
 
 
 def _checked(settings: "RolloutSettings") -> "tuple[ServerSecurity, Credentials]":
-    """Return what callers must show and what the agent server is shown. Raises ValueError naming the option."""
+    """Return the security for callers and the credentials for the agent server. Raises ValueError naming the option."""
     from osmosis_grpc.serve.security_options import credentials_from_options
 
     options, client = settings.server, settings.client
@@ -108,10 +110,11 @@ async def _run(settings: "RolloutSettings", security: "ServerSecurity", credenti
 
 
 def _callback_key(path: Path) -> str:
-    """Return the secret in a file, and create the file if it is missing; empty if the file cannot be used."""
+    """Return the secret in a file. Create a missing file with a new secret. Return "" if the file cannot be used."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError), open(path, "x", opener=_for_its_owner) as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with contextlib.suppress(FileExistsError), open(os.open(path, flags, 0o600), "w") as file:
             file.write(secrets.token_urlsafe(32))
         return check_token(path.read_text().strip())
     except (OSError, ValueError) as error:
@@ -124,14 +127,7 @@ def _callback_key(path: Path) -> str:
         return ""
 
 
-def _for_its_owner(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
 gateway = command("gateway", "--target HOST:PORT [OPTIONS]", run)
-"""The command `python -m osmosis_gateway`."""
 
 if __name__ == "__main__":
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    gateway.add_to(app, NAME)
-    app()
+    sys.exit(entrypoint.run(lambda: entrypoint.single(NAME, "osmosis_gateway.__main__", "gateway")))

@@ -7,18 +7,18 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from osmosis_gateway.calls import Calls
 from osmosis_gateway.http1 import BoundedProtocol
 from osmosis_gateway.http_server import tokens_of
 from osmosis_gateway.in_process import InProcessRollouts
+from osmosis_gateway.legacy_trainers import HttpTrainers
+from osmosis_gateway.outgoing_calls import Calls
 from osmosis_gateway.routes import HttpAccess, add_routes, gateway_app
-from osmosis_gateway.trainers import HttpTrainers
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.validator import validate_agent_loop
 from osmosis_grpc.engine import Engine, EngineConfig
+from osmosis_grpc.link.bearer_tokens import check_token
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.target_policy import TargetPolicy, is_loopback
-from osmosis_grpc.link.tokens import check_token
 from osmosis_grpc.observability.server_metrics import ServerMetrics
 from osmosis_grpc.server.tracelog import TraceLog
 from osmosis_grpc.settings import RolloutServerSettings, RolloutSettings, forget_secrets, get_settings
@@ -27,7 +27,7 @@ from osmosis_grpc.storage import MemoryJournal
 Hook = Callable[[], Awaitable[None]]
 
 DRAIN_TIMEOUT = 30.0
-"""Seconds that running rollouts get when the application stops."""
+"""When the application stops, it waits at most this many seconds for running rollouts to end."""
 
 
 def create_app(
@@ -41,9 +41,10 @@ def create_app(
 ) -> FastAPI:
     """Return an application for uvicorn. Parameters that are left out come from the settings.
 
-    Without `max_concurrent` the limit is that of the settings, 100 by default. `on_startup` and `on_shutdown` are
-    awaited at the application's start and stop. `debug_dir` gets one .jsonl file for each rollout. At the stop, running
-    rollouts get DRAIN_TIMEOUT seconds. Callers on this machine may name a trainer on this machine; others need a token.
+    `max_concurrent` is 100 by default in the settings. `on_startup` and `on_shutdown` are awaited when the application
+    starts and stops. Each rollout writes one .jsonl file in `debug_dir`. At the stop, the application waits
+    DRAIN_TIMEOUT seconds for running rollouts. Without a token, a caller on this machine can only name a trainer on
+    this machine.
     """
     known = settings or get_settings()
     config = EngineConfig(
@@ -89,9 +90,10 @@ def serve_agent_loop(
 ) -> FastAPI:
     """Serve an agent loop over HTTP until SIGTERM or SIGINT. Return the application.
 
-    `app_parameters` are those of create_app; `api_key` is the token that callers must show. This function has no TLS,
-    so a public host needs `insecure=True`; `osmosis-grpc serve` has TLS. Raises AgentLoopValidationError for an invalid
-    agent loop, ValueError for a public host without `insecure` or without a token, and for an invalid `api_key`.
+    `app_parameters` are parameters of create_app. `api_key` is the token that callers must send. This function has no
+    TLS, so a public host needs `insecure=True`. The command `osmosis-grpc serve` has TLS. Raises
+    AgentLoopValidationError for an invalid agent loop. Raises ValueError for an invalid `api_key`, and for a public
+    host without `insecure` or without a token.
     """
     known = settings or get_settings()
     if api_key is not None:

@@ -1,6 +1,6 @@
-"""Authenticates HTTP callers. Every path except /health requires a credential, also a path without a route.
+"""Authenticates HTTP callers. Every path except /health requires a credential, even a path without a route.
 
-Without credentials, `Local` still keeps web pages in a browser on this machine from calling the server.
+A server on loopback may require no credentials. The guard then refuses calls from web pages in a local browser.
 """
 
 import logging
@@ -12,10 +12,10 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from osmosis_grpc.link.bearer_tokens import WRONG, Tokens
 from osmosis_grpc.link.server_security import refusal_text, token_problem
 from osmosis_grpc.link.target_policy import is_loopback
 from osmosis_grpc.link.throttled_log import Throttled
-from osmosis_grpc.link.tokens import WRONG, Tokens
 
 log = logging.getLogger(__name__)
 
@@ -23,67 +23,62 @@ OPEN = frozenset(("/health",))
 """Paths that require no credential."""
 
 
-class Guarded:
+class Guard:
     """ASGI middleware that requires a token, a client certificate, or both.
 
-    It sets `request.state.owner` to the caller's name. It refuses a request without reading its body.
+    It sets `request.state.owner` to the caller's name. It refuses a request without reading the body. Without tokens
+    and certificates, a server on loopback requires a Host header that names this machine. This stops DNS rebinding. In
+    that attack the host name of a web page resolves to this machine, so the page passes the browser's same-origin rule.
+    But the Host header still has the name of the page's host.
     """
 
-    def __init__(self, app: ASGIApp, *, tokens: Tokens, certificates: bool) -> None:
+    def __init__(self, app: ASGIApp, *, tokens: Tokens, certificates: bool, loopback: bool | None) -> None:
         self.app = app
         self._tokens = tokens
         self._certificates = certificates
+        self._loopback = loopback
         self._refused = Throttled(log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or scope["path"].removeprefix(scope.get("root_path", "")) in OPEN:
+        refused: JSONResponse | None = None
+        if scope["type"] != "lifespan" and scope["path"].removeprefix(scope.get("root_path", "")) not in OPEN:
+            check = self._authenticate if self._tokens or self._certificates else self._check_host
+            refused = check(scope)
+        if refused is None:
             await self.app(scope, receive, send)
-            return
+        elif scope["type"] == "http":
+            await refused(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1008})
+
+    def _authenticate(self, scope: Scope) -> JSONResponse | None:
+        """Set the caller's name. If the caller is not authenticated, return the refusal instead."""
         state = scope.setdefault("state", {})
         owner = certificate = state.get("certificate")
         problem = ""
         if self._tokens:
             given = Headers(scope=scope).get("authorization", "")
-            owner = self._tokens.owner(given)
-            problem = token_problem(given)
+            owner, problem = self._tokens.owner(given), token_problem(given)
         if self._certificates and certificate is None:
             owner, problem = None, "it shows no certificate"
         if owner is not None:
             state["owner"] = owner
-            await self.app(scope, receive, send)
-            return
+            return None
         peer = ":".join(map(str, scope.get("client") or ("unknown",)))
         self._refused.warn(refusal_text(f"{peer} over HTTP", problem))
-        if scope["type"] == "http":
-            refused = JSONResponse({"detail": WRONG}, 401, {"WWW-Authenticate": "Bearer"})
-            await refused(scope, receive, send)
-        else:
-            await send({"type": "websocket.close", "code": 1008})
+        return JSONResponse({"detail": WRONG}, 401, {"WWW-Authenticate": "Bearer"})
 
-
-class Local:
-    """ASGI middleware for a server on loopback without credentials: the Host header must name this machine.
-
-    It stops DNS rebinding: a web page whose own host name resolves to this machine passes the browser's same-origin
-    rule, but its Host header shows that name.
-    """
-
-    def __init__(self, app: ASGIApp, *, loopback: bool | None) -> None:
-        self.app = app
-        self._loopback = loopback
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].removeprefix(scope.get("root_path", "")) not in OPEN:
-            host = Headers(scope=scope).get("host", "")
-            if bound_to_loopback(scope, self._loopback) and not _is_local(host):
-                detail = f"Host: {host[:256]!r} is no name of this machine; a caller by another name needs a token"
-                await JSONResponse({"detail": detail}, 421)(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
+    def _check_host(self, scope: Scope) -> JSONResponse | None:
+        """Return a refusal if the server is on loopback and the Host header does not name this machine."""
+        host = Headers(scope=scope).get("host", "")
+        if not bound_to_loopback(scope, self._loopback) or _is_local(host):
+            return None
+        detail = f"Host: {host[:256]!r} is no name of this machine; a caller by another name needs a token"
+        return JSONResponse({"detail": detail}, 421)
 
 
 def bound_to_loopback(scope: Scope, known: bool | None) -> bool:
-    """Return whether the server listens on loopback; decided by the connection if `known` is None."""
+    """Return whether the server listens on loopback. If `known` is None, the address of the connection decides."""
     return is_loopback(str((scope.get("server") or ("",))[0])) if known is None else known
 
 
@@ -92,7 +87,7 @@ _HOST = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9.-]+))(?:
 
 
 def _is_local(host: str) -> bool:
-    """Return whether a Host header names this machine: any address, localhost, or empty as in HTTP/1.0."""
+    """Return whether a Host header is an IP address, a localhost name, or empty as in HTTP/1.0."""
     if not host:
         return True
     match = _HOST.fullmatch(host)
@@ -106,7 +101,10 @@ def _is_local(host: str) -> bool:
 
 
 def certificate_owner(certificate: Any) -> str | None:
-    """Return the owner of a client certificate in the standard library's form, the same as over gRPC; None without."""
+    """Return the owner that a client certificate names, as over gRPC; None without a certificate or a name.
+
+    `certificate` has the form that getpeercert() of the standard library returns.
+    """
     if not certificate:
         return None
     names = [value for kind, value in certificate.get("subjectAltName", ()) if kind in _KINDS]

@@ -1,4 +1,4 @@
-"""HTTP/1.1 limits that uvicorn lacks: a timeout for request heads, one body length, no unread bodies."""
+"""HTTP/1.1 limits that uvicorn does not have: a timeout for request heads, one body length, no unread bodies."""
 
 import asyncio
 from typing import Any, cast
@@ -13,7 +13,10 @@ from osmosis_grpc.supervise import OnFailure, call_later, job
 AWAIT_HEAD = job("gateway.await_head", OnFailure.REPORT, "timer")
 
 HEAD_SECONDS = 20.0
-"""Timeout in seconds of a request's head, also on a new connection."""
+"""A connection is closed if a request's head does not arrive within this many seconds.
+
+The time begins when a connection opens, and later with the first bytes of each further request.
+"""
 
 
 class BoundedProtocol(H11Protocol):
@@ -45,10 +48,7 @@ class BoundedProtocol(H11Protocol):
         return cycle is not None and not cycle.response_complete
 
     def _await_head(self) -> None:
-        self._waiting = call_later(AWAIT_HEAD, self.head_seconds, self._close)
-
-    def _close(self) -> None:
-        self.transport.close()
+        self._waiting = call_later(AWAIT_HEAD, self.head_seconds, self.transport.close)
 
     def _head_came(self) -> None:
         if self._waiting is not None:
@@ -57,7 +57,7 @@ class BoundedProtocol(H11Protocol):
 
 
 class OneBody:
-    """ASGI middleware that refuses a request with two lengths, and closes the connection if a body is left unread."""
+    """ASGI middleware that refuses a request with two lengths. It closes the connection after an unread body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

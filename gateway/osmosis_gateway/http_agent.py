@@ -1,8 +1,8 @@
-"""Runs legacy HTTP agent servers: their adapter to the Runnable port.
+"""Adapts a legacy HTTP agent server to the Runnable port, so that the engine can run its agent.
 
-The engine hosts it, so every promise of the engine holds. tools() posts the Init to the legacy server, whose agent
-starts at once; run() relays the chats and the completion that come back to a small HTTP listener. A call to that
-listener shows a key that is made for one run.
+tools() posts the Init to the legacy server. The agent of the legacy server then starts at once. It sends its chats and
+its completion to a small HTTP listener, and run() relays them. Each run has its own key, and every call to the listener
+must contain this key.
 """
 
 import asyncio
@@ -16,16 +16,16 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from osmosis_gateway import contract
-from osmosis_gateway.calls import Base, Calls
-from osmosis_gateway.contract import ChatBody, CompletedBody
+from osmosis_gateway import http_bodies
+from osmosis_gateway.bounded_json import BodyRefused, Bounds, read_json
+from osmosis_gateway.http_bodies import ChatBody, CompletedBody
 from osmosis_gateway.http_server import HttpServer
+from osmosis_gateway.outgoing_calls import Base, Calls
 from osmosis_gateway.relay import Relay, count_tool_messages
-from osmosis_gateway.request_body import BodyRefused, Bounds, bearer, read_json
 from osmosis_gateway.routes import body_of, gateway_app, invalid, responses
 from osmosis_grpc.agent import RolloutContext, RolloutResult
 from osmosis_grpc.agent.loop import name_problem
-from osmosis_grpc.agent.runnable import RunOutcome, outcome_of
+from osmosis_grpc.agent.run_outcome import RunOutcome, outcome_of
 from osmosis_grpc.errors import (
     CallError,
     FailedPrecondition,
@@ -37,22 +37,24 @@ from osmosis_grpc.errors import (
     Unauthenticated,
     Unavailable,
 )
+from osmosis_grpc.link.bearer_tokens import bearer
 from osmosis_grpc.settings import RolloutClientSettings, get_settings
 from osmosis_grpc.types import RolloutRequest, ToolDict, jsontext
 from osmosis_grpc.types.requests import MAX_ID_CHARS
 
 SILENCE = 3600.0
-"""Seconds without a chat or a completion after which a legacy agent counts as lost."""
+"""When a legacy agent sends nothing for this many seconds and no chat is open, the run fails with LegacyAgentLost."""
 ANSWER_WITHIN = 8.0
-"""Timeout in seconds of an Init or /health at the legacy server. The engine gives get_tools 10 s."""
+"""Timeout in seconds of an Init or /health call to the legacy server. It is below the engine's 10 s for get_tools."""
 
 
 class HttpAgent:
-    """Used as `async with HttpAgent("http://HOST:PORT") as agent`, around the server that hosts it.
+    """A Runnable for the agent of one legacy server. Used as `async with HttpAgent("http://HOST:PORT") as agent`.
 
-    Without `name`, the name comes from the legacy server's /health. `listen` is the address of the listener for its
-    calls; `public_url` is the URL by which the legacy server reaches it, if that differs. `api_key` is sent to the
-    legacy server. Entering raises CallError if the legacy server does not answer.
+    The agent server that hosts the HttpAgent runs inside this context. Without `name`, the name comes from the legacy
+    server's /health. The legacy server calls a listener at the address `listen`. If the legacy server reaches the
+    listener by another URL, `public_url` is that URL. `api_key` is sent to the legacy server. Entering the context
+    raises CallError if the legacy server does not answer.
     """
 
     name = "legacy"
@@ -82,7 +84,7 @@ class HttpAgent:
         self._calls = Calls(settings or get_settings().client, whom=f"the legacy agent server {self._base.authority}")
         self._listener = HttpServer(self._app(), host=listen[0], port=listen[1])
         self.supervisor = self._listener.supervisor
-        """Its `failure` is set when the listener has failed, and chats can no longer arrive."""
+        """When the listener fails, `failure` of this supervisor is set, and chats can no longer arrive."""
         self._public_url = public_url
         self._stack = AsyncExitStack()
 
@@ -101,6 +103,16 @@ class HttpAgent:
             relay.close()
         await self._stack.aclose()
 
+    @property
+    def runs(self) -> int:
+        """The number of runs that have not ended."""
+        return len(self._keys)
+
+    @property
+    def open_chats(self) -> int:
+        """The number of chats that wait for a reply, or whose reply the legacy agent has not received."""
+        return sum(len(relay.pending) for relay in self._relays.values())
+
     async def tools(self, request: RolloutRequest) -> list[ToolDict]:
         legacy_id = request.rollout_id if request.attempt == 1 else f"{request.rollout_id}~{request.attempt}"
         if len(legacy_id) > MAX_ID_CHARS:
@@ -108,7 +120,7 @@ class HttpAgent:
         key = self._new_key()
         self._keys[request.rollout_id, request.attempt], self._relays[key] = key, Relay()
         server_url = self._public_url or f"http://{self._listener.address}"
-        body = contract.init_body(request, legacy_id, server_url, key)
+        body = http_bodies.init_body(request, legacy_id, server_url, key)
         raw = await self._post_init(jsontext.render(body).encode())
         try:
             answer = jsontext.parse(raw.decode(errors="replace"), "body")
@@ -158,7 +170,7 @@ class HttpAgent:
     async def _post_init(self, body: bytes) -> bytes:
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
-                return await self._calls.post(self._base.join(contract.INIT_PATH), body, key=self._key)
+                return await self._calls.post(self._base.join(http_bodies.INIT_PATH), body, key=self._key)
         except TimeoutError:
             reported = f"the legacy agent server {self._base.authority} did not answer within {ANSWER_WITHIN:g} s"
             raise Unavailable(reported, retry_after=1.0) from None
@@ -183,7 +195,7 @@ class HttpAgent:
         return str(health["agent_loop"])
 
     def _new_key(self) -> str:
-        """Return a key for the calls of one run. Its signature is still recognised after the run has ended."""
+        """Return a key for the calls of one run. The listener recognises the key even after the run has ended."""
         nonce = secrets.token_hex(16)
         return f"{nonce}.{self._sign(nonce)}"
 
@@ -191,8 +203,8 @@ class HttpAgent:
         return hmac.new(self._secret, nonce.encode(), hashlib.sha256).hexdigest()
 
     def _relay(self, request: Request) -> Relay | None:
-        """Return the relay of a call's key; None if the run has ended. Raises Unauthenticated."""
-        key = bearer(request)
+        """Return the relay that belongs to a call's key; None if the run has ended. Raises Unauthenticated."""
+        key = bearer(request.headers.get("authorization", ""))
         nonce, _, signature = key.partition(".")
         if not hmac.compare_digest(signature.encode(), self._sign(nonce).encode()):
             raise Unauthenticated("the key was not made for a rollout of this server")
@@ -204,7 +216,7 @@ class HttpAgent:
         bounds = Bounds()
 
         @app.post(
-            contract.CHAT_PATH,
+            http_bodies.CHAT_PATH,
             responses=responses(401, 408, 410, 413, 415, 424) | invalid(),
             openapi_extra=body_of(ChatBody),
         )
@@ -212,18 +224,18 @@ class HttpAgent:
             """A model reply. The call waits until the rollout runs."""
             relay = self._relay(request)
             body, _ = await read_json(request, bounds)
-            rollout_id, messages, params = contract.read_chat(body)
+            rollout_id, messages, params = http_bodies.read_chat(body)
             if relay is None:
                 raise RolloutEndedError(f"rollout {rollout_id} has ended")
             try:
                 result = await relay.chat(messages, params, request.is_disconnected)
             except ValueError as error:
                 raise InvalidArgument("", str(error)) from None
-            except CallError as error:  # the engine has retried; 424 keeps the legacy agent from retrying, too
+            except CallError as error:  # the engine has retried already; after a 424 the legacy agent does not retry
                 return JSONResponse({"detail": str(error)}, 424)
-            return JSONResponse(contract.reply_body(rollout_id, result, int(time.time())))
+            return JSONResponse(http_bodies.reply_body(rollout_id, result, int(time.time())))
 
-        @app.post(contract.COMPLETED_PATH, responses=responses(400, 401, 408), openapi_extra=body_of(CompletedBody))
+        @app.post(http_bodies.COMPLETED_PATH, responses=responses(400, 401, 408), openapi_extra=body_of(CompletedBody))
         async def completed(request: Request) -> JSONResponse:
             """The result of a rollout; the first one counts. A body that cannot be read is acknowledged and ends the
             rollout with ERROR, because a legacy server would send the same body again.
@@ -231,13 +243,13 @@ class HttpAgent:
             relay = self._relay(request)
             try:
                 body, _ = await read_json(request, bounds)
-                reported = contract.validated(CompletedBody, body)
+                reported = http_bodies.validated(CompletedBody, body)
             except BodyRefused as error:
                 if error.status_code in (400, 408):  # the body did not arrive: the legacy server sends it again
                     raise
-                reported = contract.unreadable(str(error))
+                reported = http_bodies.unreadable(str(error))
             except InvalidArgument as error:
-                reported = contract.unreadable(str(error))
+                reported = http_bodies.unreadable(str(error))
             if relay is not None:
                 relay.complete(reported)
             return JSONResponse({"status": "ok"})

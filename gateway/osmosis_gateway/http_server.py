@@ -1,4 +1,4 @@
-"""Runs uvicorn on the current event loop, and serves the legacy HTTP contract beside an agent server."""
+"""Runs uvicorn on the current event loop, and serves the legacy HTTP contract with an agent server's engine."""
 
 import asyncio
 import contextlib
@@ -11,15 +11,15 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from osmosis_gateway.calls import Calls
 from osmosis_gateway.http1 import BoundedProtocol
 from osmosis_gateway.in_process import InProcessRollouts
+from osmosis_gateway.legacy_trainers import HttpTrainers
+from osmosis_gateway.outgoing_calls import Calls
 from osmosis_gateway.routes import HttpAccess, add_metrics, add_routes, gateway_app
-from osmosis_gateway.trainers import HttpTrainers
 from osmosis_grpc.link import fork_safety
+from osmosis_grpc.link.bearer_tokens import Tokens
 from osmosis_grpc.link.target_policy import is_loopback
 from osmosis_grpc.link.tls import ServerTls, client_context, server_context
-from osmosis_grpc.link.tokens import Tokens
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.settings import RolloutSettings, get_settings
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
@@ -30,9 +30,9 @@ SERVE_HTTP = job("gateway.serve_http", OnFailure.FAIL_OWNER)
 class HttpServer:
     """Serves an ASGI application. Used as `async with HttpServer(app, port=0) as http`.
 
-    It speaks TLS if `tls` is given. If uvicorn ends by itself, the owner of `supervisor` fails; without `supervisor`
-    the server is its own owner. Entering raises OSError if the port is taken, ValueError for a TLS file that cannot be
-    used.
+    With `tls`, it uses TLS. If uvicorn ends unexpectedly, `supervisor` records the failure. Without `supervisor`, the
+    server makes its own. Raises ValueError for a TLS file that cannot be used. Entering the context raises OSError if
+    the port is taken.
     """
 
     def __init__(
@@ -99,15 +99,15 @@ class HttpServer:
 class _Uvicorn(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Install no signal handlers: the process handles signals."""
+        """Install no signal handlers, because the process handles signals itself."""
         yield
 
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio asks for it before TCP_NODELAY
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY only with it
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # allows a port in TIME_WAIT, no second server
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for a port in TIME_WAIT, not for two servers
         listening.bind((host, port))
         listening.listen(2048)
         listening.setblocking(False)
@@ -118,7 +118,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def tokens_of(settings: RolloutSettings) -> Tokens:
-    """Return the tokens that callers may show."""
+    """Return the tokens with which callers authenticate."""
     return Tokens(settings.server.tokens)
 
 
@@ -126,10 +126,10 @@ def tokens_of(settings: RolloutSettings) -> Tokens:
 async def serve_http(
     server: AgentServer, *, host: str = "127.0.0.1", port: int = 9000, settings: RolloutSettings | None = None
 ) -> AsyncIterator[HttpServer]:
-    """Serve the legacy contract over HTTP beside a running agent server, with its engine.
+    """Serve the legacy contract over HTTP with the engine of a running agent server.
 
-    gRPC callers may then pass an http:// or https:// callback, too. The server's tokens and TLS apply here as well;
-    if the server has no tokens, those of the settings apply.
+    While the HTTP server runs, a gRPC caller can also pass an http:// or https:// callback. HTTP uses the tokens and
+    the TLS files of the agent server. If the agent server has no tokens, HTTP uses the tokens of the settings.
     """
     known, security = settings or get_settings(), server.security
     security.check_host(host)
@@ -140,7 +140,7 @@ async def serve_http(
         http_access = HttpAccess(
             tokens=security.tokens or tokens_of(known),
             certificates=security.asks_certificates,
-            max_metadata_bytes=server.max_metadata_bytes,
+            max_metadata_bytes=server.config.max_metadata_bytes,
             loopback=server.on_loopback,
         )
         app.state.rollouts, app.state.metrics = InProcessRollouts(server.engine, trainers.peer), server.metrics
@@ -159,7 +159,7 @@ async def serve_http(
 async def serve_metrics(server: AgentServer, *, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[HttpServer]:
     """Serve /metrics of an agent server on loopback, without authentication.
 
-    Raises MissingExtraError without prometheus_client, OSError if the port is taken.
+    Raises MissingExtraError without prometheus_client, and OSError if the port is taken.
     """
     importlib.import_module("osmosis_grpc.observability.exposition")
     app = gateway_app("osmosis_grpc", openapi_url=None)

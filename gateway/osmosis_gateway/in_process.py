@@ -3,13 +3,14 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from osmosis_gateway import http_bodies
 from osmosis_grpc.engine import Engine, Peer
 from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.types import InitRequest, ToolDict
 
 
 class InProcessRollouts:
-    """Implements the routes' Rollouts with an engine. `peer` makes the Peer that receives a rollout's calls."""
+    """Implements the routes' port Rollouts with an engine. `peer` makes the Peer that receives a rollout's calls."""
 
     def __init__(self, engine: Engine, peer: Callable[..., Awaitable[Peer]]) -> None:
         self._engine = engine
@@ -26,11 +27,5 @@ class InProcessRollouts:
         supervisor = self._engine.supervisor
         if supervisor.failure is not None:
             raise Unavailable(f"{supervisor.owner} has failed")
-        left = self._engine.capacity()
-        return {
-            "status": "draining" if self._engine.shutdown.draining else "healthy",
-            "agent_loop": ", ".join(sorted(self._engine.runnables)),
-            "active_rollouts": left.running + left.queued,
-            "completed_rollouts": left.completed,
-            "undelivered": left.undelivered,
-        }
+        loops, draining = sorted(self._engine.context.runnables), self._engine.shutdown.draining
+        return http_bodies.health(self._engine.capacity(), loops, draining=draining)

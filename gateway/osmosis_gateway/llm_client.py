@@ -1,12 +1,11 @@
-"""OsmosisLLMClient: an HTTP client for agents that speak the legacy contract without an agent server."""
+"""OsmosisLLMClient, an HTTP client for agents that use the legacy contract without an agent server."""
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from typing import Any
 
-from osmosis_gateway import contract
-from osmosis_gateway.calls import Base, Calls
+from osmosis_gateway import http_bodies
+from osmosis_gateway.outgoing_calls import Base, Calls
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.settings import RolloutClientSettings, get_settings
@@ -55,14 +54,10 @@ class OsmosisLLMClient:
         self.rollout_id = rollout_id
         self._key = check_header(api_key or "", "api_key")
         self._calls = Calls(self._settings)
-        self._stack = AsyncExitStack()
-        self._open = False
         self._metrics = RolloutMetrics()
 
     async def __aenter__(self) -> "OsmosisLLMClient":
-        if not self._open:
-            await self._stack.enter_async_context(self._calls)
-            self._open = True
+        await self._calls.__aenter__()
         return self
 
     async def __aexit__(self, *exc: Any) -> None:
@@ -70,13 +65,12 @@ class OsmosisLLMClient:
 
     async def close(self) -> None:
         """Close the connections."""
-        self._open = False
-        await self._stack.aclose()
+        await self._calls.__aexit__()
 
     async def chat_completions(self, messages: Sequence[Mapping[str, Any]], **params: Any) -> CompletionsResult:
-        """Return the model's reply to the history. `params` are sampling parameters; unknown ones are forwarded.
+        """Return the model's reply to the history. `params` are sampling parameters; unknown parameters are forwarded.
 
-        Raises InvalidArgument naming a value that the contract cannot carry.
+        Raises InvalidArgument for a value that the contract cannot carry.
         """
         await self.__aenter__()
         tools = params.pop("tools", None)
@@ -88,12 +82,12 @@ class OsmosisLLMClient:
         )
         began = time.monotonic()
         raw = await self._calls.post(
-            self._base.join(contract.CHAT_PATH),
-            jsontext.render(contract.chat_body(request)).encode(),
+            self._base.join(http_bodies.CHAT_PATH),
+            jsontext.render(http_bodies.chat_body(request)).encode(),
             key=self._key,
             retries=self._settings.max_retries,
         )
-        response = contract.read_reply(raw)
+        response = http_bodies.read_reply(raw)
         self._count(response.usage or {}, (time.monotonic() - began) * 1000)
         block = response.tokens
         return CompletionsResult(
@@ -114,7 +108,7 @@ class OsmosisLLMClient:
         metrics: RolloutMetrics | None = None,
         reward: float | None = None,
     ) -> None:
-        """Report the result: status COMPLETED or ERROR. Any 2xx acknowledges it."""
+        """Report the result with status COMPLETED or ERROR. Any 2xx answer acknowledges the report."""
         await self.__aenter__()
         if status not in ("COMPLETED", "ERROR"):
             raise InvalidArgument("status", f"is {status!r}, neither COMPLETED nor ERROR")
@@ -122,7 +116,7 @@ class OsmosisLLMClient:
             raise InvalidArgument("reward", f"{reward!r} is not a finite number")
         completed = status == "COMPLETED"
         failure = None if completed else Failure("agent", "", reason=FailureReason.AGENT_ERROR)
-        body = contract.completion_body(
+        body = http_bodies.completion_body(
             Completion(
                 rollout_id=self.rollout_id,
                 status=CompletionStatus.COMPLETED if completed else CompletionStatus.FAILED,
@@ -136,7 +130,7 @@ class OsmosisLLMClient:
         if not completed:
             body["error_message"] = error_message or "the agent gave up without a reason"
         await self._calls.post(
-            self._base.join(contract.COMPLETED_PATH),
+            self._base.join(http_bodies.COMPLETED_PATH),
             jsontext.render(body).encode(),
             key=self._key,
             retries=self._settings.complete_rollout_retries,
@@ -148,7 +142,7 @@ class OsmosisLLMClient:
 
     def _count(self, usage: Mapping[str, Any], milliseconds: float) -> None:
         before = self._metrics
-        prompt, reply = (count_of(usage.get(name)) for name in ("prompt_tokens", "completion_tokens"))
+        prompt, reply = (max(0, usage.get(name, 0)) for name in ("prompt_tokens", "completion_tokens"))
         self._metrics = RolloutMetrics(
             llm_latency_ms=before.llm_latency_ms + milliseconds,
             num_llm_calls=before.num_llm_calls + 1,
@@ -156,8 +150,3 @@ class OsmosisLLMClient:
             response_tokens=before.response_tokens + reply,
             max_context_tokens=max(before.max_context_tokens, prompt + reply),
         )
-
-
-def count_of(value: object) -> int:
-    """Return a token count, or 0 for a value that is not a count."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0

@@ -1,7 +1,7 @@
-"""A trainer without a model, over HTTP, for testing agent loops that speak the legacy contract.
+"""A trainer without a model, over HTTP, for testing agent loops that use the legacy contract.
 
-Its replies depend on the request's body only, so a repeated chat gets the same reply; `created` is therefore 0. Its
-only state is the tracker of completed rollouts.
+A reply depends only on the request's body, so a repeated chat gets the same reply. For this reason `created` is
+always 0. The only state of the trainer is the tracker of completed rollouts.
 """
 
 import re
@@ -16,10 +16,10 @@ from pydantic import BaseModel, ConfigDict
 from osmosis_grpc.agent.messages import get_message_content, is_tool_message, is_user_message
 
 ToolCallGenerator = Callable[[dict[str, Any]], list[dict[str, Any]] | None]
-"""Takes the last message ({} if there is none) and returns the tool calls of the reply; None or [] for no calls."""
+"""Takes the last message, or {} without messages. Returns the tool calls of the reply; None or [] for no calls."""
 
 TOKENS_PER_MESSAGE = 10
-"""Tokens of each message of a prompt, whatever its length."""
+"""The number of tokens of each message in a prompt. It does not depend on the message's length."""
 
 _CALCULATION = re.compile(
     r"\b(calculat\w*|add(s|ed|ing|ition)?|sum(s|med)?|plus|minus|subtract\w*|multipl\w*|divid\w*)\b", re.IGNORECASE
@@ -28,12 +28,12 @@ _CALCULATION = re.compile(
 
 @dataclass
 class RolloutCompletionTracker:
-    """Records the completed rollouts of a mock trainer. It may be read from any thread."""
+    """Records the completed rollouts of a mock trainer. Any thread can read it."""
 
     event: threading.Event = field(default_factory=threading.Event)
     """Set while there are responses."""
     responses: list[dict[str, Any]] = field(default_factory=list)
-    """Bodies of POST /v1/rollout/completed without their nulls, in the order they came."""
+    """Bodies of POST /v1/rollout/completed, without their nulls, in the order of arrival."""
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
     def record(self, response: dict[str, Any]) -> None:
@@ -77,9 +77,9 @@ class _Completed(BaseModel):
 def create_mock_trainer_app(
     tracker: RolloutCompletionTracker | None = None, tool_call_generator: ToolCallGenerator | None = None
 ) -> FastAPI:
-    """Return an application that replies as a trainer of the legacy contract, for uvicorn or a test client.
+    """Return an application that replies like a trainer of the legacy contract, for uvicorn or a test client.
 
-    It calls a tool if the user wants something calculated; `tool_call_generator` replaces this rule. `tracker` records
+    A reply calls a tool if the user asks for a calculation. `tool_call_generator` replaces this rule. `tracker` records
     every completed rollout.
     """
     tracked = RolloutCompletionTracker() if tracker is None else tracker
@@ -110,12 +110,12 @@ def create_mock_trainer_app(
 
 
 def fake_token_ids(text: str) -> list[int]:
-    """Return the token ids of a reply's text: one per character, counted from 0."""
+    """Return the token ids of a reply's text: 0, 1, 2 and so on, one id per character."""
     return list(range(len(text)))
 
 
 def fake_prompt_token_ids(messages: Sequence[Any]) -> list[int]:
-    """Return the token ids of a prompt: 10 per message, at least 10, counted from 0."""
+    """Return the token ids of a prompt: 0, 1, 2 and so on, ten ids per message and at least ten."""
     return list(range(TOKENS_PER_MESSAGE * max(1, len(messages))))
 
 
@@ -150,7 +150,7 @@ def _content(last: Mapping[str, Any], calls: bool) -> str:
 
 
 def _tool_calls(last: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """Return a call of `add` if the user asks for any calculation."""
+    """Return a call of the tool `add` if the user asks for any calculation."""
     if not is_user_message(last) or not _CALCULATION.search(get_message_content(last)):
         return None
     function = {"name": "add", "arguments": '{"a": 5, "b": 3}'}

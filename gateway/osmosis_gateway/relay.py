@@ -1,11 +1,12 @@
-"""Relays one rollout of a legacy agent: its chats wait until the run begins, and its completion ends the run."""
+"""Relays one rollout of a legacy agent. The agent's chats wait until the run begins. Its completion ends the run."""
 
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from osmosis_gateway.contract import CompletedBody
+from osmosis_gateway.http_bodies import CompletedBody
 from osmosis_grpc.agent import CompletionsResult, RolloutContext
 from osmosis_grpc.errors import CallError, OsmosisRolloutError, RolloutEndedError
 from osmosis_grpc.supervise import OnFailure, child, job
@@ -24,20 +25,21 @@ class LegacyAgentLost(OsmosisRolloutError):
     retryable = True
 
 
+@dataclass(slots=True, eq=False)
 class _PendingChat:
     """A chat request and the connection that waits for its reply."""
 
-    def __init__(self, body: str, gone: Gone, task: "asyncio.Task[CompletionsResult]") -> None:
-        self.body = body
-        self.gone = gone
-        self.task = task
+    body: str
+    gone: Gone
+    task: "asyncio.Task[CompletionsResult]"
 
 
 class Relay:
-    """Exists from get_tools to the end of the rollout.
+    """Relays the calls of one run. A relay exists from get_tools to the end of the rollout.
 
-    The contract has no chat numbers. If the same chat arrives again after its connection is gone, it joins the first
-    one. If it arrives while the first connection still waits, it is another chat.
+    The contract has no chat numbers. So an equal chat that arrives after the connection of the first chat is gone
+    counts as a retry, and gets the reply to the first chat. An equal chat that arrives while the first connection still
+    waits counts as another chat.
     """
 
     def __init__(self) -> None:
@@ -54,7 +56,7 @@ class Relay:
         """The error of the last chat, if it failed."""
 
     def begin(self, context: RolloutContext) -> None:
-        """Start sending chats: the run has begun."""
+        """Send the chats that wait, because the run has begun."""
         self._context.set_result(context)
 
     async def chat(self, messages: list[dict[str, Any]], params: dict[str, Any], gone: Gone) -> CompletionsResult:
@@ -79,7 +81,10 @@ class Relay:
         return pending.task.result()
 
     async def completed(self, silence: float) -> CompletedBody:
-        """Wait for the completion. Raises LegacyAgentLost after `silence` seconds without a call or an open chat."""
+        """Wait for the completion.
+
+        Raises LegacyAgentLost when no call arrives for `silence` seconds and no chat is open.
+        """
         while not self._completed.done():
             self._heard.clear()
             busy = any(not pending.task.done() for pending in self.pending)
@@ -91,20 +96,23 @@ class Relay:
         return self._completed.result()
 
     def complete(self, body: CompletedBody) -> None:
-        """Record the legacy agent's completion. The first one counts."""
+        """Record the legacy agent's completion. Later completions are ignored."""
         if not self._completed.done():
             self._completed.set_result(body)
         self._heard.set()
 
     def close(self) -> None:
-        """End the rollout: every waiting chat raises RolloutEndedError."""
+        """End the rollout. Every waiting chat raises RolloutEndedError."""
         self._closed = True
         self._context.cancel()
         for pending in self.pending:
             pending.task.cancel()
 
     async def _abandoned(self, body: str, gone: Gone) -> _PendingChat | None:
-        """Return an equal chat whose caller has disconnected, and move it to this caller; None if there is none."""
+        """Return an equal chat whose caller has disconnected; None without such a chat.
+
+        From then on, the chat belongs to the new caller, whose connection `gone` tests.
+        """
         for pending in [pending for pending in self.pending if pending.body == body]:
             before = pending.gone
             if await before() and pending.gone is before:

@@ -1,5 +1,7 @@
-"""The HTTP routes of the legacy contract, for an engine in this process and for one behind gRPC."""
+"""The HTTP routes of the legacy contract, for an engine in this process and for an engine behind gRPC."""
 
+import asyncio
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -9,15 +11,14 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi.security import HTTPBearer
 from starlette.middleware import Middleware
 
-from osmosis_gateway import contract
-from osmosis_gateway.contract import Health, InitAnswer, InitBody
-from osmosis_gateway.guard import Guarded, Local, bound_to_loopback
+from osmosis_gateway import http_bodies
+from osmosis_gateway.bounded_json import Bounds, internal, read_json, refusal
+from osmosis_gateway.guard import Guard, bound_to_loopback
 from osmosis_gateway.http1 import OneBody
-from osmosis_gateway.metrics import render
-from osmosis_gateway.request_body import Bounds, internal, read_json, refusal
+from osmosis_gateway.http_bodies import Health, InitAnswer, InitBody
 from osmosis_grpc import __version__
-from osmosis_grpc.errors import CallError, NotFound
-from osmosis_grpc.link.tokens import Tokens
+from osmosis_grpc.errors import CallError, MissingExtraError, NotFound, Unimplemented
+from osmosis_grpc.link.bearer_tokens import Tokens
 from osmosis_grpc.types import InitRequest, ToolDict, TraceContext
 
 _DETAIL = {"type": "object", "required": ["detail"], "properties": {"detail": {"type": "string"}}}
@@ -55,15 +56,15 @@ class Rollouts(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpAccess:
-    """What HTTP callers must show, and the limits of their requests."""
+    """The credentials that HTTP callers need, and the limits of their requests."""
 
     tokens: Tokens = field(default_factory=Tokens)
-    """Callers must show one of these."""
+    """Each caller must send one of these tokens."""
     certificates: bool = False
-    """Whether callers need a client certificate, too. Without tokens and certificates every caller is allowed."""
+    """Whether callers also need a client certificate. Without tokens and certificates every caller is allowed."""
     max_metadata_bytes: int
     loopback: bool | None = None
-    """Whether the server is bound to loopback; None if it must be read from each connection."""
+    """Whether the server is bound to loopback. None means that the address of each connection decides."""
     bounds: Bounds = Bounds()
 
     @property
@@ -90,7 +91,7 @@ def body_of(model: Any) -> dict[str, Any]:
 
 def invalid() -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI entry of status 422."""
-    row = contract.Problem.model_json_schema()
+    row = http_bodies.Problem.model_json_schema()
     schema = {"type": "object", "required": ["detail"], "properties": {"detail": {"type": "array", "items": row}}}
     return {422: {"description": "Names what is wrong.", "content": {"application/json": {"schema": schema}}}}
 
@@ -104,7 +105,7 @@ def add_routes(app: FastAPI, access: HttpAccess) -> None:
     guarded = _bearer(access)
 
     @app.post(
-        contract.INIT_PATH,
+        http_bodies.INIT_PATH,
         status_code=202,
         response_model=InitAnswer,
         dependencies=guarded,
@@ -114,7 +115,7 @@ def add_routes(app: FastAPI, access: HttpAccess) -> None:
     async def init_rollout(request: Request) -> JSONResponse:
         """Start a rollout. The same request again gives the same answer and starts nothing."""
         body, size = await read_json(request, access.bounds)
-        init = contract.read_init(body, size, access.max_metadata_bytes, _trace(request))
+        init = http_bodies.read_init(body, size, access.max_metadata_bytes, _trace(request))
         rollout_id, tools = await rollouts_of(request).init(
             init,
             owner=getattr(request.state, "owner", ""),
@@ -142,11 +143,10 @@ def add_routes(app: FastAPI, access: HttpAccess) -> None:
 
 
 def add_metrics(app: FastAPI, access: HttpAccess) -> None:
-    """Add authentication and /metrics, which reads the Source `app.state.metrics`, to an application."""
-    if access.guarded:  # inside OneBody, which closes the connection after an unread body
-        app.user_middleware.append(Middleware(Guarded, tokens=access.tokens, certificates=access.certificates))
-    else:
-        app.user_middleware.append(Middleware(Local, loopback=access.loopback))
+    """Add authentication and the route /metrics to an application. The route reads the Source `app.state.metrics`."""
+    # The guard is inside OneBody, because OneBody closes the connection when the guard leaves a body unread.
+    guard = Middleware(Guard, tokens=access.tokens, certificates=access.certificates, loopback=access.loopback)
+    app.user_middleware.append(guard)
     hidden: dict[int | str, dict[str, Any]] = {
         404: {"description": "This server has no token and is not on loopback.", "content": _JSON_DETAIL}
     }
@@ -161,8 +161,13 @@ def add_metrics(app: FastAPI, access: HttpAccess) -> None:
         """Metrics for Prometheus, for authenticated callers; without credentials on loopback only."""
         if not (access.guarded or bound_to_loopback(request.scope, access.loopback)):
             raise NotFound("this server has no token and is not on loopback, and so no /metrics")
-        page, content_type = await render(request.app.state.metrics, request.headers.get("accept", ""))
-        return Response(page, headers={"content-type": content_type})
+        readings = list(request.app.state.metrics.read())
+        try:
+            exposition = await asyncio.to_thread(importlib.import_module, "osmosis_grpc.observability.exposition")
+            page, kind = await asyncio.to_thread(exposition.render, readings, request.headers.get("accept", ""))
+        except MissingExtraError as error:
+            raise Unimplemented(str(error)) from None
+        return Response(page, headers={"content-type": kind})
 
 
 def _bearer(access: HttpAccess) -> list[Any]:
@@ -177,7 +182,7 @@ def rollouts_of(request: Request) -> Rollouts:
 
 
 def gateway_app(title: str, **more: Any) -> FastAPI:
-    """Return an application without routes. It has /openapi.json but no /docs, which would load scripts from a CDN."""
+    """Return an application without routes. It has /openapi.json. It has no /docs, because /docs loads CDN scripts."""
     app = FastAPI(title=title, version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False, **more)
     app.add_middleware(OneBody)
     app.add_exception_handler(CallError, refusal)

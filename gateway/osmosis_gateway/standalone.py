@@ -1,27 +1,29 @@
 """The standalone gateway: a process that serves the legacy HTTP contract in front of a gRPC agent server.
 
-It stores nothing about rollouts. The URL and the key of a rollout's trainer are in the callback's state, which comes
-back with every chat and completion. So a gateway that was killed continues after a restart on the same ports with the
-same key for the credentials of its callbacks.
+It stores nothing about rollouts. The URL and the key of a rollout's trainer are in the state of the callback. The agent
+server sends this state with every chat and completion. So a gateway that was killed can be restarted and continues with
+its rollouts. The restarted gateway needs the same ports and the same `callback_key`.
 """
 
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from osmosis_gateway.calls import Calls
+from osmosis_gateway import http_bodies
 from osmosis_gateway.http_server import HttpServer, tokens_of
-from osmosis_gateway.metrics import GatewayMetrics
+from osmosis_gateway.legacy_trainers import HttpTrainer, HttpTrainers
+from osmosis_gateway.outgoing_calls import Calls
 from osmosis_gateway.routes import HttpAccess, add_routes, gateway_app
-from osmosis_gateway.trainers import HttpTrainer, HttpTrainers
 from osmosis_grpc.errors import CallError, InvalidArgument, Unavailable
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.target_policy import TargetPolicy, is_loopback
+from osmosis_grpc.observability import Reading, Source
+from osmosis_grpc.observability.process_metrics import ProcessMetrics
 from osmosis_grpc.settings import RolloutSettings, get_settings
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.trainer import Callback, ChatRequest, ChatResponse, Completion, RolloutClient
@@ -31,8 +33,20 @@ from osmosis_grpc.types import InitRequest, ToolDict, TraceContext
 _REMEMBERED = 100_000  # rollouts whose tools are cached
 
 
+class GatewayMetrics:
+    """A Source with the metrics of a standalone gateway. For its agent server, the gateway is a trainer."""
+
+    def __init__(self, trainer: Source) -> None:
+        self._sources: tuple[Source, ...] = (ProcessMetrics(), trainer)
+
+    def read(self) -> Iterator[Reading]:
+        """See Source."""
+        for source in self._sources:
+            yield from source.read()
+
+
 class RemoteRollouts:
-    """Implements the routes' Rollouts with an agent server behind gRPC, and answers the server's callbacks."""
+    """Implements the routes' port Rollouts with an agent server behind gRPC. Answers the server's callbacks."""
 
     def __init__(self, client: RolloutClient, trainers: HttpTrainers, *, authenticated: bool, loopback: bool) -> None:
         self._client = client
@@ -41,7 +55,7 @@ class RemoteRollouts:
         self._loopback = loopback
         self._tools: OrderedDict[str, Sequence[ToolDict]] = OrderedDict()
         self._beginning: dict[str, asyncio.Event] = {}
-        """Rollouts whose Init is not answered yet: their agents may send chats before their tools are known."""
+        """Rollouts whose Init is not answered yet. Their chats can arrive before the gateway knows their tools."""
         self.make_callback: Callable[[bytes], Callback]
         """Returns a callback to this gateway that carries a state."""
 
@@ -51,9 +65,8 @@ class RemoteRollouts:
         assert init.callback is not None
         url, key = init.callback.target, init.callback.credential
         await self._trainers.trainer(url, key, field="server_url", authenticated=authenticated, loopback=loopback)
-        state: dict[str, Any] = {"server_url": url, "api_key": key}
-        if init.trace is not None:
-            state["trace"] = [init.trace.traceparent, init.trace.tracestate]
+        trace = [init.trace.traceparent, init.trace.tracestate] if init.trace is not None else None
+        state = {"server_url": url, "api_key": key, "trace": trace}
         callback = self.make_callback(json.dumps(state).encode())
         rollout_id = init.request.rollout_id
         begun = self._beginning[rollout_id] = asyncio.Event()
@@ -73,14 +86,7 @@ class RemoteRollouts:
             info = await self._client.info()
         except CallError as error:
             raise Unavailable(f"the agent server does not answer: {error}", retry_after=5.0) from None
-        left = info.capacity
-        return {
-            "status": "draining" if info.draining else "healthy",
-            "agent_loop": ", ".join(loop.name for loop in info.agent_loops),
-            "active_rollouts": left.running + left.queued,
-            "completed_rollouts": left.completed,
-            "undelivered": left.undelivered,
-        }
+        return http_bodies.health(info.capacity, (loop.name for loop in info.agent_loops), draining=info.draining)
 
     async def chat(self, request: ChatRequest, /) -> ChatResponse:
         """Pass a chat of the agent server on to the rollout's trainer."""
@@ -100,8 +106,8 @@ class RemoteRollouts:
     async def _trainer(self, state: bytes) -> HttpTrainer:
         """Return the trainer that a callback's state names, after checking its address again.
 
-        Raises InvalidArgument for a state of another sender. An address that is refused now and was allowed at Init may
-        be a name that does not resolve for a while, so it is Unavailable and the agent server retries.
+        Raises InvalidArgument for a state that this gateway did not make. Raises Unavailable if the address is refused,
+        so that the agent server retries. The address was allowed at Init, so perhaps its name does not resolve now.
         """
         try:
             given = json.loads(state)
@@ -132,10 +138,10 @@ async def serve_standalone(
 ) -> AsyncIterator[tuple[HttpServer, CallbackRecorder]]:
     """Serve the legacy contract in front of the agent server at `target`.
 
-    `security` is what HTTP callers must show; without tokens it takes those of the settings. `credentials` are shown to
-    `target`; by default the token of the client settings. `callback_key` is the secret from which the credentials of
-    callbacks are derived; a restarted gateway needs the same one to continue. Raises OSError if a port is taken,
-    ValueError for an address that needs more security.
+    `security` says how HTTP callers authenticate. If it has no tokens, the tokens of the settings apply. `credentials`
+    are sent to `target`. The default is the token of the client settings. The credentials of callbacks are derived from
+    the secret `callback_key`, so a restarted gateway needs the same secret to continue. Raises OSError if a port is
+    taken, and ValueError for an address that needs more security.
     """
     known = settings or get_settings()
     guard = security or ServerSecurity()

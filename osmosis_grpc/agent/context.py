@@ -1,4 +1,4 @@
-"""What an agent loop holds in its hands while it runs."""
+"""The context of a running agent loop: its request, its model, and its results."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -6,9 +6,8 @@ from typing import Any
 
 from osmosis_grpc.agent.ports import Session
 from osmosis_grpc.agent.results import CompletionsResult, RolloutResult
-from osmosis_grpc.agent.reward import BadRewardError
+from osmosis_grpc.agent.reward_decorator import BadRewardError
 from osmosis_grpc.agent.tools import note_error
-from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import ChatPurpose, Message, RolloutRequest, ToolDict, events, jsontext
 from osmosis_grpc.types.completion import is_reward
 
@@ -17,18 +16,18 @@ MAX_LATENCY_MS = 365 * 24 * 3600 * 1000.0
 
 
 class RolloutContext:
-    """One rollout, from the agent's side. After the rollout ended, every method refuses."""
+    """The agent's view of one rollout. After the end of the rollout every method raises RolloutEndedError."""
 
     def __init__(self, *, request: RolloutRequest, tools: Sequence[ToolDict], session: Session) -> None:
         self.request = request
-        """What the trainer asked for."""
+        """The trainer's request."""
         self.tools = list(tools)
-        """What get_tools returned, as dicts."""
+        """The tools that get_tools returned, as dicts."""
         self._session = session
 
     @property
     def llm(self) -> "ModelClient":
-        """The model, for code that was written for the Osmosis SDK's client."""
+        """The model, for code that uses the Osmosis SDK's client."""
         return ModelClient(self)
 
     async def chat(
@@ -42,10 +41,10 @@ class RolloutContext:
     ) -> CompletionsResult:
         """Ask the model for a reply to the whole history.
 
-        `params` are sampling parameters under OpenAI's names; unknown ones are forwarded.
-        `tools` replaces the rollout's tools for this chat. `sample` names the conversation it
-        belongs to. Raises a CallError when the trainer refuses or stays away, ValueError when
-        the history cannot travel, RolloutEndedError after the end.
+        `params` are sampling parameters under OpenAI's names. Unknown parameters are forwarded. `tools` replaces the
+        rollout's tools for this chat. `sample` names the conversation of the chat. Raises a CallError if the trainer
+        refuses the chat or cannot be reached. Raises ValueError for a history that cannot be sent, and
+        RolloutEndedError after the end of the rollout.
         """
         response = await self._session.chat(messages, sample=sample, purpose=purpose, tools=tools, params=params)
         block = response.tokens
@@ -59,7 +58,7 @@ class RolloutContext:
         )
 
     def add_sample(self, name: str | None = None) -> str:
-        """Begin another conversation and return its name. Without one: sample-2, sample-3, ..."""
+        """Begin another conversation and return its name. Without `name`, the name is sample-2, sample-3 and so on."""
         return self._session.add_sample(name)
 
     def complete(
@@ -69,7 +68,7 @@ class RolloutContext:
         reward: float | None = None,
         extra_fields: Mapping[str, Any] | None = None,
     ) -> RolloutResult:
-        """The result of a rollout that went well; return it from run.
+        """Make the result of a successful rollout. The agent returns this result from run.
 
         Raises BadRewardError, a ValueError, for a reward that is not a finite number.
         """
@@ -85,9 +84,9 @@ class RolloutContext:
         )
 
     def error(self, error_message: str, final_messages: Sequence[Message] | None = None) -> RolloutResult:
-        """The result of a rollout that the agent gives up; return it from run.
+        """Make the result of a rollout that the agent gives up. The agent returns this result from run.
 
-        Without messages the trainer gets the conversation up to the last reply.
+        Without `final_messages`, the trainer gets the conversation up to the last reply.
         """
         self._session.check_open()
         return RolloutResult(
@@ -95,10 +94,11 @@ class RolloutContext:
         )
 
     def record_tool_call(self, latency_ms: float = 0.0) -> None:
-        """Count a tool call in the rollout's metrics, and its latency.
+        """Count a tool call and its latency in the rollout's metrics.
 
-        Calls that execute_tool_calls runs, or that tool messages answer, are counted without it, and
-        never twice: the metrics have the larger count. Raises ValueError for a latency below 0, above a year, or NaN.
+        The server also counts the calls that execute_tool_calls runs, and the tool messages in the chats. The metrics
+        contain the larger count, so no call counts twice. Raises ValueError for a latency below 0, above a year, or
+        NaN.
         """
         self._session.check_open()
         latency = float(latency_ms)
@@ -109,13 +109,13 @@ class RolloutContext:
             note_error("")
 
     def log_event(self, event_name: str, /, **data: Any) -> None:
-        """Add an event of your own to the trajectory. What is not JSON is logged as its repr."""
+        """Add an event to the trajectory. A value that is not JSON is logged as its repr."""
         loggable = {_text(str(key)): _loggable(value) for key, value in data.items()}
         self._session.record(events.Logged(_text(str(event_name)), loggable))
 
 
 class ModelClient:
-    """A context's model under the names of the Osmosis SDK's client."""
+    """The model of a context, with the method names of the Osmosis SDK's client."""
 
     def __init__(self, context: RolloutContext) -> None:
         self._context = context
@@ -126,12 +126,12 @@ class ModelClient:
         return self._context.request.rollout_id
 
     async def chat_completions(self, messages: Sequence[Mapping[str, Any]], **params: Any) -> CompletionsResult:
-        """The same as RolloutContext.chat."""
+        """Return the reply of RolloutContext.chat."""
         return await self._context.chat(messages, **params)
 
 
 def _loggable(value: Any, levels: int = 32) -> Any:
-    """A value as JSON; what is not JSON as its repr."""
+    """Return a value as JSON. If the value is not JSON, return its repr."""
     try:
         if isinstance(value, Mapping) and levels:
             return {_text(str(key)): _loggable(item, levels - 1) for key, item in value.items()}
@@ -140,17 +140,11 @@ def _loggable(value: Any, levels: int = 32) -> Any:
         if isinstance(value, str):
             return _text(value)
         return jsontext.copy(value, "data", 0)
-    except InvalidArgument:
-        return _repr(value)
-    except Exception:
-        return f"a {type(value).__name__} that cannot be told"
-
-
-def _repr(value: Any) -> str:
-    try:
-        return _text(repr(value))
-    except Exception:
-        return f"a {type(value).__name__} that cannot be told"
+    except Exception:  # the value's own methods may raise anything
+        try:
+            return _text(repr(value))
+        except Exception:
+            return f"a {type(value).__name__} without a repr"
 
 
 def _text(text: str) -> str:

@@ -1,26 +1,26 @@
-"""Finds agent loops by "module:attribute"."""
+"""Finds the agent loops that a text "module:attribute" names."""
 
 import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from osmosis_grpc.agent.loop import RolloutAgentLoop
-from osmosis_grpc.agent.renamed import missing_module, of_the_sdk
+from osmosis_grpc.agent.missing_names import missing_module, of_the_sdk
 from osmosis_grpc.agent.validator import one_line, place_of_error
 
 
 class LoadError(ValueError):
     """A specification does not lead to an agent loop. The text is one line and says what to change.
 
-    Where the user's own code raised, the text names file and line, and `__cause__` is what it raised.
+    If the user's code raised an exception, the text names its file and line, and `__cause__` is the exception.
     """
 
 
 def load_object(spec: str) -> Any:
-    """Returns what "module:attribute" names. The working directory is on the path. Raises LoadError."""
+    """Return the object that "module:attribute" names. Raises LoadError. The working directory is put on sys.path."""
     module_name, colon, attribute = spec.partition(":")
     if module_name.endswith(".py") or "/" in module_name:
         raise LoadError(f"{spec!r} names a file; name the module: {_as_module(module_name, attribute or 'ATTRIBUTE')}")
@@ -31,42 +31,23 @@ def load_object(spec: str) -> Any:
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     with _own_code(spec):
-        found = _import(module_name)
+        try:
+            found: Any = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
+                raise LoadError(f"there is no module {error.name!r} in {os.getcwd()} or on the path") from error
+            raise
         for part in attribute.split("."):
             if not hasattr(found, part):
-                raise LoadError(f"{_name(found)} has no attribute {part!r}{_suggest(found)}")
+                name = getattr(found, "__name__", type(found).__name__)
+                raise LoadError(f"{name} has no attribute {part!r}{_suggest(found)}")
             found = getattr(found, part)
     return found
 
 
-def as_agent_loops(found: Any, spec: str) -> Sequence[RolloutAgentLoop]:
-    """Returns the instances of an agent loop, a class of one, or a list of them. Raises LoadError."""
-    items = list(found) if isinstance(found, list | tuple) else [found]
-    made = []
-    for item in items:
-        if isinstance(item, type) and issubclass(item, RolloutAgentLoop):
-            with _own_code(spec):
-                item = item()
-        if not isinstance(item, RolloutAgentLoop):
-            cls = item if isinstance(item, type) else type(item)
-            reason = of_the_sdk(cls) or f"it is a {type(item).__name__}"
-            raise LoadError(f"{spec} is not a RolloutAgentLoop: {reason}")
-        made.append(item)
-    return made
-
-
-def _import(module_name: str) -> Any:
-    try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
-            raise LoadError(f"there is no module {error.name!r} in {os.getcwd()} or on the path") from error
-        raise
-
-
 @contextlib.contextmanager
 def _own_code(spec: str) -> Iterator[None]:
-    """Runs code of the user's module. Whatever it raises becomes a LoadError of one line; only Ctrl-C passes."""
+    """Turn every exception of the user's code, except KeyboardInterrupt, into a LoadError with a text of one line."""
     try:
         yield
     except (LoadError, KeyboardInterrupt):
@@ -78,8 +59,23 @@ def _own_code(spec: str) -> Iterator[None]:
 
 
 def load_agent_loops(specs: Iterable[str]) -> list[RolloutAgentLoop]:
-    """The agent loops of several specifications, their names unique. Raises LoadError."""
-    loops = [loop for spec in specs for loop in as_agent_loops(load_object(spec), spec)]
+    """Return the agent loops of several specifications.
+
+    Each specification names an agent loop, an agent loop class, or a list of loops and classes. Raises LoadError, also
+    if two loops have the same name.
+    """
+    loops: list[RolloutAgentLoop] = []
+    for spec in specs:
+        found = load_object(spec)
+        for item in found if isinstance(found, list | tuple) else [found]:
+            if isinstance(item, type) and issubclass(item, RolloutAgentLoop):
+                with _own_code(spec):
+                    item = item()
+            if not isinstance(item, RolloutAgentLoop):
+                cls = item if isinstance(item, type) else type(item)
+                reason = of_the_sdk(cls) or f"it is a {type(item).__name__}"
+                raise LoadError(f"{spec} is not a RolloutAgentLoop: {reason}")
+            loops.append(item)
     names = [loop.name for loop in loops]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -87,12 +83,8 @@ def load_agent_loops(specs: Iterable[str]) -> list[RolloutAgentLoop]:
     return loops
 
 
-def _name(found: Any) -> str:
-    return str(getattr(found, "__name__", type(found).__name__))
-
-
 def _suggest(found: Any) -> str:
-    """Return the agent loops that a module or an object has, and a module's file."""
+    """Return a text with the agent loops of a module or an object, and the module's file."""
     loops = [name for name, value in getattr(found, "__dict__", {}).items() if _is_loop(value, found)]
     file = getattr(found, "__file__", None)
     loops_found = f"; it has: {', '.join(sorted(loops))}" if loops else ", and no agent loop"
@@ -100,7 +92,7 @@ def _suggest(found: Any) -> str:
 
 
 def _as_module(path: str, attribute: str) -> str:
-    """Return the MODULE:ATTRIBUTE for a file, and the folder to be in where it is not in this one."""
+    """Return the MODULE:ATTRIBUTE for a file. If the file is not below the current folder, also name its folder."""
     inner = os.path.relpath(path).removesuffix(".py")
     if not inner.startswith(os.pardir):
         return f"{inner.replace(os.sep, '.')}:{attribute}"

@@ -12,7 +12,7 @@ MAX_NAME_CHARS = 256
 
 
 class AgentNameError(TypeError):
-    """A class has no usable name. `code` is the validator's word for what is wrong."""
+    """A class has no usable name. `code` is the validator's code for the problem."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -20,40 +20,39 @@ class AgentNameError(TypeError):
 
 
 class RolloutAgentLoop(ABC):
-    """An agent: say its `name`, its tools, and how it runs.
+    """An agent: its name, its tools, and its run.
 
-    One instance serves all rollouts at once, so what belongs to one rollout stays in run's
-    local variables.
+    One instance serves all rollouts at once, so keep the state of a rollout in local variables of run.
     """
 
     name: ClassVar[str]
-    """What trainers call it; 1 to 256 characters, unique on its server."""
+    """The name that trainers use. It has 1 to 256 characters and is unique on a server."""
     lists_tools_without_request: ClassVar[bool] = True
-    """Whether get_tools may also be called without a rollout, to tell what tools there usually are."""
+    """Whether the server can call get_tools without a rollout, to list the tools that get_tools usually returns."""
     replayable: ClassVar[bool] = False
-    """Whether run asks the same when it is run again on the same replies.
+    """Whether run asks the same chats when it runs again with the same replies.
 
-    Then a rollout that a restart of the server interrupts goes on: run begins anew, the replies
-    that are recorded are given to it first, and its tools run again.
+    If True, a rollout continues after a restart of the server. run begins again and first gets the recorded replies.
+    The tools run again.
     """
 
     @abstractmethod
     def get_tools(self, request: RolloutRequest) -> Sequence[Any] | Awaitable[Sequence[Any] | None] | None:
-        """The tools this rollout's model may call: dicts in OpenAI's format, or schema objects.
+        """Return the tools that the model may call: dicts in OpenAI's format, or schema objects.
 
-        Called once, before the rollout is accepted; may be async (limit 10 s). Raising refuses
-        the rollout. None means no tools.
+        The server calls it once, before it accepts the rollout. The method can be async, with a limit of 10 s. An
+        exception refuses the rollout. None means no tools.
         """
 
     @abstractmethod
     async def run(self, ctx: RolloutContext) -> RolloutResult:
-        """The rollout itself: from ctx.request.messages to ctx.complete(...) or ctx.error(...).
+        """Run a rollout: begin with ctx.request.messages, return ctx.complete(...) or ctx.error(...).
 
-        Messages are only ever appended. An exception that escapes ends the rollout FAILED.
+        Only append to the messages. After an exception, the status of the rollout is FAILED.
         """
 
     def ended(self, rollout_id: str, attempt: int) -> None:  # noqa: B027 - few need it
-        """Called once when a rollout is over, also one that never ran: let go of what get_tools took hold of."""
+        """Release what get_tools reserved for a rollout. Called once after the rollout's end, even if run was not."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -64,7 +63,7 @@ class RolloutAgentLoop(ABC):
 
 
 def name_problem(name: object) -> tuple[str, str] | None:
-    """What is wrong with an agent loop's name, as (code, text); None when it is fine."""
+    """Return the problem of an agent loop's name as (code, text); None for a valid name."""
     if name is None:
         return "MISSING_NAME", "an agent loop needs a class attribute `name`"
     if not isinstance(name, str):

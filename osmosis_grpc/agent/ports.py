@@ -1,6 +1,7 @@
-"""The ports: what the engine sees of the world. The edge gives it real ones.
+"""The engine's ports. `server`, the gateway and tests implement them.
 
-A port is a Protocol; whatever has the methods is one. None of them knows a transport.
+A port is a type of function or a Protocol. An object that has the methods of a Protocol implements it. No port knows a
+transport.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,58 +18,46 @@ from osmosis_grpc.types import (
     TrajectoryEvent,
 )
 
+ChatModel = Callable[[ChatRequest], Awaitable[ChatResponse]]
+"""Returns model replies. A remote trainer or a policy in this process implements it.
 
-class ChatModel(Protocol):
-    """Something that gives model replies: a trainer across a wire, or a policy in this process.
+It returns the same reply for the same rollout, attempt, sample and number. The engine awaits the result. To cancel a
+chat, the engine calls cancel() of the result. If the result has no cancel(), the engine cancels the task that awaits
+the result. Raises osmosis_grpc.errors.CallError. If the error is `retryable`, the engine retries.
+"""
 
-    Called again with the same rollout, attempt, sample and number, it gives the same reply.
-    What it returns is awaited; where that has a cancel(), this gives the chat up, and elsewhere a
-    task around it is cancelled. Raises osmosis_grpc.errors.CallError; those that are `retryable` are asked again.
-    """
+ResultSink = Callable[[Completion], Awaitable[Outcome]]
+"""Receives completions, and records each result once.
 
-    def __call__(self, request: ChatRequest, /) -> Awaitable[ChatResponse]: ...
+Raises InvalidArgument, Aborted or Unimplemented for a completion that it will never record. The engine retries after
+any other error.
+"""
 
+EventSink = Callable[[TrajectoryEvent], None]
+"""Receives every event after its commit, for example to write a log file or to count a metric."""
 
-class ResultSink(Protocol):
-    """Something that takes completions. Called again with the same result, it records it once.
+EndSink = Callable[[RolloutInfo], None]
+"""Receives every rollout that ended, even if its events cannot be committed.
 
-    Raises InvalidArgument, Aborted or Unimplemented when it will never take this one, anything
-    else when it wants to be asked again.
-    """
-
-    def __call__(self, completion: Completion, /) -> Awaitable[Outcome]: ...
-
-
-class EventSink(Protocol):
-    """Something that wants to see every event after its commit: a log file, a metric."""
-
-    def __call__(self, event: TrajectoryEvent, /) -> None: ...
-
-
-class EndSink(Protocol):
-    """Something that wants to see every rollout once it has ended, also where its events cannot be committed.
-
-    It gets the completion as the server has it: where the trainer keeps the chats, only by reference.
-    """
-
-    def __call__(self, rollout: RolloutInfo, /) -> None: ...
+The completion can contain references to chats instead of the tokens of the chats, see Peer.accepts_references.
+"""
 
 
 class Clock(Protocol):
-    """Time, so that a test can bend it."""
+    """The time. Tests replace it."""
 
     def monotonic(self) -> float:
-        """Seconds that only grow."""
+        """Return seconds that never decrease."""
 
     def time(self) -> float:
-        """Unix seconds."""
+        """Return Unix seconds."""
 
 
 class Session(Protocol):
-    """What stands behind a RolloutContext. Every method raises RolloutEndedError after the end."""
+    """The engine's side of a RolloutContext. Every method raises RolloutEndedError after the end."""
 
     def check_open(self) -> None:
-        """Raise RolloutEndedError when the rollout has ended."""
+        """Raise RolloutEndedError if the rollout has ended."""
 
     async def chat(
         self,
@@ -90,7 +79,7 @@ class Session(Protocol):
         """Count a tool call in the metrics."""
 
     def tool_running(self, name: str) -> Callable[[str], float]:
-        """A tool began. What is returned is called once it is over, with the call id that its message answers.
+        """Note that a tool has begun. Return a function that the caller calls when the tool has ended.
 
-        That counts the call, and returns the seconds that it took.
+        That function takes the call id of the tool's message. It counts the call and returns its duration in seconds.
         """

@@ -1,4 +1,4 @@
-"""What an agent loop gets from a chat, and what it returns in the end."""
+"""The result of a chat, and the result of a run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,24 +16,24 @@ class CompletionsResult:
     message: Message
     """The reply in OpenAI's format; append it to the history as it is."""
     token_ids: Ids | None = None
-    """uint32, shape (n,): the sampled tokens; None when the trainer did not tell them."""
+    """uint32, shape (n,): the sampled tokens; None if the trainer did not send them."""
     logprobs: Logprobs | None = None
-    """float32, shape (n,): one per token, NaN where missing; None when none is known."""
+    """float32, shape (n,): one logprob per token, NaN for an unknown logprob; None if all are unknown."""
     usage: dict[str, Any] = field(default_factory=dict)
-    """prompt_tokens, completion_tokens, total_tokens; empty when the trainer did not tell them."""
+    """prompt_tokens, completion_tokens, total_tokens; empty if the trainer did not send them."""
     finish_reason: str | None = None
     """Why sampling stopped: stop, length, tool_calls."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Whatever else the sampler said."""
+    """Further fields of the sampler's reply."""
 
     @property
     def tool_calls(self) -> list[dict[str, Any]]:
-        """The tool calls that the reply asks for; empty for none."""
+        """The tool calls of the reply; empty for none."""
         return self.message.get("tool_calls") or []
 
     @property
     def has_tool_calls(self) -> bool:
-        """Whether the reply asks for tools."""
+        """Whether the reply has tool calls."""
         return bool(self.message.get("tool_calls"))
 
     @property
@@ -41,15 +41,17 @@ class CompletionsResult:
         """The reply's content: usually text, perhaps None."""
         return self.message.get("content")
 
-    if not TYPE_CHECKING:  # a type checker knows which attributes there are
+    if not TYPE_CHECKING:  # without these methods a type checker reports unknown attributes
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Raises an AttributeError that names what is meant, for the names of other libraries."""
-            raise AttributeError(_missing(name), name=name, obj=self)
+            """Raise an AttributeError. For an attribute name of another library, the text gives our name."""
+            use = f"; {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+            raise AttributeError(f"a chat's result has no attribute {name!r}{use}", name=name, obj=self)
 
         def __getitem__(self, key: object) -> NoReturn:
-            """Raises a TypeError that names what is meant."""
-            raise TypeError(f"a chat's result is no dict and no list; {_meant(str(key))}")
+            """Raise a TypeError that names the attribute to use."""
+            usual = "use result.message, result.content or result.tool_calls"
+            raise TypeError(f"a chat's result is no dict and no list; {_ELSEWHERE.get(str(key), usual)}")
 
 
 _ELSEWHERE = {
@@ -67,20 +69,12 @@ _ELSEWHERE = {
     "to_dict": "use result.message, which is a dict",
     "dict": "use result.message, which is a dict",
 }
-"""What to use instead, by the name that another client library has for it."""
-
-
-def _missing(name: str) -> str:
-    return f"a chat's result has no attribute {name!r}" + (f"; {_ELSEWHERE[name]}" if name in _ELSEWHERE else "")
-
-
-def _meant(name: str) -> str:
-    return _ELSEWHERE.get(name, "use result.message, result.content or result.tool_calls")
+"""Attribute name of another client library to the advice what to use here."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RolloutResult:
-    """What run returns. Made by ctx.complete and ctx.error."""
+    """The result of run. ctx.complete and ctx.error make it."""
 
     status: str
     """"COMPLETED" or "ERROR"."""
@@ -88,8 +82,8 @@ class RolloutResult:
     finish_reason: str | None = None
     error_message: str | None = None
     reward: float | None = None
-    """None is not zero: it means that somebody else computes the reward."""
+    """None means that the agent does not compute the reward; it is not zero."""
     metrics: RolloutMetrics | None = None
-    """Not needed: the server keeps its own."""
+    """Ignored, because the server measures the metrics itself."""
     extra_fields: Mapping[str, Any] | None = None
-    """Whatever else is to reach the trainer."""
+    """More data for the trainer."""

@@ -1,6 +1,6 @@
-"""Finds misspelt keys in a tool's schema: unknown keys that look like a known one.
+"""Finds misspelt keys in a tool's schema. A misspelt key is an unknown key that looks like a known key.
 
-An unknown key that looks like none is a vendor's, and is fine.
+Other unknown keys are not reported, because they can be extensions of vendors.
 """
 
 import difflib
@@ -20,7 +20,7 @@ _SCHEMA = frozenset(
     """.split()  # noqa: SIM905
 )
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-"""Keywords whose value has a schema for each name."""
+"""Keywords whose value is a mapping of names to schemas."""
 _LISTED = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
 _ALIKE = 0.75

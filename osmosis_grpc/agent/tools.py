@@ -9,8 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-from osmosis_grpc.agent.current import ToolRun, current_run, current_session, tool_watcher
-from osmosis_grpc.agent.ports import Session
+from osmosis_grpc.agent.current_context import ToolRun, current_run, current_session, tool_watcher
 from osmosis_grpc.errors import InvalidArgument, RolloutEndedError, ToolArgumentError, ToolExecutionError
 from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.types import Message, events, jsontext
@@ -20,18 +19,17 @@ from osmosis_grpc.types.messages import copy_message
 TOOL_CALL = job("agent.tool_call", OnFailure.RAISE)
 
 TOOL_TASK = "tool "
-"""How the names of tasks begin in which a tool runs; its name follows."""
+"""The name of a task that runs a tool is this prefix and the tool's name."""
 
 
 class ToolRunnerNotAsyncError(TypeError):
-    """The executor of execute_tool_calls is not async: it would block every rollout of the process."""
+    """The executor of execute_tool_calls is not async, so it would block every rollout of the process."""
 
 
 def get_tool_call_info(tool_call: Any) -> tuple[str, str, dict[str, Any]]:
-    """The id, function name and parsed arguments of a tool call.
+    """Return the id, function name and parsed arguments of a tool call. Empty arguments are an empty object.
 
-    Raises ToolArgumentError, which carries the call's id and name, when the arguments are not
-    a JSON object. Empty arguments are an empty object.
+    Raises ToolArgumentError, with the call's id and name, if the arguments are not a JSON object.
     """
     call_id, name = _names(tool_call)
     function: Any = tool_call.get("function") if isinstance(tool_call, Mapping) else tool_call
@@ -52,20 +50,20 @@ def get_tool_call_info(tool_call: Any) -> tuple[str, str, dict[str, Any]]:
 
 
 def create_tool_result(tool_call_id: str, content: str) -> dict[str, str]:
-    """The tool message that answers a call."""
+    """Return the tool message that answers a call."""
     return {"role": "tool", "content": content, "tool_call_id": tool_call_id}
 
 
 def create_tool_error_result(tool_call_id: str, error_message: str) -> dict[str, str]:
-    """The tool message that tells the model what went wrong."""
+    """Return the tool message that reports an error to the model."""
     note_error(tool_call_id, str(error_message))
     return create_tool_result(tool_call_id, f"Error: {error_message}")
 
 
 def note_error(tool_call_id: str, text: str = "") -> None:
-    """Note that a tool failed, with the exception that is being handled where there is one.
+    """Note that a tool failed, with the exception that is being handled, if any.
 
-    Within execute_tool_calls it belongs to the call that is running; elsewhere a watcher is told at once.
+    Within execute_tool_calls the error belongs to the running call. Elsewhere the watcher gets the error at once.
     """
     run, watcher = current_run.get(), tool_watcher.get()
     if run is not None:
@@ -75,7 +73,7 @@ def note_error(tool_call_id: str, text: str = "") -> None:
 
 
 def serialize_tool_result(result: Any) -> str:
-    """A tool's return value as a message's content: text as it is, everything else as JSON."""
+    """Return a tool's result as a message's content. A text stays unchanged; any other value becomes JSON."""
     if result is None:
         return ""
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
@@ -84,19 +82,17 @@ def serialize_tool_result(result: Any) -> str:
 async def execute_tool_calls(
     tool_calls: Iterable[Mapping[str, Any]], executor: Callable[[Any], Awaitable[Any]]
 ) -> list[Message]:
-    """Run all calls of one reply at the same time; their messages in the calls' order.
+    """Run all calls of one reply at the same time. Return their messages in the order of the calls.
 
-    `executor` is awaited with each call and returns its tool message. A call that raises or
-    returns nothing becomes an error message of its own, and the others' results stay. Each
-    call and its return are trajectory events, and the metrics count and time them. Raises a
-    TypeError when `executor` is not async.
+    `executor` is awaited with each call and returns the call's tool message. If a call raises an exception or returns
+    nothing, its message is an error message. The results of the other calls stay. Each call and its return are events
+    of the trajectory. The metrics count and time the calls. Raises a TypeError when `executor` is not async.
     """
-    return list(await asyncio.gather(*map(_in_a_task(executor), tool_calls)))
-
-
-def _in_a_task(executor: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], "asyncio.Task[Message]"]:
-    """Starts a call in a task that has the tool's name, so that the watchdog can say which tool blocks."""
-    return lambda call: child(TOOL_CALL, _execute(call, executor), name=f"{TOOL_TASK}{clip(_names(call)[1], 80)}")
+    tasks = [
+        child(TOOL_CALL, _execute(call, executor), name=f"{TOOL_TASK}{clip(_names(call)[1], 80)}")
+        for call in tool_calls
+    ]
+    return list(await asyncio.gather(*tasks))
 
 
 async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]]) -> Message:
@@ -104,10 +100,11 @@ async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]]) -> Mess
     call_id, name = _names(call)
     run = ToolRun(clip(call_id or "unknown"), clip(name))
     current_run.set(run)  # in this task alone
-    if session:
-        _record_call(session, call)
-    done = session.tool_running(run.name) if session else _stopwatch()
-    answered = run.call_id
+    if session and isinstance(call, Mapping):
+        with contextlib.suppress(InvalidArgument):  # a call that cannot be sent does not come from a model
+            session.record(events.ToolCalled(jsontext.copy(dict(call), "tool_call")))
+    began, answered = time.monotonic(), run.call_id
+    done = session.tool_running(run.name) if session else lambda call_id: time.monotonic() - began
     try:
         asked = executor(call)
         if not inspect.isawaitable(asked):
@@ -116,7 +113,7 @@ async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]]) -> Mess
             raise ToolRunnerNotAsyncError(text)
         message = _message(call_id or "unknown", await asked)
         answered = str(message.get("tool_call_id") or "")
-        if run.error_text and message.get("content") != f"Error: {run.error_text}":  # it was not the last word
+        if run.error_text and message.get("content") != f"Error: {run.error_text}":  # the agent handled the error
             run.error, run.error_text = None, ""
     except (RolloutEndedError, ToolRunnerNotAsyncError):
         raise
@@ -140,20 +137,8 @@ async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]]) -> Mess
     return message
 
 
-def _stopwatch() -> Callable[[str], float]:
-    began = time.monotonic()
-    return lambda call_id: time.monotonic() - began
-
-
-def _record_call(session: Session, call: Any) -> None:
-    """Record a call. One that cannot be sent came from no model; there is nothing to tell."""
-    if isinstance(call, Mapping):
-        with contextlib.suppress(InvalidArgument):
-            session.record(events.ToolCalled(jsontext.copy(dict(call), "tool_call")))
-
-
 def _names(call: Any) -> tuple[str, str]:
-    """A call's id and function name, as far as it has them."""
+    """Return a call's id and function name; empty texts if it has none."""
     function = call.get("function") if isinstance(call, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     call_id = call.get("id") if isinstance(call, Mapping) else None
@@ -161,10 +146,10 @@ def _names(call: Any) -> tuple[str, str]:
 
 
 def _message(call_id: str, result: Any) -> Message:
-    """What an executor returned as the message that answers the call. Raises when it cannot be sent."""
+    """Return an executor's result as the message that answers the call. Raises if the message cannot be sent."""
     if result is None:
         raise ToolExecutionError("the tool returned nothing", call_id)
-    whole = isinstance(result, dict) and "role" in result
-    message: Message = result if whole else create_tool_result(call_id, serialize_tool_result(result))
+    is_message = isinstance(result, dict) and "role" in result
+    message: Message = result if is_message else create_tool_result(call_id, serialize_tool_result(result))
     copy_message(message, "the tool's message")
     return message

@@ -1,23 +1,24 @@
-"""Looks at an agent loop before anything runs it, and tells everything that is wrong at once.
+"""Checks an agent loop before it runs, and reports all problems at once.
 
-The codes are those of the Osmosis SDK; HINTS has them all, each with what to do about it. Seven
-are ours: MISSING_GET_TOOLS_METHOD, GET_TOOLS_NOT_AWAITED, AGENT_INIT_FAILED, UNUSUAL_FUNCTION_NAME,
-MISSPELT_KEY, and, told by the command line only, NOT_AN_AGENT_LOOP and DUPLICATE_NAME.
+HINTS has a hint for each code. The codes are the codes of the Osmosis SDK and seven codes of ours:
+MISSING_GET_TOOLS_METHOD, GET_TOOLS_NOT_AWAITED, AGENT_INIT_FAILED, UNUSUAL_FUNCTION_NAME, MISSPELT_KEY,
+NOT_AN_AGENT_LOOP and DUPLICATE_NAME. Only the command line reports the last two.
 """
 
 import asyncio
+import contextlib
 import inspect
 import os
 import re
 import reprlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from osmosis_grpc.agent.loop import name_problem
+from osmosis_grpc.agent.runnable import await_tools
 from osmosis_grpc.agent.schema_keys import misspelt_keys
 from osmosis_grpc.errors import InvalidArgument, OsmosisRolloutError
-from osmosis_grpc.supervise import OnFailure, future, job
 from osmosis_grpc.types import RolloutRequest, jsontext
 from osmosis_grpc.types.completion import clip, describe
 from osmosis_grpc.types.stack_frames import own_lines
@@ -25,15 +26,13 @@ from osmosis_grpc.types.tools import dump_model
 
 Severity = Literal["error", "warning"]
 Place = tuple[str | None, int | None]
-"""A file and a line from 1; both None for what has no source."""
-
-GET_TOOLS = job("agent.validate_tools", OnFailure.RAISE)
+"""A file and a line, counted from 1; both None without a source."""
 
 GET_TOOLS_TIMEOUT = 10.0
-"""Seconds that an async get_tools may take: as long as a server waits."""
+"""Timeout in seconds of an async get_tools. A server has the same timeout."""
 
 REQUEST = RolloutRequest(rollout_id="validate", messages=[{"role": "user", "content": "What is (2 + 3) * 4?"}])
-"""What get_tools is called with."""
+"""The request that get_tools gets."""
 
 HINTS = {
     "MISSING_NAME": 'give the class a name: name = "my-agent"',
@@ -63,7 +62,7 @@ HINTS = {
     "NOT_AN_AGENT_LOOP": "derive the class from osmosis_grpc.rollout.RolloutAgentLoop; a server hosts nothing else",
     "DUPLICATE_NAME": "give each agent loop a name of its own; trainers choose by it",
 }
-"""What to do, by code."""
+"""Code to a hint what to do about a finding with this code."""
 
 WARNINGS = frozenset(
     {
@@ -74,43 +73,43 @@ WARNINGS = frozenset(
         "MISSPELT_KEY",
     }
 )
-"""The codes that do not stop an agent from working."""
+"""The codes of problems with which an agent still works."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong with an agent loop."""
+    """One problem of an agent loop."""
 
     code: str
     message: str
-    """What is wrong, on one line."""
+    """The problem, on one line."""
     hint: str
     """What to do about it, on one line."""
     file: str | None = None
-    """Where the class or the method stands; None for what has no source."""
+    """The file of the class or the method; None without a source."""
     line: int | None = None
-    """From 1."""
+    """Counted from 1; None without a source."""
     severity: Severity = "error"
 
 
 @dataclass(frozen=True, slots=True)
 class ValidationResult:
-    """Everything that was found about one agent loop."""
+    """The name of an agent loop and all findings about it."""
 
     agent_name: str | None
-    """None when it has no usable name."""
+    """None if it has no usable name."""
     findings: tuple[Finding, ...] = ()
     tool_count: int = 0
-    """How many tools were looked at: 0 when get_tools gave no list, or was not called."""
+    """The number of checked tools: 0 if get_tools returned no list or was not called."""
 
     @property
     def errors(self) -> tuple[Finding, ...]:
-        """What stops the agent from working."""
+        """The findings with which the agent does not work."""
         return tuple(finding for finding in self.findings if finding.severity == "error")
 
     @property
     def warnings(self) -> tuple[Finding, ...]:
-        """What does not."""
+        """The findings with which the agent works."""
         return tuple(finding for finding in self.findings if finding.severity == "warning")
 
     @property
@@ -119,29 +118,28 @@ class ValidationResult:
         return not self.errors
 
     def raise_if_invalid(self) -> None:
-        """Raise AgentLoopValidationError when there is an error; warnings do not count."""
+        """Raise AgentLoopValidationError if there is an error; warnings do not count."""
         if not self.valid:
             raise AgentLoopValidationError(self)
 
 
 class AgentLoopValidationError(OsmosisRolloutError):
-    """An agent loop has errors; the text has one per line, each with its hint."""
+    """An agent loop has errors. The text has one line for each error, with the hint."""
 
     def __init__(self, result: ValidationResult) -> None:
         self.result = result
-        """All that was found, warnings too."""
+        """All findings, including the warnings."""
         self.errors = result.errors
         lines = "".join(f"\n  {error.code}: {error.message} ({error.hint})" for error in self.errors)
         super().__init__(f"agent loop {result.agent_name or 'without a name'} is not valid:{lines}")
 
 
 def validate_agent_loop(agent_loop: object) -> ValidationResult:
-    """Everything that is wrong with an agent loop, or with whatever else is passed. Raises nothing.
+    """Return all problems of an agent loop, or of any other object. Raises nothing.
 
-    A class is looked at and then called without arguments; get_tools is called once with
-    REQUEST, unless the class has no instance. run is not called. An async get_tools is run to
-    its end with asyncio.run; within a running event loop that cannot be, and the warning
-    GET_TOOLS_NOT_AWAITED says that its tools were not looked at.
+    A class is checked and then called without arguments. get_tools is called once with REQUEST, unless the class cannot
+    be called. run is not called. asyncio.run runs an async get_tools. Within a running event loop this is impossible,
+    so the warning GET_TOOLS_NOT_AWAITED says that the tools were not checked.
     """
     cls = agent_loop if isinstance(agent_loop, type) else type(agent_loop)
     name = _attribute(agent_loop, "name")
@@ -158,12 +156,12 @@ def validate_agent_loop(agent_loop: object) -> ValidationResult:
 
 
 def make(code: str, message: str, place: Place) -> Finding:
-    """A finding of HINTS."""
+    """Return a finding, with its hint from HINTS."""
     return Finding(code, message, HINTS[code], *place, severity="warning" if code in WARNINGS else "error")
 
 
 def place_of(*objects: object) -> Place:
-    """Where the first of some functions, methods and classes stands that has a source: its def or class line."""
+    """Return the def or class line of the first function, method or class that has a source."""
     for candidate in objects:
         try:
             file = inspect.getsourcefile(candidate)  # type: ignore[arg-type]
@@ -176,25 +174,23 @@ def place_of(*objects: object) -> Place:
 
 
 def place_of_error(error: BaseException) -> Place:
-    """Where an exception was raised: the innermost line that is neither ours nor a library's.
+    """Return the place that raised an exception: the innermost line outside our code and installed packages.
 
-    An installed package's line when there is no other, None when there is neither.
+    If there is no such line, return a line of an installed package.
     """
     lines = own_lines(error, 1)
     return lines[0][:2] if lines else (None, None)
 
 
 def statement(lines: Sequence[str]) -> int:
-    """Which of a definition's lines has its def or class: the first, but for decorators."""
-    if lines and lines[0].lstrip().startswith("@"):
-        for index, line in enumerate(lines):
-            if line.lstrip().startswith(("class ", "def ", "async def ")):
-                return index
-    return 0
+    """Return the index of the def or class line in a definition, after its decorators."""
+    starts = ("class ", "def ", "async def ")
+    decorated = bool(lines) and lines[0].lstrip().startswith("@")
+    return next((i for i, line in enumerate(lines) if line.lstrip().startswith(starts)), 0) if decorated else 0
 
 
 def one_line(error: BaseException) -> str:
-    """An exception's type and text on one line."""
+    """Return an exception's type and text on one line."""
     return clip(" ".join(f"{type(error).__name__}: {describe(error)}".split()))
 
 
@@ -203,7 +199,7 @@ def _finding(code: str, message: str, *objects: object) -> Finding:
 
 
 def _attribute(owner: object, name: str) -> Any:
-    """An attribute, None when there is none: also one whose property raises, and an abstract method."""
+    """Return an attribute; None for a missing one, an abstract method, and a property that raises."""
     try:
         value = getattr(owner, name, None)
         return None if getattr(value, "__isabstractmethod__", False) is True else value
@@ -212,7 +208,10 @@ def _attribute(owner: object, name: str) -> Any:
 
 
 def _instance(cls: type) -> tuple[object | None, list[Finding]]:
-    """What calling a class gives. When nothing but get_tools or run is missing, they have findings of their own."""
+    """Return an instance of a class; if the class cannot be called, return None and the finding.
+
+    A class that lacks only get_tools or run gets no finding here, because other checks report the missing method.
+    """
     missing = set(getattr(cls, "__abstractmethods__", ()))
     if missing and missing <= {"get_tools", "run"}:
         return None, []
@@ -229,19 +228,13 @@ def _run(agent_loop: object, cls: type) -> Iterator[Finding]:
         yield _finding("MISSING_RUN_METHOD", f"{cls.__name__} has no method run", cls)
     elif not callable(run):
         yield _finding("RUN_NOT_CALLABLE", f"run of {cls.__name__} is a {type(run).__name__}, not a method", cls)
-    elif not _is_async(run):
+    elif not any(map(inspect.iscoroutinefunction, (run, inspect.unwrap(run), getattr(run, "__call__", None)))):  # noqa: B004
         kind = "an async generator: it yields" if inspect.isasyncgenfunction(run) else "not an async function"
         yield _finding("RUN_NOT_ASYNC", f"run of {cls.__name__} is {kind}", run, cls)
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
-    """Whether awaiting its result works: also behind functools.wraps, partial, and as __call__."""
-    forms = (function, inspect.unwrap(function), getattr(function, "__call__", None))  # noqa: B004
-    return any(inspect.iscoroutinefunction(form) for form in forms)
-
-
 def _get_tools(agent_loop: object, instance: object | None, cls: type) -> tuple[Sequence[Any], list[Finding]]:
-    """The tools there are to look at, and what is wrong with them or with how they are got."""
+    """Return the tools, and the findings about get_tools and the tools."""
     get_tools = _attribute(agent_loop if instance is None else instance, "get_tools")
     if get_tools is None:
         return (), [_finding("MISSING_GET_TOOLS_METHOD", f"{cls.__name__} has no method get_tools", cls)]
@@ -258,15 +251,16 @@ def _get_tools(agent_loop: object, instance: object | None, cls: type) -> tuple[
 
 
 def _call(get_tools: Callable[..., Any], place: Place) -> Sequence[Any] | Finding:
-    """What get_tools returns, or why that are no tools."""
+    """Return the result of get_tools, or the finding if it is not a list of tools."""
     try:
         tools = get_tools(REQUEST)
         if inspect.isawaitable(tools):
-            if _loop_runs():
+            with contextlib.suppress(RuntimeError):
+                asyncio.get_running_loop()
                 if inspect.iscoroutine(tools):
                     tools.close()
                 return make("GET_TOOLS_NOT_AWAITED", "get_tools is async and was not run: an event loop runs", place)
-            tools = asyncio.run(_settle(tools))
+            tools = asyncio.run(await_tools(tools, GET_TOOLS_TIMEOUT))
     except (Exception, SystemExit) as error:
         return make("GET_TOOLS_EXCEPTION", f"get_tools raised {one_line(error)}{_at(error)}", place)
     if tools is None:
@@ -277,80 +271,57 @@ def _call(get_tools: Callable[..., Any], place: Place) -> Sequence[Any] | Findin
 
 
 def _at(error: BaseException) -> str:
+    """Return the place of an exception as a text; an empty one if it is not known."""
     file, line = place_of_error(error)
     return f" (at {file}:{line})" if file else ""
 
 
-def _loop_runs() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
-async def _settle(tools: Awaitable[Any]) -> Any:
-    task = future(GET_TOOLS, tools)
-    done, _ = await asyncio.wait({task}, timeout=GET_TOOLS_TIMEOUT)
-    if not done:
-        task.cancel()
-        raise TimeoutError(f"it took longer than {GET_TOOLS_TIMEOUT:g} s")
-    return task.result()
-
-
-class _Missing:
-    def __repr__(self) -> str:
-        return "missing"
-
-
-_MISSING = _Missing()
+_MISSING = object()
 
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
-def _is_usual(value: object) -> bool:
-    """Whether every model server accepts a name; what is no name at all has a finding of its own."""
-    return not _is_text(value) or re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", str(value)) is not None
-
-
-def _is(text: str) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, str) and value == text
-
-
 def _is_dict(value: object) -> bool:
     return isinstance(value, dict)
 
 
-def _present(value: object) -> bool:
-    return value is not _MISSING
-
-
-def _unless_missing(good: Callable[[object], bool]) -> Callable[[object], bool]:
-    return lambda value: value is _MISSING or good(value)
-
-
-_CHECKS: tuple[tuple[str, tuple[str, ...], Callable[[object], bool], str], ...] = (
-    ("MISSING_TOOL_TYPE", ("type",), _present, "'function'"),
-    ("UNKNOWN_TOOL_TYPE", ("type",), _unless_missing(_is("function")), "'function'"),
-    ("MISSING_FUNCTION", ("function",), _present, "a dict"),
-    ("INVALID_FUNCTION_TYPE", ("function",), _unless_missing(_is_dict), "a dict"),
-    ("MISSING_FUNCTION_NAME", ("function", "name"), _present, "a str"),
-    ("INVALID_FUNCTION_NAME", ("function", "name"), _unless_missing(_is_text), "a str that is not blank"),
-    ("UNUSUAL_FUNCTION_NAME", ("function", "name"), _is_usual, "1 to 64 of a-z, A-Z, 0-9, _ and -"),
-    ("MISSING_FUNCTION_DESCRIPTION", ("function", "description"), _is_text, "a sentence"),
-    ("INVALID_PARAMETERS_TYPE", ("function", "parameters"), _unless_missing(_is_dict), "a dict"),
-    ("PARAMETERS_TYPE_NOT_OBJECT", ("function", "parameters", "type"), _is("object"), "'object'"),
+_CHECKS: tuple[tuple[str, Callable[[object], bool], str, str, str], ...] = (
+    (
+        "type",
+        lambda value: isinstance(value, str) and value == "function",
+        "'function'",
+        "UNKNOWN_TOOL_TYPE",
+        "MISSING_TOOL_TYPE",
+    ),
+    ("function", _is_dict, "a dict", "INVALID_FUNCTION_TYPE", "MISSING_FUNCTION"),
+    ("function.name", _is_text, "a str that is not blank", "INVALID_FUNCTION_NAME", "MISSING_FUNCTION_NAME"),
+    (  # every model server accepts these names; a blank name has another finding
+        "function.name",
+        lambda value: not _is_text(value) or re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", str(value)) is not None,
+        "1 to 64 of a-z, A-Z, 0-9, _ and -",
+        "UNUSUAL_FUNCTION_NAME",
+        "",
+    ),
+    ("function.description", _is_text, "a sentence", "MISSING_FUNCTION_DESCRIPTION", "MISSING_FUNCTION_DESCRIPTION"),
+    ("function.parameters", _is_dict, "a dict", "INVALID_PARAMETERS_TYPE", ""),
+    (
+        "function.parameters.type",
+        lambda value: isinstance(value, str) and value == "object",
+        "'object'",
+        "PARAMETERS_TYPE_NOT_OBJECT",
+        "PARAMETERS_TYPE_NOT_OBJECT",
+    ),
 )
-"""(code, the field it looks at, whether its value is good, what it should be).
+"""(field, whether its value is good, what it should be, code for a bad value, code for a missing one or "").
 
-A check is left out where the field's parent is not a dict: another one tells that.
+A field is checked if its parent is a dict.
 """
 
 
 def _tool(tool: object, label: str, place: Place) -> Iterator[Finding]:
-    """What is wrong with one tool. `label` says which it is."""
+    """Yield the findings about one tool. `label` names the tool in the texts of the findings."""
     try:
         plain = dump_model(tool)
     except Exception as error:
@@ -359,11 +330,15 @@ def _tool(tool: object, label: str, place: Place) -> Iterator[Finding]:
     if not isinstance(plain, dict):
         yield make("INVALID_TOOL_TYPE", f"{label} is a {type(tool).__name__}, neither a dict nor a tool schema", place)
         return
-    name = _field(plain, ("function", "name"))
-    called = f"{label} ({name})" if isinstance(name, str) and _is_text(name) else label
-    for code, path, good, expected in _CHECKS:
-        if _is_dict(_field(plain, path[:-1])) and not good(value := _field(plain, path)):
-            yield make(code, f"{called}: {'.'.join(path)} is {reprlib.repr(value)}, not {expected}", place)
+    name = _field(plain, ["function", "name"])
+    called = f"{label} ({name})" if _is_text(name) else label
+    for field, good, expected, bad, missing in _CHECKS:
+        *parent, last = field.split(".")
+        value = _field(plain, [*parent, last])
+        code = missing if value is _MISSING else "" if good(value) else bad
+        if code and _is_dict(_field(plain, parent)):
+            shown = "missing" if value is _MISSING else reprlib.repr(value)
+            yield make(code, f"{called}: {field} is {shown}, not {expected}", place)
     for key, near in misspelt_keys(plain):
         yield make("MISSPELT_KEY", f"{called}: the key {key} is unknown; is {near} meant?", place)
     try:
@@ -373,6 +348,7 @@ def _tool(tool: object, label: str, place: Place) -> Iterator[Finding]:
 
 
 def _field(tool: dict[Any, Any], path: Sequence[str]) -> object:
+    """Return a nested value; _MISSING if there is none."""
     value: object = tool
     for key in path:
         value = value.get(key, _MISSING) if isinstance(value, dict) else _MISSING

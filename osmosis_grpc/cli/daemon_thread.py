@@ -1,12 +1,13 @@
-"""Runs agents in a daemon thread, so that the command ends whatever they do."""
+"""Runs agents in a daemon thread, so that no agent can keep the command from ending."""
 
 import asyncio
 import concurrent.futures
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from osmosis_grpc.cli.jobs import DAEMON_THREAD
-from osmosis_grpc.supervise import thread
+from osmosis_grpc.supervise import OnFailure, job, thread
+
+DAEMON_THREAD = job("cli.run_in_daemon_thread", OnFailure.REPORT, "thread")
 
 T = TypeVar("T")
 
@@ -14,7 +15,8 @@ T = TypeVar("T")
 def run_in_daemon_thread(main: Callable[[], Awaitable[T]], limit: float | None = None) -> T:
     """Run a coroutine in a daemon thread, so that an agent cannot keep this process alive.
 
-    Raises what it raises, and concurrent.futures.TimeoutError when it takes longer than `limit` seconds.
+    Raises the exception of the coroutine. Raises concurrent.futures.TimeoutError if it takes longer than `limit`
+    seconds.
     """
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
 

@@ -1,6 +1,8 @@
-"""The demo command: starts a server process and runs eight rollouts with this process as the trainer."""
+"""The demo command starts a server process and runs eight rollouts. This process is the trainer."""
 
+import asyncio
 import contextlib
+import json
 import logging
 import os
 import secrets
@@ -10,12 +12,19 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
-if TYPE_CHECKING:
-    from osmosis_grpc.types import Completion
+from osmosis_grpc.errors import CallError
+from osmosis_grpc.serve.json_output import records, say_error
+from osmosis_grpc.supervise import OnFailure, child, job
+from osmosis_grpc.types import Completion
+
+TRAIN = job("cli.demo_trainer", OnFailure.RAISE)
+WAIT = job("cli.demo_server", OnFailure.RAISE)
 
 TASKS = (
     ("What is 2 + 3?", "5"),
@@ -27,7 +36,7 @@ TASKS = (
     ("What is 81 / 9 / 3?", "3"),
     ("What is 2 * 2 * 2 * 2 * 2?", "32"),
 )
-"""Questions and their reference answers. The mock rounds, so it gets the fifth wrong."""
+"""Questions and their reference answers. The mock model rounds, so its answer to the fifth question is wrong."""
 
 NEXT = """
 Next:
@@ -41,60 +50,54 @@ Next:
 
 
 LIMIT = 60.0
-"""Timeout in seconds of all rollouts."""
+"""Timeout in seconds for all rollouts together."""
 STOP_WITHIN = 10.0
-"""Seconds that the server has to stop."""
+"""The demo waits this many seconds for the server to stop. Then it kills the server."""
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that end the demo."""
 
 
 class _DemoError(Exception):
-    """The demo failed; the message is the reason."""
+    """The demo failed. The message is the reason."""
 
 
-def demo(json: Annotated[bool, typer.Option("--json", help="Eight JSON records instead of a table.")] = False) -> None:
-    """Run eight rollouts of a calculator agent, with a mock for a model, over real sockets."""
-    from osmosis_grpc.serve.records import records
-
-    with records(json) as out:
-        if not json:
-            typer.echo("starting an agent server in a separate process ...", err=True)
+def run_demo(as_json: bool) -> int:
+    """Run the rollouts, print them, and return the exit code."""
+    with records(as_json) as out:
+        if not as_json:
+            say_error("starting an agent server in a separate process ...")
         try:
             completions = _completions()
         except _DemoError as error:
-            typer.echo(f"demo: {error}", err=True)
-            raise typer.Exit(1) from None
+            say_error(f"demo: {error}")
+            return 1
         for completion, (_, label) in zip(completions, TASKS, strict=True):
             out.write("completion", **_record(completion, label))
-    if not json:
-        _print_table(completions)
-    if not all(completion.status == "COMPLETED" for completion in completions):
-        raise typer.Exit(1)
+        done = sum(completion.status == "COMPLETED" for completion in completions)
+        if not as_json:
+            Console().print(_table(completions))
+        out.say(f"{done} of {len(completions)} rollouts COMPLETED. The mock rounds, so 7 / 2 earns nothing.")
+        out.say(NEXT.format(program=_program()))
+    return 0 if done == len(completions) else 1
 
 
-def _completions() -> "list[Completion]":
-    """Run the rollouts on a server with a temporary folder. The folder is always deleted."""
-    import asyncio
-
+def _completions() -> list[Completion]:
+    """Run the rollouts on a server with a temporary folder, and delete the folder at the end."""
     for number in STOPS[1:]:
         signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
     token = secrets.token_urlsafe()
-    with _folder() as folder, _server(folder, token) as server:
+    try:
+        temporary = tempfile.TemporaryDirectory(prefix="osmosis-demo-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise _DemoError(f"no folder for the server's journal: {error.strerror}; set TMPDIR to one") from None
+    with temporary as folder, _server(folder, token) as server:
         return asyncio.run(_train(_address(server), token, server))
 
 
-def _folder() -> "tempfile.TemporaryDirectory[str]":
-    try:
-        return tempfile.TemporaryDirectory(prefix="osmosis-demo-", ignore_cleanup_errors=True)
-    except OSError as error:
-        raise _DemoError(f"no folder for the server's journal: {error.strerror}; set TMPDIR to one") from None
-
-
 @contextlib.contextmanager
-def _server(folder: str, token: str) -> "Iterator[subprocess.Popen[str]]":
-    """Start the agent server. It sees no setting, no .env and no module of this folder.
+def _server(folder: str, token: str) -> Iterator[subprocess.Popen[str]]:
+    """Start the agent server in `folder`, without this process's OSMOSIS_ variables and without the .env file.
 
-    It is in a process group of its own, so that Ctrl-C stops the demo, and the demo stops the server.
+    The server has its own process group, so Ctrl-C stops only the demo. The demo then stops the server.
     """
     command = [sys.executable, "-m", "osmosis_grpc.serve", "-m", "osmosis_grpc.testing.calculator:agent_loop"]
     secret = os.path.join(folder, "token")
@@ -143,7 +146,7 @@ def _server(folder: str, token: str) -> "Iterator[subprocess.Popen[str]]":
 
 @contextlib.contextmanager
 def _signals_wait() -> Iterator[None]:
-    """Delay signals: an interrupted Popen leaves a process without its process id."""
+    """Delay the first signal and drop the others. A signal during Popen would leave a process with an unknown id."""
     came: list[int] = []
     before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in STOPS}
     try:
@@ -155,10 +158,8 @@ def _signals_wait() -> Iterator[None]:
             signal.raise_signal(received)
 
 
-def _address(server: "subprocess.Popen[str]") -> str:
-    """Return HOST:PORT of the server once it is ready. Raises _DemoError if the server ends first."""
-    import json
-
+def _address(server: subprocess.Popen[str]) -> str:
+    """Wait until the server is ready, and return its HOST:PORT. Raises _DemoError if the server ends first."""
     assert server.stdout is not None
     line = server.stdout.readline()
     if not line:
@@ -170,20 +171,14 @@ def _end(code: int) -> str:
     return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
 
-async def _train(target: str, token: str, server: "subprocess.Popen[str]") -> "list[Completion]":
-    """Run the rollouts. Raises _DemoError if the server ends first, refuses a call, or the timeout is over."""
-    import asyncio
-
-    from osmosis_grpc.cli.jobs import TRAIN, WAIT
-    from osmosis_grpc.errors import CallError
-    from osmosis_grpc.supervise import child
-
+async def _train(target: str, token: str, server: subprocess.Popen[str]) -> list[Completion]:
+    """Run the rollouts. Raises _DemoError if the server ends first or refuses a call, and after the timeout."""
     rollouts, end = child(TRAIN, _rollouts(target, token)), child(WAIT, _ended(server))
     try:
         await asyncio.wait({rollouts, end}, timeout=LIMIT, return_when=asyncio.FIRST_COMPLETED)
         if rollouts.done() and rollouts.exception() is None:
             return rollouts.result()
-        if rollouts.done():  # when a server ends, its calls fail first
+        if rollouts.done():  # when a server ends, its calls fail a moment earlier
             await asyncio.wait({end}, timeout=1.0)
         if end.done():
             raise _DemoError(f"the server ended before the rollouts: {_end(end.result())}")
@@ -194,43 +189,39 @@ async def _train(target: str, token: str, server: "subprocess.Popen[str]") -> "l
         except CallError as error:
             raise _DemoError(f"the server refused a call: {error}") from None
     finally:
-        server.terminate()  # first, so that the server logs no lost trainer
+        server.terminate()  # before the trainer closes, so that the server does not log a lost trainer
         await asyncio.wait({end}, timeout=STOP_WITHIN)
         for task in (rollouts, end):
             task.cancel()
         await asyncio.gather(rollouts, end, return_exceptions=True)
 
 
-async def _ended(server: "subprocess.Popen[str]") -> int:
+async def _ended(server: subprocess.Popen[str]) -> int:
     """Wait for the end of the server and return its exit code."""
-    import asyncio
-
     while (code := server.poll()) is None:  # noqa: ASYNC110 - a waiting thread would keep the loop from ending
         await asyncio.sleep(0.1)
     return code
 
 
-async def _rollouts(target: str, token: str) -> "list[Completion]":
+async def _rollouts(target: str, token: str) -> list[Completion]:
     """Start the rollouts as the trainer, answer their chats, and return their completions."""
-    import asyncio
-
     from osmosis_grpc.policies import ToolCallingMock
     from osmosis_grpc.trainer import Credentials, Trainer
 
-    # The demo itself says when its server ends.
-    logging.getLogger("osmosis_grpc.trainer.unreachable").setLevel(logging.ERROR)
+    # The demo itself reports the end of the server, so this logger's warnings are not needed.
+    logging.getLogger("osmosis_grpc.trainer.unreachable_servers").setLevel(logging.ERROR)
     run = secrets.token_hex(2)
     credentials = Credentials(token=token)
     async with Trainer(target, ToolCallingMock(), transport="callback", credentials=credentials) as trainer:
 
-        async def rollout(number: int, question: str, label: str) -> "Completion":
+        async def rollout(number: int, question: str, label: str) -> Completion:
             rollout_id, messages = f"demo-{run}-{number}", [{"role": "user", "content": question}]
             return await trainer.rollout(rollout_id=rollout_id, messages=messages, label=label)
 
         return list(await asyncio.gather(*(rollout(i, *task) for i, task in enumerate(TASKS, start=1))))
 
 
-def _record(completion: "Completion", label: str) -> dict[str, Any]:
+def _record(completion: Completion, label: str) -> dict[str, Any]:
     samples = {
         name: {
             "chats": [
@@ -258,11 +249,7 @@ def _record(completion: "Completion", label: str) -> dict[str, Any]:
     }
 
 
-def _print_table(completions: "list[Completion]") -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
+def _table(completions: list[Completion]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     for name in ("rollout", "status", "reward", "turns", "tokens", "finish reason", "latency"):
         table.add_column(name, no_wrap=True, min_width=len(name))
@@ -277,14 +264,11 @@ def _print_table(completions: "list[Completion]") -> None:
             completion.finish_reason,
             f"{metrics.total_latency_ms:.0f} ms",
         )
-    Console().print(table)
-    done = sum(completion.status == "COMPLETED" for completion in completions)
-    typer.echo(f"{done} of {len(completions)} rollouts COMPLETED. The mock rounds, so 7 / 2 earns nothing.")
-    typer.echo(NEXT.format(program=_program()))
+    return table
 
 
 def _program() -> str:
-    """Return the command that runs this program from the current folder."""
+    """Return the command with which the user can run this program from the current folder."""
     if shutil.which("osmosis-grpc"):
         return "osmosis-grpc"
     return os.path.relpath(sys.argv[0]) if os.access(sys.argv[0], os.X_OK) else "python -m osmosis_grpc"

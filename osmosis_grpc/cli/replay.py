@@ -1,101 +1,70 @@
 """The replay command: runs a recorded rollout's agent again on its recorded replies.
 
-The run itself is in osmosis_grpc.cli.rerun.
+osmosis_grpc.cli.replay_comparison runs the agent and compares.
 """
 
 import difflib
+import sqlite3
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
 
-import typer
-
-from osmosis_grpc.cli.state import state_folder
-
-if TYPE_CHECKING:
-    from osmosis_grpc.agent import RolloutAgentLoop
-    from osmosis_grpc.cli.rerun import Difference, Recorded, Rerun, Row
-    from osmosis_grpc.serve.records import Records
-    from osmosis_grpc.types import JournaledRollout
+from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.agent.loader import LoadError, load_agent_loops
+from osmosis_grpc.agent.validator import one_line
+from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
+from osmosis_grpc.cli.replay_comparison import Difference, Recorded, Row, rerun, result_differences
+from osmosis_grpc.cli.state_folder import state_folder
+from osmosis_grpc.errors import DataLoss, InvalidArgument, OsmosisRolloutError
+from osmosis_grpc.serve.json_output import Records, records, say_error
+from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.storage import JournalError, Reader
+from osmosis_grpc.types import Completion, JournaledRollout
 
 NEAR = 5
-"""The most ids that the message about an unknown id names."""
+"""The message about an unknown id names at most this many known ids."""
 LOOKED_AT = 10_000
-"""The most rollouts that are searched for such ids."""
+"""These known ids come from at most this many of the newest rollouts."""
 
 
-def replay(
-    rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="The rollout's id.")],
-    module: Annotated[
-        list[str] | None,
-        typer.Option("-m", "--module", metavar="MODULE:ATTR", help="Its agent loop; may be repeated.  [required]"),
-    ] = None,
-    until_turn: Annotated[
-        int | None, typer.Option("--until-turn", metavar="N", min=1, help="Stop after N chats.")
-    ] = None,
-    attempt: Annotated[
-        int | None, typer.Option("--attempt", metavar="N", min=1, help="Which attempt. Default: the newest.")
-    ] = None,
-    state_dir: Annotated[
-        str | None, typer.Option("--state-dir", metavar="DIR", help="Where the journal is. Default: ./.osmosis/state")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Only JSON records on stdout.")] = False,
-) -> None:
-    """Run a recorded rollout's agent again on its recorded replies, and compare what it asks, byte for byte.
-
-    No model is asked, and the journal stays as it is; a server may be using it. The agent's tools
-    do run again, with whatever they change in the world.
-
-    Exit codes: 0 everything is the same, 1 something differs, 2 there is nothing to replay.
-    """
-    from osmosis_grpc.serve.records import records
-
+def run_replay(
+    rollout: str, specs: list[str], until_turn: int | None, attempt: int | None, state_dir: str | None, *, json: bool
+) -> int:
+    """Run a recorded rollout again, print the differences, and return the exit code."""
     with records(json) as out:
-        try:
-            folder = state_folder(state_dir)
-        except ValueError as error:
-            _usage(str(error))
-        recorded = _recorded(folder, rollout, attempt)
-        agent_loop = _agent_loop(module or [], recorded.entry)
-        code = _Report(out, json, recorded).run(agent_loop, until_turn)
-    raise typer.Exit(code)
+        recorded = _recorded(state_folder("replay", state_dir), rollout, attempt)
+        return _Report(out, recorded).run(_agent_loop(specs, recorded.entry), until_turn)
 
 
-def _usage(problem: str) -> NoReturn:
-    typer.echo(f"replay: {problem}", err=True)
-    raise typer.Exit(2)
-
-
-def _recorded(folder: Path, rollout_id: str, attempt: int | None) -> "Recorded":
-    """Return the journal's record of the rollout. A missing or damaged one ends the command with exit code 2."""
-    import sqlite3
-
-    from osmosis_grpc.cli.rerun import Recorded
-    from osmosis_grpc.errors import DataLoss, InvalidArgument
-    from osmosis_grpc.storage import JournalError, Reader
-
+def _recorded(folder: Path, rollout_id: str, attempt: int | None) -> Recorded:
+    """Return the journal's record of the rollout. A missing or damaged record ends the command with exit code 2."""
     try:
         reader = Reader.look(folder)
         try:
             entries = {entry.init.request.attempt: entry for entry in reader.find(rollout_id)}
             if not entries:
-                _usage(f"there is no rollout {rollout_id} in {folder}; {_near(rollout_id, reader.newest(LOOKED_AT))}")
+                usage_error(
+                    "replay",
+                    f"there is no rollout {rollout_id} in {folder}; {_near(rollout_id, reader.newest(LOOKED_AT))}",
+                )
             entry = entries.get(attempt or max(entries))
             if entry is None:
                 known = ", ".join(map(str, sorted(entries)))
-                _usage(f"rollout {rollout_id} has no attempt {attempt}; it has: {known}")
+                usage_error("replay", f"rollout {rollout_id} has no attempt {attempt}; it has: {known}")
             if entry.damage:
-                _usage(f"rollout {rollout_id} is damaged: {entry.damage}; run osmosis-grpc doctor for details")
+                usage_error(
+                    "replay", f"rollout {rollout_id} is damaged: {entry.damage}; run osmosis-grpc doctor for details"
+                )
             return Recorded(entry, reader.trajectory)
         finally:
             reader.close()
     except JournalError as error:
-        _usage(f"{error}; --state-dir names the folder that serve was given")
+        usage_error("replay", f"{error}; --state-dir names the folder that serve was given")
     except (sqlite3.Error, InvalidArgument, DataLoss) as error:
-        _usage(f"{folder} cannot be read: {error}")
+        usage_error("replay", f"{folder} cannot be read: {error}")
 
 
 def _near(rollout_id: str, known: list[str]) -> str:
-    """Return a text that names ids that exist."""
+    """Return a text with known ids that are similar to the given id, or with the newest ids."""
     near = difflib.get_close_matches(rollout_id, known, NEAR, 0.5)
     near = near or [name for name in known if rollout_id in name][:NEAR]
     if near:
@@ -103,87 +72,80 @@ def _near(rollout_id: str, known: list[str]) -> str:
     return f"the newest are: {', '.join(known[:NEAR])}" if known else "there is none at all"
 
 
-def _agent_loop(specs: list[str], entry: "JournaledRollout") -> "RolloutAgentLoop":
+def _agent_loop(specs: list[str], entry: JournaledRollout) -> RolloutAgentLoop:
     """Return the agent loop with which the rollout was recorded."""
-    from osmosis_grpc.agent.loader import LoadError, load_agent_loops
-
     if not specs:
-        _usage(f"say where agent loop {entry.agent_loop!r} is: -m MODULE:ATTR")
+        usage_error("replay", f"say where agent loop {entry.agent_loop!r} is: -m MODULE:ATTR")
     try:
         loops = {loop.name: loop for loop in load_agent_loops(specs)}
     except LoadError as error:
-        _usage(str(error))
+        usage_error("replay", str(error))
     if entry.agent_loop not in loops:
-        _usage(f"the rollout ran agent loop {entry.agent_loop!r}; -m names {', '.join(sorted(loops)) or 'none'}")
+        usage_error(
+            "replay", f"the rollout ran agent loop {entry.agent_loop!r}; -m names {', '.join(sorted(loops)) or 'none'}"
+        )
     return loops[entry.agent_loop]
 
 
 class _Report:
-    """Runs the rollout and prints each chat, as records or as text."""
+    """Runs the rollout and prints each chat as a record or as text."""
 
-    def __init__(self, out: "Records", json: bool, recorded: "Recorded") -> None:
+    def __init__(self, out: Records, recorded: Recorded) -> None:
         self._out = out
-        self._text = not json
         self._recorded = recorded
         self._rows: list[Row] = []
         self._differences = 0
 
-    def run(self, agent_loop: "RolloutAgentLoop", until_turn: int | None) -> int:
+    def run(self, agent_loop: RolloutAgentLoop, until_turn: int | None) -> int:
         """Run the rollout and return the exit code."""
-        from osmosis_grpc.agent.validator import one_line
-        from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
-        from osmosis_grpc.cli.rerun import rerun
-        from osmosis_grpc.errors import OsmosisRolloutError
-
         entry = self._recorded.entry
         request = entry.init.request
-        self._say(f"rollout {request.rollout_id}, attempt {request.attempt}, agent loop {entry.agent_loop}")
+        self._out.say(f"rollout {request.rollout_id}, attempt {request.attempt}, agent loop {entry.agent_loop}")
         try:
             done = run_in_daemon_thread(lambda: rerun(agent_loop, self._recorded, until_turn, self._chat))
         except (OsmosisRolloutError, SystemExit) as error:
-            typer.echo(f"replay: the agent loop did not start: {one_line(error)}", err=True)
+            say_error(f"replay: the agent loop did not start: {one_line(error)}")
             return 1
-        self._end(done)
+        self._end(*done)
         return 1 if self._differences else 0
 
-    def _chat(self, row: "Row") -> None:
+    def _chat(self, row: Row) -> None:
         self._rows.append(row)
         self._out.write(
             "chat",
             sample=row.sample,
             number=row.number,
             same=row.difference is None,
-            difference=_plain(row.difference),
+            difference=row.difference and asdict(row.difference),
             tools=row.tools,
         )
         tools = f"  then called {', '.join(row.tools)}" if row.tools else ""
-        self._say(f"  {row.sample} {row.number}  {'different' if row.difference else 'same'}{tools}")
+        self._out.say(f"  {row.sample} {row.number}  {'different' if row.difference else 'same'}{tools}")
         self._differs(row.difference)
 
-    def _end(self, done: "Rerun") -> None:
-        from osmosis_grpc.cli.rerun import Difference, result_differences, tokens, unasked
-
-        recorded, completion = self._recorded, done.completion
-        missing = unasked(recorded, self._rows) if completion is not None else []
+    def _end(self, stopped: str, completion: Completion | None) -> None:
+        recorded, asked = self._recorded, {(row.sample, row.number) for row in self._rows}
+        missing = [name for name in recorded.questions if name not in asked] if completion is not None else []
         for sample, number in missing:
-            self._say(f"  {sample} {number}  not asked")
+            self._out.say(f"  {sample} {number}  not asked")
         self._differences += len(missing)
         found: list[Difference] = []
-        why = _STOPPED.get(done.stopped, "") or recorded.cut
+        why = _STOPPED.get(stopped, "") or recorded.cut
         if completion is not None and not why:
             assert recorded.completion is not None
             found = result_differences(recorded.completion, completion)
         if why:
-            self._say(f"result not compared: {why}")
+            self._out.say(f"result not compared: {why}")
         elif not found:
             assert completion is not None
+            segments = [segment for sample in completion.samples.values() for segment in sample.segments]
             reward = "none" if completion.reward is None else f"{completion.reward:g}"
-            self._say(
+            self._out.say(
                 f"result same: {completion.status} ({completion.finish_reason}), reward {reward}, "
-                f"{len(completion.messages)} messages, {tokens(completion)} tokens"
+                f"{len(completion.messages)} messages, {sum(len(segment.ids) for segment in segments)} tokens"
             )
         else:
-            self._say(f"result different: {', '.join(difference.where for difference in found)}")
+            self._out.say(f"result different: {', '.join(difference.where for difference in found)}")
         for difference in found:
             self._differs(difference)
         entry = recorded.entry
@@ -192,32 +154,24 @@ class _Report:
             rollout_id=entry.init.request.rollout_id,
             attempt=entry.init.request.attempt,
             agent_loop=entry.agent_loop,
-            chats=done.chats,
-            stopped=done.stopped or None,
+            chats=len(self._rows),
+            stopped=stopped or None,
             not_asked=[{"sample": sample, "number": number} for sample, number in missing],
             result={
                 "compared": not why,
                 "same": not found if not why else None,
                 "why_not": why or None,
-                "differences": [_plain(difference) for difference in found],
+                "differences": [asdict(difference) for difference in found],
             },
             same=not self._differences,
         )
 
-    def _differs(self, difference: "Difference | None") -> None:
+    def _differs(self, difference: Difference | None) -> None:
         if difference is not None:
             self._differences += 1
-            for line in (difference.where, *difference.lines):
-                self._say(f"      {line}")
-
-    def _say(self, line: str) -> None:
-        if self._text:
-            typer.echo(line.encode("utf-8", "replace").decode())
+            for line in (difference.where, *difference.diff):
+                self._out.say(f"      {line}")
 
 
 _STOPPED = {"until_turn": "stopped at --until-turn", "recording_ended": "the recording ends with the last chat"}
-"""Reason of an unfinished run to its text."""
-
-
-def _plain(difference: "Difference | None") -> dict[str, object] | None:
-    return None if difference is None else {"where": difference.where, "diff": difference.lines}
+"""For each reason of an early stop, the text that is printed."""

@@ -1,32 +1,30 @@
-"""A rollout's conversations as lines for a terminal: turns, and each tool call with its result.
+"""Formats a rollout's conversations for a terminal: turns, and each tool call with its result.
 
-The text is an agent's and a model's: nothing in it reaches the terminal as a control character.
+Control characters in the texts are escaped.
 """
 
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from osmosis_grpc.agent.current import ToolRun
-    from osmosis_grpc.types import ChatRequest, Completion, Message
+from osmosis_grpc.agent.current_context import ToolRun
+from osmosis_grpc.types import ChatRequest, Completion, Message
+from osmosis_grpc.types.completion import printable
 
-    Chats = Sequence[tuple[ChatRequest, Message]]
-    Part = tuple[int, Sequence[Mapping[str, Any]]]
+Chats = Sequence[tuple[ChatRequest, Message]]
+Part = tuple[int, Sequence[Mapping[str, Any]]]
 
 MOST_MESSAGES = 30
-"""Messages of a conversation that are shown."""
+"""The most messages of a conversation that are shown."""
 MOST_LINES = 8
-"""Lines of a text."""
 MOST_CHARS = 200
-"""Characters of a line."""
 
 
-def transcript(completion: "Completion", runs: "Sequence[ToolRun]", chats: "Chats" = ()) -> Iterator[str]:
-    """Yield the lines of a completion's samples, and of how it ended.
+def transcript(completion: Completion, runs: Sequence[ToolRun], chats: Chats = ()) -> Iterator[str]:
+    """Yield the lines for a completion's samples, and the lines for its end.
 
-    `chats` are the requests with their replies: a sample whose chats branch is shown branch by branch.
+    `chats` are the requests with their replies. If the chats of a sample branch, each branch is shown separately.
     """
     latencies = {run.call_id: run.latency for run in runs if run.latency is not None}
     samples = {name: sample.messages for name, sample in completion.samples.items()}
@@ -40,7 +38,7 @@ def transcript(completion: "Completion", runs: "Sequence[ToolRun]", chats: "Chat
             for line in _conversation(part, latencies, number):
                 yield f"  {line}"
     metrics = completion.metrics
-    counts = f"{_count(metrics.num_llm_calls, 'turn')}, {_count(metrics.num_tool_calls, 'tool call')}"
+    counts = f"{counted(metrics.num_llm_calls, 'turn')}, {counted(metrics.num_tool_calls, 'tool call')}"
     reward = "no reward" if completion.reward is None else f"reward {completion.reward:g}"
     yield f"{completion.status}: {counts}, {reward}, {metrics.total_latency_ms / 1000:.2f} s"
     if completion.failure:
@@ -48,13 +46,13 @@ def transcript(completion: "Completion", runs: "Sequence[ToolRun]", chats: "Chat
             yield _line(f"  {frame.file}:{frame.line} in {frame.function}: {frame.code}")
 
 
-def _branches(chats: "Chats", messages: Sequence[Mapping[str, Any]]) -> Sequence["Part"]:
-    """Return each branch of a conversation: the chat that begins it, and its messages from there on.
+def _branches(chats: Chats, messages: Sequence[Mapping[str, Any]]) -> Sequence[Part]:
+    """Return each branch of a conversation: the number of its first chat, and the messages that begin there.
 
-    `messages` is what the agent reported; it replaces the branch that it continues.
+    `messages` is the conversation that the agent reported. It replaces the branch that it begins with.
     """
-    begins: dict[int, int] = {}  # from the newest chat of a branch to its first
-    known: dict[int, int] = {}  # how many of the first chat's messages an earlier branch shows
+    begins: dict[int, int] = {}  # the newest chat of a branch to the branch's first chat
+    known: dict[int, int] = {}  # the first chat of a branch to its number of messages that an earlier branch shows
     whole: dict[int, Sequence[Mapping[str, Any]]] = {}
     for request, reply in chats:
         number, history = request.number, [*request.messages, reply]
@@ -72,7 +70,7 @@ def _branches(chats: "Chats", messages: Sequence[Mapping[str, Any]]) -> Sequence
 
 
 def _conversation(messages: Sequence[Mapping[str, Any]], latencies: Mapping[str, float], first: int) -> Iterator[str]:
-    """Yield the lines of messages. `first` is the number of their first reply; repeated turns are counted."""
+    """Yield the lines of messages. `first` is the number of the first reply. A repeated turn is shown once."""
     results = [message for message in messages if message.get("role") == "tool"]
     paired: list[int] = []
     number, shown, seen = first - 1, 0, 0
@@ -85,13 +83,16 @@ def _conversation(messages: Sequence[Mapping[str, Any]], latencies: Mapping[str,
             yield f"... {len(messages) - seen - MOST_MESSAGES + shown - len(turn)} more messages"
             return
         if times > 1:
-            yield f"... and the same {_count(times - 1, 'more time')}"
+            yield f"... and the same {counted(times - 1, 'more time')}"
         number += times - 1
         seen += len(turn) * times
 
 
 def _turns(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[Mapping[str, Any]], int]]:
-    """Yield each turn, a reply with what follows it, and how often it comes in a row, call ids aside."""
+    """Yield each turn, and how often it repeats in a row. A turn is a reply with the messages that follow the reply.
+
+    Turns that differ only in call ids count as equal.
+    """
     turns: list[list[Mapping[str, Any]]] = []
     for message in messages:
         if not turns or message.get("role") == "assistant":
@@ -103,8 +104,8 @@ def _turns(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[Mapping
 
 
 def _what(message: Mapping[str, Any]) -> str:
-    """Return what a message says and calls: equal for messages that differ in call ids only."""
-    functions = [call.get("function") for call in _dicts(message.get("tool_calls"))]
+    """Return a key of a message. Messages that differ only in call ids have the same key."""
+    functions = [call.get("function") for call in mappings(message.get("tool_calls"))]
     return json.dumps([message.get("role"), message.get("content"), functions], default=str)
 
 
@@ -115,7 +116,7 @@ def _message(
     paired: list[int],
     latencies: Mapping[str, float],
 ) -> Iterator[str]:
-    """Yield the lines of one message and of the results of its calls, which are added to `paired`."""
+    """Yield the lines of one message and of the results of its calls. Add the ids of the results to `paired`."""
     role = message.get("role")
     if role == "tool":
         if id(message) not in paired:
@@ -124,8 +125,8 @@ def _message(
     label = f"{number} assistant" if role == "assistant" else str(role)
     if message.get("content") or not message.get("tool_calls"):
         yield from _text(label, message.get("content"))
-    for call in _dicts(message.get("tool_calls")):
-        function = _dict(call.get("function"))
+    for call in mappings(message.get("tool_calls")):
+        function = mapping(call.get("function"))
         yield _line(f"{label} calls {function.get('name')} {function.get('arguments')}")
         wanted = call.get("id")
         result = next((r for r in results if r.get("tool_call_id") == wanted and id(r) not in paired), None)
@@ -150,19 +151,20 @@ def _text(label: str, content: Any) -> Iterator[str]:
 
 
 def _line(text: str) -> str:
-    from osmosis_grpc.types.completion import printable
-
     cut = text if len(text) <= MOST_CHARS else text[: MOST_CHARS - 4] + " ..."
     return printable(cut)
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """Return a number and its noun, in the plural unless the number is 1."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _dicts(value: Any) -> list[Mapping[str, Any]]:
+def mappings(value: Any) -> list[Mapping[str, Any]]:
+    """Return the mappings in a list; an empty list for anything else."""
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list | tuple) else []
 
 
-def _dict(value: Any) -> Mapping[str, Any]:
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Return a mapping as it is; an empty one for anything else."""
     return value if isinstance(value, Mapping) else {}

@@ -1,43 +1,48 @@
-"""Runs one rollout of an agent loop in this process for validate --run, and records what it does.
+"""Runs one rollout of an agent loop in this process for validate --run, and records what the agent does.
 
-The real engine, with a mock for the model that calls every tool it is offered. What is wrong with
-the agent by that is in osmosis_grpc.cli.trial_findings. Heavy imports stand in the functions.
+The rollout runs on the real engine. Its model is a mock that calls every offered tool. osmosis_grpc.cli.trial_findings
+turns the observations into findings.
 """
 
+import asyncio
+import concurrent.futures
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import asyncio
+from osmosis_grpc.agent.current_context import ToolRun, tool_watcher
+from osmosis_grpc.agent.run_outcome import RunOutcome, outcome_of
+from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
+from osmosis_grpc.engine import Engine, EngineConfig, Peer, chats, loop_watchdog, runner
+from osmosis_grpc.engine.loop_watchdog import Watchdog
+from osmosis_grpc.errors import OsmosisRolloutError
+from osmosis_grpc.policies import EveryToolMock
+from osmosis_grpc.storage import MemoryJournal
+from osmosis_grpc.supervise import OnFailure, job
+from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, InitRequest, Message, Outcome, RolloutRequest
 
-    from osmosis_grpc.agent.current import ToolRun
-    from osmosis_grpc.agent.runnable import RunOutcome
-    from osmosis_grpc.engine import Engine
-    from osmosis_grpc.engine.watchdog import Watchdog
-    from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, Message, Outcome
+PULSE = job("cli.pulse", OnFailure.RESTART)
 
 QUESTION = "What is (2 + 3) * 4?"
-"""The question of --run."""
 
 ANSWER = "20"
-"""The label, metadata's ground_truth, and the last reply of the mock."""
-
-AGENT_TIMEOUT = 30.0
-"""Default of --timeout, in seconds."""
+"""The label, the ground_truth in the metadata, and the end of the mock's last reply."""
 
 GRACE = 5.0
-"""Seconds after the timeout in which the rollout must end; an agent that blocks the event loop does not end."""
+"""The command waits this many seconds after the timeout for the end of the rollout, and then gives up.
+
+An agent that blocks the event loop does not end at the timeout.
+"""
 
 BLOCKED = 0.2
-"""Seconds that an agent may block the event loop."""
+"""When an agent blocks the event loop for more than this many seconds, the block is recorded."""
 
 MOST_CHATS = 100
-"""Chats of a sample after which an agent counts as endless: ten times its max_turns."""
+"""When a sample has more chats than this, the agent counts as endless. It is ten times the agent's max_turns."""
 
 MOST_RUNS = 1000
-"""The most tool calls, and the most chats, that are kept."""
+"""At most this many tool calls are kept, and also at most this many chats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,56 +53,48 @@ class Block:
     where: str
     """file:line in function."""
     tool: str
-    """The tool that execute_tool_calls was running; empty for another part of the agent."""
+    """The tool that execute_tool_calls was running; empty if it was running no tool."""
 
 
 @dataclass(slots=True)
 class Trial:
     """The observations of one rollout."""
 
-    completion: "Completion | None" = None
+    completion: Completion | None = None
     """None if the agent did not begin or did not end."""
     result: Any = None
-    """The return value of run."""
     returned: bool = False
     error: BaseException | None = None
-    """The exception that run raised."""
     endless: bool = False
-    """Whether it was stopped because it asked for too many chats."""
+    """Whether the rollout was stopped because the agent asked for too many chats."""
     stuck: str = ""
-    """The reason if there is no completion."""
+    """Says that the event loop is still blocked; empty if it is not."""
     get_tools_error: BaseException | None = None
-    runs: "list[ToolRun]" = field(default_factory=list)
+    runs: list[ToolRun] = field(default_factory=list)
     """The tool calls that the helpers ran."""
     offered: dict[str, None] = field(default_factory=dict)
     """Names of the tools that get_tools returned or a chat offered."""
     called: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Call id to the name and the arguments of the model's call."""
-    chats: "list[tuple[ChatRequest, Message]]" = field(default_factory=list)
-    """Each chat and its reply."""
+    """SAMPLE/CALL_ID to the name and the arguments of the model's call."""
+    chats: list[tuple[ChatRequest, Message]] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
 
 
 class _Watched:
-    """Runs an agent loop and watches it; its model is a mock."""
+    """Runs an agent loop with a mock model, and watches the agent loop."""
 
     def __init__(self, agent_loop: Any, trial: Trial) -> None:
-        from osmosis_grpc.policies import EveryToolMock
-
         self.name = agent_loop.name
         self.source = agent_loop
         self.tools = agent_loop.get_tools
         self.lists_tools_without_request = self.replayable = False
         self.ended = agent_loop.ended
-        self.stop: Callable[[], None] = lambda: None
+        self.stop: Callable[[], object] = lambda: None
         self._run = agent_loop.run
         self._trial = trial
         self._model = EveryToolMock(f"I called every tool.\n#### {ANSWER}")
 
-    async def run(self, context: Any) -> "RunOutcome":
-        from osmosis_grpc.agent.current import tool_watcher
-        from osmosis_grpc.agent.runnable import outcome_of
-
+    async def run(self, context: Any) -> RunOutcome:
         trial = self._trial
         trial.offered |= dict.fromkeys(_names(context.tools))
         tool_watcher.set(lambda run: trial.runs.append(run) if len(trial.runs) < MOST_RUNS else None)
@@ -109,7 +106,7 @@ class _Watched:
         trial.returned = True
         return outcome_of(trial.result)
 
-    async def model(self, request: "ChatRequest", /) -> "ChatResponse":
+    async def model(self, request: ChatRequest, /) -> ChatResponse:
         trial = self._trial
         trial.offered |= dict.fromkeys(_names(request.tools or ()))
         if request.number > MOST_CHATS:
@@ -128,42 +125,34 @@ def _names(tools: Any) -> list[str]:
     return [f["name"] for f in functions if isinstance(f, dict) and isinstance(f.get("name"), str)]
 
 
-class _Pulse:
-    """Record each period in which the event loop was blocked, with the place that the watchdog found."""
+def _watch_blocks(engine: Engine, blocks: list[Block]) -> Callable[[], None]:
+    """Record each period in which the event loop is blocked, with the place that the watchdog finds.
 
-    EVERY = 0.005
+    Return a function that stops the recording.
+    """
+    clock, watchdog = asyncio.get_running_loop().time, engine.watchdog
+    last, seen = clock(), watchdog.blocked
 
-    def __init__(self, loop: "asyncio.AbstractEventLoop", engine: "Engine", blocks: list[Block]) -> None:
-        from osmosis_grpc.cli.jobs import PULSE
+    def beat() -> None:
+        nonlocal last, seen
+        now = clock()
+        if now - last > BLOCKED and watchdog.blocked > seen and len(blocks) < MOST_RUNS:
+            blocks.append(Block(now - last, watchdog.last, watchdog.last_tool))
+        last, seen = now, watchdog.blocked
 
-        self._loop = loop
-        self._watchdog = engine.watchdog
-        self._blocks = blocks
-        self._seen = self._watchdog.blocked
-        self._last = loop.time()
-        self._beating = engine.supervisor.every(PULSE, self.EVERY, self._beat)
+    beating = engine.supervisor.every(PULSE, 0.005, beat)
 
-    def _beat(self) -> None:
-        now, watchdog = self._loop.time(), self._watchdog
-        if now - self._last > BLOCKED and watchdog.blocked > self._seen and len(self._blocks) < MOST_RUNS:
-            self._blocks.append(Block(now - self._last, watchdog.last, watchdog.last_tool))
-        self._seen = watchdog.blocked
-        self._last = now
+    def stop() -> None:
+        beating.cancel()
+        beat()
 
-    def stop(self) -> None:
-        self._beating.cancel()
-        self._beat()
+    return stop
 
 
-def try_out(agent_loop: Any, timeout: float = AGENT_TIMEOUT) -> Trial:
-    """Run one rollout of a valid agent loop. It returns whatever the agent does."""
-    import concurrent.futures
-
-    from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
-    from osmosis_grpc.errors import OsmosisRolloutError
-
-    for module in ("runner", "watchdog", "session", "stalls"):  # findings say what these would log
-        logging.getLogger(f"osmosis_grpc.engine.{module}").disabled = True
+def try_out(agent_loop: Any, timeout: float) -> Trial:
+    """Run one rollout of a valid agent loop. This function returns even if the agent does not end."""
+    for module in (runner, loop_watchdog, chats):  # the findings report what these modules would log
+        logging.getLogger(module.__name__).disabled = True
     trial = Trial()
     watched = _Watched(agent_loop, trial)
     seen: list[Watchdog] = []
@@ -177,27 +166,20 @@ def try_out(agent_loop: Any, timeout: float = AGENT_TIMEOUT) -> Trial:
     return trial
 
 
-async def _rollout(watched: _Watched, trial: Trial, timeout: float, seen: "list[Watchdog]") -> "Completion":
+async def _rollout(watched: _Watched, trial: Trial, timeout: float, seen: list[Watchdog]) -> Completion:
     """Return the completion of one rollout."""
-    import asyncio
+    done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
 
-    from osmosis_grpc.engine import Engine, EngineConfig, Peer
-    from osmosis_grpc.storage import MemoryJournal
-    from osmosis_grpc.types import InitRequest, Outcome, RolloutRequest
-
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Completion] = loop.create_future()
-
-    async def sink(completion: "Completion", /) -> "Outcome":
+    async def sink(completion: Completion, /) -> Outcome:
         if not done.done():
             done.set_result(completion)
         return Outcome.RECORDED
 
-    # The watchdog is sure to see what blocks for twice its limit.
+    # The watchdog surely sees a block that lasts twice as long as its limit.
     config = EngineConfig(max_concurrent=1, stop_again_after=(0.2, 0.5), blocked_after=BLOCKED / 2)
     async with Engine([watched], config, journal=MemoryJournal()) as engine:
         seen.append(engine.watchdog)
-        pulse = _Pulse(loop, engine, trial.blocks)
+        stop_watching = _watch_blocks(engine, trial.blocks)
         messages = [{"role": "user", "content": QUESTION}]
         request = RolloutRequest(
             rollout_id="validate",
@@ -206,14 +188,10 @@ async def _rollout(watched: _Watched, trial: Trial, timeout: float, seen: "list[
             metadata={"ground_truth": ANSWER},
             agent_timeout=timeout,
         )
-
-        def stop() -> None:
-            engine.cancel("", rollout_id=request.rollout_id)
-
-        watched.stop = stop
+        watched.stop = lambda: engine.cancel("", rollout_id=request.rollout_id)
         try:
             await engine.init(InitRequest(request=request), owner="", peer=Peer(watched.model, sink))
             completion = await done
         finally:
-            pulse.stop()
+            stop_watching()
     return completion

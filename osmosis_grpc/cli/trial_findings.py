@@ -1,20 +1,27 @@
 """Turns the observations of a trial into findings about the agent loop.
 
-Tools are seen where osmosis_grpc.rollout.tools runs them or makes their error messages, and where
-ctx.record_tool_call is called while an exception is handled. Of other tools only their answers are seen.
+A trial sees a tool call if osmosis_grpc.rollout.tools runs it or makes its error message. It also sees an exception if
+the agent calls ctx.record_tool_call while it handles that exception. Of other tool calls, a trial sees only the tool
+messages that answer them.
 """
 
 import difflib
 import inspect
 import re
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
+from osmosis_grpc.agent.current_context import ToolRun
+from osmosis_grpc.agent.results import RolloutResult
+from osmosis_grpc.agent.reward_decorator import BadRewardError
+from osmosis_grpc.agent.tools import ToolRunnerNotAsyncError
+from osmosis_grpc.agent.validator import Finding, Place, make, one_line, place_of, place_of_error
+from osmosis_grpc.cli.transcript import counted, mapping
 from osmosis_grpc.cli.trial import MOST_CHATS, Trial
-
-if TYPE_CHECKING:
-    from osmosis_grpc.agent.current import ToolRun
-    from osmosis_grpc.agent.validator import Finding, Place
+from osmosis_grpc.errors import ToolExecutionError
+from osmosis_grpc.types import ChatPurpose, CompletionStatus
+from osmosis_grpc.types.completion import describe, is_reward
+from osmosis_grpc.types.requests import DEFAULT_MAX_TURNS
 
 HINTS = {
     "BLOCKING_CALL": "use await asyncio.to_thread(...) for code that blocks, or a library that is async",
@@ -38,7 +45,7 @@ HINTS = {
     "HISTORY_REWRITTEN": "pass the whole history and only append to it; another conversation is another sample=",
     "UNKNOWN_PARAMETER": "correct the name, or ignore this if the trainer's model server knows it: it is sent as it is",
 }
-"""Code of --run to its hint. The other codes are in osmosis_grpc.agent.validator."""
+"""Each code that only --run reports, and its hint. The other codes are in osmosis_grpc.agent.validator."""
 
 WARNINGS = frozenset(
     {
@@ -50,7 +57,7 @@ WARNINGS = frozenset(
         "UNKNOWN_PARAMETER",
     }
 )
-"""The codes of warnings: the author may have intended it."""
+"""The codes of warnings. The author of the agent may have intended what they report."""
 
 _UNKNOWN = re.compile(r"\b(unknown|no such|unsupported|undefined|not found|does not exist|invalid)\b", re.IGNORECASE)
 _A_TOOL = re.compile(r"\b(tool|function)\b", re.IGNORECASE)
@@ -66,16 +73,14 @@ _PARAMETERS = frozenset(
 )
 """Sampling parameters of OpenAI, vLLM and SGLang."""
 _ERROR = re.compile(r"\s*(error|exception|traceback)\b", re.IGNORECASE)
-_LONGEST = 200  # characters of a text in a finding
+_LONGEST = 200  # the most characters of a quoted text in a finding
 
-Row = tuple[str, str, "Place | None"]
-"""A code, a message, and the place; None means the place of run."""
+Row = tuple[str, str, Place | None]
+"""A code, a message, and a place. Without a place, the finding has the place of the method run."""
 
 
-def findings_of(trial: Trial, agent_loop: Any) -> "list[Finding]":
+def findings_of(trial: Trial, agent_loop: Any) -> list[Finding]:
     """Return all errors and warnings."""
-    from osmosis_grpc.agent.validator import Finding, make, one_line, place_of
-
     if trial.get_tools_error is not None:
         place = place_of(agent_loop.get_tools, type(agent_loop))
         return [make("GET_TOOLS_EXCEPTION", one_line(trial.get_tools_error), place)]
@@ -89,11 +94,6 @@ def findings_of(trial: Trial, agent_loop: Any) -> "list[Finding]":
 
 def _end(trial: Trial) -> Iterator[Row]:
     """Yield the findings about the end of run."""
-    from osmosis_grpc.agent.results import RolloutResult
-    from osmosis_grpc.types import CompletionStatus
-    from osmosis_grpc.types.completion import is_reward
-    from osmosis_grpc.types.requests import DEFAULT_MAX_TURNS
-
     completion, result = trial.completion, trial.result
     if trial.endless:
         text = f"it asked for more than {MOST_CHATS} chats, and max_turns is {DEFAULT_MAX_TURNS}"
@@ -122,22 +122,17 @@ def _reward_code(reward: object) -> str:
 
 
 def _raised(trial: Trial, text: str, *, failed: bool) -> Row:
-    from osmosis_grpc.agent.reward import BadRewardError
-    from osmosis_grpc.agent.tools import ToolRunnerNotAsyncError
-    from osmosis_grpc.agent.validator import one_line
-
     error = trial.error
     if error is None or not failed:
         return "RUN_FAILED", text, None
     if isinstance(error, BadRewardError):
         return _reward_code(error.reward), text, None
-    code = "RUN_FAILED"
-    if isinstance(error, AttributeError) and isinstance(error.obj, dict):
-        code = "MESSAGE_IS_A_DICT"
-    elif isinstance(error, ToolRunnerNotAsyncError):
-        code = "TOOL_NOT_ASYNC"
-    elif _is_about_a_coroutine(error):
-        code = "NOT_AWAITED"
+    codes = {
+        "MESSAGE_IS_A_DICT": isinstance(error, AttributeError) and isinstance(error.obj, dict),
+        "TOOL_NOT_ASYNC": isinstance(error, ToolRunnerNotAsyncError),
+        "NOT_AWAITED": _is_about_a_coroutine(error),
+    }
+    code = next((code for code, holds in codes.items() if holds), "RUN_FAILED")
     answered = {run.call_id for run in trial.runs}
     newest = [name for key, (name, _) in trial.called.items() if key.partition("/")[2] not in answered]
     after = f", after a reply that calls {', '.join(newest)}" if newest else ""
@@ -153,8 +148,6 @@ def _is_about_a_coroutine(error: BaseException) -> bool:
 
 def _chats(trial: Trial) -> Iterator[Row]:
     """Yield the findings about the chats."""
-    from osmosis_grpc.types import ChatPurpose
-
     asked: dict[str, list[Any]] = {}
     rewritten: list[str] = []
     unknown: dict[str, None] = {}
@@ -199,12 +192,11 @@ def _tools(trial: Trial) -> Iterator[Row]:
     never = [name for name in trial.offered if name not in called]
     if never and trial.completion is not None and trial.completion.status == "COMPLETED":
         what = "tools were" if len(never) > 1 else "tool was"
-        chats = trial.completion.metrics.num_llm_calls
-        asked = f"run ended after {chats} chat{'' if chats == 1 else 's'}"
+        asked = f"run ended after {counted(trial.completion.metrics.num_llm_calls, 'chat')}"
         yield "TOOLS_NEVER_CALLED", f"{len(never)} {what} never called: {', '.join(never)}; {asked}", None
 
 
-def _call(trial: Trial, run: "ToolRun") -> tuple[str, str]:
+def _call(trial: Trial, run: ToolRun) -> tuple[str, str]:
     """Return the name and the arguments of a call, as far as they are known."""
     found = next((call for key, call in trial.called.items() if key.endswith(f"/{run.call_id}")), None)
     names = {name for name, _ in trial.called.values()}
@@ -212,10 +204,7 @@ def _call(trial: Trial, run: "ToolRun") -> tuple[str, str]:
     return found or (run.name, "") if found or run.name else only
 
 
-def _failed(run: "ToolRun", name: str, arguments: str) -> Row:
-    from osmosis_grpc.agent.validator import one_line
-    from osmosis_grpc.errors import ToolExecutionError
-
+def _failed(run: ToolRun, name: str, arguments: str) -> Row:
     tool = f"the tool {name}" if name else "a tool"
     given = f", called with {_short(arguments)}" if arguments else ""
     error, text = run.error, run.error_text
@@ -226,20 +215,17 @@ def _failed(run: "ToolRun", name: str, arguments: str) -> Row:
     if _is_unknown_tool(error, name):
         text = f"the agent does not know {tool}, which the model is offered: it raised {_short(one_line(error))}"
         return "TOOL_UNKNOWN", f"{text}{given}", _place(error)
-    code = "TOOL_RAISED"
-    if isinstance(error, TypeError) and re.search(r"\bargument", str(error)):
-        code = "TOOL_ARGUMENTS_DIFFER"
-    elif isinstance(error, ToolExecutionError | OSError):
-        code = "TOOL_FAILED"
-    elif isinstance(error, ValueError):
-        code = "TOOL_REFUSED"
+    codes = {
+        "TOOL_ARGUMENTS_DIFFER": isinstance(error, TypeError) and re.search(r"\bargument", str(error)) is not None,
+        "TOOL_FAILED": isinstance(error, ToolExecutionError | OSError),
+        "TOOL_REFUSED": isinstance(error, ValueError),
+    }
+    code = next((code for code, holds in codes.items() if holds), "TOOL_RAISED")
     return code, f"{tool} raised {_short(one_line(error))}{given}", _place(error)
 
 
 def _is_unknown_tool(error: BaseException, name: str) -> bool:
     """Return whether an exception means that there is no tool of that name."""
-    from osmosis_grpc.types.completion import describe
-
     if isinstance(error, KeyError):
         return bool(name) and error.args == (name,)
     if isinstance(error, AttributeError):
@@ -279,26 +265,20 @@ def _blocks(trial: Trial) -> Iterator[Row]:
 
 def _unanswered(messages: Any) -> Iterator[str]:
     """Yield the tool calls of a conversation that have no tool message."""
-    known = [_mapping(message) for message in messages] if isinstance(messages, list | tuple) else []
+    known = [mapping(message) for message in messages] if isinstance(messages, list | tuple) else []
     answered = {str(message.get("tool_call_id")) for message in known if message.get("role") == "tool"}
     for index, message in enumerate(known):
         calls = message.get("tool_calls") if message.get("role") == "assistant" else None
-        for call in map(_mapping, calls if isinstance(calls, list | tuple) else ()):
+        for call in map(mapping, calls if isinstance(calls, list | tuple) else ()):
             if str(call.get("id")) not in answered:
-                name = _mapping(call.get("function")).get("name")
+                name = mapping(call.get("function")).get("name")
                 yield f"final_messages[{index}] calls {name} ({call.get('id')}), and no tool message answers it"
 
 
-def _place(error: BaseException | None) -> "Place | None":
-    from osmosis_grpc.agent.validator import place_of_error
-
+def _place(error: BaseException | None) -> Place | None:
     place = place_of_error(error) if error is not None else (None, None)
     return place if place[0] else None
 
 
 def _short(text: str) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 4] + " ..."
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

@@ -1,1 +1,1 @@
-"""What the commands share: their options, --help, the log on stderr. Light: imports neither grpc nor pydantic."""
+"""Shared by the commands: options, --help, and the log on stderr. It imports neither grpc nor pydantic."""

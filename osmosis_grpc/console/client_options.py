@@ -1,7 +1,7 @@
-"""The options of the HTTP gateway as a client, OSMOSIS_ROLLOUT_CLIENT_*: see server_options.py.
+"""Declares the options of the HTTP gateway as a client, OSMOSIS_ROLLOUT_CLIENT_*. See server_options.py.
 
-Most are about its calls to trainers and have no flag. Those with a flag are about the agent server
-behind `python -m osmosis_gateway`.
+Most options are about the gateway's calls to trainers. They have no flag. The options with a flag are about the agent
+server behind `python -m osmosis_gateway`.
 """
 
 from pathlib import Path
@@ -13,26 +13,33 @@ _SHOWN = "Others on this machine see a command line: prefer the file."
 
 
 class ClientOptions(Declared):
-    """How the gateway calls trainers over HTTP, and the agent server behind it. Times are in seconds."""
+    """Options for the gateway's calls to trainers over HTTP and to its agent server. Times are in seconds."""
 
     timeout_seconds: Annotated[
         float, Option("Calls over HTTP", "", "How long one call may take.", commands=BOTH, bounds=(1, 3600))
     ] = 300.0
     max_retries: Annotated[
-        int, Option("Calls over HTTP", "", "How often a chat is tried again.", commands=BOTH, bounds=(0, 10))
+        int, Option("Calls over HTTP", "", "How often a chat is retried.", commands=BOTH, bounds=(0, 10))
     ] = 3
     complete_rollout_retries: Annotated[
         int,
         Option(
             "Calls over HTTP",
             "",
-            "How often a completion is tried again at once, before the slow retries begin.",
+            "How often a completion is retried at once, before the slow retries begin.",
             commands=BOTH,
             bounds=(0, 10),
         ),
     ] = 2
     retry_base_delay: Annotated[
-        float, Option("Calls over HTTP", "", "The first backoff between retries.", commands=BOTH, bounds=(0.1, 60))
+        float,
+        Option(
+            "Calls over HTTP",
+            "",
+            "The first backoff between retries. Each is shortened at random by up to a half.",
+            commands=BOTH,
+            bounds=(0.1, 60),
+        ),
     ] = 1.0
     retry_max_delay: Annotated[
         float, Option("Calls over HTTP", "", "The longest backoff between retries.", commands=BOTH, bounds=(1, 300))
@@ -77,4 +84,3 @@ class ClientOptions(Declared):
 
 
 CLIENT = fields_of("client", ClientOptions)
-"""All options of the gateway as a client."""

@@ -1,4 +1,4 @@
-"""From the declared options to a command of typer: parameters and --help."""
+"""Makes a typer command from the declared options."""
 
 import inspect
 from collections.abc import Callable
@@ -15,18 +15,18 @@ from osmosis_grpc.console.option import Field
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command that is made of declared options."""
+    """A command made from declared options."""
 
     function: Callable[..., None]
     cls: type[typer.core.TyperCommand]
 
     def add_to(self, app: typer.Typer, name: str) -> None:
-        """Make it a command of a typer application."""
+        """Add this command to a typer application."""
         app.command(name, cls=self.cls)(self.function)
 
 
 def command(name: str, usage: str, run: Callable[[Line], None]) -> Command:
-    """Return a command with the options of serve or gateway, which calls `run` with its line."""
+    """Return the command `name`, serve or gateway, with its options. The command calls `run` with its Line."""
     fields = [field for field in fields_for(name) if field.option.flags]
 
     def called(**values: Any) -> None:
@@ -41,7 +41,7 @@ def command(name: str, usage: str, run: Callable[[Line], None]) -> Command:
 
     class Helped(typer.core.TyperCommand):
         def format_help(self, ctx: Any, formatter: Any) -> None:
-            """Write the help."""
+            """Write our help text."""
             formatter.write(help_text(f"{ctx.command_path} {usage}", self.help or "", fields_for(name)))
 
     return Command(called, Helped)

@@ -1,4 +1,4 @@
-"""The text of --help: one entry an option, with its default and its variable, at most 80 columns wide."""
+"""Formats --help: one entry for each option, with its default and its variable, at most 80 columns wide."""
 
 import shutil
 import textwrap
@@ -45,7 +45,7 @@ def _entry(field: Field, width: int) -> list[str]:
 
 
 def _wrapped(text: str, width: int, indent: int) -> list[str]:
-    """Return lines that are cut between words only."""
+    """Wrap a text between words only."""
     return textwrap.wrap(
         text,
         width,

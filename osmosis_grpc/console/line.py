@@ -1,4 +1,4 @@
-"""The values that a command line gives to the declared options. The settings read them."""
+"""The values that a command line gives to the declared options. The settings read these values."""
 
 import re
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from osmosis_grpc.console.option import Field
 from osmosis_grpc.console.server_options import SERVER
 
 FIELDS = {field.variable: field for field in (*SERVER, *CLIENT)}
-"""Variable to option, over all commands."""
+"""Environment variable to option, for the options of all commands."""
 
 
 def fields_for(command: str) -> tuple[Field, ...]:
@@ -35,9 +35,9 @@ class Line:
         return name in self.given[part]
 
     def named(self, text: str, is_set: Callable[[Field], bool]) -> str:
-        """Return a message with each flag replaced by its variable, where the value came from the variable.
+        """Return a message that names the variables of options that were set by a variable, instead of their flags.
 
-        `is_set` says whether an option has another value than the default.
+        `is_set` says whether an option has a value other than the default.
         """
         variables = {
             flag: field.variable

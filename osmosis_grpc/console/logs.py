@@ -1,7 +1,7 @@
-"""The log of the commands on stderr: readable text on a terminal, JSON otherwise.
+"""Writes the log of the commands to stderr: readable text on a terminal, JSON otherwise.
 
-A thread formats and writes the records, so that a slow stderr never blocks the event loop. What
-comes while 10,000 records wait is dropped and counted.
+A thread formats and writes the records, so that a slow stderr never blocks the event loop. While 10,000 records wait,
+further records are dropped and counted.
 """
 
 import contextlib
@@ -17,17 +17,18 @@ from typing import Any
 import structlog
 
 from osmosis_grpc.supervise import OnFailure, job, thread
+from osmosis_grpc.types.completion import printable
 
 WRITE = job("console.write_log", OnFailure.RESTART, "thread")
 
 WAITING = 10_000
-"""The most queued records."""
+"""The most records that wait in the queue."""
 LAST_LINES = 2.0
-"""Seconds that the thread has for the queued records at the end of the process."""
+"""At the end, the process waits at most this many seconds for the thread to write the queued records."""
 QUIET = ("asyncio", "grpc")
-"""Loggers without debug lines, which would not be about rollouts."""
+"""Loggers whose debug lines and info lines are never logged, because they are not about rollouts."""
 CHATTER = ("uvicorn", "uvicorn.error", "uvicorn.access", "aiohttp")
-"""Loggers of the HTTP libraries: their info lines are logged at debug only."""
+"""Loggers of the HTTP libraries. Their info lines are logged only at the level debug."""
 
 
 class BackgroundHandler(logging.Handler):
@@ -44,7 +45,7 @@ class BackgroundHandler(logging.Handler):
         self._thread = thread(WRITE, self._run)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue a record after formatting its message, because its arguments may change later."""
+        """Format the message of a record and queue the record. The arguments of the message may change later."""
         try:
             record.msg, record.args = record.getMessage(), None
             if not self._thread.is_alive():  # after a fork, or at the end
@@ -58,7 +59,7 @@ class BackgroundHandler(logging.Handler):
             self.handleError(record)
 
     def flush(self) -> None:
-        """Wait until the queued records are written, at most LAST_LINES seconds."""
+        """Wait until the queued records are written, but at most LAST_LINES seconds."""
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             written = threading.Event()
             self._queue.put(written)
@@ -85,10 +86,10 @@ class BackgroundHandler(logging.Handler):
         for record in records:
             try:
                 lines.append(self.format(record) + "\n")
-            except Exception as error:  # one record's arguments must not end the log
+            except Exception as error:  # a bad record must not stop the log
                 lines.append(f"a log record of {record.name} cannot be formatted: {type(error).__name__}\n")
         data = memoryview("".join(lines).encode("utf-8", "backslashreplace"))
-        with contextlib.suppress(OSError):  # stderr is closed: there is nowhere to report it
+        with contextlib.suppress(OSError):  # stderr is closed, so the error cannot be reported
             while data:
                 data = data[os.write(self._descriptor, data) :]
 
@@ -103,10 +104,6 @@ def configured(level: str) -> Iterator[None]:
     root.setLevel(level.upper())
     for name in QUIET if root.level <= logging.DEBUG else (*QUIET, *CHATTER):
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
-    with contextlib.suppress(ImportError):
-        import stamina
-
-        stamina.instrumentation.set_on_retry_hooks([stamina.instrumentation.LoggingOnRetryHook])
     try:
         yield
     finally:
@@ -126,7 +123,7 @@ def _formatter(terminal: bool) -> logging.Formatter:
             sort_keys=False, pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
         )
         finish = [_readable, renderer]
-    # Never a traceback with local variables, as rich prints them: they may hold secrets.
+    # Tracebacks are logged without local variables, because local variables may hold secrets.
     errors = structlog.processors.format_exc_info
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=shared,
@@ -142,7 +139,7 @@ def _when(logger: Any, method: str, event: Any) -> Any:
 
 
 def _readable(logger: Any, method: str, event: Any) -> Any:
-    """Format a record for a terminal, without control characters and without lines that look like another record."""
+    """Format a record for a terminal. Escape control characters. Indent lines that could look like other records."""
     if str(event.get("logger", "")).startswith(("osmosis_grpc", "osmosis_gateway")):
         del event["logger"]
     event["timestamp"] = event["timestamp"][11:19]
@@ -151,10 +148,3 @@ def _readable(logger: Any, method: str, event: Any) -> Any:
             lines = value.split("\n") if key in ("event", "exception") else [value]
             event[key] = "\n    ".join(map(printable, lines))
     return event
-
-
-def printable(text: str) -> str:
-    """Return a text with unprintable characters escaped, so that it stays on one line."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

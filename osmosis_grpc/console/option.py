@@ -1,8 +1,8 @@
-"""One option: the single place for its flags, its variable, its bounds and its help.
+"""Describes one option: its flags, its variable, its bounds and its help.
 
-The classes in server_options.py and client_options.py declare every option once, as an annotated
-field. From them come the settings models (osmosis_grpc.settings), the commands and their --help
-(command.py), and docs/settings.md (scripts/settings.py).
+The classes in server_options.py and client_options.py declare every option once, as an annotated field. The settings
+models (osmosis_grpc.settings), the commands with their --help (command.py) and docs/settings.md (scripts/settings.py)
+are made from them.
 """
 
 import inspect
@@ -28,7 +28,7 @@ PREFIX = "OSMOSIS_ROLLOUT_"
 """The prefix of every environment variable of this project."""
 BOTH = ("serve", "gateway")
 GATEWAY = ("gateway",)
-"""The commands of an option; without either, only serve has it."""
+"""Values for Option.commands. By default, only serve has an option."""
 PORTS = (0, 65535)
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 else:
 
     class Declared:
-        """Begins a class of options. A type checker sees a pydantic model, as the settings are one."""
+        """The base of the options classes. A type checker sees a pydantic model, because the settings are models."""
 
     class Secret:
         """Stands for pydantic's SecretStr. Importing pydantic would make --help three times slower."""
@@ -59,22 +59,24 @@ class Option:
     group: str
     """The heading in --help and in docs/settings.md."""
     usage: str
-    """As --help shows it: `-p, --http-port PORT`. A switch has no placeholder. Empty if only the variable exists."""
+    """The flags and the placeholder, as --help shows them: `-p, --http-port PORT`.
+
+    A switch has no placeholder. An option without a flag, which has only a variable, has an empty usage.
+    """
     help: str
     commands: tuple[str, ...] = ("serve",)
-    """The commands that have this option."""
     bounds: tuple[float, float] | None = None
     """The least and the greatest value."""
     check: Callable[[str], str] | None = None
-    """Raises ValueError for a bad value; is called for each value of a list."""
+    """Raises ValueError for a bad value. It is called for each value of a list."""
     lines: bool = False
-    """Whether one value holds several, one a line. The flag may then be repeated."""
+    """Whether the text of the value holds several values, one on each line. The flag can then be repeated."""
     default: str | None = None
-    """The text of the default, where the default itself does not say enough."""
+    """A text to show instead of the default."""
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The flags, the long one last."""
+        """The flags of the option. The long flag is the last one."""
         return tuple(word.rstrip(",") for word in self.usage.split() if word.startswith("-"))
 
     @property
@@ -83,7 +85,7 @@ class Option:
         return "".join(word for word in self.usage.split() if not word.startswith("-"))
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the constraints that pydantic applies."""
+        """Yield the constraints for pydantic."""
         from annotated_types import Ge, Le
         from pydantic import AfterValidator
 
@@ -103,58 +105,60 @@ def _each(check: Callable[[str], str]) -> Callable[[Any], Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """An option with what its class knows of it."""
+    """An option with the name, the type and the default of its field."""
 
     part: str
-    """server or client: the part of the settings that has it."""
+    """The part of the settings that has the option: server or client."""
     name: str
     option: Option
     kind: type
     """str, int, float, bool, Path, Secret, or tuple for a list."""
     value: Any
-    """The default."""
 
     @property
     def variable(self) -> str:
-        """Its environment variable."""
+        """The environment variable of the option."""
         return f"{PREFIX}{self.part}_{self.name}".upper()
 
     @property
     def key(self) -> str:
-        """Its name among the parameters of a command."""
+        """The name of the option among the parameters of a command."""
         return f"{self.part}_{self.name}"
 
     @property
     def switch(self) -> bool:
-        """Whether it is on or off, and takes no value."""
+        """Whether the option is a switch, whose flag takes no value."""
         return self.kind is bool
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """All its flags, with the one that switches it off: --no-NAME, or NAME for --no-NAME."""
+        """All flags of the option. The last flag of a switch is the flag that switches it off."""
         if not self.switch or not self.option.flags:
             return self.option.flags
         return (*self.option.flags, self.off)
 
     @property
     def off(self) -> str:
-        """The flag that switches it off, so that the command line can overrule a variable."""
+        """The flag that switches the option off: --no-NAME for --NAME, and --NAME for --no-NAME.
+
+        With this flag, the command line can override a variable.
+        """
         long = self.option.flags[-1]
         return f"--{long.removeprefix('--no-')}" if long.startswith("--no-") else f"--no-{long[2:]}"
 
     @property
     def several(self) -> bool:
-        """Whether its flag may be repeated."""
+        """Whether the flag can be repeated."""
         return self.kind is tuple or self.option.lines
 
     @property
     def bounds(self) -> str:
-        """The bounds as text; empty where there are none."""
+        """The bounds as text; empty without bounds."""
         return " to ".join(map(_plain, self.option.bounds or ()))
 
     @property
     def default(self) -> str:
-        """The default as text; empty when there is none."""
+        """The default as text; empty without a default."""
         if self.option.default is not None:
             return self.option.default
         if self.switch:
@@ -174,7 +178,7 @@ def fields_of(part: str, options: type) -> tuple[Field, ...]:
 
 
 def host_port(text: str) -> str:
-    """Return a HOST:PORT as it is. Raises ValueError for anything else."""
+    """Return a HOST:PORT unchanged. Raises ValueError for any other text."""
     split_host_port(text)
     return text
 

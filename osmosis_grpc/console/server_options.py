@@ -1,7 +1,7 @@
-"""The options of a server, OSMOSIS_ROLLOUT_SERVER_*. To add one, add a field here and read it where it is used.
+"""Declares the options of a server, OSMOSIS_ROLLOUT_SERVER_*. To add an option, add a field here, and read the setting.
 
-`osmosis-grpc serve` has them; those with "gateway" among their commands, `python -m osmosis_gateway` has, too.
-After a change, run `python scripts/settings.py`.
+`osmosis-grpc serve` has the options with "serve" among their commands. `python -m osmosis_gateway` has the options with
+"gateway" among their commands. After a change, run `python scripts/settings.py`.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ _SHOWN = "Others on this machine see a command line: prefer the file."
 
 def _log_level(text: str) -> str:
     if text not in LOG_LEVELS:
-        raise ValueError(f"{text} is none of {', '.join(LOG_LEVELS)}")
+        raise ValueError(f"{text} is not one of {', '.join(LOG_LEVELS)}")
     return text
 
 
@@ -28,7 +28,7 @@ def _module(text: str) -> str:
 
 
 def _legacy_agent(text: str) -> str:
-    """Return a legacy agent as it is. Raises ValueError for what is neither NAME=URL nor URL."""
+    """Return a legacy agent unchanged. Raises ValueError if it is neither NAME=URL nor URL."""
     url = split_legacy_agent(text)[1]
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"{text} is not http://HOST:PORT or NAME=http://HOST:PORT")
@@ -36,13 +36,13 @@ def _legacy_agent(text: str) -> str:
 
 
 def split_legacy_agent(text: str) -> tuple[str, str]:
-    """Return name and URL of a legacy agent; the name is empty where there is none."""
+    """Return the name and the URL of a legacy agent; the name is empty without `NAME=`."""
     name, sep, url = text.partition("=")
     return ("", text) if not sep or "/" in name else (name, url)
 
 
 class ServerOptions(Declared):
-    """What a server hosts, where it listens, what it keeps, and how it starts and stops."""
+    """Options for hosting, addresses, trainers, security, the journal, the log and the process."""
 
     module: Annotated[
         tuple[str, ...], Option("Agents", "-m, --module MODULE:ATTR", "Agent loop to host.", check=_module)
@@ -84,7 +84,7 @@ class ServerOptions(Declared):
         Option(
             "Agents",
             "--max-concurrent-per-owner N",
-            "Rollouts that one owner may run at once; not given, all that others leave.",
+            "Rollouts that one owner may run at once; without it, all slots that other owners leave free.",
             bounds=(1, 10_000),
         ),
     ] = None
@@ -150,7 +150,7 @@ class ServerOptions(Declared):
         Option(
             "Trainers",
             "--max-attachments-per-owner N",
-            "Trainers of one owner that may be attached; not given, all that others leave of 1,024.",
+            "Trainers of one owner that may be attached; without it, all that other owners leave of 1,024.",
             bounds=(1, 1024),
         ),
     ] = None
@@ -159,7 +159,7 @@ class ServerOptions(Declared):
         Option(
             "Trainers",
             "--allow-target HOST[:PORT]|CIDR",
-            "Trainer's address that may be called back, beside those of loopback.",
+            "Address of a trainer that may be called back, besides loopback.",
             commands=BOTH,
         ),
     ] = ()
@@ -176,7 +176,7 @@ class ServerOptions(Declared):
         Option(
             "Security",
             "--token [NAME=]SECRET",
-            f"Bearer token that callers show. The tokens of the variable and of the file are accepted, too. {_SHOWN}",
+            f"Bearer token of callers. The tokens of the variable and of the file are accepted, too. {_SHOWN}",
             commands=BOTH,
             lines=True,
         ),
@@ -195,7 +195,7 @@ class ServerOptions(Declared):
         Option(
             "Security",
             "--admin-token [NAME=]SECRET",
-            f"Bearer token of those who may drain this server; --token says who may start rollouts. {_SHOWN}",
+            f"Bearer token of callers that may drain this server; --token is for callers that start rollouts. {_SHOWN}",
             lines=True,
         ),
     ] = None
@@ -208,8 +208,8 @@ class ServerOptions(Declared):
         Option(
             "Security",
             "--callback-key-file FILE",
-            "File with the key of the credentials of callbacks. It is made where there is none. A gateway that is "
-            "started again needs it to go on.",
+            "File with the key of the credentials of callbacks. It is created if it is missing. A restarted gateway "
+            "needs it to continue.",
             commands=GATEWAY,
         ),
     ] = Path(".osmosis/gateway.key")
@@ -240,9 +240,9 @@ class ServerOptions(Declared):
     state_dir: Annotated[str, Option("Journal", "--state-dir DIR", "Folder of the journal; :memory: for none.")] = (
         "./.osmosis/state"
     )
-    no_journal: Annotated[
-        bool, Option("Journal", "--no-journal", "Keep everything in memory: a restart forgets it.")
-    ] = False
+    no_journal: Annotated[bool, Option("Journal", "--no-journal", "Keep everything in memory: a restart loses it.")] = (
+        False
+    )
     record_ttl_seconds: Annotated[
         float,
         Option(
@@ -278,4 +278,3 @@ class ServerOptions(Declared):
 
 
 SERVER = fields_of("server", ServerOptions)
-"""All options of a server."""

@@ -1,11 +1,10 @@
-"""The engine: lifecycle, admission, the event log, the chat client, delivery.
+"""The engine: lifecycle and admission of rollouts, the event log, the chat client, and the delivery of completions.
 
-Knows no transport: what it calls are the ports of osmosis_grpc.agent.
+The engine does not depend on a transport. It calls the ports of osmosis_grpc.agent.
 """
 
-from osmosis_grpc.engine.acceptance import settled
 from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.engine import Engine
 from osmosis_grpc.engine.record import Peer, Record, Tenant
 
-__all__ = ["Engine", "EngineConfig", "Peer", "Record", "Tenant", "settled"]
+__all__ = ["Engine", "EngineConfig", "Peer", "Record", "Tenant"]

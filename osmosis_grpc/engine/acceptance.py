@@ -1,6 +1,7 @@
-"""From an Init to a rollout that is accepted, found again, or refused.
+"""Accepts or refuses an Init, or finds the rollout that an equal Init has started.
 
-Accepted means committed: from there on a rollout ends exactly once. Of what is refused nothing is kept.
+An equal Init has the same id, attempt and spec as an earlier Init. An accepted rollout is committed, and ends exactly
+once. Nothing is kept of a refused rollout.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from osmosis_grpc.agent.runnable import await_tools
 from osmosis_grpc.engine import failpoints
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.meter import Meter
@@ -20,33 +22,33 @@ from osmosis_grpc.engine.shutdown import Shutdown
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.engine.tombstones import CANCELLED_EARLY
 from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, Internal, InvalidArgument, NotFound, Unavailable
-from osmosis_grpc.supervise import OnFailure, child, job
+from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.types import InitRequest, RolloutRequest, events
 from osmosis_grpc.types.completion import clip, describe
 from osmosis_grpc.types.tools import tool_dicts
 
 ACCEPT = job("engine.accept", OnFailure.REPORT, "callback")
 ACCEPT_LATER = job("engine.accept_later", OnFailure.REPORT)
-GET_TOOLS = job("engine.get_tools", OnFailure.RAISE)
 
 DRAIN_RETRY_AFTER = 5.0
-"""What a caller of a draining server is told to wait, in seconds."""
+"""When a draining or failed server refuses an Init, it sends this retry_after, in seconds."""
 
 
 class Acceptance:
-    """Takes Inits in. `callbacks` gives the tenant of an owner's callbacks."""
+    """Accepts or refuses Inits."""
 
     def __init__(self, context: EngineContext, runner: Runner, shutdown: Shutdown) -> None:
         self._context = context
         self._runner = runner
         self._shutdown = shutdown
         self.rejected: Counter[int] = Counter()
-        """How many Inits were refused, by gRPC code."""
+        """The number of refused Inits, by gRPC code."""
 
     def begin(self, init: InitRequest, *, owner: str, peer: Peer) -> tuple[Record, bool]:
-        """Take a rollout in, or find the equal one: its record, and whether this started it.
+        """Begin to accept a rollout, or find the rollout of an equal Init.
 
-        `record.accepted` is done once it is accepted, or refused. Raises CallError where it is refused at once.
+        Returns the record, and whether this call started the rollout. `record.accepted` is done when the rollout is
+        accepted or refused. Raises CallError for an immediate refusal.
         """
         try:
             return self._find_or_begin(init, owner, peer)
@@ -65,10 +67,10 @@ class Acceptance:
             self._repoint(known, init, peer)
             return known, False
         self._context.table.check_alias(request, owner)
-        name = self._agent_loop(request.agent_loop)
+        name = self._agent_name(request.agent_loop)
         if self._shutdown.draining:
             raise Unavailable("the server is draining", retry_after=DRAIN_RETRY_AFTER)
-        self._context.table.check_room(owner)
+        self._context.table.check_budget(owner)
         if self._context.journal.problem:
             raise self._unwritable()
         if self._context.supervisor.failure is not None:
@@ -85,19 +87,17 @@ class Acceptance:
             asyncio.get_running_loop().create_future(),
             agent_loop=name,
         )
-        record.accepted.add_done_callback(_retrieve)
-        self._context.admission.reserve(owner)
-        record.reserved = True
+        record.accepted.add_done_callback(lambda f: f.cancelled() or f.exception())  # asyncio logs an unread error
+        self._context.admission.reserve(record)
         self._context.supervisor.call(ACCEPT, self._begin, record, own, report=partial(self._failed, record))
         return record, True
 
     def _begin(self, record: Record, own: RolloutRequest) -> None:
         self._context.table.add(record)
-        record.tenant.open += 1
-        record.counted = True
+        record.count(True)
         try:
             tools = self._context.runnables[record.agent_loop].tools(own)
-        except BaseException as error:  # the agent's code may raise anything; nothing is awaited here
+        except BaseException as error:  # the agent's code can raise anything; without an await this is no cancellation
             self._refuse(record, error)
             return
         if inspect.isawaitable(tools):
@@ -107,11 +107,14 @@ class Acceptance:
             self._accept(record, tools)
 
     def failed(self, record: Record, error: BaseException) -> None:
-        """What follows the commit of an acceptance has raised: the rollout is accepted, and ends FAILED (server)."""
+        """End a rollout FAILED (server), because the code after the commit of its acceptance raised `error`.
+
+        If the acceptance could not be committed, refuse the rollout instead.
+        """
         if not record.trail.journaled:
             self._refuse(record, self._unwritable())
             return
-        self._release(record)
+        self._context.admission.release(record)
         if not record.accepted.done():
             record.accepted.set_result(None)
         self._runner.fail(record, error)
@@ -119,34 +122,28 @@ class Acceptance:
     def _failed(self, record: Record, error: BaseException) -> None:
         self._refuse(record, Internal(f"the rollout could not be accepted: {clip(describe(error))}"))
 
-    def _release(self, record: Record) -> None:
-        if record.reserved:
-            record.reserved = False
-            self._context.admission.release(record.owner)
-
-    def _agent_loop(self, name: str) -> str:
-        if not name and len(self._context.runnables) == 1:
-            return next(iter(self._context.runnables))
-        if not name:
-            raise InvalidArgument("agent_loop", f"name one of: {', '.join(sorted(self._context.runnables))}")
-        if name not in self._context.runnables:
+    def _agent_name(self, name: str) -> str:
+        """Return the name of the agent that will run. If the request names no agent, the server must have only one."""
+        names = sorted(self._context.runnables)
+        if not name and len(names) != 1:
+            raise InvalidArgument("agent_loop", f"name one of: {', '.join(names)}")
+        if name and name not in names:
             raise NotFound(
-                f"there is no agent loop {name!r}; there are: {', '.join(sorted(self._context.runnables))}",
-                kind="agent_loop",
-                name=name,
+                f"there is no agent loop {name!r}; there are: {', '.join(names)}", kind="agent_loop", name=name
             )
-        return name
+        return name or names[0]
 
     def _mark(self, record: Record, peer: Peer) -> None:
-        """Say in the completion of an ended rollout whether it comes from an earlier run of the trainer that asks."""
+        """Note in the completion of an ended rollout whether the rollout ended in an earlier run of the trainer."""
         if record.delivery.completion is not None:
-            earlier = self._context.provenance.earlier(record, peer)
+            earlier = self._context.earlier_runs.earlier(record, peer)
             if earlier != record.delivery.completion.from_journal:
                 record.delivery.completion = replace(record.delivery.completion, from_journal=earlier)
             if earlier is not None:
-                self._context.provenance.count(earlier)
+                self._context.earlier_runs.count(earlier)
 
     def _repoint(self, record: Record, init: InitRequest, peer: Peer) -> None:
+        """Send the calls of a rollout to another peer from now on."""
         if record.peer.key == peer.key:
             return
         record.peer, record.init = peer, init
@@ -160,26 +157,18 @@ class Acceptance:
         record.restart_calls()
 
     async def _accept_later(self, record: Record, tools: Awaitable[Any]) -> None:
-        """An awaitable get_tools is the agent's code: it runs in a plain task, with a limit."""
-        task = child(GET_TOOLS, settled(tools))
         try:
-            done, _ = await asyncio.wait({task}, timeout=self._context.config.get_tools_timeout)
+            found = await await_tools(tools, self._context.config.get_tools_timeout)
         except asyncio.CancelledError:
-            task.cancel()
             self._refuse(record, Unavailable("the server is shutting down"))
             raise
-        if not done:
-            task.cancel()
-            self._refuse(record, TimeoutError(f"it took longer than {self._context.config.get_tools_timeout:g} s"))
-            return
-        result, error = (None, asyncio.CancelledError()) if task.cancelled() else task.result()
-        if error is not None:
+        except BaseException as error:  # the agent's code may raise anything
             self._refuse(record, error)
         else:
-            self._accept(record, result)
+            self._accept(record, found)
 
     def _accept(self, record: Record, tools: Any) -> None:
-        """Commit a rollout: from here on it ends exactly once."""
+        """Commit the acceptance of a rollout. A committed rollout ends exactly once."""
         newest = self._context.table.newest(record.rollout_id)
         try:
             if newest is not record:
@@ -191,7 +180,7 @@ class Acceptance:
             if self._shutdown.closing:
                 raise Unavailable("the server is shutting down")
             record.tools = tool_dicts(tools)
-        except Exception as error:  # what get_tools returned may be anything, and is looked at here
+        except Exception as error:  # tool_dicts raises if the result of get_tools is wrong
             self._refuse(record, error)
             return
         self._context.table.accept(record)
@@ -200,7 +189,7 @@ class Acceptance:
         )
 
     def _accepted(self, record: Record) -> None:
-        """A rollout is committed, and runs or waits from here on."""
+        """Start or queue a rollout whose acceptance is committed."""
         if not record.trail.journaled:
             self._refuse(record, self._unwritable())
             return
@@ -213,28 +202,26 @@ class Acceptance:
         if not (cancelled or self._shutdown.closing or record.tenant.lost):
             self._runner.admit(record)
             return
-        self._release(record)
+        self._context.admission.release(record)
         if cancelled:
             self._runner.cancel(record, record.cancel_reason or CANCELLED_EARLY)
-        elif self._shutdown.closing:  # it waits in the journal for the next process
+        elif self._shutdown.closing:  # the next process runs it
             record.run.parked = True
         else:
             self._runner.decide(record, Termination.trainer_lost(self._context.config.trainer_grace))
 
     def _refuse(self, record: Record, error: BaseException) -> None:
-        """Keep nothing of a rollout that was not accepted."""
+        """Refuse a rollout, and delete its record."""
         if not isinstance(error, CallError) or isinstance(error, InvalidArgument):
             text = clip(f"{type(error).__name__}: {describe(error)}")
             error = Internal(f"get_tools of {record.agent_loop} failed: {text}")
-        self._release(record)
-        if record.counted:
-            record.counted = False
-            record.tenant.open -= 1
+        self._context.admission.release(record)
+        record.count(False)
         try:
             self._context.table.remove(record)
             notify_ended(self._context.runnables[record.agent_loop], record)
-            self._shutdown.changed()
-        finally:  # the caller waits
+            self._shutdown.changed.set()
+        finally:  # the caller waits for this future
             if not record.accepted.done():
                 self.rejected[error.code] += 1
                 record.accepted.set_exception(error)
@@ -244,6 +231,7 @@ class Acceptance:
 
 
 def _check_same(known: Record, init: InitRequest) -> None:
+    """Raise Aborted for a lower attempt. Raise AlreadyExists for a different request under the same attempt."""
     request = init.request
     if known.attempt > request.attempt:
         raise Aborted(
@@ -257,18 +245,3 @@ def _check_same(known: Record, init: InitRequest) -> None:
             rollout_id=request.rollout_id,
             attempt=known.attempt,
         )
-
-
-async def settled(tools: Awaitable[Any]) -> tuple[Any, BaseException | None]:
-    """What an awaitable gives, or what it raises: SystemExit, too, must not leave its task."""
-    try:
-        return await tools, None
-    except asyncio.CancelledError:
-        raise
-    except BaseException as error:
-        return None, error
-
-
-def _retrieve(future: "asyncio.Future[None]") -> None:
-    if not future.cancelled():
-        future.exception()

@@ -1,23 +1,24 @@
-"""Who may run, who waits, who is refused."""
+"""Decides which rollouts run, which wait, and which are refused."""
 
 import heapq
 from collections import Counter
 
+from osmosis_grpc.engine.fair_shares import Shares
 from osmosis_grpc.engine.record import Record, Tenant
-from osmosis_grpc.engine.shares import Shares
 from osmosis_grpc.errors import ResourceExhausted
 
 RETRY_AFTER = 1.0
-"""What a refused caller is told to wait, in seconds."""
+"""When Admission refuses an Init, it sends this retry_after, in seconds."""
 
 _Row = tuple[int, int, Record]
 
 
 class Admission:
-    """Slots and queues. Owners share both; Shares says how.
+    """The slots for running rollouts, and the queues of waiting rollouts. Owners share both (see Shares).
 
-    A free slot goes to the owner with the fewest running rollouts, and there to the tenant with the fewest. Within a
-    tenant, rollouts of higher priority leave the queue first, equal ones in order.
+    A free slot goes to the owner with the fewest running rollouts. Among the tenants of this owner, the slot goes to
+    the tenant with the fewest running rollouts. Within a tenant, rollouts with a higher priority leave the queue first.
+    Rollouts with the same priority leave the queue in order of acceptance.
     """
 
     def __init__(self, max_concurrent: int, max_queued: int, per_owner: int | None = None) -> None:
@@ -25,44 +26,48 @@ class Admission:
         self.max_queued = max_queued
         self._slots = Shares(max_concurrent, per_owner)
         self._places = Shares(max_concurrent + max_queued)
-        """Of what runs, waits, or is on its way to acceptance."""
+        """Each rollout that runs, waits, or is being accepted uses one place."""
         self._waiting: set[Record] = set()
         self._waiting_of: Counter[str] = Counter()
-        """How many of each owner's wait."""
+        """The number of waiting rollouts by owner."""
         self._queues: dict[str, dict[Tenant, list[_Row]]] = {}
 
     @property
     def running(self) -> int:
-        """Slots taken, also by agents that did not stop."""
+        """The number of used slots, including the slots of abandoned agents."""
         return self._slots.total
 
     @property
     def queued(self) -> int:
-        """How many wait."""
+        """The number of waiting rollouts."""
         return len(self._waiting)
 
-    def reserve(self, owner: str, *, beyond: bool = False) -> None:
-        """Hold a place for a rollout whose acceptance takes time; `beyond` the limits where it was accepted before.
+    def reserve(self, record: Record, *, beyond: bool = False) -> None:
+        """Reserve a place for a rollout until enter() or release().
 
-        Raises ResourceExhausted.
+        Raises ResourceExhausted if no place is free. With `beyond`, the limits do not apply. This is for a rollout that
+        an earlier process has accepted.
         """
-        if not beyond and not self._places.room(owner):
-            used = self._places.used(owner)
+        if not beyond and not self._places.available(record.owner):
+            used = self._places.used(record.owner)
             yours = "" if used == self._places.total else f"; {used} of them are this owner's"
             raise ResourceExhausted(
                 f"{self.running} rollouts run and {self.queued} wait; "
                 f"the limits are {self.max_concurrent} and {self.max_queued}{yours}",
                 retry_after=RETRY_AFTER,
             )
-        self._places.add(owner, 1)
+        self._places.add(record.owner, 1)
+        record.reserved = True
 
-    def release(self, owner: str) -> None:
-        """Give back a place that was held."""
-        self._places.add(owner, -1)
+    def release(self, record: Record) -> None:
+        """Give back the reserved place of a rollout, if there is one."""
+        self._places.add(record.owner, -record.reserved)
+        record.reserved = False
 
     def enter(self, record: Record) -> bool:
-        """Turn a held place into a slot (true) or a place in the queue (false)."""
-        if self._slots.room(record.owner):
+        """Turn a reserved place into a slot or a place in the queue. Returns True for a slot."""
+        record.reserved = False
+        if self._slots.available(record.owner):
             self._run(record)
             return True
         self._waiting.add(record)
@@ -71,7 +76,7 @@ class Admission:
         return False
 
     def withdraw(self, record: Record) -> None:
-        """A waiting rollout waits no longer."""
+        """Remove a rollout from its queue, if it waits."""
         if record in self._waiting:
             self._take_out(record)
             self._places.add(record.owner, -1)
@@ -81,7 +86,10 @@ class Admission:
             heapq.heapify(queue)
 
     def leave(self, record: Record) -> list[Record]:
-        """A rollout gives back its slot. Returns those that may run now: one, or more where an owner's share grew."""
+        """Give back the slot of a rollout. Returns the rollouts that get a slot now.
+
+        There can be several, because the share of another owner can grow.
+        """
         record.tenant.running -= 1
         self._slots.add(record.owner, -1)
         self._places.add(record.owner, -1)
@@ -93,7 +101,7 @@ class Admission:
         return started
 
     def move(self, record: Record, tenant: Tenant, *, runs: bool) -> None:
-        """A rollout is another tenant's from now on, of the same owner."""
+        """Move a rollout to another tenant of the same owner."""
         old, record.tenant = record.tenant, tenant
         if runs:
             old.running -= 1
@@ -102,7 +110,7 @@ class Admission:
             self._queue(record)
 
     def _take_out(self, record: Record) -> None:
-        """A rollout waits no longer, and its row in the queue counts no more."""
+        """Count a rollout as no longer waiting. Its row stays in the queue, and _next() skips the row later."""
         self._waiting.discard(record)
         self._waiting_of[record.owner] -= 1
         if not self._waiting_of[record.owner]:
@@ -118,8 +126,8 @@ class Admission:
         heapq.heappush(self._queues.setdefault(record.owner, {}).setdefault(record.tenant, []), row)
 
     def _next(self) -> Record | None:
-        """Take the rollout out of its queue that runs next; None where nobody who waits may have a slot."""
-        owners = [owner for owner in self._waiting_of if self._slots.room(owner)]
+        """Take the next rollout from its queue. Returns None if no waiting rollout may have a slot."""
+        owners = [owner for owner in self._waiting_of if self._slots.available(owner)]
         fewest = min(map(self._slots.used, owners), default=0)
         best: tuple[int, _Row] | None = None
         for owner in owners:

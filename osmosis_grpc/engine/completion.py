@@ -5,41 +5,39 @@ from dataclasses import replace
 from typing import Any
 
 from osmosis_grpc.engine.record import Record
-from osmosis_grpc.engine.session import ConversationStart, RolloutSession
+from osmosis_grpc.engine.samples import ConversationStart, Samples
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types import Completion, CompletionStatus, RolloutMetrics, jsontext
+from osmosis_grpc.types import Completion, CompletionStatus, FailureReason, RolloutMetrics, jsontext
 
 
 def build_completion(record: Record, termination: Termination, result_id: str, now: float) -> Completion:
-    """Return the completion. A completed rollout whose result cannot travel becomes a failure of the agent."""
-    session: RolloutSession | None = record.run.session
+    """Return the completion. If the agent's result cannot be sent, the completion is FAILED (agent)."""
+    states = record.run.session.samples if record.run.session else Samples()
     try:
-        (messages, begins), extra = _report(termination, session)
+        (messages, begins), extra = _report(termination, states)
     except InvalidArgument as error:
-        termination = Termination.invalid_result(f"the result cannot be sent: {error}")
-        (messages, begins), extra = _report(termination, session)
-    samples = session.samples() if session else {}
-    if begins is not None and begins.sample not in samples:  # only a grader was asked there: nothing of it is reported
+        why, reason = f"the result cannot be sent: {error}", FailureReason.AGENT_RESULT_INVALID
+        termination = Termination.failed("agent", why, reason=reason)
+        (messages, begins), extra = _report(termination, states)
+    samples = states.assembled(refer=record.peer.accepts_references)
+    if begins is not None and begins.sample not in samples:  # a sample with replies of judges only is left out
         begins = None
     reward, outcome = None, termination.outcome
     if termination.status is CompletionStatus.COMPLETED and outcome is not None:
         reward = outcome.reward
         samples = {name: replace(s, reward=outcome.sample_rewards.get(name)) for name, s in samples.items()}
     if len(samples) == 1:
-        samples = {
-            name: replace(
-                sample, reward=reward if sample.reward is None else sample.reward, messages=messages, begins=begins
-            )
-            for name, sample in samples.items()
-        }
+        ((name, sample),) = samples.items()
+        own = reward if sample.reward is None else sample.reward
+        samples = {name: replace(sample, reward=own, messages=messages, begins=begins)}
     return replace(
         bare_completion(record, termination, result_id),
         messages=messages,
         begins=begins,
         reward=reward,
         samples=samples,
-        metrics=record.run.meter.total(now, session.tool_messages() if session else {}),
+        metrics=record.run.meter.total(now, states.tool_messages(record.init.request.messages)),
         extra_fields=extra,
     )
 
@@ -60,15 +58,14 @@ def bare_completion(record: Record, termination: Termination, result_id: str) ->
     )
 
 
-def _report(termination: Termination, session: RolloutSession | None) -> tuple[ConversationStart, dict[str, Any]]:
+def _report(termination: Termination, samples: Samples) -> tuple[ConversationStart, dict[str, Any]]:
+    """Return the final conversation and the extra fields. Raises InvalidArgument if they cannot be sent."""
     outcome = termination.outcome
-    if session is None:
-        return ([], None), {}
     if outcome is None:
-        return session.newest(), {}
+        return samples.newest(), {}
     extra: Any = {} if outcome.extra_fields is None else outcome.extra_fields
     if not isinstance(extra, Mapping):
         raise InvalidArgument("extra_fields", f"is a {type(extra).__name__}, not a dict")
     gave_up = outcome.failure is not None and not outcome.messages
-    start = session.newest() if gave_up else session.frozen(outcome.messages, "final_messages")
+    start = samples.newest() if gave_up else samples.frozen(outcome.messages, "final_messages")
     return start, jsontext.copy(dict(extra), "extra_fields")

@@ -1,50 +1,53 @@
-"""The bounds the engine works within. Frozen; read from nowhere."""
+"""The configuration of the engine: its limits and times."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Times are in seconds, sizes in bytes."""
+    """The limits and times of the engine. Times are in seconds. Sizes are in bytes."""
 
     max_concurrent: int = 100
-    """Rollouts that run at once."""
+    """The largest number of rollouts that run at once."""
     max_queued: int | None = None
-    """Rollouts that may wait; None means twice max_concurrent."""
+    """The largest number of rollouts that wait. None means twice max_concurrent."""
     max_concurrent_per_owner: int | None = None
-    """How many of them one owner's may be; None means all that others leave."""
+    """The largest number of rollouts of one owner that run at once. None means no limit besides max_concurrent."""
     max_attachments_per_owner: int | None = None
-    """How many attachments one owner may have; None means all that others leave of 1,024."""
+    """The largest number of attachments of one owner. None means no limit besides the server's limit of 1,024."""
     record_ttl: float = 3600.0
-    """How long an ended rollout is kept, and how long its completion is tried."""
+    """How long an ended rollout is kept, and how long its delivery is retried."""
     memory_budget: int = 256 * 1024 * 1024
-    """How much the ended rollouts may take together."""
+    """The memory that all rollouts together may take."""
     tombstone_ttl: float = 600.0
-    """How long a cancel waits for its Init."""
+    """How long the cancel of an unknown rollout waits for the rollout's Init."""
     max_tombstones: int = 16_384
-    """How many of one owner's may wait so."""
+    """The largest number of cancels of one owner that wait for their Inits."""
     agent_timeout: float | None = 1800.0
-    """How long a rollout may run whose request names no agent_timeout, counted from its start; None means no limit."""
+    """How long a rollout may run if its request has no agent_timeout. None means no limit."""
     get_tools_timeout: float = 10.0
-    """How long an awaitable get_tools may take."""
+    """How long an async get_tools may take."""
     stop_again_after: tuple[float, ...] = (1.0, 3.0)
-    """When an agent that was cancelled is cancelled again; after the last its rollout ends anyway."""
+    """When an agent still runs at these times after its cancel, it is cancelled again.
+
+    When it does not stop after the last time either, its rollout ends without it.
+    """
     trainer_grace: float = 120.0
-    """How long a trainer may be away before a chat gives up, and before an attachment's rollouts do."""
+    """How long a trainer may be away. After this time, its chats fail and the rollouts of its attachment end."""
     chat_silence: float = 50.0
-    """How long one try of a chat waits before it is asked again under its number."""
+    """The timeout of one try of a chat. After the timeout, the chat is sent again under the same number."""
     retry_delay: tuple[float, float] = (0.5, 5.0)
     """The first and the longest pause between tries of a chat."""
     outbox_delay: tuple[float, float] = (0.5, 30.0)
-    """The first and the longest pause between tries of a completion."""
+    """The first and the longest pause between tries of a delivery."""
     idle_interval: float = 15.0
-    """How often an idle event stream says that it lives."""
+    """The interval of heartbeats in an idle event stream."""
     blocked_after: float = 0.25
-    """How long the event loop may be blocked before somebody is told."""
+    """How long the event loop may be blocked before a warning is logged."""
     stalled_after: float = 60.0
     """How long a rollout may run without an event or a tool call before a warning is logged."""
     sweep_interval: float = 10.0
-    """How often what is past its time is dropped."""
+    """How often records and tombstones are checked for their age."""
 
     def __post_init__(self) -> None:
         if self.max_concurrent < 1 or self.queue_limit < 0 or not self.record_ttl > 0:
@@ -57,5 +60,5 @@ class EngineConfig:
 
     @property
     def queue_limit(self) -> int:
-        """Rollouts that may wait."""
+        """The largest number of rollouts that wait."""
         return 2 * self.max_concurrent if self.max_queued is None else self.max_queued

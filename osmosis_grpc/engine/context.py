@@ -1,7 +1,7 @@
-"""What the parts of one engine share: its configuration, its services, and the state that several parts use.
+"""What the parts of one engine share: configuration, services, and the state that several parts use.
 
-The engine makes one EngineContext and gives it to each part. Parts that act on rollouts (runner, outbox, shutdown) are
-not in it: a part that needs another one takes it as a parameter.
+The engine makes one EngineContext for all its parts. The parts that act on rollouts (runner, outbox, shutdown) are not
+in the context. If a part calls another part, it takes that part as a parameter.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,18 +11,18 @@ from osmosis_grpc.agent.ports import Clock, EventSink
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.engine.admission import Admission
 from osmosis_grpc.engine.config import EngineConfig
-from osmosis_grpc.engine.destination import Destinations
+from osmosis_grpc.engine.earlier_runs import EarlierRuns
 from osmosis_grpc.engine.eventlog import EventLog
-from osmosis_grpc.engine.journal import Journal
-from osmosis_grpc.engine.provenance import Provenance
+from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.engine.record import Record, Tenant
-from osmosis_grpc.engine.table import RecordTable
+from osmosis_grpc.engine.record_table import RecordTable
 from osmosis_grpc.engine.tombstones import Tombstones
+from osmosis_grpc.engine.unreachable_trainers import Destinations
 from osmosis_grpc.supervise import Supervisor
 
 
 class EngineContext:
-    """Shared by the parts of one engine."""
+    """The configuration, the services and the state that the parts of one engine share."""
 
     def __init__(
         self,
@@ -34,7 +34,6 @@ class EngineContext:
         supervisor: Supervisor,
     ) -> None:
         self.runnables = runnables
-        """The agents, by name."""
         self.config = config
         self.journal = journal
         self.clock = clock
@@ -44,9 +43,7 @@ class EngineContext:
         self.tombstones = Tombstones(config, journal, clock)
         self.admission = Admission(config.max_concurrent, config.queue_limit, config.max_concurrent_per_owner)
         self.destinations = Destinations()
-        """Trainers that could not be reached."""
-        self.provenance = Provenance(runnables, journal)
-        """Which outcomes come from an earlier run of their trainer."""
+        self.earlier_runs = EarlierRuns(runnables, journal)
         self.on_ended: Callable[[Record], None] = lambda record: None
         """Called after the end of a rollout is committed. Set by the engine."""
         self.on_delivered: Callable[[Record], None] = lambda record: None

@@ -1,7 +1,7 @@
-"""The engine: its parts, and what happens to its rollouts from an Init to their end.
+"""The Engine class makes the parts of the engine and connects them.
 
-Knows no transport. A rollout is told apart by its id and attempt, and belongs to the owner it
-came from; to everybody else it does not exist. Who wants to know something asks `rollouts`.
+The engine does not depend on a transport. The id and the attempt identify a rollout. A rollout belongs to the owner of
+its Init, and other owners cannot see it. `Engine.rollouts` answers questions about rollouts.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.ports import Clock, EndSink, EventSink
@@ -17,19 +17,17 @@ from osmosis_grpc.agent.runnable import Runnable, as_runnable
 from osmosis_grpc.engine.acceptance import Acceptance
 from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.context import EngineContext
+from osmosis_grpc.engine.earlier_runs import SUMMED
 from osmosis_grpc.engine.eventlog import Then
-from osmosis_grpc.engine.journal import Journal
+from osmosis_grpc.engine.journal_port import Journal
+from osmosis_grpc.engine.loop_watchdog import Watchdog, warn_of_stalls
 from osmosis_grpc.engine.outbox import Outbox
-from osmosis_grpc.engine.provenance import SUMMED
 from osmosis_grpc.engine.record import Peer, Record, Tenant
 from osmosis_grpc.engine.recovery import Recovery
-from osmosis_grpc.engine.resends import Resends
-from osmosis_grpc.engine.rollouts import Rollouts
+from osmosis_grpc.engine.rollout_queries import Rollouts
 from osmosis_grpc.engine.runner import Runner
 from osmosis_grpc.engine.shutdown import Shutdown
-from osmosis_grpc.engine.stalls import Stalls
 from osmosis_grpc.engine.termination import Termination
-from osmosis_grpc.engine.watchdog import Watchdog
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.types import CancelResult, Capacity, CompletionStatus, InitRequest
 
@@ -47,9 +45,10 @@ class SystemClock:
 
 
 class Engine:
-    """Hosts agent loops. Used as `async with Engine(loops, journal=MemoryJournal()) as engine`.
+    """Hosts agents. Used as `async with Engine(agents, journal=MemoryJournal()) as engine`.
 
-    `supervisor` is that of the server; an engine without a server has one of its own.
+    `supervisor` is the supervisor of the server. Without a server, the engine makes its own supervisor. In both cases
+    the engine closes the supervisor at the end.
     """
 
     def __init__(
@@ -67,43 +66,27 @@ class Engine:
         runnables = {runnable.name: runnable for runnable in given}
         if len(runnables) < len(given):
             raise ValueError(f"agents need unique names: {', '.join(sorted(runnable.name for runnable in given))}")
-        self.clock = clock or SystemClock()
-        self._owns_supervisor = supervisor is None
+        clock = clock or SystemClock()
         self.supervisor = supervisor or Supervisor("the engine")
-        self.context = context = EngineContext(runnables, config, journal, self.clock, sinks, self.supervisor)
+        self.context = context = EngineContext(runnables, config, journal, clock, sinks, self.supervisor)
         context.on_ended, context.on_delivered = self._ended, self._delivered
         self.journal = journal
-        self.runnables = context.runnables
-        """The agents, by name."""
         self.log = context.log
         self.log.on_failed = self._failed
-        self.provenance = context.provenance
-        """Which outcomes come from an earlier run of their trainer."""
-        self.destinations = context.destinations
-        """Trainers that could not be reached."""
         self.watchdog = Watchdog(config.blocked_after)
-        self._stalls = Stalls(config.stalled_after)
         self.outbox = Outbox(context)
-        self.resends = Resends(context)
-        """Sends completions of ended rollouts again when they are asked for."""
         self.runner = Runner(context, self.outbox)
         self.rollouts = Rollouts(context)
-        """Answers questions about rollouts."""
         self.shutdown = Shutdown(context, self.runner, self.outbox)
         self.recovery = Recovery(context, self.runner, self.outbox)
-        """Continues the rollouts that another process left."""
         self.acceptance = Acceptance(context, self.runner, self.shutdown)
-        """Takes Inits in."""
         self.end_sinks: list[EndSink] = []
-        """Called with each rollout that ended, after its commit."""
+        """Each sink is called with each ended rollout, after the end is committed."""
         self._completed = 0
-        self._repeated: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> "Engine":
-        self._repeated = [
-            self.supervisor.every(SWEEP, min(self.config.sweep_interval, self.config.record_ttl / 4), self._sweep),
-            self.supervisor.every(SUM_UP, SUMMED, self.provenance.report),
-        ]
+        self.supervisor.every(SWEEP, min(self.config.sweep_interval, self.config.record_ttl / 4), self._sweep)
+        self.supervisor.every(SUM_UP, SUMMED, self.context.earlier_runs.report)
         self.watchdog.start(self.supervisor)
         return self
 
@@ -112,18 +95,14 @@ class Engine:
             await self.shutdown.close(0.0)
         finally:
             self.watchdog.stop()
-            self.provenance.report()
-            await self.resends.close()
-            await self.outbox.close()
-            for task in self._repeated:
-                task.cancel()
-            if self._owns_supervisor:
-                await self.supervisor.close()
+            self.context.earlier_runs.report()
+            self.outbox.close()
+            await self.supervisor.close()
 
     async def init(self, init: InitRequest, *, owner: str, peer: Peer) -> tuple[Record, bool]:
-        """Accept a rollout, or find the equal one accepted before: its record, and whether this started it.
+        """Accept a rollout, or find the rollout of an equal Init (see acceptance.py).
 
-        Raises CallError where it is refused.
+        Returns the record, and whether this call started the rollout. Raises CallError for a refusal.
         """
         record, started = self.acceptance.begin(init, owner=owner, peer=peer)
         if not record.accepted.done():
@@ -134,14 +113,14 @@ class Engine:
     def cancel(
         self, owner: str, *, rollout_id: str = "", group_id: str = "", attempt: int = 0, reason: str = ""
     ) -> list[CancelResult]:
-        """Cancel one rollout, a group, or, with neither given, all of the owner's.
+        """Cancel one rollout or one group of rollouts. Without an id, cancel all rollouts of the owner.
 
-        It holds at once, and over this process's end once `log.flush()` is over. Raises
-        ResourceExhausted when too many cancels of the owner's wait for their Inits.
+        The cancel takes effect at once. When `log.flush()` has returned, the cancel also survives a crash. Raises
+        ResourceExhausted if too many cancels of the owner wait for their Inits.
         """
         if not rollout_id:
             live = [r for r in self.context.table.live() if r.owner == owner]
-            live.sort(key=lambda record: not record.accepted.done())  # what cannot be refused goes first
+            live.sort(key=lambda record: not record.accepted.done())  # pending last: their tombstones can raise
             return [
                 self._cancel(r, reason)
                 for r in live
@@ -179,22 +158,21 @@ class Engine:
             cancelled = True
         else:
             cancelled = record.live and decided is not None and decided.status is CompletionStatus.CANCELLED
-        if (
-            cancelled and not record.trail.journaled
-        ):  # its events are written no more: the next process asks the tombstone
+        if cancelled and not record.trail.journaled:  # the next process finds the tombstone, but no CancelAsked
             self.context.tombstones.add(record.owner, record.rollout_id, record.attempt)
-        disposition: Literal["CANCELLED", "ALREADY_ENDED"] = "CANCELLED" if cancelled else "ALREADY_ENDED"
-        return CancelResult(record.rollout_id, record.attempt, disposition, record.state)
+        return CancelResult(
+            record.rollout_id, record.attempt, "CANCELLED" if cancelled else "ALREADY_ENDED", record.state
+        )
 
     def lose(self, tenant: Tenant, seconds: float) -> None:
-        """A trainer stayed away for too long: what is unfinished of its rollouts ends FAILED (trainer, retryable)."""
+        """End the unfinished rollouts of a trainer FAILED (trainer, retryable), because it was away for `seconds`."""
         tenant.lost = True
         for record in self.context.table.live():
             if record.tenant is tenant and record.accepted.done():
                 self.runner.decide(record, Termination.trainer_lost(seconds))
 
     def capacity(self) -> Capacity:
-        """What there is room for."""
+        """Return the limits, and how much of each limit is used."""
         return Capacity(
             max_concurrent=self.config.max_concurrent,
             max_queued=self.config.queue_limit,
@@ -207,39 +185,33 @@ class Engine:
         )
 
     def _ended(self, record: Record) -> None:
-        """The end is committed: deliver it."""
+        """Deliver the completion of a rollout whose end is committed, and tell the other parts about the end."""
         assert record.run.termination is not None
-        if record.counted:
-            record.counted = False
-            record.tenant.open -= 1
+        record.count(False)
         if record.run.termination.deliver:
             self.outbox.put(record)
         elif not record.delivery.settled:
             self.outbox.give_up(record)
         self.context.table.ended(record)
-        self.recovery.ended(record)
-        self.shutdown.changed()
+        self.recovery.passed(record.rollout_id, record.attempt)
+        self.shutdown.changed.set()
         self._completed += 1
-        info = replace(record.info(), completion=record.delivery.completion) if self.end_sinks else None
         for sink in self.end_sinks:
-            assert info is not None
             try:
-                sink(info)
+                sink(replace(record.info(), completion=record.delivery.completion))
             except Exception:
-                log.exception("a sink of ended rollouts failed; the rollout has ended all the same")
+                log.exception("a sink of ended rollouts failed; the rollout has ended nevertheless")
 
     def _delivered(self, record: Record) -> None:
-        """And that is committed, too: nothing more happens to it."""
+        """Settle a rollout after the commit of its delivery."""
         record.delivery.settled = True
-        self.resends.delivered(record)
+        self.outbox.delivered(record)
         self.context.table.settled(record)
-        self.shutdown.changed()
+        self.shutdown.changed.set()
 
     def _failed(self, record: Record, then: Then, error: BaseException) -> None:
-        """What follows the commit of an event of this rollout has raised."""
-        if (
-            record.delivery.report is not None or record.delivery.ended is not None
-        ):  # its end is committed; what follows is done again
+        """Handle an error of `then`, which the log has called after the commit of an event of the rollout."""
+        if record.delivery.report is not None or record.delivery.ended is not None:  # its end is written: call it again
             then(record)
         elif not record.accepted.done():
             self.acceptance.failed(record, error)
@@ -247,9 +219,9 @@ class Engine:
             self.runner.fail(record, error)
 
     async def _sweep(self) -> None:
-        now = self.clock.monotonic()
+        now = self.context.clock.monotonic()
         for record in self.context.table.overdue(now):
-            self.outbox.expire(record)
+            record.cancel_calls()
         await self.context.table.sweep(now)
         self.context.tombstones.sweep(now)
-        self._stalls.sweep(self.context.table.live(), now)
+        warn_of_stalls(self.context.table.live(), now, self.config.stalled_after)

@@ -1,15 +1,16 @@
-"""The event log: numbers what happens, commits it, and tells those who wait.
+"""The event log: numbers the events of each rollout, commits them, and shows them to sinks and readers.
 
-An event is shown only after its commit, so no number is ever used twice.
+An event is shown only after its commit. So sinks and readers never see two events with the same number.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Any, NoReturn, get_args
 
 from osmosis_grpc.agent.ports import Clock, EventSink
-from osmosis_grpc.engine.journal import Journal
+from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.engine.record import Record
 from osmosis_grpc.errors import CallError, FailedPrecondition, InvalidArgument, OutOfRange, Unavailable
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
@@ -21,40 +22,39 @@ log = logging.getLogger(__name__)
 COMMITTED = job("engine.committed", OnFailure.REPORT, "callback")
 
 Then = Callable[[Record], None]
-"""What follows the commit of an event."""
+"""Called after the commit of an event."""
 Token = tuple[Record, TrajectoryEvent, Then | None]
 
 BATCH = 256
-"""Events read from the store at once."""
+"""The number of events that are read from the journal at once."""
 
 
 class EventLog:
-    """Writes to a Journal and follows it."""
+    """Appends events to a Journal, and reads them for followers."""
 
     def __init__(
         self, journal: Journal, clock: Clock, sinks: Sequence[EventSink], idle_interval: float, supervisor: Supervisor
     ) -> None:
         self._journal = journal
         self.on_failed: Callable[[Record, Then, BaseException], None] = lambda record, then, error: None
-        """Called when what follows the commit of a rollout's event has raised."""
+        """Called when the `then` of an append() has raised."""
         self._supervisor = supervisor
         journal.on_commit = self._committed
         self._clock = clock
         self._sinks: dict[type, list[EventSink]] = {kind: list(sinks) for kind in get_args(EventKind)}
         self.dropped = 0
-        """Events that the store could not keep."""
+        """The number of events that could not be committed."""
         self._idle = idle_interval
-        self._waiters: set[asyncio.Event] = set()
+        self.waiters: set[asyncio.Event] = set()
 
     def append(
         self, record: Record, kind: EventKind, then: Then | None = None, *, entry: JournaledRollout | None = None
     ) -> None:
-        """Write the next event of a rollout; `then` comes after its commit, at once where that is.
+        """Append the next event of a rollout, and call `then` after its commit.
 
-        What `then` raises goes to `on_failed`. If append raises, nothing was written.
-
-        Where nothing can be committed (`record.trail.journaled` is false from then on), `then` comes
-        all the same: what runs goes on without its events.
+        If `then` raises, `on_failed` gets the exception. If append() raises, nothing was written. If the event cannot
+        be committed, `record.trail.journaled` becomes False and `then` is still called. The rollout then continues
+        without events.
         """
         record.run.progress, record.run.progress_time = self._clock.monotonic(), self._clock.time()
         if not record.trail.journaled:
@@ -71,17 +71,15 @@ class EventLog:
             self._follow_up(record, then)
 
     def add_sink(self, sink: EventSink, *kinds: type) -> None:
-        """Call a sink with each event of these kinds, or of all where none is named, after its commit."""
+        """Call a sink with each event of these kinds after its commit. Without `kinds`, all kinds are meant."""
         for kind in kinds or self._sinks:
             self._sinks[kind] = [*self._sinks[kind], sink]
 
-    def remove_sink(self, sink: EventSink) -> None:
-        """Show no more events to a sink. Idempotent."""
-        for kind, sinks in self._sinks.items():
-            self._sinks[kind] = [other for other in sinks if other != sink]
-
     def barrier(self, then: Callable[[CallError | None], None]) -> None:
-        """Tell when all that was written until now is committed, at once where it is; why, where it cannot be."""
+        """Call `then` with None when all events that were appended so far are committed.
+
+        If one of them cannot be committed, call `then` with an error.
+        """
 
         def report(ok: bool) -> None:
             why = f"the journal cannot be written: {self._journal.problem}"
@@ -90,7 +88,7 @@ class EventLog:
         self._journal.barrier(report)
 
     async def flush(self) -> None:
-        """Wait for the same. Raises Unavailable."""
+        """Wait until all events that were appended so far are committed. Raises Unavailable if that is impossible."""
         done: asyncio.Future[CallError | None] = asyncio.get_running_loop().create_future()
         self.barrier(lambda error: None if done.done() else done.set_result(error))
         error = await done
@@ -98,7 +96,7 @@ class EventLog:
             raise error
 
     def _committed(self, tokens: Sequence[Token], ok: bool) -> None:
-        """Events were committed some time after they were appended, or cannot be."""
+        """Handle events that the journal has committed. If `ok` is False, the journal cannot commit them."""
         for record, event, then in tokens:
             if ok and record.trail.journaled:
                 self._show(record, event)
@@ -116,7 +114,7 @@ class EventLog:
         try:
             for waiter in record.trail.waiters:
                 waiter.set()
-            for waiter in self._waiters:
+            for waiter in self.waiters:
                 waiter.set()
         except Exception as error:  # readers look again after idle_interval
             self._supervisor.failed(COMMITTED, error, lambda error: None)
@@ -124,21 +122,25 @@ class EventLog:
             try:
                 sink(event)
             except Exception:
-                log.exception("an event sink failed; the rollout goes on")
+                log.exception("an event sink failed; the rollout continues")
 
     def trajectory(self, rollout_id: str, attempt: int) -> Iterator[TrajectoryEvent]:
-        """All committed events of a rollout."""
+        """Yield all committed events of a rollout."""
         after = 0
         while batch := self._journal.events(rollout_id, attempt, after, BATCH):
             yield from batch
             after = batch[-1].number
 
     def cursor(self, position: int) -> str:
-        """Where to go on from after a position."""
+        """Return the cursor for a position."""
         return f"{self._journal.journal_id}.{position}"
 
     def position(self, cursor: str) -> int:
-        """The position of a cursor. Raises FailedPrecondition for another journal's, OutOfRange for one too old."""
+        """Return the position of a cursor.
+
+        Raises InvalidArgument if the cursor is malformed or ahead of the journal. Raises FailedPrecondition if the
+        cursor belongs to another journal. Raises OutOfRange if events after the cursor were dropped.
+        """
         journal, _, text = cursor.rpartition(".")
         if not text.isdecimal() or len(text) > 18 or not journal:
             raise InvalidArgument("cursor", "is not one of this server's")
@@ -150,16 +152,16 @@ class EventLog:
             )
         position = int(text)
         if position < self._journal.forgotten_position:
-            raise OutOfRange(
-                "events after this cursor are no longer kept",
-                first_cursor=self.cursor(self._journal.forgotten_position),
-            )
+            self._raise_gone()
         if position > self._journal.last_position:
             raise InvalidArgument("cursor", "is ahead of the journal")
         return position
 
     async def follow(self, record: Record, after: int) -> AsyncGenerator[TrajectoryEvent | None, None]:
-        """A rollout's events above `after`, then live, until none can follow. None is a sign of life."""
+        """Yield the events of a rollout after number `after`, and then each new event. None is a heartbeat.
+
+        The iteration ends when the rollout can have no further event.
+        """
         if after > record.trail.last_number:
             raise InvalidArgument("after", f"{after} is ahead of the newest event, {record.trail.last_number}")
         waiter = asyncio.Event()
@@ -184,9 +186,12 @@ class EventLog:
             record.trail.waiters.discard(waiter)
 
     async def follow_all(self, owner: str, position: int) -> AsyncGenerator[tuple[int, TrajectoryEvent | None], None]:
-        """Yield the events of an owner above a position, then new ones, without end; each with its position."""
+        """Yield the events of an owner after a position, and then each new event, without end.
+
+        Each event comes with its position. None in place of an event is a heartbeat.
+        """
         waiter = asyncio.Event()
-        self._waiters.add(waiter)
+        self.waiters.add(waiter)
         gone = self._journal.forgotten_position
         try:
             yield position, None
@@ -203,25 +208,23 @@ class EventLog:
                 elif not await self._woken(waiter):
                     yield position, None
         finally:
-            self._waiters.discard(waiter)
+            self.waiters.discard(waiter)
 
     def _raise_gone(self) -> NoReturn:
         first = self.cursor(self._journal.forgotten_position)
         raise OutOfRange("events after this cursor are no longer kept", first_cursor=first)
 
     async def _woken(self, waiter: asyncio.Event) -> bool:
-        try:
+        """Wait for an event. Returns False after idle_interval without one."""
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._idle):
                 await waiter.wait()
-        except TimeoutError:
-            return False
-        return True
+        return waiter.is_set()
 
 
 def _size(kind: EventKind) -> int:
-    """About how many bytes an event takes in memory."""
-    extra = _EXTRA.get(type(kind))
-    return 400 if extra is None else 400 + extra(kind)
+    """Return approximately how many bytes an event takes in memory."""
+    return 400 + _EXTRA.get(type(kind), lambda kind: 0)(kind)
 
 
 def _answered(kind: events.ChatAnswered) -> int:
@@ -247,4 +250,4 @@ _EXTRA: dict[type[EventKind], Callable[[Any], int]] = {
     events.Logged: lambda kind: text_size([dict(kind.data)]),
     events.Ended: _ended,
 }
-"""What an event takes beyond the least, by its kind."""
+"""For each kind, a function that returns the bytes of an event beyond the 400 of every event."""

@@ -1,17 +1,21 @@
-"""Places at which a test may kill the process, as a power cut would: between two steps, without a last word.
+"""Points in the code at which a test can kill the process, as if the power failed.
 
-Nothing is armed unless somebody says so at the process's start.
+No point is armed by default.
 """
 
 import os
 import signal
 
 armed: dict[str, int] = {}
-"""How often each place may still be passed, the fatal time included."""
+"""For each armed point, a count. When the point is reached this many more times, the process is killed."""
 
 
-def arm(text: str) -> None:
-    """Arm places: name[:nth][,name[:nth]...]. Raises ValueError for a count that is none."""
+def arm(text: str | None = None) -> None:
+    """Arm the points in a text of the form NAME[:NTH][,NAME[:NTH]...]. Raises ValueError for another form.
+
+    Without a text, use the text in OSMOSIS_FAILPOINT. Only tests set this variable.
+    """
+    text = os.environ.get("OSMOSIS_FAILPOINT", "") if text is None else text
     for row in filter(None, text.split(",")):
         name, _, nth = row.strip().partition(":")
         count = int(nth or 1)
@@ -20,13 +24,8 @@ def arm(text: str) -> None:
         armed[name] = count
 
 
-def arm_from_environment() -> None:
-    """Arm the places that the environment variable OSMOSIS_FAILPOINT names. Only tests set it."""
-    arm(os.environ.get("OSMOSIS_FAILPOINT", ""))
-
-
 def reach(name: str) -> None:
-    """Pass a place; the nth time is the last thing this process does, but for saying so on stderr."""
+    """Kill the process when this point is armed and is reached for the NTH time. First write the name to stderr."""
     if armed and name in armed:
         armed[name] -= 1
         if not armed[name]:

@@ -1,4 +1,4 @@
-"""What a rollout took: counters, and where its time went."""
+"""The metrics of one rollout: counters, and how its time was spent."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 from osmosis_grpc.types import ChatResponse, RolloutMetrics
 
 _MOST = 2**48
-"""A count of tokens beyond this is none, and sums of them would not fit their field."""
+"""Larger counts of tokens are ignored, because sums of such counts would not fit into their field."""
 _LONGEST = 3e11
-"""Seconds; more does not fit a Duration."""
+"""The largest Duration, in seconds."""
 
 
 class Meter:
@@ -16,12 +16,12 @@ class Meter:
 
     __slots__ = (
         "_accepted",
-        "_chats",
         "_last",
         "_llm_calls",
         "_llm_latency",
         "_max_context",
         "_model_time",
+        "_open",
         "_prompt_tokens",
         "_response_tokens",
         "_run_latency",
@@ -30,14 +30,13 @@ class Meter:
         "_tool_calls",
         "_tool_latency",
         "_tool_time",
-        "_tools",
     )
 
     def __init__(self, accepted: float) -> None:
         self._accepted = accepted
         self._started: float | None = None
         self._last = accepted
-        self._chats = self._tools = 0
+        self._open = {"chat": 0, "tool": 0}
         self._model_time = self._tool_time = 0.0
         self._llm_latency = self._tool_latency = 0.0
         self._llm_calls = self._tool_calls = 0
@@ -45,40 +44,26 @@ class Meter:
         self._run_latency = 0.0
         self._prompt_tokens = self._response_tokens = self._max_context = 0
 
-    @property
-    def accepted(self) -> float:
-        """When the rollout was accepted."""
-        return self._accepted
-
     def started(self, now: float) -> float:
-        """Its agent began; returns the time it waited."""
+        """Note that the agent began. Returns how long the rollout waited, in seconds."""
         self._started = now
         return now - self._accepted
 
-    def chat_opened(self, now: float) -> None:
-        """A chat was asked."""
+    def count_open(self, kind: str, by: int, now: float) -> None:
+        """Note that a "chat" or a "tool" began (`by` is 1) or ended (-1)."""
         self._tick(now)
-        self._chats += 1
+        self._open[kind] += by
 
-    def chat_closed(self, now: float) -> None:
-        """A chat is over, one way or another."""
-        self._tick(now)
-        self._chats -= 1
-
-    def tool_opened(self, now: float) -> None:
-        """A tool began."""
-        self._tick(now)
-        self._tools += 1
-
-    def tool_closed(self, now: float, call_id: str, latency: float) -> None:
-        """A tool that a helper ran is over; `call_id` is the one that its message answers."""
-        self._tick(now)
-        self._tools -= 1
+    def tool_ran(self, call_id: str, latency: float) -> None:
+        """Count a tool that execute_tool_calls ran; `call_id` is the id of the tool call."""
         self._runs[call_id] = self._runs.get(call_id, 0) + 1
         self._run_latency += latency
 
     def answered(self, response: ChatResponse, prompt_ids: int, latency: float) -> None:
-        """A chat was answered; `prompt_ids` counts its prompt where the sampler's usage does not."""
+        """Count an answered chat.
+
+        `prompt_ids` is the length of the prompt. It is used if the usage of the reply does not have this length.
+        """
         usage: Mapping[str, Any] = response.usage or {}
         reply_ids = len(response.tokens.ids) if response.tokens is not None else 0
         prompt = _count(usage.get("prompt_tokens"), prompt_ids)
@@ -90,15 +75,16 @@ class Meter:
         self._max_context = max(self._max_context, prompt + reply)
 
     def tool_recorded(self, latency_ms: float) -> None:
-        """The agent recorded a tool call."""
+        """Count a tool call that the agent recorded."""
         self._tool_calls += 1
         self._tool_latency = min(_LONGEST, self._tool_latency + latency_ms / 1000)
 
     def total(self, now: float, tool_messages: Mapping[str, int]) -> RolloutMetrics:
-        """Returns the sums, at the end; `tool_messages` counts those of the conversations by call id.
+        """Return the metrics at the end. `tool_messages` has the number of tool messages for each call id.
 
-        One call may have been run by a helper, be answered by a message, and be recorded by the agent,
-        so each of the three counts is the least that there were.
+        There are three signs of a tool call: execute_tool_calls runs it, a message answers it, or the agent records it.
+        A call does not always have all three signs. So each of the three counts can be too low, and the result is the
+        largest count.
         """
         self._tick(now)
         runs, recorded = self._runs, self._tool_calls
@@ -124,9 +110,9 @@ class Meter:
         )
 
     def _tick(self, now: float) -> None:
-        if self._chats:
+        if self._open["chat"]:
             self._model_time += now - self._last
-        elif self._tools:
+        elif self._open["tool"]:
             self._tool_time += now - self._last
         self._last = now
 

@@ -1,14 +1,21 @@
-"""Delivery: every completion at least once, until its receiver has settled it or its time is up."""
+"""Delivers each completion to its trainer at least once.
+
+A delivery is retried until the trainer has answered or record_ttl has passed. An equal Init has the same id, attempt
+and spec as an earlier Init. When an equal Init for an ended rollout comes, the outbox sends the delivered
+completion again. This is a resend. A trainer that already has the completion ignores it. So no
+event is recorded for a resend.
+"""
 
 import asyncio
 import logging
+from collections.abc import Hashable
 from functools import partial
 
 from osmosis_grpc.engine import failpoints
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.record import Peer, Record
 from osmosis_grpc.engine.resolve_references import has_references, resolve_from_journal
-from osmosis_grpc.errors import Aborted, InvalidArgument, Unimplemented
+from osmosis_grpc.errors import Aborted, CallError, InvalidArgument, ResourceExhausted, Unimplemented
 from osmosis_grpc.supervise import Backoff, OnFailure, child, future, job
 from osmosis_grpc.types import Completion, Outcome, events
 from osmosis_grpc.types.completion import clip, describe
@@ -18,111 +25,117 @@ log = logging.getLogger(__name__)
 COMPLETE = job("engine.complete", OnFailure.RAISE)
 TRIED = job("engine.first_delivery", OnFailure.REPORT, "callback")
 DELIVER = job("engine.deliver", OnFailure.RESTART)
+RESEND = job("engine.resend", OnFailure.RESTART)
 
 FINAL = (InvalidArgument, Aborted, Unimplemented)
-"""A receiver that answers so will never take this completion."""
+"""When a delivery fails with one of these errors, it is not retried."""
+MAX_RESENDS = 1024
+"""The largest number of resends at the same time."""
 
 
 class Outbox:
-    """Counts what is undelivered, and delivers it. `settled` is told when one is."""
+    """Delivers completions, and counts the undelivered ones."""
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
         self._closed = False
-        self._retries: set[asyncio.Task[None]] = set()
+        self._resends: set[Hashable] = set()
+        self._resend_after: set[Record] = set()
+        """Rollouts for which an equal Init came during the first delivery. A resend follows that delivery.
+
+        The reason is that the trainer possibly received the first delivery before it sent the equal Init.
+        """
         self.attempts = 0
-        """How often a completion was sent."""
+        """The number of tries of all deliveries."""
         self.undelivered = 0
         self.expired = 0
-        """Completions that were given up because their time was up."""
+        """The number of completions that were not delivered within record_ttl."""
 
     def put(self, record: Record) -> None:
-        """A rollout ended: deliver its completion. Most are taken at the first try, which needs no task."""
+        """Deliver the completion of an ended rollout. The first try runs without a task. Only retries need a task."""
         if not record.delivery.undelivered:
             self._count(record, 1)
         if not self._closed:
-            self._context.supervisor.call(TRIED, self._try, record, report=partial(self._go_on, record))
+            self._context.supervisor.call(TRIED, self._try, record, report=lambda error: self._retry(record))
 
     def _try(self, record: Record) -> None:
-        peer = record.peer
-        go_on = partial(self._go_on, record, peer)
-        answered = partial(self._context.supervisor.call, TRIED, self._answered, record, peer, report=go_on)
-        self._call(record).add_done_callback(answered)
+        answered = partial(self._answered, record, record.peer)
+        over = partial(self._context.supervisor.call, TRIED, answered, report=lambda error: self._retry(record))
+        self._call(record).add_done_callback(over)
 
     def give_up(self, record: Record) -> None:
-        """A higher attempt stood before this one was tried."""
+        """Settle a rollout without a delivery, because a higher attempt replaced it before its first delivery."""
         record.delivery.undelivered = False
         self._context.log.append(record, events.Delivered(None, "superseded"), self._context.on_delivered)
 
     def drop(self, record: Record) -> None:
-        """A higher attempt stands: what is undelivered of this one is of no more use."""
+        """Stop the delivery of a rollout because a higher attempt replaces it."""
         if record.delivery.undelivered:
             record.delivery.dropped = True
             record.restart_calls()
 
-    def expire(self, record: Record) -> None:
-        """Its time is up: a call that is still open is given up."""
-        for call in list(record.calls):
-            call.cancel()
+    def resend(self, record: Record) -> None:
+        """Send the completion of an ended rollout to its peer again. If the first delivery goes on, wait for its end.
 
-    async def close(self) -> None:
-        """Try no more: what is undelivered stays so."""
+        Raises ResourceExhausted if there are already MAX_RESENDS resends.
+        """
+        if record.delivery.undelivered:
+            self._resend_after.add(record)
+        elif len(self._resends) >= MAX_RESENDS:
+            raise ResourceExhausted(f"{MAX_RESENDS} completions of ended rollouts are on their way", retry_after=1.0)
+        else:
+            self._begin_resend(record)
+
+    def delivered(self, record: Record) -> None:
+        """Note the end of the first delivery of a rollout."""
+        if record in self._resend_after:
+            self._resend_after.discard(record)
+            self._begin_resend(record)
+
+    def close(self) -> None:
+        """Begin no further delivery. The supervisor ends the open deliveries. Their completions stay undelivered."""
         self._closed = True
-        for task in list(self._retries):
-            task.cancel()
-        await asyncio.gather(*self._retries, return_exceptions=True)
 
     def _call(self, record: Record) -> "asyncio.Future[Outcome]":
         completion = record.delivery.completion
         assert completion is not None
         self.attempts += 1
-        call: asyncio.Future[Outcome]
         try:
-            if record.peer.accepts_references or not has_references(completion):
-                call = future(COMPLETE, record.peer.complete(completion))
-            else:
-                call = child(COMPLETE, self._complete_resolved(record.peer, completion))
-        except Exception as error:  # what cannot be sent fails this delivery, and not the end of its rollout
+            call = self._send(record.peer, completion)
+        except Exception as error:  # the error fails this try only, not the code that ends the rollout
             call = asyncio.get_running_loop().create_future()
             call.set_exception(error)
         record.calls.add(call)
         return call
 
-    async def _complete_resolved(self, peer: Peer, completion: Completion) -> Outcome:
-        return await peer.complete(await resolve_from_journal(completion, self._context.journal))
+    def _send(self, peer: Peer, completion: Completion) -> "asyncio.Future[Outcome]":
+        """Send a completion once. If the peer does not keep its replies, resolve the references to chats first."""
+        if peer.accepts_references or not has_references(completion):
+            return future(COMPLETE, peer.complete(completion))
+
+        async def resolved() -> Outcome:
+            return await peer.complete(await resolve_from_journal(completion, self._context.journal))
+
+        return child(COMPLETE, resolved())
 
     def _answered(self, record: Record, peer: Peer, call: "asyncio.Future[Outcome]") -> None:
-        """The first try, at `peer`, is over."""
+        """Handle the end of the first try, which called `peer`."""
         if not call.cancelled() and call.exception() is None:
             record.calls.discard(call)
             self._context.destinations.reached(record.peer.destination_key)
             self._settle(record, events.Delivered(call.result(), tries=1))
         else:
-            self._go_on(record, peer, call=call)
+            self._retry(record, (peer, call))
 
-    def _go_on(
-        self,
-        record: Record,
-        peer: Peer,
-        problem: BaseException | None = None,
-        *,
-        call: "asyncio.Future[Outcome] | None" = None,
-    ) -> None:
-        """Deliver in a task: the first try, at `peer`, was in vain, or raised `problem` here."""
+    def _retry(self, record: Record, *first: "tuple[Peer, asyncio.Future[Outcome]]") -> None:
+        """Continue a delivery in a task. `first` is the peer and the call of the first try, if there was a call."""
         if not self._closed:
-            task = self._context.supervisor.start(DELIVER, partial(self._deliver, record, peer, [call] if call else []))
-            self._retries.add(task)
-            task.add_done_callback(self._retries.discard)
+            self._context.supervisor.start(DELIVER, partial(self._deliver, record, list(first)))
 
-    async def _deliver(self, record: Record, peer: Peer, first: "list[asyncio.Future[Outcome]]") -> None:
-        """Go on from the first try until it is settled. Cancelled, it stays undelivered.
-
-        `first` has that try, which went to `peer`, unless it is to be made anew.
-        """
+    async def _deliver(self, record: Record, first: "list[tuple[Peer, asyncio.Future[Outcome]]]") -> None:
+        """Retry until the delivery is settled. If the task is cancelled, the completion stays undelivered."""
         assert record.delivery.ended is not None
-        if not first:
-            peer = record.peer
-        call = first.pop() if first else self._call(record)
+        peer, call = first.pop() if first else (record.peer, self._call(record))
         gives_up = record.delivery.ended + self._context.config.record_ttl
         backoff = Backoff(*self._context.config.outbox_delay)
         tries, woken = 1, False
@@ -161,10 +174,11 @@ class Outbox:
                 log.error("the completion of rollout %s expired undelivered after %d tries", record.rollout_id, tries)
                 return self._settle(record, events.Delivered(None, "expired", tries))
             if record.peer is peer and not record.delivery.dropped:
-                # Who was told how long to wait does so; who was woken in vain waits out the next pause.
+                # The wait also ends when the trainer is available again. There are two exceptions: the trainer sent a
+                # retry_after, or the try that failed was made because the trainer was available again.
                 trainer = None if asked_to_wait or woken else peer.destination_key
                 woken = await self._context.destinations.wait(record, min(pause, left), trainer)
-            if record.peer is not peer or record.delivery.dropped:  # that trainer is not tried again
+            if record.peer is not peer or record.delivery.dropped:  # no further try calls `peer`
                 self._context.destinations.tried(record, peer.destination_key, reached=False)
                 woken = False
             if record.delivery.dropped:
@@ -172,8 +186,38 @@ class Outbox:
             tries += 1
             peer, call = record.peer, self._call(record)
 
+    def _begin_resend(self, record: Record) -> None:
+        assert record.delivery.completion is not None
+        key = record.rollout_id, record.attempt, record.peer.key
+        if key not in self._resends:
+            self._resends.add(key)
+            give_up = asyncio.get_running_loop().time() + self._context.config.trainer_grace
+            resend = partial(self._resend, record.peer, record.delivery.completion, give_up)
+            task = self._context.supervisor.start(RESEND, resend)
+            task.add_done_callback(lambda _: self._resends.discard(key))
+
+    async def _resend(self, peer: Peer, completion: Completion, give_up: float) -> None:
+        """Send a completion until the trainer has answered, or until `give_up`, a time of the event loop."""
+        backoff = Backoff(*self._context.config.outbox_delay)
+        while True:
+            try:
+                await self._send(peer, completion)
+                return
+            except Exception as error:
+                pause = backoff.next()
+                if isinstance(error, CallError) and error.retry_after is not None:
+                    pause = error.retry_after
+                if isinstance(error, FINAL) or asyncio.get_running_loop().time() + pause > give_up:
+                    log.warning(
+                        "the completion of rollout %s was asked for again and cannot be delivered: %s",
+                        completion.rollout_id,
+                        clip(describe(error)),
+                    )
+                    return
+            await asyncio.sleep(pause)
+
     def _settle(self, record: Record, kind: events.Delivered) -> None:
-        if not record.delivery.undelivered:  # two tries were answered
+        if not record.delivery.undelivered:  # another try has settled it
             return
         failpoints.reach("outcome.before")
         self._count(record, -1)

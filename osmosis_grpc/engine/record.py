@@ -1,4 +1,4 @@
-"""One attempt of one rollout, as the engine keeps it."""
+"""One attempt of one rollout: its record in the engine, and the states of its life."""
 
 import asyncio
 from collections.abc import Sequence
@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from osmosis_grpc.agent.ports import ChatModel, ResultSink
-from osmosis_grpc.engine.lifecycle import TERMINAL
 from osmosis_grpc.engine.meter import Meter
-from osmosis_grpc.engine.recording import Recording
+from osmosis_grpc.engine.recorded_chats import Recording
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.types import (
     Activity,
@@ -22,79 +21,106 @@ from osmosis_grpc.types import (
     ToolDict,
 )
 
+TERMINAL = frozenset(RolloutState(status) for status in CompletionStatus)
+TRANSITIONS: dict[RolloutState, frozenset[RolloutState]] = {
+    RolloutState.ACCEPTED: frozenset({RolloutState.QUEUED, RolloutState.RUNNING, RolloutState.REPORTING}),
+    RolloutState.QUEUED: frozenset({RolloutState.RUNNING, RolloutState.REPORTING}),
+    RolloutState.RUNNING: frozenset({RolloutState.REPORTING}),
+    RolloutState.REPORTING: TERMINAL,
+}
+"""The states that may follow each state. No state follows a terminal state.
+
+REPORTING lasts from the building of the completion to the commit of the end.
+"""
+
+
+class LifecycleError(RuntimeError):
+    """Raised for a transition that TRANSITIONS does not have. This is a mistake in the engine."""
+
+
+def advance(state: RolloutState, following: RolloutState) -> RolloutState:
+    """Return `following`. Raises LifecycleError if `following` may not follow `state`."""
+    if following not in TRANSITIONS.get(state, ()):
+        raise LifecycleError(f"{following} does not follow {state}")
+    return following
+
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Tenant:
-    """Who shares an owner's slots with others: one attachment, or all callbacks of the owner. The engine counts."""
+    """One attachment, or all callbacks of an owner. The tenants of an owner share the owner's slots."""
 
     open: int = 0
-    """Rollouts taken in and not ended."""
+    """The number of rollouts that have not ended."""
     running: int = 0
-    """Slots taken."""
+    """The number of used slots."""
     undelivered: int = 0
-    """Completions on their way."""
     lost: bool = False
-    """Away for longer than the grace period."""
+    """Whether the trainer was away for longer than the grace period."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Where a rollout's calls go."""
+    """The destination of a rollout's calls."""
 
     chat: ChatModel
     complete: ResultSink
     key: object = None
-    """Equal for the same peer: an Init from another peer re-points the rollout."""
+    """Equal keys mean the same peer. When an equal Init comes from another peer, the rollout is re-pointed.
+
+    From then on, the calls of the rollout go to the new peer.
+    """
     has_tokens: bool = False
-    """Whether it has the tokens of earlier chats, so that chats need not carry them."""
+    """Whether the peer has the tokens of earlier chats. If so, chats need not carry these tokens."""
     accepts_references: bool = False
-    """Whether it keeps its replies, so that completions only refer to its chats."""
+    """Whether the peer keeps its replies. If so, completions only refer to chats."""
     tenant: Tenant | None = None
     """None for callback trainers, which have no attachment."""
     attachment_id: str = ""
-    """Of the attachment that its calls go to; empty for a callback."""
+    """The id of the attachment that the calls go to. Empty for a callback."""
     trainer_run: str = ""
-    """Names that run where others may see it; empty if the run has no name."""
+    """A public name for the run of the trainer. Empty if the run has no name."""
     destination_key: object = None
     """Equal for all peers at one trainer address. None if no other peer has the same address."""
 
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """What the runner knows of a rollout: its agent, its clock, and what it does now."""
+    """The runner's part of a record: the agent, its deadline, and its activity."""
 
     meter: Meter
     timeout: float | None = None
-    """The server's agent_timeout, in seconds from the start; None if the request names its own."""
+    """The server's agent_timeout, in seconds from the start. None if the request has an agent_timeout."""
     deadline: float | None = None
-    """Monotonic."""
+    """The monotonic time at which the agent_timeout ends. None means no limit."""
     start_time: float | None = None
     termination: Termination | None = None
-    """How it ends, once that is decided."""
+    """How the rollout ends. None until that is decided."""
     agent_version: str = ""
-    """Of the agent that ran it."""
     parked: bool = False
-    """Whether it stays in the journal, unfinished, for the next process."""
+    """Whether the rollout stays unfinished in the journal, for the next process."""
     left_over: bool = False
-    """Whether another process accepted it: its agent starts after a commit, so that a crash is counted."""
+    """Whether an earlier process accepted the rollout.
+
+    If so, the agent starts only after the event Started is committed. Then the next process can count a crash.
+    """
     recording: Recording | None = None
-    """The replies that were recorded before the server was started again."""
+    """The chats from before the restart of the server. None if the agent does not run again."""
     session: Any = None
     """The RolloutSession of the running agent."""
     task: "asyncio.Task[Any] | None" = None
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
     doing: dict[object, tuple[tuple[object, ...], float]] = field(default_factory=dict)
-    """Open chats and tools, the newest last: a description, and since when."""
+    """The open chats and tools, the newest last. Each has a description and the time when it began."""
     did: tuple[object, ...] = ()
     """The description of the chat or tool that ended last."""
     called: tuple[str, ...] = ()
     """The tools that the newest reply calls."""
     progress_time: float = 0.0
-    """The time of the newest event or tool call: Unix seconds."""
+    """The time of the newest event or tool call, in Unix seconds."""
     progress: float = 0.0
-    """The same, monotonic."""
+    """The monotonic time of the newest event or tool call."""
     stall: float | None = None
-    """The `progress` of the newest stall that was logged."""
+    """The value of `progress` when a stall was last logged."""
 
     def cancel_timers(self) -> None:
         """Cancel all timers of the rollout."""
@@ -105,42 +131,42 @@ class Run:
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """The end of a rollout, and whether its trainer has it."""
+    """The outbox's part of a record: the end of the rollout, and whether the completion is delivered."""
 
     report: tuple[Completion, EndedBy] | None = None
-    """The end, from the moment it is appended to the log; after that nothing else can be the end."""
+    """The end. It is set when the end is appended to the log, and does not change after that."""
     completion: Completion | None = None
-    """The end, after its commit."""
+    """The completion. It is set when the end is committed."""
     ended_by: EndedBy = EndedBy()
     end_time: float | None = None
     ended: float | None = None
-    """Monotonic."""
+    """The monotonic time of the end."""
     undelivered: bool = False
     dropped: bool = False
-    """Whether a higher attempt replaced it while it was undelivered."""
+    """Whether a higher attempt replaced the rollout before its completion was delivered."""
     settled: bool = False
     """Whether no further event is possible."""
 
 
 @dataclass(slots=True, eq=False)
 class Trail:
-    """The events of a rollout, as the event log knows them."""
+    """The event log's part of a record."""
 
     last_number: int = 0
-    """Of the newest event that is committed."""
+    """The number of the newest committed event."""
     written: int = 0
-    """Of the newest event that is appended."""
+    """The number of the newest appended event."""
     journaled: bool = True
-    """Whether its events can be committed; if not, the rollout continues without them."""
+    """Whether the events can be committed. If not, the rollout continues without events."""
     waiters: set[asyncio.Event] = field(default_factory=set)
-    """Set when an event is committed."""
+    """When an event is committed, all of these are set."""
 
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """One attempt of one rollout. Only the engine changes it: each part has one owner.
+    """One attempt of one rollout. Only the engine changes a record.
 
-    `run` belongs to the runner and its session, `delivery` to the outbox, `trail` to the event log.
+    `run` belongs to the runner and its session. `delivery` belongs to the outbox. `trail` belongs to the event log.
     """
 
     init: InitRequest
@@ -150,24 +176,23 @@ class Record:
     accept_time: float
     run: Run
     accepted: "asyncio.Future[None]"
-    """Done once the rollout is accepted; failed if it was refused."""
+    """Done when the rollout is accepted. If the rollout is refused, it has an exception."""
     state: RolloutState = RolloutState.ACCEPTED
     sequence: int = 0
-    """Orders records by acceptance; 0 before that."""
+    """Gives the order of acceptance. 0 before the acceptance."""
     agent_loop: str = ""
     tools: Sequence[ToolDict] = ()
     cancel_reason: str | None = None
-    """A cancel that came before the acceptance was complete."""
+    """The reason of a cancel that came before the acceptance was complete."""
     reserved: bool = False
-    """Whether Admission reserves a place for it until it is accepted."""
+    """Whether Admission has a reserved place for the rollout (see Admission.reserve)."""
     counted: bool = False
-    """Whether `tenant.open` counts it."""
+    """Whether `tenant.open` counts the rollout."""
     slot: bool = False
-    """Whether it has a slot."""
     delivery: Delivery = field(default_factory=Delivery)
     trail: Trail = field(default_factory=Trail)
     calls: set[Any] = field(default_factory=set)
-    """Open calls to its peer, futures and the like; cancelled when the rollout ends or is re-pointed."""
+    """The open calls to the peer. They are cancelled when the rollout ends or is re-pointed."""
     _repointed: asyncio.Event | None = None
     rollout_id: str = field(init=False)
     attempt: int = field(init=False)
@@ -177,12 +202,15 @@ class Record:
 
     @property
     def live(self) -> bool:
-        """Not ended yet."""
+        """Whether the rollout has not ended."""
         return self.state not in TERMINAL
 
     @classmethod
     def of(cls, entry: JournaledRollout, peer: Peer, tenant: Tenant, now: float, elapsed: float) -> "Record":
-        """A rollout that a journal kept; it was accepted `elapsed` seconds before the monotonic time `now`."""
+        """Return the record of a rollout that is in a journal.
+
+        The rollout was accepted `elapsed` seconds before the monotonic time `now`.
+        """
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         accepted.set_result(None)
         timeout = entry.init.request.agent_timeout
@@ -210,14 +238,18 @@ class Record:
                 ended_by=entry.ended_by,
                 end_time=entry.end_time,
                 ended=now if over else None,
-                undelivered=entry.undelivered,
                 settled=entry.settled,
             ),
             trail=Trail(last_number=entry.last_number, written=entry.last_number),
         )
 
+    def count(self, counted: bool) -> None:
+        """Start or stop counting the rollout in `tenant.open`. Idempotent."""
+        self.tenant.open += counted - self.counted
+        self.counted = counted
+
     def entry(self) -> JournaledRollout:
-        """What a journal has to know of it."""
+        """Return the journal's entry for the rollout."""
         return JournaledRollout(
             init=self.init,
             tools=self.tools,
@@ -229,7 +261,7 @@ class Record:
         )
 
     def repointed(self) -> asyncio.Event:
-        """Return the event that the next re-pointing, or wake(), sets."""
+        """Return the asyncio.Event that the next re-pointing or the next wake() sets."""
         if self._repointed is None or self._repointed.is_set():
             self._repointed = asyncio.Event()
         return self._repointed
@@ -240,13 +272,17 @@ class Record:
             self._repointed.set()
 
     def restart_calls(self) -> None:
-        """Cancel the open calls, and end every wait: they are made again, to the present peer."""
+        """Cancel the open calls and end every wait. The callers then call the present peer."""
         self.wake()
+        self.cancel_calls()
+
+    def cancel_calls(self) -> None:
+        """Cancel the open calls to the peer."""
         for call in list(self.calls):
             call.cancel()
 
     def activity(self) -> Activity:
-        """What it is doing now."""
+        """Return what the rollout does now."""
         if self.state is RolloutState.RUNNING and self.run.termination is None:
             called = f"agent (called: {', '.join(self.run.called)})" if self.run.called else "agent"
             since = self.run.progress_time or self.run.start_time or self.accept_time
@@ -260,7 +296,7 @@ class Record:
         )
 
     def info(self) -> RolloutInfo:
-        """Where it stands, without its completion."""
+        """Return the state of the rollout, without the completion."""
         return RolloutInfo(
             rollout_id=self.rollout_id,
             attempt=self.attempt,

@@ -1,54 +1,68 @@
-"""Going on with what another process left in the journal."""
+"""Continues the rollouts that the previous process left in the journal.
 
+A rollout is a suspect when the process has died several times while its agent ran and got no new reply. Each suspect
+runs alone. Otherwise, an agent that kills the process would do so at every start, and no other rollout would ever end.
+"""
+
+import heapq
+import logging
 from collections import Counter
 from collections.abc import Callable
 
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.outbox import Outbox
 from osmosis_grpc.engine.record import Peer, Record
-from osmosis_grpc.engine.recording import Recording
+from osmosis_grpc.engine.recorded_chats import Recording
 from osmosis_grpc.engine.runner import Runner
-from osmosis_grpc.engine.suspects import CONVICTED, SUSPECTED, Suspects
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.engine.tombstones import CANCELLED_EARLY
-from osmosis_grpc.types import FailureReason, JournaledRollout, events
+from osmosis_grpc.types import FailureReason, JournaledRollout, TrajectoryEvent, events
 from osmosis_grpc.types.failure_reasons import DATA_LOSS
+
+log = logging.getLogger(__name__)
+
+SUSPECTED = 2
+"""When the process has died this many times, the rollout runs alone."""
+CONVICTED = 4
+"""When the process has died this many times, the rollout does not run again.
+
+The first death is in the first run or after a new reply. Each of the other deaths is in a further run.
+"""
 
 
 class Recovery:
-    """Each rollout that was left over is given a peer and goes on: `for entry in left_over(): go_on(entry, peer)`.
-
-    After the last one `suspects.begin()` starts those that may have killed the process before.
-    """
+    """Continues each unsettled rollout of the journal. Used once, when the server starts."""
 
     def __init__(self, context: EngineContext, runner: Runner, outbox: Outbox) -> None:
         self._context = context
         self._runner = runner
         self._outbox = outbox
-        self._suspects = Suspects(context.log, self._admit)
+        self._before: set[tuple[str, int]] = set()
+        """The rollouts that run again. The next suspect waits until each of them has a new reply or has ended."""
+        self._suspects: list[tuple[int, int, Record]] = []
 
     def recover(self, peer_of: Callable[[JournaledRollout], Peer]) -> Counter[str]:
-        """Continue every rollout that another process left, with the peer that `peer_of` returns for it.
+        """Continue every rollout that the previous process left, with the peer that `peer_of` returns for the rollout.
 
-        Returns how many were delivered, queued, run again and ended, for the log. Rollouts that may have killed the
-        previous process start after the others.
+        Returns, for the log, how many rollouts are delivered again, queued, run again, and ended. The suspects start
+        after the other rollouts.
         """
-        continued = Counter(self._continue(entry, peer_of(entry)) for entry in self._context.journal.unsettled())
-        self._suspects.begin()
+        left = [(entry, self._restore(entry, peer_of(entry))) for entry in self._context.journal.unsettled()]
+        continued = Counter(self._continue(entry, record) for entry, record in left)
+        if self._suspects:
+            self._context.log.add_sink(self._see, events.ChatAnswered)
+            self._start_suspects()
         return continued
 
-    def ended(self, record: Record) -> None:
-        """Note that a rollout has ended."""
-        self._suspects.ended(record)
+    def _restore(self, entry: JournaledRollout, peer: Peer) -> Record:
+        now, tenant = self._context.clock.monotonic(), peer.tenant or self._context.callback_tenant(entry.owner)
+        record = Record.of(entry, peer, tenant, now, self._context.journal.elapsed(entry))
+        self._context.table.add(record)
+        return record
 
-    def _continue(self, entry: JournaledRollout, peer: Peer) -> str:
-        """Deliver it, start it, run it again on what is recorded, or end it. Returns which, for a log."""
-        now = self._context.clock.monotonic()
-        elapsed = self._context.journal.elapsed(entry)
-        record = Record.of(entry, peer, peer.tenant or self._context.callback_tenant(entry.owner), now, elapsed)
-        self._context.table.restore(record)
-        newest = self._context.table.highest(record.rollout_id)
-        superseded = newest is not None and newest.attempt > record.attempt
+    def _continue(self, entry: JournaledRollout, record: Record) -> str:
+        """Deliver a rollout, start it, run it again with its recorded replies, or end it. Returns what was done."""
+        superseded = self._context.table.highest(record.rollout_id) is not record
         if record.delivery.completion is not None:
             self._context.table.ended(record)
             if superseded:
@@ -56,15 +70,12 @@ class Recovery:
             else:
                 self._outbox.put(record)
             return "delivered again"
-        record.tenant.open += 1
-        record.counted = True
-        if superseded:  # the process before did not come to end it
+        record.count(True)
+        if superseded:  # the previous process stopped before it ended the rollout
             self._runner.supersede(record)
         elif entry.damage:
             why = f"the journal's record of the rollout is damaged: {entry.damage}"
-            reason = FailureReason.DATA_LOSS
-            lost = Termination.failed("server", why, retryable=True, reason=reason, finish_reason=DATA_LOSS)
-            self._runner.decide(record, lost)
+            self._runner.decide(record, Termination.server_failed(FailureReason.DATA_LOSS, why, DATA_LOSS))
         else:
             recording = Recording(self._context.log.trajectory(record.rollout_id, record.attempt))
             self._run(record, recording, self._count_deaths(entry, recording))
@@ -74,17 +85,19 @@ class Recovery:
         return f"ended: {failure.message if failure else record.run.termination.finish_reason}"
 
     def _run(self, record: Record, recording: Recording, deaths: int) -> None:
-        loop = self._context.runnables.get(record.agent_loop)
+        agent = self._context.runnables.get(record.agent_loop)
         if recording.cancelled is not None:
             self._runner.decide(record, Termination.cancelled())
-        elif self._context.tombstones.take(record):  # the process before did not come to use it
+        elif self._context.tombstones.take(record):  # the previous process stopped before it did this
             self._runner.cancel(record, CANCELLED_EARLY)
-        elif loop is None:
+        elif agent is None:
             why = f"there is no agent loop {record.agent_loop!r} any more"
-            self._restarted(record, FailureReason.AGENT_LOOP_NOT_FOUND, why)
-        elif recording.began and not loop.replayable:
+            lost = Termination.server_failed(FailureReason.AGENT_LOOP_NOT_FOUND, why, "restart")
+            self._runner.decide(record, lost)
+        elif recording.began and not agent.replayable:
             recording.count(record.run.meter)
-            self._restarted(record, FailureReason.RESTART, "the server was started again while it ran")
+            why = "the server was started again while it ran"
+            self._runner.decide(record, Termination.server_failed(FailureReason.RESTART, why, "restart"))
         else:
             record.run.left_over = True
             if recording.began:
@@ -93,7 +106,7 @@ class Recovery:
                 self._admit(record)
 
     def _resume(self, record: Record, recording: Recording, deaths: int) -> None:
-        """Run an agent again, on what it was answered; alone where that has killed the process before."""
+        """Run an agent again with its recorded replies. After too many deaths, run it alone or end its rollout."""
         if deaths >= CONVICTED:
             why = f"the server's process died {deaths} times while this agent ran, and it got no new reply in between"
             reason = FailureReason.CRASHED_SERVER
@@ -104,14 +117,40 @@ class Recovery:
         record.run.recording = recording
         self._context.log.append(record, events.Resumed(record.trail.last_number))
         if deaths >= SUSPECTED:
+            log.warning(
+                "the server's process died %d times while rollout %s ran without a new reply: it runs alone now",
+                deaths,
+                record.rollout_id,
+            )
             self._runner.limit(record)
-            self._suspects.add(record, deaths)
+            heapq.heappush(self._suspects, (deaths, record.sequence, record))
         else:
-            self._suspects.goes_before(record)
+            self._before.add((record.rollout_id, record.attempt))
             self._admit(record)
 
+    def _see(self, event: TrajectoryEvent) -> None:
+        if isinstance(event.kind, events.ChatAnswered) and not event.kind.recorded_number:
+            self.passed(event.rollout_id, event.attempt)
+
+    def passed(self, rollout_id: str, attempt: int) -> None:
+        """Note that a rollout has ended or has got a new reply. The suspects no longer wait for this rollout."""
+        if (rollout_id, attempt) in self._before:
+            self._before.discard((rollout_id, attempt))
+            self._start_suspects()
+
+    def _start_suspects(self) -> None:
+        """Start the suspect with the fewest deaths, if the suspects wait for no other rollout."""
+        while self._suspects and not self._before:
+            record = heapq.heappop(self._suspects)[2]
+            if record.run.termination is None and not record.run.parked:
+                self._before.add((record.rollout_id, record.attempt))
+                self._admit(record)
+
     def _count_deaths(self, entry: JournaledRollout, recording: Recording) -> int:
-        """Returns how often the process died while this agent ran, since its last new reply, and records it."""
+        """Return how often the process died while this agent ran, and record the number.
+
+        Only deaths after the agent's last new reply count.
+        """
         deaths = 0 if recording.progressed else entry.deaths
         deaths += recording.ran and self._context.journal.crashed
         if deaths != entry.deaths:
@@ -119,10 +158,5 @@ class Recovery:
         return deaths
 
     def _admit(self, record: Record) -> None:
-        self._context.admission.reserve(record.owner, beyond=True)
-        record.reserved = True
+        self._context.admission.reserve(record, beyond=True)
         self._runner.admit(record)
-
-    def _restarted(self, record: Record, reason: FailureReason, why: str) -> None:
-        failed = Termination.failed("server", why, retryable=True, reason=reason, finish_reason="restart")
-        self._runner.decide(record, failed)

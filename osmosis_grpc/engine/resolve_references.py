@@ -1,22 +1,20 @@
-"""Completions that only refer to their chats, made whole again from the log."""
+"""Replaces a completion's references to chats with the messages and tokens of these chats, which are in the log."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from osmosis_grpc.engine.journal import Journal
+from osmosis_grpc.engine.journal_port import Journal
+from osmosis_grpc.engine.recorded_chats import ChatName
 from osmosis_grpc.types import ChatRef, Completion, Message, TrajectoryEvent, events
-from osmosis_grpc.types.assembly import Assembler
-
-ChatName = tuple[str, int]
-"""Sample and number."""
+from osmosis_grpc.types.segment_assembly import Assembler
 
 
 def resolve_references(
     completion: Completion, trajectory: Callable[[str, int], Iterable[TrajectoryEvent]]
 ) -> Completion:
-    """The completion with the messages it begins with and the tokens of its segments.
+    """Return the completion with all messages, and with the tokens of its segments.
 
-    `trajectory` gives an attempt's events.
+    `trajectory` returns the events of an attempt.
     """
     if not has_references(completion):
         return completion
@@ -25,7 +23,7 @@ def resolve_references(
     answered: dict[ChatName, events.ChatAnswered] = {}
     for event in trajectory(completion.rollout_id, completion.attempt):
         kind = event.kind
-        if isinstance(kind, events.Resumed):  # what follows tells everything again
+        if isinstance(kind, events.Resumed):  # the following events repeat all chats
             asked.clear()
             answered.clear()
         elif isinstance(kind, events.ChatRequested):
@@ -43,24 +41,20 @@ def resolve_references(
 
 
 async def resolve_from_journal(completion: Completion, store: Journal) -> Completion:
-    """The same. Long trajectories are read and decoded off the event loop."""
+    """Return the result of resolve_references(). The trajectory is read and decoded outside the event loop."""
     if not has_references(completion):
         return completion
     return await store.read_apart(lambda trajectories: resolve_references(completion, trajectories))
 
 
 def has_references(completion: Completion) -> bool:
-    """Whether a completion refers to chats instead of having their messages or tokens."""
+    """Return whether a completion refers to chats instead of having their messages or tokens."""
     begins = (completion.begins, *(sample.begins for sample in completion.samples.values()))
-    return _has_referred_segments(completion) or any(map(_left_out, begins))
+    return _has_referred_segments(completion) or any(ref is not None and not ref.prefix_len for ref in begins)
 
 
 def _has_referred_segments(completion: Completion) -> bool:
     return any(segment.referred for sample in completion.samples.values() for segment in sample.segments)
-
-
-def _left_out(begins: ChatRef | None) -> bool:
-    return begins is not None and not begins.prefix_len
 
 
 def _resolved(
@@ -69,7 +63,7 @@ def _resolved(
     asked: Mapping[ChatName, events.ChatRequested],
     answered: Mapping[ChatName, events.ChatAnswered],
 ) -> tuple[ChatRef | None, Sequence[Message]]:
-    """A conversation with what it begins with."""
+    """Return a conversation. If it begins with a reference to a chat, add the messages of this chat."""
     if begins is None or begins.prefix_len:
         return begins, messages
     line, number = [begins.number], asked[begins.sample, begins.number].continues
@@ -85,7 +79,7 @@ def _resolved(
 def _assembled(
     sample: str, asked: Mapping[ChatName, events.ChatRequested], answered: Mapping[ChatName, events.ChatAnswered]
 ) -> Assembler:
-    """The tokens of a sample's chats, in the order of their replies."""
+    """Return an assembler with the tokens of a sample's chats, in the order of their replies."""
     assembler = Assembler()
     for (name, number), reply in answered.items():
         if name == sample:

@@ -1,9 +1,8 @@
-"""Runs agents, and ends rollouts: exactly one end each, whatever the agent does.
+"""Runs agents, and ends each rollout exactly once.
 
-Agent code runs in a plain asyncio task. The first of result, cancel and deadline decides; an
-agent that was told to stop is cancelled again after 1 s and 3 s, and then its rollout ends
-without it: the context refuses everything, the task counts as abandoned and keeps its slot
-until it ends.
+An agent runs in a plain asyncio task. The first of result, cancel and deadline decides how its rollout ends. An agent
+that does not stop is cancelled again after 1 s and after 3 s. If it still runs then, its rollout ends without it. The
+agent's task counts as abandoned: the context refuses every call, and the slot stays in use until the task ends.
 """
 
 import asyncio
@@ -16,15 +15,14 @@ from functools import partial
 from typing import Any
 
 from osmosis_grpc.agent import RolloutContext
-from osmosis_grpc.agent.current import current_session
+from osmosis_grpc.agent.current_context import current_session
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.engine import failpoints
+from osmosis_grpc.engine.chats import RolloutSession
 from osmosis_grpc.engine.completion import bare_completion, build_completion
 from osmosis_grpc.engine.context import EngineContext
-from osmosis_grpc.engine.lifecycle import ENDS, Step, advance
 from osmosis_grpc.engine.outbox import Outbox
-from osmosis_grpc.engine.record import Record
-from osmosis_grpc.engine.session import RolloutSession
+from osmosis_grpc.engine.record import Record, advance
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.errors import Boundary
 from osmosis_grpc.supervise import Job, OnFailure, child, job
@@ -51,7 +49,8 @@ DEADLINE = job("engine.deadline", OnFailure.REPORT, "timer")
 STOP_AGAIN = job("engine.stop_again", OnFailure.REPORT, "timer")
 ABANDON = job("engine.abandon", OnFailure.REPORT, "timer")
 
-_LAST_WORD = 0.05  # seconds that an agent has after its last cancellation
+AFTER_LAST_CANCEL = 0.05
+"""After the last cancel, the runner waits this many seconds for the agent to stop."""
 
 
 class Runner:
@@ -61,29 +60,29 @@ class Runner:
         self._context = context
         self._outbox = outbox
         self.abandoned: set[asyncio.Task[Any]] = set()
-        """Agents that did not stop."""
+        """The tasks of agents that did not stop."""
 
     @property
     def longest_stop(self) -> float:
-        """Seconds that it takes at most to end a rollout that runs."""
-        return (self._context.config.stop_again_after or (0.0,))[-1] + 2 * _LAST_WORD
+        """The longest time, in seconds, that it takes to end a running rollout."""
+        return (self._context.config.stop_again_after or (0.0,))[-1] + 2 * AFTER_LAST_CANCEL
 
     def admit(self, record: Record) -> None:
-        """An accepted rollout gets its slot or its place in the queue; its clock runs already."""
+        """Start an accepted rollout, or queue it. Its agent_timeout already runs."""
         self.limit(record)
-        record.reserved = False
         if self._context.admission.enter(record):
             self._begin(record)
         else:
-            record.state = advance(record.state, Step.QUEUE)
+            record.state = advance(record.state, RolloutState.QUEUED)
 
     def limit(self, record: Record) -> None:
-        """Set the timer for the agent_timeout of its request. Idempotent."""
+        """Set the timer for the agent_timeout. Idempotent."""
         if record.run.deadline is not None and not record.run.timers:
-            self._later(DEADLINE, record, record.run.deadline - self._context.clock.monotonic(), self._expire, record)
+            left = record.run.deadline - self._context.clock.monotonic()
+            self._later(DEADLINE, record, left, lambda: self.decide(record, _timed_out(record)))
 
     def decide(self, record: Record, termination: Termination) -> bool:
-        """How a rollout ends; false when that was decided before."""
+        """Decide how a rollout ends, and end it. Returns False if the end was decided before."""
         if record.run.termination is not None:
             return False
         record.run.termination = termination
@@ -99,16 +98,16 @@ class Runner:
             self._stop(record)
 
     def fail(self, record: Record, error: BaseException) -> None:
-        """End a rollout FAILED (server): code of the server itself, not the agent's, has raised `error`."""
+        """End a rollout FAILED (server), because the server's own code raised `error`."""
         if record.delivery.report is not None or record.delivery.ended is not None:  # its end is written
             return
-        if record.run.parked:  # the next process goes on with it
+        if record.run.parked:  # the next process continues it
             if record.run.task is None or record.run.task.done():
                 self._free_slot(record)
             return
         why = f"the agent server failed: {describe(error)}"
         log.error("rollout %s ends FAILED (server): %s", record.rollout_id, why)
-        record.run.termination = Termination.failed("server", why, retryable=True, finish_reason="internal")
+        record.run.termination = Termination.server_failed(why=why)
         if record.run.task in self.abandoned:
             self._end(record, free=False)
             return
@@ -117,78 +116,73 @@ class Runner:
         self._carry_out(record)
 
     def cancel(self, record: Record, reason: str) -> None:
-        """Somebody asked for it: it is written first, so that no process forgets it."""
+        """Cancel a rollout. The cancel is written to the log first, so that it takes effect even after a crash."""
         self._context.log.append(record, events.CancelAsked(reason))
         self.decide(record, Termination.cancelled())
 
     def supersede(self, record: Record) -> None:
-        """A higher attempt stands: this one ends CANCELLED and sends nothing."""
+        """End a rollout CANCELLED because a higher attempt replaces it. Its completion is not delivered."""
         if record.delivery.ended is not None:
             self._outbox.drop(record)
-        elif not self.decide(record, Termination.superseded()):
+        elif not self.decide(record, Termination(CompletionStatus.CANCELLED, "superseded", deliver=False)):
             assert record.run.termination is not None
             record.run.termination = dataclasses.replace(record.run.termination, deliver=False)
 
     def _diverge(self, record: Record, why: str) -> None:
-        """Run again, the agent did something else."""
-        reason = FailureReason.REPLAY_DIVERGED
-        self.decide(record, Termination.failed("server", why, retryable=True, reason=reason, finish_reason="replay"))
+        """End a rollout whose agent runs again and asks a different question than in its earlier run."""
+        self.decide(record, Termination.server_failed(FailureReason.REPLAY_DIVERGED, why, "replay"))
 
     def _later(self, job: Job, record: Record, seconds: float, callback: Callable[..., Any], *args: Any) -> None:
-        """Set a timer of a rollout. What its callback raises ends the rollout FAILED (server)."""
+        """Set a timer of a rollout. If the callback raises, the rollout ends FAILED (server)."""
         timer = self._context.supervisor.call_later(job, seconds, callback, *args, report=partial(self.fail, record))
         record.run.timers.append(timer)
 
     def _begin(self, record: Record) -> None:
-        """Start a rollout that was given a slot."""
+        """Start a rollout that has got a slot."""
         record.slot = True
         self._context.supervisor.call(START, self._start, record, report=partial(self.fail, record))
 
     def _start(self, record: Record) -> None:
-        record.state = advance(record.state, Step.START)
+        record.state = advance(record.state, RolloutState.RUNNING)
         record.run.start_time, now = self._context.clock.time(), self._context.clock.monotonic()
         waited = record.run.meter.started(now)
         if record.run.deadline is None and self._context.config.agent_timeout is not None:
             record.run.timeout = self._context.config.agent_timeout
             record.run.deadline = now + record.run.timeout
-            self._later(DEADLINE, record, record.run.timeout, self._expire, record)
-        record.run.agent_version = self._context.provenance.version(record.agent_loop)
+            self.limit(record)
+        record.run.agent_version = self._context.earlier_runs.versions.get(record.agent_loop, "")
         started = events.Started(waited, record.run.agent_version)
-        if record.run.left_over:
+        if record.run.left_over:  # a crash from here on must be counted
             self._context.log.append(record, started, self._run)
         else:
             self._context.log.append(record, started)
             self._run(record)
 
     def _run(self, record: Record) -> None:
-        """Run the agent."""
-        if record.run.termination is not None or record.run.parked:  # that came before the commit
+        """Start the agent's task, unless the rollout ended or was parked meanwhile."""
+        if record.run.termination is not None or record.run.parked:
             self._free_slot(record)
             return
-        request = record.init.request
         session = RolloutSession(record, self._context, self.supersede, self._diverge)
         record.run.session = session
         context = RolloutContext(
-            request=own_copy(request, partial(self._context.table.grow, record)),
+            request=own_copy(record.init.request, partial(self._context.table.grow, record)),
             tools=[jsontext.copy(tool, "tools") for tool in record.tools],
             session=session,
         )
         variables = contextvars.copy_context()
         variables.run(current_session.set, session)
-        agent = self._context.runnables[record.agent_loop]
-        name = f"agent {record.rollout_id}"[:80]
+        outcome = _outcome(self._context.runnables[record.agent_loop], context)
         over = partial(self._context.supervisor.call, AGENT_OVER, self._over, record, report=partial(self.fail, record))
-        record.run.task = task = child(AGENT, _outcome(agent, context), context=variables, name=name)
+        record.run.task = task = child(AGENT, outcome, context=variables, name=f"agent {record.rollout_id}"[:80])
         task.add_done_callback(over)
         failpoints.reach("rollout.started")
 
     def _over(self, record: Record, task: "asyncio.Task[Termination]") -> None:
-        """The agent's task ended, one way or another."""
+        """End the rollout of an agent whose task has ended."""
         if task in self.abandoned or record.run.parked:
             self.abandoned.discard(task)
             record.run.cancel_timers()
-            if not task.cancelled():
-                task.exception()
             record.run.task = None
             self._free_slot(record)
             return
@@ -201,18 +195,13 @@ class Runner:
                 record.run.termination = _timed_out(record)
             else:
                 record.run.termination = task.result()
-        elif not task.cancelled():
-            task.exception()
         self._end(record, free=True)
 
-    def _expire(self, record: Record) -> None:
-        self.decide(record, _timed_out(record))
-
     def _stop(self, record: Record) -> None:
-        """Cancel the agent, again and again, and in the end without it."""
+        """Cancel the agent, several times if needed. If the agent never stops, its rollout ends without it."""
         assert record.run.task is not None
         task = record.run.task
-        self._later(ABANDON, record, self.longest_stop - _LAST_WORD, self._abandon, record)
+        self._later(ABANDON, record, self.longest_stop - AFTER_LAST_CANCEL, self._abandon, record)
         for after in self._context.config.stop_again_after:
             self._later(STOP_AGAIN, record, after, task.cancel)
         task.cancel()
@@ -223,11 +212,11 @@ class Runner:
             self.abandoned.add(record.run.task)
             if not record.run.parked:
                 self._end(record, free=False)
-        elif not record.run.parked:  # it has stopped, and _over was not called
+        elif not record.run.parked:  # the agent has stopped, and _over was not called
             self._end(record, free=record.slot)
 
     def park(self, record: Record) -> None:
-        """Leave a rollout as it is in the journal: the next process goes on with it."""
+        """Stop a rollout and leave it unfinished in the journal, so that the next process continues it."""
         record.run.parked = True
         record.run.cancel_timers()
         if record.run.session is not None:
@@ -238,37 +227,27 @@ class Runner:
             self._stop(record)
 
     def _end(self, record: Record, *, free: bool) -> None:
-        """Report, and commit: the terminal state, written once. `free` says that its slot is free after that."""
+        """Build the completion and commit it, once. If `free` is True, give back the slot after the commit."""
         assert record.run.termination is not None
         if record.delivery.report is not None:
             return
         record.run.cancel_timers()
-        session: RolloutSession | None = record.run.session
         if record.state is not RolloutState.REPORTING:
-            record.state = advance(record.state, Step.REPORT)
-        if session is not None:
-            session.close()
+            record.state = advance(record.state, RolloutState.REPORTING)
+        if record.run.session is not None:
+            record.run.session.close()
+        result_id, now = f"{random.getrandbits(128):032x}", self._context.clock.monotonic()
         try:
-            self._report(record, self._completion(record), free)
-        except Exception as error:  # a part of it cannot be written, for example
-            log.exception("the outcome of rollout %s could not be written", record.rollout_id)
-            why = f"the outcome could not be written: {describe(error)}"
-            record.run.termination = Termination.failed("server", why, retryable=True, finish_reason="internal")
-            self._report(record, bare_completion(record, record.run.termination, _result_id()), free)
-
-    def _completion(self, record: Record) -> Completion:
-        assert record.run.termination is not None
-        try:
-            return build_completion(record, record.run.termination, _result_id(), self._context.clock.monotonic())
+            self._report(record, build_completion(record, record.run.termination, result_id, now), free)
         except Exception as error:
-            log.exception("the completion of rollout %s could not be built", record.rollout_id)
-            failed = Termination.failed(
-                "server", f"the completion could not be built: {describe(error)}", retryable=True
+            log.exception("the outcome of rollout %s could not be written", record.rollout_id)
+            record.run.termination = Termination.server_failed(
+                why=f"the outcome could not be written: {describe(error)}"
             )
-            return bare_completion(record, failed, _result_id())
+            self._report(record, bare_completion(record, record.run.termination, result_id), free)
 
     def _report(self, record: Record, completion: Completion, free: bool) -> None:
-        """Write the end of a rollout to the log."""
+        """Append the end of a rollout to the log."""
         for name, sample in completion.samples.items():
             for index, segment in enumerate(sample.segments):
                 self._context.log.append(
@@ -283,7 +262,7 @@ class Runner:
                     ),
                 )
         failpoints.reach("result.before")
-        record.delivery.report = completion, self._context.provenance.ended_by(record)
+        record.delivery.report = completion, self._context.earlier_runs.ended_by(record)
         try:
             self._context.log.append(record, events.Ended(*record.delivery.report), partial(self._ended, free=free))
         except BaseException:
@@ -291,14 +270,14 @@ class Runner:
             raise
 
     def _ended(self, record: Record, *, free: bool) -> None:
-        """The end is committed. If this raises, it is called once more."""
+        """Make a committed end visible. If this method raises, it is called once more."""
         assert record.delivery.report is not None
         if record.delivery.ended is None:
             failpoints.reach("result.committed")
             completion, by = record.delivery.report
             record.run.session = record.run.task = None
             record.run.doing.clear()
-            record.state = advance(record.state, ENDS[completion.status])
+            record.state = advance(record.state, RolloutState(completion.status))
             record.delivery.completion, record.delivery.ended_by = completion, by
             record.delivery.settled = (
                 completion.finish_reason == "superseded" and completion.status is CompletionStatus.CANCELLED
@@ -319,12 +298,8 @@ class Runner:
                 self._begin(following)
 
 
-def _result_id() -> str:
-    return f"{random.getrandbits(128):032x}"
-
-
 async def _outcome(agent: Runnable, context: RolloutContext) -> Termination:
-    """Run an agent. Returns a termination whatever the agent raises, except for a cancellation."""
+    """Run an agent. Returns the termination for its result or its exception. Raises only a cancellation."""
     try:
         return Termination.returned(await agent.run(context))
     except asyncio.CancelledError:
@@ -342,14 +317,15 @@ async def _outcome(agent: Runnable, context: RolloutContext) -> Termination:
 
 
 def _timed_out(record: Record) -> Termination:
-    """Return the termination of a rollout whose agent_timeout ran out: whose fault depends on what it was doing.
+    """Return the termination of a rollout whose agent_timeout ran out.
 
-    Beyond max_turns it is the agent's fault, whatever it was doing: without these turns it would have ended before.
+    The boundary depends on what the rollout was doing. If the agent asked more chats than max_turns, the
+    boundary is always the agent, because without the extra chats the rollout would have ended in time.
     """
     request, run = record.init.request, record.run
     limit = request.agent_timeout or run.timeout or 0.0
     doing, turns = record.activity().description, request.max_turns
-    asked = run.session.turns if run.session is not None else 0
+    asked = run.session.samples.turns() if run.session is not None else 0
     message = f"the agent_timeout of {limit:g} s ran out"
     boundary: Boundary = "agent"
     if 0 < turns < asked:
@@ -366,7 +342,7 @@ def _timed_out(record: Record) -> Termination:
 
 
 def notify_ended(agent: Runnable | None, record: Record) -> None:
-    """Call ended() of an agent. What it raises is logged."""
+    """Call ended() of an agent. If it raises, log the exception."""
     try:
         if agent is not None:
             agent.ended(record.rollout_id, record.attempt)
@@ -375,19 +351,19 @@ def notify_ended(agent: Runnable | None, record: Record) -> None:
 
 
 def own_copy(request: RolloutRequest, read: Callable[[int], None] = lambda size: None) -> RolloutRequest:
-    """The agent's own copy of its request: what it does to the messages stays with it.
+    """Return a copy of a request. The agent may change the copy.
 
-    `read` is called with the bytes that the metadata take, when the agent reads them.
+    When the agent first reads the metadata, the copy parses it and calls `read` with its size in bytes.
     """
     metadata = unread_metadata(request)
-    held: Any = {}
+    own: Any = {}
     if isinstance(metadata, jsontext.Unparsed):
-        held = metadata.for_reader(read)
+        own = metadata.for_reader(read)
     elif metadata:
-        held = jsontext.copy(metadata, "metadata_json")
+        own = jsontext.copy(metadata, "metadata_json")
     return copy_of(
         request,
         messages=copy_messages(request.messages, "messages"),
         completion_params=jsontext.copy(request.completion_params, "sampling") if request.completion_params else {},
-        metadata=held,
+        metadata=own,
     )

@@ -1,4 +1,4 @@
-"""The way out: no new rollouts, time for what runs, and then the end of what still lives."""
+"""Drains and closes the engine."""
 
 import asyncio
 import logging
@@ -15,11 +15,14 @@ from osmosis_grpc.types import FailureReason
 log = logging.getLogger(__name__)
 
 LAST_DELIVERIES = 3.5
-"""Seconds after the drain limit in which the last completions may still be delivered."""
+"""After the drain limit, the engine waits this many seconds for the last deliveries."""
 
 
 class Shutdown:
-    """Draining takes no new rollouts; closing ends what there is. `durable`: whether there is a journal."""
+    """Drains and closes the engine.
+
+    A drain refuses new rollouts. Closing ends the unfinished rollouts or leaves them to the next process.
+    """
 
     def __init__(self, context: EngineContext, runner: Runner, outbox: Outbox) -> None:
         self.draining = False
@@ -29,31 +32,28 @@ class Shutdown:
         self._context = context
         self._runner = runner
         self._outbox = outbox
-        self._changed = asyncio.Event()
+        self.changed = asyncio.Event()
+        """Set when a rollout ends, is refused, or is delivered."""
 
     def drain(self) -> None:
-        """Take no new rollouts from now on."""
+        """Refuse new rollouts from now on."""
         self.draining = True
 
     def end_drain(self) -> None:
-        """Take new rollouts again."""
+        """Accept new rollouts again, unless the engine is closing."""
         self.draining = self.closing
 
-    def changed(self) -> None:
-        """A rollout ended, was refused, or was delivered: whoever waits looks again."""
-        self._changed.set()
-
     async def drained(self, limit: float) -> bool:
-        """Wait until everything has ended and is delivered; false when the limit came first."""
+        """Wait until all rollouts have ended and are delivered. Returns False if `limit` seconds pass before that."""
         with anyio.move_on_after(limit):
             while self._unfinished() or self._outbox.undelivered:
-                self._changed.clear()
-                await self._changed.wait()
+                self.changed.clear()
+                await self.changed.wait()
             return True
         return False
 
     async def stop(self, limit: float) -> None:
-        """Drain: what runs may finish for `limit` seconds; what does not, ends FAILED (server, retryable)."""
+        """Drain for at most `limit` seconds, then close."""
         self.drain()
         if limit and not await self.drained(limit):
             admission = self._context.admission
@@ -76,10 +76,10 @@ class Shutdown:
             )
 
     async def close(self, limit: float) -> None:
-        """End what still lives as FAILED (server, retryable), and try for `limit` seconds to deliver it.
+        """End the unfinished rollouts FAILED (server, retryable). Try for `limit` seconds to deliver them.
 
-        With a journal, what the next process can go on with stays there instead (`parked`). Agents
-        are waited for as long as it takes to stop one, whatever the limit.
+        With a durable journal, rollouts that the next process can continue are parked instead. `limit` does not shorten
+        the time that agents have to stop.
         """
         self.draining = self.closing = True
         for record in self._context.table.live():
@@ -88,25 +88,24 @@ class Shutdown:
         began = self._context.clock.monotonic()
         with anyio.move_on_after(self._runner.longest_stop):
             while any(record.accepted.done() for record in self._unfinished()):
-                self._changed.clear()
-                await self._changed.wait()
+                self.changed.clear()
+                await self.changed.wait()
         if limit:
             await self.drained(max(0.0, began + limit - self._context.clock.monotonic()))
 
     @property
     def parked(self) -> list[Record]:
-        """What stays in the journal, unfinished, for the next process."""
+        """The rollouts that stay unfinished in the journal for the next process."""
         return [record for record in self._context.table.live() if record.run.parked]
 
     def _end(self, record: Record) -> None:
-        goes_on = record.run.task is None or self._context.runnables[record.agent_loop].replayable
-        if self._context.journal.durable and record.trail.journaled and goes_on:
+        can_continue = record.run.task is None or self._context.runnables[record.agent_loop].replayable
+        if self._context.journal.durable and record.trail.journaled and can_continue:
             self._runner.park(record)
         else:
-            why, reason = "the server shut down", FailureReason.SHUTDOWN
-            shutdown = Termination.failed("server", why, retryable=True, reason=reason, finish_reason="shutdown")
-            self._runner.decide(record, shutdown)
+            reason = FailureReason.SHUTDOWN
+            self._runner.decide(record, Termination.server_failed(reason, "the server shut down", "shutdown"))
 
     def _unfinished(self) -> list[Record]:
-        """What this process has still to do with: all that lives, and is not left to the next one."""
+        """Return the rollouts that this process must finish, and the parked rollouts whose agents still run."""
         return [record for record in self._context.table.live() if not record.run.parked or record.run.task is not None]

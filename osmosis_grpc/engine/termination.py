@@ -1,8 +1,8 @@
-"""How a rollout ends: status, reason, and whose fault it is. The first termination of a rollout stands."""
+"""How a rollout ends: status, reason, and failure. Only the first termination of a rollout counts."""
 
 from dataclasses import dataclass
 
-from osmosis_grpc.agent.runnable import RunOutcome
+from osmosis_grpc.agent.run_outcome import RunOutcome
 from osmosis_grpc.errors import Boundary
 from osmosis_grpc.types import CompletionStatus, Failure, FailureReason
 from osmosis_grpc.types.completion import clip
@@ -33,18 +33,15 @@ class Termination:
         return cls(CompletionStatus.FAILED, finish_reason, Failure(boundary, clip(message), retryable, reason=reason))
 
     @classmethod
-    def internal(cls, message: str) -> "Termination":
-        """Return FAILED (server, retryable): code of the server itself has failed."""
-        return cls.failed("server", message, retryable=True, finish_reason="internal")
-
-    @classmethod
-    def invalid_result(cls, message: str) -> "Termination":
-        """Return FAILED (agent): what run returned cannot be sent."""
-        return cls.failed("agent", message, reason=FailureReason.AGENT_RESULT_INVALID)
+    def server_failed(
+        cls, reason: FailureReason = FailureReason.SERVER_ERROR, why: str = "", finish_reason: str = "internal"
+    ) -> "Termination":
+        """Return FAILED (server, retryable). The default reason means that the server's own code has failed."""
+        return cls.failed("server", why, retryable=True, reason=reason, finish_reason=finish_reason)
 
     @classmethod
     def raised(cls, error: BaseException) -> "Termination":
-        """Return FAILED for an exception that left run."""
+        """Return FAILED for an exception that the agent's run() raised."""
         return cls(CompletionStatus.FAILED, "error", Failure.of(error))
 
     @classmethod
@@ -53,13 +50,8 @@ class Termination:
         return cls(CompletionStatus.CANCELLED, "cancelled")
 
     @classmethod
-    def superseded(cls) -> "Termination":
-        """Return CANCELLED without a delivery, for an attempt that a higher one replaces."""
-        return cls(CompletionStatus.CANCELLED, "superseded", deliver=False)
-
-    @classmethod
     def trainer_lost(cls, seconds: float) -> "Termination":
-        """Return FAILED (trainer, retryable): the trainer was away for longer than the grace period."""
+        """Return FAILED (trainer, retryable), for a trainer that was away for longer than the grace period."""
         why, reason = f"the trainer was away for {seconds:g} s", FailureReason.TRAINER_LOST
         return cls.failed("trainer", why, retryable=True, reason=reason, finish_reason="trainer_lost")
 

@@ -1,22 +1,25 @@
-"""Cancels that came before their rollout was accepted: each waits for its Init for a time.
+"""Tombstones are cancels that came before their Init. Each tombstone is kept for tombstone_ttl.
 
-A cancel that was answered holds, so none is dropped for another's sake: an owner who has too many
-is refused further ones.
+A cancel that was answered must take effect. So no tombstone is dropped to make room for another one. When an owner has
+too many tombstones, a further cancel is refused.
 """
 
 from osmosis_grpc.agent.ports import Clock
 from osmosis_grpc.engine.config import EngineConfig
-from osmosis_grpc.engine.journal import Journal
+from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.engine.record import Record
 from osmosis_grpc.errors import ResourceExhausted
 
 CANCELLED_EARLY = "cancelled before its Init came"
-"""What their rollouts are told; the cancel's own reason is not kept."""
+"""The cancel reason of the rollouts that a tombstone cancels. The reason in the request is not kept."""
 _ANY_ATTEMPT = 2**32
 
 
 class Tombstones:
-    """By owner and rollout id: up to which attempt it is cancelled, and until when. In the journal, too."""
+    """Keeps the tombstones, in memory and in the journal.
+
+    Each owner and rollout id has the highest cancelled attempt, and the time until which the tombstone is kept.
+    """
 
     def __init__(self, config: EngineConfig, journal: Journal, clock: Clock) -> None:
         self._config = config
@@ -28,7 +31,7 @@ class Tombstones:
             self._owners.setdefault(owner, {})[rollout_id] = (attempt, now + seconds)
 
     def add(self, owner: str, rollout_id: str, attempt: int) -> None:
-        """Remember a cancel whose Init may still come; without an attempt it means any. Raises ResourceExhausted."""
+        """Keep a cancel whose Init can still come. Attempt 0 means every attempt. Raises ResourceExhausted."""
         now, ttl, most = self._clock.monotonic(), self._config.tombstone_ttl, self._config.max_tombstones
         kept = self._owners.setdefault(owner, {})
         if rollout_id not in kept and len(kept) >= most:
@@ -41,7 +44,7 @@ class Tombstones:
         self._journal.add_tombstone(owner, rollout_id, upto, ttl)
 
     def take(self, record: Record) -> bool:
-        """Whether a cancel came before this rollout was accepted; it is used up."""
+        """Return whether a cancel waits for this rollout, and delete it."""
         kept = self._owners.get(record.owner)
         attempt, until = kept.get(record.rollout_id, (0, 0.0)) if kept else (0, 0.0)
         if not kept or attempt < record.attempt or until <= self._clock.monotonic():
@@ -55,7 +58,7 @@ class Tombstones:
         return sum(map(len, self._owners.values()))
 
     def sweep(self, now: float) -> None:
-        """Drop what is past its time, by monotonic time; the journal does so by itself."""
+        """Drop the cancels that are too old at the monotonic time `now`. The journal drops its own copies."""
         for owner, kept in list(self._owners.items()):
             for rollout_id in [name for name, (_, until) in kept.items() if until <= now]:
                 del kept[rollout_id]

@@ -1,6 +1,7 @@
-"""Measures calls as gRFC A66 says: the number, the status, the duration and the bytes.
+"""Measures the number, status, duration and bytes of calls, as gRFC A66 defines them.
 
-Both sides make a Call, add the bytes of its messages and end it with a status. Without a CallSink it does nothing.
+The client and the server each make a Call, add the bytes of its messages, and end it with a status. Without a CallSink
+a Call counts nothing.
 """
 
 import asyncio
@@ -12,13 +13,13 @@ import grpc
 
 
 class CallSink(Protocol):
-    """Something that counts calls. A status is the name of a gRPC code, sizes are in bytes."""
+    """Counts calls. A status is the name of a gRPC code. Sizes are in bytes."""
 
     def started(self, method: str) -> None:
-        """A call began."""
+        """Counts a call that began."""
 
     def ended(self, method: str, status: str, seconds: float, sent: int, received: int) -> None:
-        """A call ended."""
+        """Counts a call that ended."""
 
 
 class Call:
@@ -42,7 +43,7 @@ class Call:
 
 
 class Asking(Call):
-    """A client's unary call of bytes, made at once. It is awaited for its reply, and given up by cancel()."""
+    """A client's unary call that sends and receives bytes. It starts at once. Await it to get its reply."""
 
     __slots__ = ("_call",)
 
@@ -70,14 +71,3 @@ class Asking(Call):
         self.received = len(data)
         self.end("OK")
         return data
-
-
-class Unregistered(grpc.GenericRpcHandler):
-    """The last handler of a server: counts calls of methods that no other one has, as "other"."""
-
-    def __init__(self, sink: CallSink) -> None:
-        self._sink = sink
-
-    def service(self, details: grpc.HandlerCallDetails) -> None:
-        """Leaves the call UNIMPLEMENTED."""
-        Call(self._sink, "other").end("UNIMPLEMENTED")

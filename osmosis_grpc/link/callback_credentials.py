@@ -1,22 +1,23 @@
-"""Credentials of callbacks: an agent server shows one to the trainer that it calls back.
+"""Callback credentials. An agent server shows such a credential to the trainer that it calls back.
 
-A trainer makes one credential for all its callbacks. From that credential anybody can derive one for a single rollout.
-RolloutClient derives it before it sends a callback, so an agent server never gets the credential for all rollouts. Both
-are deterministic, so that an equal Init has an equal callback. This file does not import grpc.
+A trainer makes a credential for all rollouts. From it, its owner can derive a credential for a single rollout.
+RolloutClient does so before it sends a callback, so an agent server never gets the credential for all rollouts. Both
+kinds of credentials are deterministic, so a repeated Init has the same callback. This file does not import grpc.
 """
 
 import hashlib
 import hmac
 from collections.abc import Iterable
 
-_MADE = "cb1"  # the prefix of the credentials that are made here
+_MADE = "cb1"  # the prefix of our credentials
 
 
 class CallbackKeys:
-    """Makes credentials from secrets, and recognizes them. Another process with the same secrets makes equal ones.
+    """Makes credentials from secrets, and recognizes them. Processes with the same secrets make the same credentials.
 
-    A credential is cb1.ROLLOUT.SIGNATURE. For all rollouts ROLLOUT is empty, and the signature is made with the key;
-    for one rollout it is made with the signature for all.
+    A credential is cb1.ROLLOUT.SIGNATURE. In a credential for all rollouts, ROLLOUT is empty, and the key of
+    SIGNATURE is a secret. In a credential for one rollout, ROLLOUT is a digest of the rollout's id, and the key of
+    SIGNATURE is the signature for all rollouts.
     """
 
     __slots__ = ("_signatures",)
@@ -25,24 +26,30 @@ class CallbackKeys:
         self._signatures = [_sign(_bytes(f"callback {text}"), _MADE) for text in secrets]
 
     def make(self, rollout_id: str = "") -> str:
-        """Returns the credential of the first secret, for one rollout if that is given. Raises ValueError."""
+        """Returns a credential made from the first secret: for all rollouts, or for `rollout_id`.
+
+        Raises ValueError without a secret.
+        """
         if not self._signatures:
             raise ValueError("there is no secret to make a credential of")
         made = f"{_MADE}..{self._signatures[0]}"
         return narrowed(made, rollout_id) if rollout_id else made
 
     def made(self, credential: str) -> bool:
-        """Returns whether a credential was made from one of these secrets."""
+        """Returns whether one of these secrets made a credential."""
         mark, shown = _parts(credential)
         good = [
             hmac.compare_digest(_bytes(_sign(_bytes(whole), mark) if mark else whole), _bytes(shown))
             for whole in self._signatures
-        ]  # always all of them, so that the time does not depend on the credential
+        ]  # every signature is compared, so that the time does not depend on the credential
         return any(good)
 
 
 def narrowed(credential: str, rollout_id: str) -> str:
-    """Returns the credential for one rollout. A credential that was not made here is returned as it is."""
+    """Returns the credential for one rollout, derived from the credential for all rollouts.
+
+    Returns any other text unchanged.
+    """
     mark, whole = _parts(credential)
     if mark or not whole:
         return credential
@@ -51,13 +58,13 @@ def narrowed(credential: str, rollout_id: str) -> str:
 
 
 def is_for(credential: str, rollout_id: str) -> bool:
-    """Returns whether a valid credential is for this rollout."""
+    """Returns whether a valid credential is for this rollout or for all rollouts."""
     mark, _ = _parts(credential)
     return not mark or hmac.compare_digest(_bytes(mark), _bytes(_mark(rollout_id)))
 
 
 def _parts(credential: str) -> tuple[str, str]:
-    """Returns the mark of the rollout and the signature; both are empty for a credential that was not made here."""
+    """Returns ROLLOUT and SIGNATURE of a credential. Both are empty if the text has another form."""
     parts = credential.split(".")
     return (parts[1], parts[2]) if len(parts) == 3 and parts[0] == _MADE else ("", "")
 

@@ -1,6 +1,5 @@
-"""Channel options, set on purpose, the same for every channel and server of this project."""
+"""The channel options of all channels and servers of this project."""
 
-import json
 from collections.abc import Sequence
 from importlib import resources
 
@@ -13,8 +12,8 @@ Options = Sequence[tuple[str, int | str]]
 _BOTH: dict[str, int | str] = {
     "grpc.max_send_message_length": MAX_MESSAGE_BYTES,
     "grpc.max_receive_message_length": MAX_MESSAGE_BYTES,
-    # A peer that died silently is noticed after 30 s; client keepalive is off by default, and
-    # without the third of these a ping is waited for a minute.
+    # The keepalive options detect a dead peer after 30 s. gRPC's client keepalive is off by default. Without
+    # ping_timeout_ms a ping waits for a minute.
     "grpc.keepalive_time_ms": 20_000,
     "grpc.keepalive_timeout_ms": 10_000,
     "grpc.http2.ping_timeout_ms": 10_000,
@@ -23,19 +22,19 @@ _BOTH: dict[str, int | str] = {
 }
 
 _SERVER: dict[str, int | str] = _BOTH | {
-    # The key whose name has `recv` in it is ignored; without this one, long silent chats are
-    # cut with too_many_pings.
+    # Without this option gRPC ends long silent chats with too_many_pings. gRPC ignores the similar option with `recv`
+    # in its name.
     "grpc.http2.min_ping_interval_without_data_ms": 10_000,
     "grpc.http2.max_ping_strikes": 2,
     "grpc.max_concurrent_streams": 1024,
-    # This would refuse streams that the peer may open: those that are over on the wire still
-    # count until the server has let go of them, and a caller of 2,000 at once sees half of them fail.
+    # The protection also counts ended streams until the server has freed them. So it refuses streams that the peer is
+    # allowed to open: of 2,000 calls at once, half would fail.
     "grpc.http.overload_protection": 0,
-    # From 1,000 calls on that the event loop has not seen yet, grpc would cancel some at random.
+    # By default, gRPC cancels calls at random when more than 1,000 calls wait for the event loop.
     "grpc.server.max_pending_requests": 16_384,
     "grpc.server.max_pending_requests_hard_limit": 32_768,
     "grpc.server_handshake_timeout_ms": 10_000,
-    # Two servers on one port are a mistake and not load balancing.
+    # In this project, two servers on one port are a mistake and not load balancing.
     "grpc.so_reuseport": 0,
 }
 
@@ -48,21 +47,21 @@ CLIENT_DEFAULTS: dict[str, int | str] = _BOTH | {
 
 
 def server_options() -> Options:
-    """For grpc.aio.server."""
+    """Returns the options of a server."""
     return tuple(_SERVER.items())
 
 
 def client_options(**more: int | str) -> Options:
-    """For a channel that is dialled on purpose: retries what is idempotent, per service_config.json.
+    """Returns the options of a client's channel. The channel retries idempotent calls as service_config.json says.
 
-    `more` are further options, their dots written as double underscores.
+    `more` has further options. A double underscore in a name stands for a dot.
     """
     extra = {name.replace("__", "."): value for name, value in more.items()}
     return tuple((CLIENT_DEFAULTS | {"grpc.service_config": service_config()} | extra).items())
 
 
 def callback_options(authority: str) -> Options:
-    """For a channel to a trainer. The engine asks again by itself, so the channel does not."""
+    """Returns the options of a channel to a trainer. The channel does not retry calls, because the engine does."""
     own: dict[str, int | str] = {
         "grpc.enable_retries": 0,
         "grpc.default_authority": authority,
@@ -72,6 +71,5 @@ def callback_options(authority: str) -> Options:
 
 
 def service_config() -> str:
-    """The retry policy that ships with the project, as JSON text."""
-    text = resources.files("osmosis_grpc.link").joinpath("service_config.json").read_text()
-    return json.dumps(json.loads(text))
+    """Returns the retry policy as JSON text."""
+    return resources.files("osmosis_grpc.link").joinpath("service_config.json").read_text()

@@ -1,4 +1,4 @@
-"""The client's side of a call: a status becomes the exception of its code."""
+"""The client's side of a call. It converts a failed call's status to an exception: each code has its own class."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
 from osmosis_grpc.errors import CallError
-from osmosis_grpc.wire.status import from_code, from_status
+from osmosis_grpc.wire.status import from_code
 
 DETAILS_KEY = "grpc-status-details-bin"
 
@@ -16,7 +16,10 @@ Metadata = Sequence[tuple[str, str]]
 
 
 async def call(method: Any, request: Any, *, timeout: float | None, metadata: Metadata = (), hide: str = "") -> Any:
-    """Awaits a unary call. Raises a CallError, whose text does not contain `hide`. Cancelling it cancels the call."""
+    """Awaits a unary call and returns the reply. Cancelling this coroutine cancels the call.
+
+    Raises a CallError when the call fails. The error's text does not contain the secret `hide`.
+    """
     try:
         return await method(request, timeout=timeout, metadata=metadata or None)
     except grpc.aio.AioRpcError as error:
@@ -37,5 +40,5 @@ def error_of(error: grpc.aio.AioRpcError, *, hide: str = "") -> CallError:
             except DecodeError:
                 break
             if status.code == code:
-                return from_status(status)
+                return from_code(code, status.message, status.details)
     return from_code(code, error.details() or error.code().name)

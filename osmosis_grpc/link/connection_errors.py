@@ -1,8 +1,8 @@
-"""Why a server cannot be used: for good, so that waiting does not help, or for now.
+"""Finds out why a server cannot be used, and whether the error is permanent.
 
-gRPC says UNAVAILABLE both of a server that is not there and of one that speaks TLS where this side
-does not. What follows tells them apart by gRPC's own words, and by a TLS handshake of our own where
-gRPC has none. What is not certain counts as "for now".
+gRPC reports UNAVAILABLE for an unreachable server. It reports the same when only one side speaks TLS. This module
+distinguishes these causes by the text of gRPC's error. If the text is not enough, it tries a TLS handshake of its own.
+An error without a certain cause counts as temporary.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ from osmosis_grpc.errors import (
 from osmosis_grpc.link.credentials import Credentials
 
 PROBE_LIMIT = 2.0
-"""Seconds that a probe may take."""
+"""A TLS handshake of this module ends after this many seconds."""
 _NOT_CONNECTED = "failed to connect to all addresses"
 _WHERE = "name the gRPC address that `osmosis-grpc serve` prints"
 _HTTP_ANSWER = "http2 header with status"
-"""In gRPC's words for what a proxy answers; it may stand in front of a server that is only restarting."""
+"""A part of gRPC's error for an HTTP answer. Perhaps a proxy sent it while the server behind it restarts."""
 
 _TLS: tuple[tuple[str, str], ...] = (
     (
@@ -39,13 +39,13 @@ _TLS: tuple[tuple[str, str], ...] = (
     ),
     ("Hostname Verification", "its certificate is for another name: name that with ClientTls(server_name=...)"),
 )
-"""What gRPC says of a TLS handshake, and what it means."""
+"""Parts of gRPC's errors about a TLS handshake, and the meaning of each."""
 _HTTP_1 = ("http1.x server", "Expected SETTINGS frame as the first frame")
-"""What gRPC says of a server that answers in HTTP/1."""
+"""Parts of gRPC's errors about a server that answers in HTTP/1."""
 
 
 def is_permanent(error: CallError | None) -> bool:
-    """Whether asking the same server in the same way again cannot help."""
+    """Returns whether an error is permanent. Then the same call to the same server would fail again."""
     if isinstance(error, FailedPrecondition):
         return error.kind == "PROTOCOL"
     if isinstance(error, Unimplemented) and _HTTP_ANSWER in str(error):
@@ -54,7 +54,10 @@ def is_permanent(error: CallError | None) -> bool:
 
 
 async def explained(target: str, credentials: Credentials, error: CallError) -> CallError:
-    """Returns what a failed call means, with the server's name and what to do; the error itself where that is all."""
+    """Returns an error that explains a failed call, with the server's address and advice.
+
+    Returns `error` itself if the cause is not known.
+    """
     advice = _ADVICE.get(type(error))
     if advice is not None and is_permanent(error):
         text = f"server {target} refuses this caller: {error}; {advice(credentials)}"
@@ -75,7 +78,7 @@ async def explained(target: str, credentials: Credentials, error: CallError) -> 
         return TlsMismatch(
             f"no connection to server {target}: it speaks TLS and this side does not: pass tls=ClientTls(ca=...)"
         )
-    # The server may also be ending, or a proxy may have closed the connection.
+    # Other causes are possible: the server is stopping, or a proxy closed the connection.
     if credentials.tls is not None and credentials.tls.cert is None and shown == "closed":
         return Unavailable(
             f"{text}, after the TLS handshake; if it asks for a client certificate, pass "
@@ -99,7 +102,11 @@ _ADVICE: dict[type[CallError], Callable[[Credentials], str]] = {
 
 
 async def _handshake(target: str) -> Literal["", "open", "closed"]:
-    """Returns how a connection is after a TLS handshake without a certificate; empty where none came about."""
+    """Makes a TLS handshake without a certificate, and returns the state of the connection after it.
+
+    "closed" means that the server closed the connection or refused the handshake with an alert. An empty string means
+    that the handshake failed for another reason.
+    """
     host, _, port = target.rpartition(":")
     if not port.isdecimal():
         return ""
@@ -112,7 +119,7 @@ async def _handshake(target: str) -> Literal["", "open", "closed"]:
             reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=context)
             shaken = True
             try:
-                return "open" if await reader.read(1) else "closed"  # gRPC speaks first
+                return "open" if await reader.read(1) else "closed"  # a gRPC server sends the first bytes
             finally:
                 writer.transport.abort()
     except TimeoutError:

@@ -1,30 +1,30 @@
-"""What this side shows when it dials another one: a bearer token, and the files for TLS."""
+"""The credentials of a caller: a bearer token, and the files for TLS."""
 
 from dataclasses import dataclass, field
 
 import grpc
 
+from osmosis_grpc.link.bearer_tokens import check_token
 from osmosis_grpc.link.channel_options import Options
 from osmosis_grpc.link.client_calls import Metadata
 from osmosis_grpc.link.target_policy import is_loopback
 from osmosis_grpc.link.tls import ClientTls, read_pems
-from osmosis_grpc.link.tokens import check_token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """What this side shows when it dials another one, and how it knows the other one again.
+    """The credentials that a client shows to a server, and the CAs that the client trusts.
 
-    Raises ValueError for a token that is not valid and for a file that cannot be used, TypeError for a `tls` that is
-    not ClientTls.
+    Raises ValueError for a token that is not valid, and for a file that cannot be used. Raises TypeError for a `tls`
+    that is not ClientTls.
     """
 
     token: str = field(default="", repr=False)
-    """The bearer token. It is in no log line and in no error message."""
+    """The bearer token. No log line and no error message contains it."""
     tls: ClientTls | None = None
     """The files for TLS; None for plain text."""
     insecure: bool = False
-    """Whether the token may travel in plain text beyond this machine."""
+    """Whether the token is allowed to leave this machine in plain text."""
 
     def __post_init__(self) -> None:
         if self.token:
@@ -35,26 +35,22 @@ class Credentials:
             read_pems(self.tls.cert, self.tls.key, self.tls.ca)
 
     def check_target(self, target: str) -> None:
-        """Raises ValueError for a target to which the token would travel in plain text."""
+        """Raises ValueError if the token would leave this machine in plain text, unless `insecure` allows that."""
         host = target.rpartition(":")[0].strip("[]")
         if self.token and self.tls is None and not self.insecure and not is_loopback(host):
             raise ValueError(
                 f"{target} is not loopback, and the token would travel there in plain text: speak TLS "
-                "with it, or say that insecure is meant"
+                "with it, or pass insecure=True"
             )
 
     @property
     def metadata(self) -> Metadata:
-        """The metadata of every call."""
+        """The metadata of each call."""
         return (("authorization", f"Bearer {self.token}"),) if self.token else ()
-
-    def channel(self, target: str, options: Options) -> grpc.aio.Channel:
-        """Returns a channel to HOST:PORT. Raises ValueError naming a file that cannot be read."""
-        return channel(target, self.tls, options)
 
 
 def channel(target: str, tls: ClientTls | None, options: Options) -> grpc.aio.Channel:
-    """Returns a channel to HOST:PORT, over TLS if `tls` is given. Raises ValueError naming a bad file."""
+    """Returns a channel to HOST:PORT. With `tls` the channel speaks TLS. Raises ValueError naming a bad file."""
     if tls is None:
         return grpc.aio.insecure_channel(target, options=options)
     pems = read_pems(tls.cert, tls.key, tls.ca)

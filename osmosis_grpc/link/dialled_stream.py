@@ -1,4 +1,4 @@
-"""A stream call that this side opens, and the loop that opens it again after a break."""
+"""A stream call that this side opens, and the loop that reopens it after a break."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ from osmosis_grpc.errors import CallError, Cancelled, Internal, Unavailable
 from osmosis_grpc.link.call_metrics import Call, CallSink
 from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.link.client_calls import error_of
-from osmosis_grpc.link.credentials import Credentials
+from osmosis_grpc.link.credentials import Credentials, channel
 from osmosis_grpc.link.handlers import decode_or_mark
 from osmosis_grpc.supervise import Backoff
 
@@ -19,15 +19,15 @@ from osmosis_grpc.supervise import Backoff
 class DialledStream:
     """The caller's end of a stream call, a Duplex for FrameStream. It is an async context manager.
 
-    Each stream has a connection of its own: a connection that died silently would carry the next stream, too. Raises
-    Unavailable when a file for TLS cannot be read now.
+    Each stream has a connection of its own. If streams shared connections, the next stream could use a connection that
+    is dead without notice. Raises Unavailable when a TLS file cannot be read now.
     """
 
     def __init__(
         self, target: str, method: str, answers: Any, credentials: Credentials, calls: CallSink | None = None
     ) -> None:
         try:
-            self._channel = credentials.channel(target, client_options(grpc__use_local_subchannel_pool=1))
+            self._channel = channel(target, credentials.tls, client_options(grpc__use_local_subchannel_pool=1))
         except ValueError as error:
             raise Unavailable(str(error)) from None
         self._call: Any = self._channel.stream_stream(method)(metadata=credentials.metadata or None)
@@ -44,18 +44,19 @@ class DialledStream:
         await self._channel.close()
 
     async def done_writing(self) -> None:
-        """Half-closes the call: the other side reads what was written, and then ends the call."""
+        """Half-closes the call. The other side reads the remaining messages, and then ends the call."""
         with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
             await self._call.done_writing()
 
     async def read(self) -> Any:
-        """Returns the next message, or grpc.aio.EOF. Raises a CallError when the call ended with an error."""
+        """Returns the next message, or grpc.aio.EOF at the end. Raises a CallError if the call ended with an error."""
         try:
             data = await self._call.read()
         except grpc.aio.AioRpcError as error:
             raise error_of(error) from None
         except asyncio.CancelledError:
-            if self._call.cancelled() and not _cancelled_here():
+            task = asyncio.current_task()
+            if self._call.cancelled() and not (task is not None and task.cancelling()):
                 raise Cancelled("the other side cancelled the stream") from None
             raise
         if data is grpc.aio.EOF:
@@ -74,11 +75,6 @@ class DialledStream:
             raise Unavailable("the stream has ended") from None
 
 
-def _cancelled_here() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
 async def redial(
     connect: Callable[[], Awaitable[CallError | None]],
     on_ended: Callable[[CallError | None, float], None],
@@ -86,11 +82,12 @@ async def redial(
     pauses: tuple[float, float] = (0.25, 10.0),
     lasted: float = 1.0,
 ) -> None:
-    """Calls `connect` again and again. The pause between two calls doubles from the first of `pauses` to the second.
+    """Calls `connect` again and again, with a pause after each call.
 
-    `connect` runs one stream to its end. `on_ended` gets the error of the stream, or None, and the seconds until the
-    next one. A stream of more than `lasted` seconds resets the pause. An exception of `connect` that is not a CallError
-    is a bug of this side: redial raises it, and the supervisor of the job starts redial again.
+    The pause doubles from the first value of `pauses` up to the second. `connect` runs one stream to its end. Then
+    redial calls `on_ended` with the stream's error, or None, and with the upper limit of the next pause in seconds.
+    After a stream of more than `lasted` seconds, the pause starts from the first value again. An exception of `connect`
+    that is not a CallError is a bug of this side. redial raises it, and the job's supervisor starts redial again.
     """
     loop, backoff = asyncio.get_running_loop(), Backoff(*pauses)
     while True:

@@ -1,11 +1,12 @@
 """Closes the server's sockets in a child made by os.fork(), and warns about the fork.
 
-An agent may start processes. A process that runs another program keeps no socket: Python, gRPC and SQLite open their
-files and sockets close-on-exec. A child by os.fork() alone (multiprocessing's method "fork") inherits all of them, and
-would hold the ports as long as it lives, even after the server was killed and started again. The child therefore closes
-these sockets at once. storage/lock.py releases the lock of a journal. SQLite's files stay open in the child on
-purpose: they hold no lock there, and a child that closed them could end the locks and the log of the process that
-writes.
+An agent can start processes. A child process that runs another program keeps no socket, because Python, gRPC and SQLite
+open their files and sockets close-on-exec. A child that only forks (multiprocessing's method "fork") inherits all of
+them. It would keep the server's ports in use for its whole life, even when the server is killed and started again. So
+the child closes the server's sockets at once, and storage/lock.py releases the journal's lock in the child.
+
+The child leaves SQLite's files open on purpose. They hold no lock in the child. Closing them in the child could remove
+the locks and the write-ahead log of the server.
 """
 
 import logging
@@ -21,7 +22,7 @@ from weakref import WeakKeyDictionary
 log = logging.getLogger(__name__)
 
 MAX_WARNED = 64
-"""Warnings at most, one for each line of code that forks."""
+"""The most warnings. Each line of code that forks causes one warning."""
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 _LIBRARY = sysconfig.get_path("stdlib")
 
@@ -30,12 +31,12 @@ _warned: set[str] = set()
 
 
 def keep_from_children(server: object, port: int) -> None:
-    """Registers a listening server and its port, until release() or the end of the server."""
+    """Registers a listening server and its port. release() or the garbage collection of the server ends this."""
     _ports[server] = port
 
 
 def release(server: object) -> None:
-    """Forgets a server that does not listen any more."""
+    """Removes a server that has stopped listening."""
     _ports.pop(server, None)
 
 
@@ -47,7 +48,9 @@ def _in_child() -> None:
     for fd in _descriptors():
         if _local_port(fd) in ports:
             with suppress(OSError):
-                os.dup2(nothing, fd, inheritable=False)  # its number stays in use: what has it here may still close it
+                os.dup2(
+                    nothing, fd, inheritable=False
+                )  # the number stays in use, because its owner in the child may close it
     os.close(nothing)
 
 
@@ -59,7 +62,7 @@ def _descriptors() -> list[int]:
 
 
 def _local_port(fd: int) -> int | None:
-    """The local port of a TCP socket; None for anything else."""
+    """Returns the local port of a TCP socket; None for any other descriptor."""
     try:
         found = socket.socket(fileno=fd)
     except OSError:
@@ -86,7 +89,7 @@ def _in_parent() -> None:
 
 
 def _place(frame: FrameType | None) -> str:
-    """FILE:LINE of the first frame outside of Python's own library."""
+    """Returns FILE:LINE of the first frame outside of Python's own library."""
     while frame is not None and Path(frame.f_code.co_filename).is_relative_to(_LIBRARY):
         frame = frame.f_back
     return "an unknown place" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -1,14 +1,17 @@
-"""One stream of an attachment: it sends frames in batches, hands received frames to handlers, and sends heartbeats.
+"""One stream of an attachment. FrameStream sends frames in batches, calls a handler for each received frame, and sends
+heartbeats.
 
-All waiting frames go out in one message, without a timer. Event frames wait behind all others. FrameStream is the same
-on both sides: it sends bytes and receives protobuf messages.
+A message holds as many waiting frames as fit (MAX_FRAMES, MAX_BATCH_BYTES). No timer delays it. Event frames are sent
+after all other frames. The trainer and the server use the same FrameStream: it sends bytes and receives protobuf
+messages.
 
-The waiting frames are bounded, also if the other side never reads. Requests are bounded by the windows and events by
-EVENT_LIMIT. Answers are bounded here, because the other side could ask without end. One side, the trainer, pauses its
-reading while its answers wait. The other side, the server, always reads, so the trainer's answers go out at some time
-and the trainer reads again: two sides that both pause would wait for each other for ever. A server therefore ends the
-stream when more than MAX_ANSWERS bytes of its answers wait, far more than an honest trainer can ask for within its
-windows. A stream also ends when the other side reads nothing for SILENCE seconds.
+The waiting frames are bounded, even if the other side never reads. The windows bound the requests. EVENT_LIMIT bounds
+the events. The other side could ask for answers without end, so this module bounds the answers as follows.
+
+The trainer stops reading while more than ANSWER_LIMIT bytes of its answers wait. The server always reads, so the
+trainer can send its answers and then reads again. If both sides stopped reading, they would wait for each other for
+ever. The server instead ends the stream when more than MAX_ANSWERS bytes of its answers wait. A trainer that respects
+its windows never asks for that many. A stream also ends when the other side reads nothing for SILENCE seconds.
 """
 
 import asyncio
@@ -27,36 +30,36 @@ WRITE = job("link.write_stream", OnFailure.RAISE)
 BEAT = job("link.watch_stream", OnFailure.RAISE)
 
 MAX_FRAMES = 4096
-"""Frames in a message, at most."""
+"""The most frames in a message."""
 MAX_BATCH_BYTES = 1024 * 1024
-"""Bytes of a message, at most, unless it is one larger frame."""
+"""The most bytes of a message. A single larger frame is a message of its own."""
 EVENT_LIMIT = 4 * 1024 * 1024
-"""Bytes of waiting events from which on more of them have to wait."""
+"""When this many bytes of events wait, event_space() waits."""
 ANSWER_LIMIT = 4 * 1024 * 1024
-"""Bytes of waiting answers above which a side that pauses reads nothing."""
+"""When more bytes of answers wait, a side with `waits` stops reading."""
 MAX_ANSWERS = 64 * 1024 * 1024
-"""Bytes of waiting answers above which a side that always reads ends the stream."""
+"""When more bytes of answers wait, a side without `waits` ends the stream."""
 HEARTBEAT = 15.0
-"""Seconds without a sent frame after which a heartbeat is sent."""
+"""When this side sends nothing for this many seconds, it sends a heartbeat."""
 SILENCE = 45.0
-"""Seconds without a received message, or in which the other side reads nothing, after which the stream ends."""
+"""When the other side sends nothing or reads nothing for this many seconds, the stream ends."""
 HELLO_TIMEOUT = 10.0
-"""Seconds that the other side has for its hello."""
+"""hello() waits this many seconds for the other side's hello."""
 SLICE = 16
-"""Frames handled at a time. Their answers can be sent while the rest of the message is handled."""
+"""After this many frames of a message, other tasks run. So the first answers are sent before all frames are handled."""
 CHECK_EVERY = 5.0
 """Seconds between two checks for heartbeats and silence."""
 LEAVE_TIMEOUT = 5.0
-"""Seconds that the other side has to read the last frames after leave()."""
+"""After end(None), run() waits this many seconds to send the last frames, and again for the other side to read them."""
 END_TIMEOUT = 2.0
-"""Seconds in which the queued frames may still be sent after end()."""
-_ANSWER_OVERHEAD = 256  # bytes of memory that a waiting answer takes beside its own
+"""After end() with an error, run() waits this many seconds to send the queued frames."""
+_ANSWER_OVERHEAD = 256  # bytes of memory that a waiting answer takes in addition to its own bytes
 
 
 class Duplex(Protocol):
     """The call under a FrameStream: a grpc.aio servicer context, a DialledStream, or one end of testing.stream_pair().
 
-    The end that may close its direction has an async method `done_writing`, too.
+    An end that can half-close the call also has an async method `done_writing`.
     """
 
     async def read(self) -> Any:
@@ -67,65 +70,57 @@ class Duplex(Protocol):
 
 
 class OutgoingFrames:
-    """The frames that wait to be sent, in the order in which they go out. No I/O and no clock."""
+    """The frames that wait, in the order in which they are sent. This class does no I/O and reads no clock."""
 
-    __slots__ = ("_added", "_answers", "_events", "_frames", "_taken", "answer_bytes", "event_bytes")
+    __slots__ = ("_events", "_frames", "answer_bytes", "event_bytes")
 
     def __init__(self) -> None:
-        self._frames: deque[bytes] = deque()
-        self._events: deque[bytes] = deque()
-        self._answers: deque[tuple[int, int]] = deque()
-        """The position of each waiting answer among all frames, and its bytes."""
-        self._added = self._taken = 0
+        self._frames: deque[tuple[bytes, int]] = deque()
+        """Each frame, with the bytes that it adds to `answer_bytes`. They are 0 for a frame that is no answer."""
+        self._events: deque[tuple[bytes, int]] = deque()
         self.answer_bytes = 0
-        """Bytes of the waiting answers, with their overhead."""
+        """Bytes of the waiting answers. Each answer counts _ANSWER_OVERHEAD bytes more than its frame has."""
         self.event_bytes = 0
-        """Bytes of the waiting events."""
 
     def __bool__(self) -> bool:
         return bool(self._frames or self._events)
 
-    def add(self, frame: bytes) -> None:
-        """Queues a frame before all events."""
-        self._frames.append(frame)
-        self._added += 1
-
-    def add_answer(self, frame: bytes) -> None:
-        """Queues a frame like add(), and counts its bytes in `answer_bytes`."""
-        size = len(frame) + _ANSWER_OVERHEAD
-        self._answers.append((self._added, size))
+    def add(self, frame: bytes, *, answer: bool = False) -> None:
+        """Queues a frame that is sent before all events. An answer counts in `answer_bytes`."""
+        size = len(frame) + _ANSWER_OVERHEAD if answer else 0
+        self._frames.append((frame, size))
         self.answer_bytes += size
-        self.add(frame)
 
     def add_event(self, frame: bytes) -> None:
-        """Queues a frame behind all others."""
-        self._events.append(frame)
+        """Queues an event frame, which is sent after all other frames."""
+        self._events.append((frame, 0))
         self.event_bytes += len(frame)
 
     def batch(self) -> list[bytes]:
-        """Removes and returns the frames of the next message: at most MAX_FRAMES and MAX_BATCH_BYTES, at least one."""
+        """Removes the frames of the next message from the queues, and returns them.
+
+        The limits are MAX_FRAMES and MAX_BATCH_BYTES. One frame is returned even if it is larger.
+        """
         batch: list[bytes] = []
         size = 0
         for queue in (self._frames, self._events):
-            while queue and len(batch) < MAX_FRAMES and (not batch or size + len(queue[0]) <= MAX_BATCH_BYTES):
-                frame = queue.popleft()
+            while queue and len(batch) < MAX_FRAMES and (not batch or size + len(queue[0][0]) <= MAX_BATCH_BYTES):
+                frame, answer = queue.popleft()
                 batch.append(frame)
                 size += len(frame)
+                self.answer_bytes -= answer
                 if queue is self._events:
                     self.event_bytes -= len(frame)
-                else:
-                    self._taken += 1
             if queue:
                 break
-        while self._answers and self._answers[0][0] < self._taken:
-            self.answer_bytes -= self._answers.popleft()[1]
         return batch
 
 
 class FrameStream:
-    """Frames over a Duplex, from the hello to the end.
+    """Sends and receives frames over a Duplex, from the hello to the end of the stream.
 
-    With `waits` this side does not read on while its answers wait; the other side has to read always.
+    With `waits`, this side stops reading while more than ANSWER_LIMIT bytes of its answers wait. The other side must
+    then always read.
     """
 
     def __init__(self, call: Duplex, heartbeat: bytes, *, waits: bool) -> None:
@@ -135,29 +130,29 @@ class FrameStream:
         self._loop = asyncio.get_running_loop()
         self._outgoing = OutgoingFrames()
         self._batch_taken = asyncio.Event()
-        self._writer_idle: asyncio.Future[None] | None = None
+        self._frames_added = asyncio.Event()
         self._reading_paused = self._writing = self._finishing = self._discarding = False
         self._ended: asyncio.Future[CallError | None] = self._loop.create_future()
         self._received_at = self._sent_at = self._loop.time()
         self._first_frames: list[Any] = []
 
     def send(self, frame: bytes) -> None:
-        """Sends a frame with the next message."""
+        """Queues a frame, which is sent before all events."""
         self._outgoing.add(frame)
-        self._wake_writer()
+        self._frames_added.set()
 
     def answer(self, frame: bytes) -> None:
-        """Sends a frame that the other side asked for. Such frames are bounded: see ANSWER_LIMIT and MAX_ANSWERS."""
-        self._outgoing.add_answer(frame)
-        self._wake_writer()
+        """Queues an answer to a frame of the other side. ANSWER_LIMIT and MAX_ANSWERS bound the answers."""
+        self._outgoing.add(frame, answer=True)
+        self._frames_added.set()
 
     def send_event(self, frame: bytes) -> None:
-        """Sends a frame after all others. Await event_space() before."""
+        """Queues an event frame, which is sent after all other frames. Await event_space() first."""
         self._outgoing.add_event(frame)
-        self._wake_writer()
+        self._frames_added.set()
 
     async def event_space(self) -> None:
-        """Waits until another event may be sent."""
+        """Waits until fewer than EVENT_LIMIT bytes of events wait."""
         while self._outgoing.event_bytes >= EVENT_LIMIT:
             await self._next_batch()
 
@@ -166,21 +161,20 @@ class FrameStream:
         """The bytes of the answers and events that wait to be sent."""
         return self._outgoing.answer_bytes + self._outgoing.event_bytes
 
-    def end(self, error: CallError) -> None:
-        """Makes run() return `error` after the queued frames have been sent."""
+    def end(self, error: CallError | None) -> None:
+        """Makes run() return `error` after the queued frames have been sent.
+
+        For None, run() also waits until the other side has read these frames. A second call does nothing.
+        """
         if not self._ended.done():
             self._ended.set_result(error)
 
-    def leave(self) -> None:
-        """Makes run() return None after the queued frames have been sent and the other side has read them."""
-        if not self._ended.done():
-            self._ended.set_result(None)
-
     async def hello(self, *, opener: bool) -> Any:
-        """Returns the other side's hello. The opener's hello is alone in its message.
+        """Reads the first message, and returns the other side's hello.
 
-        Raises InvalidArgument for any other first frame and after HELLO_TIMEOUT, Unavailable when the stream ends
-        before it.
+        `opener` says that the other side opened the call. Its hello must then be alone in its message. Raises
+        InvalidArgument when the first frame is no hello, and when no message comes within HELLO_TIMEOUT. Raises
+        Unavailable when the stream ends before the hello.
         """
         try:
             async with asyncio.timeout(HELLO_TIMEOUT):
@@ -199,15 +193,15 @@ class FrameStream:
         return frames[0].hello
 
     async def greet(self, frame: bytes) -> None:
-        """Sends a hello at once, in a message of its own."""
+        """Sends this side's hello at once, in a message of its own."""
         await self._call.write(frame)
 
     async def run(self, handlers: dict[str, Callable[[Any], None]]) -> CallError | None:
         """Sends and receives frames until the stream ends.
 
-        `handlers` get the received frames, by kind; an exception of a handler ends the stream. Returns the error that
-        end() was called with, None after leave() and when the other side half-closed. Raises the CallError that the
-        other side or the connection ended the stream with.
+        `handlers` maps a kind of frame to the function that gets the received frames of this kind. An exception of a
+        handler ends the stream, and run() raises it. Returns the argument of end(), or None when the other side
+        half-closed. Raises a CallError when the other side or the connection ended the stream with an error.
         """
         reader: asyncio.Future[None] = child(READ, self._read(handlers))
         writer: asyncio.Future[None] = child(WRITE, self._write())
@@ -218,8 +212,9 @@ class FrameStream:
                 self.end(Internal("the stream is not watched any more; see the log"))
             if self._ended.done() and not writer.done():
                 self._finishing = True
-                self._wake_writer()
-            if not reader.done():  # the writer sends the last frames, or the reader learns why the writer failed
+                self._frames_added.set()
+            # After end() the writer sends the last frames. After a failed write the reader gets the call's error.
+            if not reader.done():
                 limit = LEAVE_TIMEOUT if self._leaving else END_TIMEOUT
                 await asyncio.wait({writer if self._ended.done() else reader}, timeout=limit)
             if self._leaving and writer.done():
@@ -240,19 +235,16 @@ class FrameStream:
         return self._ended.done() and self._ended.result() is None
 
     async def _wait_until_read(self, reader: "asyncio.Future[None]") -> None:
-        """Waits until the other side has read the last frame: cancelling a call drops its unread messages.
+        """Half-closes the call, and waits until the other side has read the last frame.
 
-        A servicer's context cannot half-close: its call ends when the method returns, and drops nothing.
+        Cancelling the call earlier would drop its unread messages. A servicer's context cannot half-close and needs no
+        wait: its call ends when the method returns, and drops nothing.
         """
         done_writing = getattr(self._call, "done_writing", None)
         if done_writing is not None and not reader.done():
-            self._discarding = True  # the answers to frames that arrive now could not be sent
+            self._discarding = True  # frames that arrive now are dropped, because their answers could not be sent
             await done_writing()
             await asyncio.wait({reader}, timeout=LEAVE_TIMEOUT)
-
-    def _wake_writer(self) -> None:
-        if self._writer_idle is not None and not self._writer_idle.done():
-            self._writer_idle.set_result(None)
 
     async def _next_batch(self) -> None:
         self._batch_taken.clear()
@@ -277,7 +269,10 @@ class FrameStream:
                     await self._check_answers()
 
     async def _check_answers(self) -> None:
-        """Waits until the other side has read answers. A side that always reads raises ResourceExhausted instead."""
+        """Waits until at most ANSWER_LIMIT bytes of answers wait.
+
+        A side without `waits` does not wait. It raises ResourceExhausted for more than MAX_ANSWERS bytes.
+        """
         if not self._waits:
             if self._outgoing.answer_bytes > MAX_ANSWERS:
                 raise ResourceExhausted(f"answers of {self._outgoing.answer_bytes} bytes wait to be read")
@@ -300,18 +295,17 @@ class FrameStream:
             if not self._outgoing:
                 if self._finishing:
                     return
-                self._writer_idle = self._loop.create_future()
-                await self._writer_idle
-                self._writer_idle = None
+                self._frames_added.clear()
+                await self._frames_added.wait()
                 continue
-            await asyncio.sleep(0)  # tasks that are ready may add frames to this message
+            await asyncio.sleep(0)  # tasks that are ready can add frames to this message
             self._sent_at = self._loop.time()
             batch = self._outgoing.batch()
             self._batch_taken.set()
             self._writing = True
             await self._call.write(b"".join(batch))
             self._writing = False
-            if self._reading_paused:  # silence does not count while this side does not read
+            if self._reading_paused:  # the other side is not silent while this side reads nothing
                 self._received_at = self._loop.time()
 
     async def _beat(self) -> None:

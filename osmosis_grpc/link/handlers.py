@@ -1,11 +1,11 @@
-"""The server's side of every call: undecodable bytes, exceptions as statuses, request ids."""
+"""The server's side of every call. It refuses undecodable bytes, answers exceptions with statuses, adds request ids."""
 
 import inspect
 import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import grpc
@@ -19,8 +19,9 @@ from osmosis_grpc.wire.status import to_status
 log = logging.getLogger(__name__)
 
 REQUEST_ID_KEY = "x-request-id"
-"""In the trailers of every error, and in the log beside it: the caller's, or one made here."""
+"""The metadata key of a request id: the caller's id, or a new id. The trailers and the log line of an error have it."""
 
+_HEALTH = "/grpc.health.v1.Health/"
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -35,89 +36,98 @@ class _Undecodable:
         self.problem = problem
 
 
-class Registrar:
-    """Passed to the generated add_..._to_server functions instead of the server: wraps each handler that they add.
+class Registrar(grpc.GenericRpcHandler):
+    """Wraps each handler of a server. Pass it to the generated add_..._to_server functions instead of the server.
 
-    Handlers are wrapped once, at registration; an interceptor would cost every call about 40 us. `guard` is called with
-    the context of every call, before its request is decoded. `calls` counts the calls.
+    Each handler is wrapped once, at its first call. An interceptor would cost every call about 40 us. Before a request
+    is decoded, `guard` is called with the context of the call; health checks are the exception. `calls` counts the
+    calls. It counts the calls of unknown methods under the name "other".
     """
 
     def __init__(self, server: grpc.aio.Server, guard: _Guard | None = None, calls: CallSink | None = None) -> None:
-        self._server = server
         self._guard = guard
         self._calls = calls
+        self._services: list[grpc.GenericRpcHandler] = []
+        self._wrapped: dict[str, Any] = {}
+        server.add_generic_rpc_handlers([self])
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
-        """Add services, every handler wrapped."""
-        self._server.add_generic_rpc_handlers([_Wrapped(handler, self._guard, self._calls) for handler in handlers])
+        """Adds services."""
+        self._services += handlers
 
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
-        """Does nothing: grpc.aio does not use the handlers by name."""
-
-
-class _Wrapped(grpc.GenericRpcHandler):
-    """A service whose handlers are wrapped, each once."""
-
-    def __init__(self, handlers: grpc.GenericRpcHandler, guard: _Guard | None, calls: CallSink | None) -> None:
-        self._handlers = handlers
-        self._guard = guard
-        self._calls = calls
-        self._wrapped: dict[str, Any] = {}
+        """Does nothing, because grpc.aio does not use registered handlers."""
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
+        """Returns the wrapped handler of a method; None for an unknown method. gRPC then answers UNIMPLEMENTED."""
         wrapped = self._wrapped.get(details.method)
         if wrapped is None:
-            handler: Any = self._handlers.service(details)
+            found = (service.service(details) for service in self._services)
+            handler: Any = next((handler for handler in found if handler is not None), None)
             if handler is None:
+                Call(self._calls, "other").end("UNIMPLEMENTED")
                 return None
             make, name, wrap = next(row for row in HANDLER_KINDS if getattr(handler, row[1]) is not None)
-            method = _Method(
-                details.method.lstrip("/"),
-                self._guard,
-                self._calls,
-                decode_or_mark(handler.request_deserializer) or bytes,
-                handler.response_serializer or bytes,
-            )
-            wrapped = self._wrapped[details.method] = make(wrap(getattr(handler, name), method))
+            guard = None if details.method.startswith(_HEALTH) else self._guard
+            read = decode_or_mark(handler.request_deserializer) or bytes
+            write = handler.response_serializer or bytes
+            begin = partial(_Answering, self._calls, details.method.lstrip("/"), guard, read, write)
+            wrapped = self._wrapped[details.method] = make(wrap(getattr(handler, name), begin))
         return wrapped
 
 
-@dataclass(frozen=True, slots=True)
-class _Method:
-    """One method. Its wrapped handler takes and returns bytes."""
-
-    name: str
-    guard: _Guard | None
-    calls: CallSink | None
-    read: Callable[[bytes], Any]
-    write: Callable[[Any], bytes]
-
-
 class _Answering(Call):
-    """A call that is being answered, and its context. It counts the bytes that are read and written."""
+    """A call that the server answers, and its context. It counts the bytes that it reads and writes.
 
-    __slots__ = ("_context", "_done", "_read", "_write")
+    It is a context manager. It calls the guard first. If the guard or the body raises an exception, it ends the call
+    with the exception's status.
+    """
 
-    def __init__(self, method: _Method, context: Any) -> None:
-        super().__init__(method.calls, method.name)
+    __slots__ = ("_context", "_guard", "_read", "_write")
+
+    def __init__(
+        self,
+        calls: CallSink | None,
+        name: str,
+        guard: _Guard | None,
+        read: Callable[[bytes], Any],
+        write: Callable[[Any], bytes],
+        context: Any,
+    ) -> None:
+        super().__init__(calls, name)
         self._context = context
-        self._read, self._write = method.read, method.write
-        self._done = False
+        self._guard, self._read, self._write = guard, read, write
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
 
+    async def __aenter__(self) -> "_Answering":
+        try:
+            if self._guard is not None:
+                self._guard(self._context)
+        except Exception as error:
+            await self.__aexit__(type(error), error, None)
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            if isinstance(error, Exception):
+                await _abort(self._context, error)
+        finally:
+            code = None if error is None else self._context.code()
+            self.end("OK" if error is None else "CANCELLED" if code is None else code.name)
+
     async def read(self) -> Any:
-        """The next message, or grpc.aio.EOF."""
+        """Returns the next message, or grpc.aio.EOF."""
         data = await self._context.read()
         return data if data is grpc.aio.EOF else self.request(data)
 
     async def write(self, message: Any) -> None:
-        """Send a message."""
+        """Sends a message."""
         await self._context.write(self.response(message))
 
     def request(self, data: Any) -> Any:
-        """A request as a message, or an iterator of them as one of messages."""
+        """Returns a request as a message, or an iterator of requests as an iterator of messages."""
         if hasattr(data, "__aiter__"):
             return self._requests(data)
         self.received += len(data)
@@ -125,28 +135,22 @@ class _Answering(Call):
 
     async def _requests(self, requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
         async for data in requests:
-            yield self.request(data)
+            yield decoded(self.request(data))
 
     def response(self, message: Any) -> bytes:
-        """A response as bytes; what is bytes already is sent as it is."""
+        """Serializes a response. Returns a response unchanged if it is already bytes."""
         data: bytes = message if type(message) is bytes else self._write(message)
         self.sent += len(data)
         return data
 
-    def done(self) -> None:
-        """The call is answered."""
-        self._done = True
 
-    def over(self) -> None:
-        """The handler ends: the call was answered, aborted, or else cancelled."""
-        code = None if self._done else self._context.code()
-        self.end("OK" if self._done else "CANCELLED" if code is None else code.name)
+_Begin = Callable[[Any], _Answering]
 
 
 def decode_or_mark(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
-    """Wraps a deserializer: for bytes that are not a message it returns an object that decoded() refuses.
+    """Wraps a deserializer. For bytes that are not a message, the wrapper returns an object that decoded() refuses.
 
-    Without it grpc.aio answers UNKNOWN.
+    Without the wrapper grpc.aio would answer UNKNOWN.
     """
     if deserialize is None:
         return None
@@ -160,73 +164,36 @@ def decode_or_mark(deserialize: Callable[[bytes], Any] | None) -> Callable[[byte
     return read
 
 
-def _unary(behavior: Callable[[Any, Any], Awaitable[Any]], method: _Method) -> Callable[[Any, Any], Awaitable[Any]]:
-    guard = method.guard
-
+def _unary(behavior: Callable[[Any, Any], Awaitable[Any]], begin: _Begin) -> Callable[[Any, Any], Awaitable[Any]]:
     async def handle(data: Any, context: Any) -> Any:
-        call = _Answering(method, context)
-        try:
-            if guard is not None:
-                guard(context)
-            response = call.response(await behavior(decoded(call.request(data)), context))
-            call.done()
-            return response
-        except Exception as error:
-            await _abort(context, error)
-        finally:
-            call.over()
+        async with begin(context) as call:
+            return call.response(await behavior(decoded(call.request(data)), context))
 
     return handle
 
 
-def _streaming(behavior: Callable[[Any, Any], Any], method: _Method) -> Callable[[Any, Any], Any]:
-    guard = method.guard
-
-    async def begun(data: Any, context: Any) -> None:
-        """For a behaviour that reads and writes its context by itself."""
-        call = _Answering(method, context)
-        try:
-            if guard is not None:
-                guard(context)
-            # With its first message, grpc.aio would send metadata again when that write was given up for an error,
-            # which Core refuses: the caller would never get the status.
+def _streaming(behavior: Callable[[Any, Any], Any], begin: _Begin) -> Callable[[Any, Any], Any]:
+    async def with_context(data: Any, context: Any) -> None:
+        """Handles a call whose behaviour itself calls read() and write()."""
+        async with begin(context) as call:
+            # Without this line grpc.aio sends the metadata with the first message. If an error cancels that write,
+            # grpc.aio sends the metadata again with the status. gRPC refuses that, and the caller gets no status.
             await context.send_initial_metadata(())
             await behavior(decoded(call.request(data)), call)
-            call.done()
-        except Exception as error:
-            await _abort(context, error)
-        finally:
-            call.over()
 
     async def handle(data: Any, context: Any) -> AsyncIterator[Any]:
-        call = _Answering(method, context)
-        try:
-            if guard is not None:
-                guard(context)
-            async with aclosing(behavior(decoded(call.request(data)), context)) as responses:
-                async for response in responses:
-                    yield call.response(response)
-            call.done()
-        except Exception as error:
-            await _abort(context, error)
-        finally:
-            call.over()
+        async with begin(context) as call, aclosing(behavior(decoded(call.request(data)), context)) as responses:
+            async for response in responses:
+                yield call.response(response)
 
-    return begun if inspect.iscoroutinefunction(behavior) else handle
+    return with_context if inspect.iscoroutinefunction(behavior) else handle
 
 
 def decoded(request: Any) -> Any:
-    """Returns the message or the iterator of messages. Raises InvalidArgument for bytes that are not a message."""
+    """Returns the message. Raises InvalidArgument for bytes that are not a message."""
     if isinstance(request, _Undecodable):
         raise InvalidArgument("", f"the bytes are not a message of this method's type: {request.problem}")
-    if hasattr(request, "__aiter__"):
-        return _each_decoded(request)
     return request
-
-
-async def _each_decoded(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    async for request in requests:
-        yield decoded(request)
 
 
 def metadata_value(context: Any, name: str) -> str:
@@ -250,7 +217,7 @@ async def _abort(context: Any, error: Exception) -> NoReturn:
     if error.retry_after is not None and isinstance(error, ResourceExhausted):
         trailers.append(("grpc-retry-pushback-ms", str(round(error.retry_after * 1000))))
     await context.abort(_CODES[status.code], status.message, tuple(trailers))
-    raise AssertionError("abort returns nowhere")
+    raise AssertionError("abort() raises")
 
 
 HANDLER_KINDS = (

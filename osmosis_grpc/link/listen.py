@@ -1,4 +1,4 @@
-"""Binding a server to an address."""
+"""Binds a server to an address."""
 
 import asyncio
 import errno
@@ -15,7 +15,8 @@ from osmosis_grpc.supervise import OnFailure, child, job
 START = job("link.start_server", OnFailure.RAISE)
 
 _KEPT: WeakKeyDictionary[grpc.aio.Server, grpc.ServerCredentials] = WeakKeyDictionary()
-"""grpc asks these for newer certificates for as long as the server lives, and does not keep them itself."""
+"""The credentials of running servers. gRPC reads new certificates from the credentials, but keeps no reference to them.
+"""
 
 
 _REASONS = {
@@ -26,10 +27,10 @@ _REASONS = {
 
 
 def listen(server: grpc.aio.Server, address: str, security: ServerSecurity) -> str:
-    """Binds to HOST:PORT. Returns it with the port as bound.
+    """Binds a server to HOST:PORT. Returns HOST:PORT with the bound port.
 
-    Raises OSError when the port is in use or the host is not an address of this machine, ValueError when the
-    address is not HOST:PORT, when it is public and not guarded enough for that, and when a file of TLS cannot be used.
+    Raises OSError if the port is in use or the host is not an address of this machine. Raises ValueError if the
+    address is not HOST:PORT, if `security` is not enough for a public address, or if a TLS file cannot be used.
     """
     host, separator, port = address.rpartition(":")
     host = host.strip("[]")
@@ -51,7 +52,10 @@ def listen(server: grpc.aio.Server, address: str, security: ServerSecurity) -> s
 
 
 async def start(server: grpc.aio.Server) -> None:
-    """Starts a server. A cancelled start is finished and undone: grpc itself leaves half a server running."""
+    """Starts a server. If this coroutine is cancelled, it still completes the start, and then stops the server.
+
+    A cancelled server.start() would leave the server half started.
+    """
     starting = child(START, server.start())
     try:
         await asyncio.shield(starting)
@@ -62,9 +66,9 @@ async def start(server: grpc.aio.Server) -> None:
 
 
 def check_free(host: str, port: int) -> None:
-    """Binds a plain socket, and lets go of it. Raises OSError with the reason.
+    """Binds a plain socket and closes it. Raises OSError with the reason if the address is not free.
 
-    gRPC writes a line of its own to stderr when it cannot bind, and its exception has no reason.
+    gRPC itself would print a line to stderr, and its exception has no reason.
     """
     shown = f"[{host}]" if ":" in host else host
     try:
@@ -75,9 +79,11 @@ def check_free(host: str, port: int) -> None:
     for family, kind, protocol, _, place in found:
         try:
             with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC: a port in TIME_WAIT is free
+                probe.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+                )  # as in gRPC, a port in TIME_WAIT counts as free
                 probe.bind(place)
-            return  # gRPC, too, is content with one of a name's addresses
+            return  # one free address of the host is enough, as for gRPC
         except OSError as error:
             problem = problem or error
     if problem is not None:
@@ -86,7 +92,7 @@ def check_free(host: str, port: int) -> None:
 
 
 def server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
-    """Returns credentials that read the files again when they change. Raises ValueError naming the file."""
+    """Returns credentials that read the files again when they change. Raises ValueError naming a bad file."""
 
     def read() -> Pems:
         return read_pems(tls.cert, tls.key, tls.client_ca)
@@ -110,6 +116,5 @@ def server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
 
 
 def _configuration(pems: Pems) -> grpc.ServerCertificateConfiguration:
-    assert pems.key is not None
-    assert pems.cert is not None
+    assert pems.key is not None and pems.cert is not None  # noqa: PT018
     return grpc.ssl_server_certificate_configuration([(pems.key, pems.cert)], pems.ca)

@@ -1,4 +1,4 @@
-"""What a server asks of its callers: tokens, certificates, and TLS on every address beyond this machine."""
+"""The security of a server: tokens, certificates, and TLS on addresses that other machines can reach."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -6,25 +6,25 @@ from typing import Any
 from urllib.parse import unquote
 
 from osmosis_grpc.errors import PermissionDenied, Unauthenticated
+from osmosis_grpc.link.bearer_tokens import WRONG, Tokens, bearer
 from osmosis_grpc.link.callback_credentials import CallbackKeys, is_for
 from osmosis_grpc.link.handlers import metadata_value
 from osmosis_grpc.link.target_policy import is_loopback
 from osmosis_grpc.link.throttled_log import Throttled
 from osmosis_grpc.link.tls import ServerTls
-from osmosis_grpc.link.tokens import WRONG, Tokens, bearer
 from osmosis_grpc.types.completion import clip, printable
 
 log = logging.getLogger(__name__)
 
 
 class ServerSecurity:
-    """What a server asks of its callers. By default it asks for nothing, and then it listens on loopback only.
+    """The credentials that a server requires of its callers. Without `tls` and `insecure` it listens on loopback only.
 
-    `tokens` are the bearer tokens that callers may show, SECRET or NAME=SECRET each; without any, no token is asked
-    for. `admin_tokens` are those of callers who control the server; they are accepted as `tokens`, too. `tls` names
-    the files of the server's certificate; with a `client_ca` callers need a certificate of their own (mTLS).
-    `insecure` allows a public address without TLS. Raises ValueError for a token that is not valid, TypeError for a
-    `tls` that is not ServerTls.
+    `tokens` are the accepted bearer tokens, each SECRET or NAME=SECRET. Without them callers need no token.
+    `admin_tokens` are the tokens of administrators. The server also accepts them as `tokens`. `tls` names the files of
+    the server's certificate. If `tls` has a `client_ca`, callers need a certificate of their own (mTLS). `insecure`
+    allows a public address without TLS. Raises ValueError for a token that is not valid. Raises TypeError for a `tls`
+    that is not ServerTls.
     """
 
     __slots__ = ("admin_tokens", "insecure", "tls", "tokens")
@@ -49,7 +49,7 @@ class ServerSecurity:
 
     @property
     def authenticates(self) -> bool:
-        """Whether every caller is identified."""
+        """Whether the server identifies every caller."""
         return bool(self.tokens) or self.asks_certificates
 
     @property
@@ -58,7 +58,7 @@ class ServerSecurity:
         return self.tls is not None and self.tls.client_ca is not None
 
     def check_host(self, host: str) -> None:
-        """Raises ValueError for an address that this security is not enough for."""
+        """Raises ValueError if a server with this security must not listen on the host."""
         if is_loopback(host) or self.insecure or self.tls is not None:
             return
         if self.tokens:
@@ -74,8 +74,8 @@ class ServerSecurity:
     def check_admin(self, context: Any) -> None:
         """Raises PermissionDenied unless the caller is an administrator.
 
-        An administrator shows one of `admin_tokens`. A server that asks for no credential at all takes every caller on
-        its own machine for one.
+        An administrator shows one of `admin_tokens`. If the server requires no credentials at all, every caller on the
+        server's machine is an administrator.
         """
         if self.admin_tokens:
             if self.admin_tokens.owner(metadata_value(context, "authorization")) is None:
@@ -90,7 +90,7 @@ class ServerSecurity:
             )
 
     def authenticator(self) -> "Authenticator | None":
-        """Returns the check that every call passes; None for a server that identifies no callers."""
+        """Returns the check for every call; None for a server that does not identify its callers."""
         return Authenticator(self) if self.authenticates else None
 
 
@@ -103,7 +103,10 @@ class Authenticator:
         self._refused = Throttled(log)
 
     def __call__(self, context: Any) -> str:
-        """Returns the owner of the call's rollouts, a name without a secret. Raises Unauthenticated."""
+        """Returns the owner of the rollouts that the call starts. Its name contains no secret.
+
+        Raises Unauthenticated for a caller without a valid credential.
+        """
         if not self._tokens:
             try:
                 return certificate_owner(context.peer_identities(), context.auth_context())
@@ -119,9 +122,9 @@ class Authenticator:
 
 
 class CallbackAuthenticator:
-    """Accepts callbacks that show a credential made by this trainer, or one of its tokens.
+    """Accepts a callback that shows a credential made by this trainer, or one of the trainer's tokens.
 
-    With mTLS the caller's certificate needs a name, too.
+    With mTLS the caller also needs a certificate that contains a name.
     """
 
     def __init__(self, security: ServerSecurity, keys: CallbackKeys) -> None:
@@ -130,7 +133,7 @@ class CallbackAuthenticator:
         self._refused = Throttled(log)
 
     def __call__(self, context: Any) -> None:
-        """Raises Unauthenticated for any other call."""
+        """Raises Unauthenticated for a call that is not accepted."""
         if self._security.asks_certificates:
             certificate_owner(context.peer_identities(), context.auth_context())
         given = metadata_value(context, "authorization")
@@ -140,17 +143,17 @@ class CallbackAuthenticator:
 
 
 def peer_host(peer: str) -> str:
-    """Returns the address in gRPC's name of a peer, such as ipv4:127.0.0.1:4711 or ipv6:[::1]:4711."""
+    """Returns the IP address of a gRPC peer. `peer` is, for example, ipv4:127.0.0.1:4711 or ipv6:[::1]:4711."""
     return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]").removeprefix("::ffff:")
 
 
 def refusal_text(peer: str, reason: str) -> str:
-    """Returns the line of a server's log about a caller that it refuses."""
+    """Returns the log line for a refused caller."""
     return f"the server refuses caller {printable(clip(peer, 256))}: {reason}"
 
 
 def token_problem(header: str) -> str:
-    """Returns the problem of an Authorization header that is not accepted, without the header's text."""
+    """Returns why an Authorization header is not accepted. The result does not contain the header's text."""
     return "its token is not accepted" if bearer(header) else "it shows no token"
 
 
@@ -164,5 +167,5 @@ def certificate_owner(identities: Sequence[bytes] | None, auth_context: Any) -> 
     """Returns the name in a caller's certificate. Raises Unauthenticated for a certificate without a name."""
     names = [*(identities or ()), *auth_context.get("x509_common_name", ())]
     if not names or not names[0]:
-        raise Unauthenticated("the certificate names nobody: it has neither a common name nor an alternative one")
+        raise Unauthenticated("the certificate has neither a common name nor an alternative name")
     return f"cert:{names[0].decode(errors='replace')}"

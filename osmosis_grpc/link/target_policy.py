@@ -1,7 +1,7 @@
-"""Where a server may call back: a target is parsed, resolved, checked, and dialled where it was checked.
+"""The policy for callback addresses. A target is parsed, resolved and checked. Only checked addresses are dialled.
 
-A target comes from a caller and leads out of this machine, so it is HOST:PORT and nothing
-else. No grpc in this file: the HTTP gateway asks the same policy.
+A target comes from a caller, so it must be HOST:PORT and nothing else. This file does not import grpc, because the HTTP
+gateway uses the same policy.
 """
 
 import asyncio
@@ -33,14 +33,14 @@ class Address:
     """A target that was checked."""
 
     authority: str
-    """HOST:PORT as the caller wrote it."""
+    """The HOST:PORT that the caller sent."""
     ips: tuple[str, ...]
-    """What may be dialled; IPv4 first, since few listen on IPv6 alone."""
+    """The addresses to dial. IPv4 addresses come first, because few servers listen on IPv6 alone."""
     port: int
 
     @property
     def grpc_target(self) -> str:
-        """The address in gRPC's notation, which resolves nothing."""
+        """The checked addresses in gRPC's notation, of the first address's IP version. gRPC resolves no name for it."""
         family = "ipv6" if ":" in self.ips[0] else "ipv4"
         alike = [ip for ip in self.ips if (":" in ip) == (":" in self.ips[0])]
         return f"{family}:" + ",".join(f"[{ip}]:{self.port}" if ":" in ip else f"{ip}:{self.port}" for ip in alike)
@@ -54,11 +54,11 @@ class _Allowed:
 
 
 class TargetPolicy:
-    """Decides about targets.
+    """Decides which callback addresses are allowed.
 
-    Loopback is allowed while the server itself is bound to loopback (`loopback`), private and
-    public addresses to callers that have authenticated, anything else by `allow`: HOST, CIDR,
-    either with :PORT. Link-local, metadata, multicast and unspecified addresses never are.
+    With `loopback`, loopback addresses are allowed; this is for a server on loopback. An authenticated caller is
+    allowed to name any private or public address. `allow` adds more addresses: each entry is a HOST or a CIDR network,
+    and can end with :PORT. Link-local, metadata, multicast and unspecified addresses are never allowed.
     """
 
     def __init__(self, *, loopback: bool, allow: Sequence[str] = ()) -> None:
@@ -68,9 +68,9 @@ class TargetPolicy:
     async def check(
         self, target: str, field: str, *, authenticated: bool = False, loopback: bool | None = None
     ) -> Address:
-        """The address of a target. Raises InvalidArgument naming `field`.
+        """Returns the checked address of a target. Raises InvalidArgument naming `field`.
 
-        `loopback` says for this call what the policy was told for all.
+        If `loopback` is given, it replaces the policy's `loopback` for this target.
         """
         host, port = _parse(target, field)
         ips = await _resolve(host, port, field)
@@ -85,7 +85,7 @@ class TargetPolicy:
         carried = inner != _unmapped(ip) and inner.is_loopback
         reserved = carried or (inner.version == 4 and inner.is_reserved)
         if inner in _METADATA or inner.is_link_local or inner.is_multicast or inner.is_unspecified or reserved:
-            raise InvalidArgument(field, f"{where} is never called back")
+            raise InvalidArgument(field, f"{where} is never allowed as a callback address")
         if any(_matches(rule, host, inner, port) for rule in self._allow):
             return
         if inner.is_loopback:
@@ -101,13 +101,11 @@ class TargetPolicy:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host to bind to is this machine alone."""
+    """Returns whether only this machine can reach a host."""
     if host == "localhost":
         return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+    ip = _ip_of(host.strip("[]"))
+    return ip is not None and ip.is_loopback
 
 
 def _parse(target: str, field: str) -> tuple[str, int]:
@@ -117,20 +115,20 @@ def _parse(target: str, field: str) -> tuple[str, int]:
     host, port = match["six"] or match["host"], int(match["port"])
     if not 0 < port < 65536:
         raise InvalidArgument(field, f"{port} is not a port")
-    if _NUMERIC.fullmatch(host) and not _is_ip(host):
+    if _NUMERIC.fullmatch(host) and _ip_of(host) is None:
         raise InvalidArgument(field, f"{host} is not an address in its usual form")
-    if match["six"] and not _is_ip(host):
+    if match["six"] and _ip_of(host) is None:
         raise InvalidArgument(field, f"[{host}] is not an address")
     return host, port
 
 
 def _unmapped(ip: IPAddress) -> IPAddress:
-    """The IPv4 address inside a mapped one."""
+    """Returns the IPv4 address in an IPv4-mapped IPv6 address. Returns any other address unchanged."""
     return getattr(ip, "ipv4_mapped", None) or ip
 
 
 def _embedded(ip: IPAddress) -> IPAddress:
-    """The IPv4 address that an IPv6 one stands for, by whichever way it is reached."""
+    """Returns the IPv4 address in an IPv6 address (mapped, 6to4, NAT64). Returns any other address unchanged."""
     if ip.version == 4 or ip.is_loopback or ip.is_unspecified:
         return ip
     if any(ip in network for network in _CARRIERS):
@@ -138,21 +136,21 @@ def _embedded(ip: IPAddress) -> IPAddress:
     return ip.ipv4_mapped or ip.sixtofour or ip
 
 
-def _is_ip(host: str) -> bool:
+def _ip_of(host: str) -> IPAddress | None:
+    """Returns the IP address in the text `host`; None if `host` is a name."""
     try:
-        ipaddress.ip_address(host)
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 async def _resolve(host: str, port: int, field: str) -> list[IPAddress]:
-    if _is_ip(host):
-        return [ipaddress.ip_address(host)]
-    loop = asyncio.get_running_loop()
+    ip = _ip_of(host)
+    if ip is not None:
+        return [ip]
     try:
         async with asyncio.timeout(10):
-            rows = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            rows = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError, TimeoutError) as error:
         raise InvalidArgument(field, f"{host} does not resolve: {error or 'no answer'}") from None
     found = dict.fromkeys(ipaddress.ip_address(str(row[4][0]).partition("%")[0]) for row in rows)

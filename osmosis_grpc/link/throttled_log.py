@@ -1,17 +1,18 @@
-"""Logs frequent warnings: at most one line in EVERY seconds, with a count of the others."""
+"""Logs frequent warnings. It writes at most one line in EVERY seconds, and counts the other warnings."""
 
 import logging
 import time
 from collections.abc import Callable
 
 EVERY = 10.0
-"""Seconds between two warnings."""
+"""The fewest seconds between two log lines."""
 
 
 class Throttled:
-    """Logs the first warning, and then at most one every EVERY seconds, with the number of those in between.
+    """Logs the first warning, and then at most one warning in EVERY seconds.
 
-    Used on one thread. `clock` returns seconds.
+    A log line has the number of warnings that were suppressed since the line before. Use an instance on one thread
+    only. `clock` returns seconds.
     """
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
@@ -21,7 +22,7 @@ class Throttled:
         self._held = 0
 
     def warn(self, text: str) -> None:
-        """Log a warning, or count it."""
+        """Logs a warning, or counts it as suppressed."""
         now = self._clock()
         if self._last is not None and now - self._last < EVERY:
             self._held += 1

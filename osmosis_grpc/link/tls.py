@@ -1,6 +1,6 @@
-"""TLS from files: they are checked at the start, and read again when they have changed.
+"""TLS files. They are checked at the start. They are read again when they have changed.
 
-This file does not import grpc: the HTTP gateway serves the same files.
+This file does not import grpc, because the HTTP gateway uses the same files.
 """
 
 import base64
@@ -24,56 +24,53 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTls:
-    """The PEM files of a server that speaks TLS. They may be replaced while it runs."""
+    """The PEM files of a server that speaks TLS. You can replace the files while the server runs."""
 
     cert: File
     """The certificate, followed by the intermediate certificates."""
     key: File
-    """Its private key, without a pass phrase."""
+    """The certificate's private key, without a pass phrase."""
     client_ca: File | None = None
-    """CAs of callers. With it callers need a certificate that one of these has signed (mTLS)."""
+    """The CAs of callers. If it is given, callers need a certificate that one of these CAs has signed (mTLS)."""
 
     @property
     def files(self) -> tuple[File, ...]:
-        """All of them."""
+        """All files."""
         return (self.cert, self.key, *((self.client_ca,) if self.client_ca else ()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientTls:
-    """How to speak TLS with a server. The files are PEM, and are read for each new channel."""
+    """The PEM files of a client that speaks TLS. They are read for each new channel."""
 
     ca: File | None = None
-    """The CAs that may have signed the server's certificate; the public CAs by default."""
+    """The CAs that this client trusts to sign the server's certificate. By default, the public CAs."""
     cert: File | None = None
-    """The certificate to show, if the server asks for one."""
+    """The client's certificate, for a server that asks for a certificate."""
     key: File | None = None
-    """Its private key, without a pass phrase."""
+    """The private key of `cert`, without a pass phrase."""
     server_name: str = ""
-    """The name in the server's certificate; by default the dialled host."""
+    """The name in the server's certificate. By default, the dialled host."""
 
     def __post_init__(self) -> None:
         if (self.cert is None) != (self.key is None):
             raise ValueError("tls: a certificate and its key go together")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Pems:
-    """The contents of the files. Its repr shows nothing of them."""
+    """The contents of the files. The repr of this class does not show them."""
 
     cert: bytes | None
     key: bytes | None
     ca: bytes | None
 
-    def __repr__(self) -> str:
-        return "Pems(...)"
-
 
 class ReloadedFiles(Generic[_T]):
-    """What was read from files, and is read again when one of them has changed. Safe in any thread.
+    """A value read from files. When a file has changed, the value is read again. Any thread can use it.
 
-    Raises what `read` raises when it is made; later on a broken file is logged, once, and what
-    was read before stays.
+    The constructor raises the errors of `read`. If a later read fails, the error is logged once, and the old value
+    stays.
     """
 
     def __init__(self, files: Sequence[File], read: Callable[[], _T]) -> None:
@@ -84,16 +81,16 @@ class ReloadedFiles(Generic[_T]):
         self._value = read()
 
     def now(self) -> _T:
-        """The newest that could be read."""
+        """Returns the newest value that was read without an error."""
         with self._lock:
             stamp = self._look()
             if stamp != self._stamp:
-                self._stamp = stamp  # of before the reading: a change meanwhile is seen the next time
+                self._stamp = stamp  # the state before the read, so that the next call notices a change during the read
                 try:
                     self._value = self._read()
                     log.info("read %s again", ", ".join(map(str, self._files)))
                 except ValueError as error:
-                    log.error("%s; what was read before stays", error)
+                    log.error("%s; the files read before stay in use", error)
             return self._value
 
     def _look(self) -> list[tuple[int, int, int] | None]:
@@ -109,12 +106,18 @@ def _stamp(file: File) -> tuple[int, int, int] | None:
 
 
 def read_pems(cert: File | None, key: File | None, ca: File | None) -> Pems:
-    """The files' contents, checked: the key is the certificate's. Raises ValueError naming the file."""
+    """Returns the checked contents of the files.
+
+    Raises ValueError for a bad file, and for a key that does not belong to the certificate.
+    """
     pems = Pems(*(None if file is None else _bytes(file) for file in (cert, key, ca)))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _load(context, cert, key, ca)
-    if pems.cert is not None:
-        _check_kind(pems.cert, cert)
+    if pems.cert is not None:  # gRPC would print lines to stderr for a key of another kind
+        body = re.search(rb"-----BEGIN [A-Z0-9 ]*CERTIFICATE-----(.*?)-----END", pems.cert, re.DOTALL)
+        der = base64.b64decode(body[1]) if body else b""
+        if not any(bytes.fromhex(kind) in der for kind in _KINDS.values()):
+            raise ValueError(f"{cert} has a key of a kind that gRPC does not accept; it accepts {', '.join(_KINDS)}")
     return pems
 
 
@@ -125,22 +128,15 @@ _KINDS = {
     "P-521": "06072a8648ce3d020106052b81040023",
     "Ed25519": "300506032b6570032100",
 }
-"""Keys that gRPC accepts, and how a certificate of each names its kind, in DER. OpenSSL accepts more of them."""
-
-
-def _check_kind(pem: bytes, file: File | None) -> None:
-    """Refuses a certificate that gRPC would refuse, with lines of its own on stderr. Raises ValueError."""
-    body = re.search(rb"-----BEGIN [A-Z0-9 ]*CERTIFICATE-----(.*?)-----END", pem, re.DOTALL)
-    der = base64.b64decode(body[1]) if body else b""
-    if not any(bytes.fromhex(kind) in der for kind in _KINDS.values()):
-        raise ValueError(f"{file} has a key of a kind that gRPC does not accept; it accepts {', '.join(_KINDS)}")
+"""The kinds of keys that gRPC accepts, and the DER bytes that identify each kind in a certificate. OpenSSL accepts more
+kinds."""
 
 
 def server_context(tls: ServerTls) -> ssl.SSLContext:
-    """For servers of the standard library: each connection gets what the files hold then.
+    """Returns an SSL context for a server of the standard library. Each connection uses the newest files.
 
-    A caller's certificate is asked for where there is a `client_ca`, and refused when it is not
-    good; that there is one at all is for the server to check. Raises ValueError naming the file.
+    With a `client_ca`, the context asks a caller for a certificate and refuses a bad certificate. It accepts a caller
+    without a certificate, so the server must check that. Raises ValueError naming a bad file.
     """
 
     def read() -> ssl.SSLContext:
@@ -158,12 +154,12 @@ def server_context(tls: ServerTls) -> ssl.SSLContext:
         connection.context = files.now()
 
     front = read()
-    front.sni_callback = newest  # called for every connection, whether a name was sent or not
+    front.sni_callback = newest  # called for every connection, with or without a name
     return front
 
 
 def client_context(tls: ClientTls) -> ssl.SSLContext:
-    """For clients of the standard library. Raises ValueError naming the file."""
+    """Returns an SSL context for a client of the standard library. Raises ValueError naming a bad file."""
     context = ssl.create_default_context() if tls.ca is None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     _load(context, tls.cert, tls.key, tls.ca)
     return context
@@ -179,7 +175,7 @@ def _load(context: ssl.SSLContext, cert: File | None, key: File | None, ca: File
         try:
             context.load_verify_locations(cafile=ca)
         except OSError as error:
-            raise ValueError(f"{ca} holds no certificate: {error}") from None
+            raise ValueError(f"{ca} has no certificate: {error}") from None
 
 
 def _refuse_pass_phrase() -> str:
@@ -188,6 +184,6 @@ def _refuse_pass_phrase() -> str:
 
 def _bytes(file: File) -> bytes:
     try:
-        return Path(file).read_bytes().removeprefix(codecs.BOM_UTF8)  # gRPC refuses a file with it
+        return Path(file).read_bytes().removeprefix(codecs.BOM_UTF8)  # gRPC refuses a file with a byte order mark
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror or error}") from None

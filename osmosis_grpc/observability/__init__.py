@@ -1,8 +1,8 @@
-"""Metrics: values that are counted in plain Python and read at a scrape.
+"""Metrics: plain Python objects count values, and a scrape reads them.
 
-metric_families.py has families and histograms. rpc_metrics.py counts RPCs as gRFC A66 says. rollout_metrics.py is a
-sink of the engine's events. server_metrics.py has the metrics of an agent server, process_metrics.py those of every
-process. exposition.py writes the page for Prometheus.
+metric_families.py has families and histograms. rpc_metrics.py counts RPCs according to gRFC A66. rollout_metrics.py is
+a sink of the engine's events. server_metrics.py has the metrics of an agent server. process_metrics.py has the metrics
+of every process. exposition.py writes the page for Prometheus.
 """
 
 from osmosis_grpc.observability.metric_families import Family, Histogram, Reading, Source

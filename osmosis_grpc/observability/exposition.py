@@ -1,6 +1,6 @@
-"""Readings as Prometheus wants them. The only file that imports prometheus_client, of the extra `server`."""
+"""Converts readings for Prometheus. Only this file imports prometheus_client, which the extra `server` installs."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Any, cast
 
@@ -24,22 +24,22 @@ except ModuleNotFoundError:
 
 
 class PrometheusCollector(Collector):
-    """A collector that an application registers: REGISTRY.register(PrometheusCollector(source))."""
+    """A collector for a registry of the application: REGISTRY.register(PrometheusCollector(source))."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
 
     def describe(self) -> Iterable[Metric]:
-        """Yields nothing: what there is is known when it is collected."""
+        """Returns no families, because only collect() knows the families."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Yields all families. Any thread may call it."""
+        """Returns all families. Any thread may call it."""
         return map(_metric, self._source.read())
 
 
 class _Read(Collector):
-    """Readings that were taken before."""
+    """A collector of given readings."""
 
     def __init__(self, readings: Iterable[Reading]) -> None:
         self._readings = readings
@@ -49,9 +49,9 @@ class _Read(Collector):
 
 
 def render(readings: Iterable[Reading], accept: str = "") -> tuple[bytes, str]:
-    """Returns the page /metrics, in the format that an Accept header asks for, and its content type.
+    """Returns the page /metrics and its content type. The Accept header `accept` selects the format of the page.
 
-    Beside the readings it tells the processor time, the memory and the file descriptors of this process.
+    The page also has the processor time, the memory and the file descriptors of this process.
     """
     registry = CollectorRegistry()
     registry.register(_Read(readings))
@@ -65,17 +65,13 @@ def _metric(reading: Reading) -> Metric:
     metric: Any = _MAKE[family.kind](family.name, family.help, labels=family.labels)
     for labels, value in values:
         if isinstance(value, Histogram):
-            metric.add_metric(labels, _buckets(value), value.total)
+            bounds = [*map(floatToGoString, value.bounds), "+Inf"]
+            metric.add_metric(labels, list(zip(bounds, accumulate(value.counts), strict=True)), value.total)
         elif isinstance(value, Summary):
             metric.add_metric(labels, value.count, value.total)
         else:
             metric.add_metric(labels, value)
     return cast("Metric", metric)
-
-
-def _buckets(histogram: Histogram) -> Sequence[tuple[str, float]]:
-    bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
-    return list(zip(bounds, accumulate(histogram.counts), strict=True))
 
 
 _MAKE: dict[str, Any] = {

@@ -1,6 +1,6 @@
-"""Counted values and the families that they belong to, in plain Python.
+"""Counted values and their families, in plain Python.
 
-The hot path adds to these. A scrape reads them; only exposition.py knows Prometheus.
+The hot path adds to the values, and a scrape reads them. Only exposition.py depends on Prometheus.
 """
 
 from bisect import bisect_left
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 OTHER = "other"
-"""The label value of everything that has no label value of its own."""
+"""The label value that all names share if they have no label value of their own."""
 
 FINISH_REASONS = frozenset(
     (
@@ -31,46 +31,45 @@ FINISH_REASONS = frozenset(
         "trainer_lost",
     )
 )
-"""The finish reasons with a label value of their own. Agents may return any text."""
+"""The finish reasons with a label value of their own. Agents can return any text, so all other reasons become OTHER."""
 ROLLOUT_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600)
 CHAT_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 Labels = tuple[str, ...]
-"""The values of a family's labels, in their order."""
+"""The values of a family's labels, in the order of the labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One metric: its name on the page, its type, what it says, its labels."""
+    """One metric: its name on the page, its type, its description and its labels."""
 
     name: str
-    """As Prometheus spells it. A counter ends in _total."""
+    """The name in Prometheus spelling. A counter ends in _total."""
     kind: Literal["counter", "gauge", "histogram", "summary"]
     help: str
     labels: Labels = ()
 
 
 class Histogram:
-    """Counts values by buckets. `bounds` are the upper bounds, which belong to their buckets."""
+    """Counts values by buckets. `bounds` are the upper bounds of the buckets. A bucket includes its bound."""
 
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """One for each bound, and one for everything above the last."""
+        """One count for each bound, and one for the values above the last bound."""
         self.total = 0.0
-        """The sum of all values."""
 
     def observe(self, value: float) -> None:
-        """Count a value."""
+        """Counts a value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """How many values there were, and their sum."""
+    """The number of values, and their sum."""
 
     count: float
     total: float
@@ -78,14 +77,14 @@ class Summary:
 
 Value = float | Histogram | Summary
 Reading = tuple[Family, Iterable[tuple[Labels, Value]]]
-"""A family with its values by label values."""
+"""A family, and each value of it with the label values."""
 
 
 class Source(Protocol):
-    """Something that has metrics."""
+    """An object with metrics."""
 
     def read(self) -> Iterator[Reading]:
-        """Yields every family, also those without a value. Cheap: it runs on the event loop."""
+        """Yields every family, also families without a value. It runs on the event loop and must be fast."""
 
 
 def single(family: Family, value: Value) -> Reading:
@@ -107,7 +106,7 @@ class Histograms:
         self._made: dict[Labels, Histogram] = {}
 
     def of(self, *labels: str) -> Histogram:
-        """Returns the histogram of these label values. Their number is bounded by the caller."""
+        """Returns the histogram of these label values. The caller must limit the number of different label values."""
         made = self._made.get(labels)
         if made is None:
             made = self._made[labels] = Histogram(self._bounds)
@@ -119,7 +118,7 @@ class Histograms:
 
 
 class Names:
-    """A bounded set of label values: the first ones that come, and OTHER for all further ones."""
+    """A bounded set of label values. The first names are label values of their own. All further names become OTHER."""
 
     LONGEST = 64
 
@@ -128,7 +127,7 @@ class Names:
         self._known: set[str] = set()
 
     def add(self, name: object) -> None:
-        """Give a name a label value of its own, if there is room and it is printable and short."""
+        """Makes a name a label value if there are fewer than `most`, and if the name is printable and short."""
         if not isinstance(name, str) or name in self._known or len(self._known) >= self._most:
             return
         if 0 < len(name) <= self.LONGEST and name.isprintable():

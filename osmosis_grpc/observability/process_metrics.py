@@ -1,4 +1,4 @@
-"""The metrics that every process of this project has: its version, failures of background jobs, lost log lines."""
+"""The metrics of every process: the version, the failures of background jobs, and the dropped log lines."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -14,14 +14,14 @@ LINES = Family("osmosis_log_lines_dropped_total", "counter", "Log lines dropped:
 
 
 def failures(counts: Mapping[str, int]) -> Reading:
-    """Returns the failures of a supervisor and of jobs without one. Jobs that never failed are 0."""
+    """Returns the failures of all jobs. `counts` are those of a supervisor's jobs. A job without failures has 0."""
     alone = supervise.failures
     names = [*supervise.declared(), *counts.keys() - supervise.declared().keys()]
     return by_name(FAILURES, {name: float(counts.get(name, 0) + alone[name]) for name in names})
 
 
 class ProcessMetrics:
-    """What any process of this project has."""
+    """The metrics of every process of this project."""
 
     def read(self) -> Iterator[Reading]:
         """See Source."""

@@ -1,11 +1,11 @@
-"""The rollouts of an engine: a sink of its events and of its ended rollouts.
+"""The metrics of an engine's rollouts. EngineMetrics is a sink of the engine's events and of its ended rollouts.
 
-Only replies, tools and ends are counted as they happen. Everything else is read from the engine at a scrape.
-No label value comes from a request or a model: agents are those that are registered, tools those that they offer.
+Replies, tool calls and ends are counted when they happen. All other values are read from the engine at a scrape. No
+label value comes from a request or a model. Only registered agents and tools that agents offer become label values.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -24,23 +24,20 @@ from osmosis_grpc.observability.metric_families import (
     by_name,
     single,
 )
-from osmosis_grpc.types import RolloutInfo, TrajectoryEvent, events
+from osmosis_grpc.types import Capacity, RolloutInfo, events
 from osmosis_grpc.types.tools import ToolDict
 
 _CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 MAX_TOOLS = 50
-"""Tools with a label value of their own."""
+"""The most tools with a label value of their own."""
 RECENT = 1024
-"""Rewards that a mean is taken over, for each agent."""
+"""The mean reward of an agent is computed from this many newest rewards."""
 
 _TOOL_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _REWARDS = (-10, -1, -0.5, 0, 0.1, 0.25, 0.5, 0.75, 0.9, 1, 2, 5, 10)
 
 IN_FLIGHT = Family("osmosis_rollouts_in_flight", "gauge", "Rollouts that are accepted and have not ended.", ("agent",))
-RUNNING = Family("osmosis_rollouts_running", "gauge", "Rollouts whose agent runs.")
-QUEUED = Family("osmosis_queue_length", "gauge", "Rollouts that wait for a slot.")
-ABANDONED = Family("osmosis_agents_abandoned", "gauge", "Agents that did not stop and still take a slot.")
 ENDED = Family(
     "osmosis_rollouts_total",
     "counter",
@@ -66,25 +63,35 @@ BREAKS = Family(
 REJECTED = Family(
     "osmosis_admission_rejected_total", "counter", "Inits that were refused, by the name of the gRPC status.", ("code",)
 )
-DROPPED = Family(
-    "osmosis_trajectory_events_dropped_total", "counter", "Events that could not be written to the journal."
-)
-ATTEMPTS = Family("osmosis_callback_attempts_total", "counter", "Attempts to deliver an outcome to its trainer.")
-UNDELIVERED = Family("osmosis_outcomes_undelivered", "gauge", "Outcomes on their way to their trainer.")
-EXPIRED = Family("osmosis_outcomes_expired_total", "counter", "Outcomes that were given up undelivered.")
 LAG = Family(
     "osmosis_event_loop_lag_seconds", "histogram", "How late the event loop ran a callback, a few times a second."
 )
 
-
-class _Agent:
-    """What the ended rollouts of one agent came to."""
-
-    __slots__ = ("durations", "newest_rewards", "rewards")
-
-    def __init__(self) -> None:
-        self.durations, self.rewards = Histogram(ROLLOUT_SECONDS), Histogram(_REWARDS)
-        self.newest_rewards: deque[float] = deque(maxlen=RECENT)
+_READ_AT_A_SCRAPE: tuple[tuple[Family, Callable[[Engine, Capacity], float]], ...] = (
+    (Family("osmosis_rollouts_running", "gauge", "Rollouts whose agent runs."), lambda e, capacity: capacity.running),
+    (Family("osmosis_queue_length", "gauge", "Rollouts that wait for a slot."), lambda e, capacity: capacity.queued),
+    (
+        Family("osmosis_agents_abandoned", "gauge", "Agents that did not stop and still take a slot."),
+        lambda e, capacity: capacity.abandoned,
+    ),
+    (
+        Family("osmosis_trajectory_events_dropped_total", "counter", "Events that the journal could not write."),
+        lambda engine, c: engine.log.dropped,
+    ),
+    (
+        Family("osmosis_callback_attempts_total", "counter", "Attempts to deliver an outcome to its trainer."),
+        lambda engine, c: engine.outbox.attempts,
+    ),
+    (
+        Family("osmosis_outcomes_undelivered", "gauge", "Outcomes on their way to their trainer."),
+        lambda e, capacity: capacity.undelivered,
+    ),
+    (
+        Family("osmosis_outcomes_expired_total", "counter", "Outcomes that were given up undelivered."),
+        lambda e, capacity: capacity.expired,
+    ),
+)
+"""Metrics without labels that the engine keeps, each with a function that reads it."""
 
 
 class EngineMetrics:
@@ -93,7 +100,8 @@ class EngineMetrics:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._ends: Counter[tuple[str, ...]] = Counter()
-        self._agents = {name: _Agent() for name in (*engine.runnables, OTHER)}
+        self._durations, self._rewards = Histograms(DURATION, ROLLOUT_SECONDS), Histograms(REWARD, _REWARDS)
+        self._newest_rewards: dict[str, deque[float]] = {}
         self._chats = Histogram(CHAT_SECONDS)
         self._observe_chat = self._chats.observe
         self._tool_names = Names(MAX_TOOLS)
@@ -106,75 +114,57 @@ class EngineMetrics:
         engine.end_sinks.append(self._ended)
         engine.watchdog.on_lag = self._lag.observe
 
-    def _accepted(self, event: TrajectoryEvent, /) -> None:
-        accepted: Any = event.kind
-        for tool in accepted.tools:
+    def _accepted(self, event: Any, /) -> None:
+        for tool in event.kind.tools:
             self._tool_names.add(_name(tool))
 
-    def _answered(self, event: TrajectoryEvent, /) -> None:
-        answered: Any = event.kind
-        if not answered.recorded_number:  # else the reply was read from the journal
-            self._observe_chat(answered.latency)
+    def _answered(self, event: Any, /) -> None:
+        if not event.kind.recorded_number:  # otherwise the reply was read from the journal
+            self._observe_chat(event.kind.latency)
 
-    def _returned(self, event: TrajectoryEvent, /) -> None:
-        returned: Any = event.kind
-        self._tools.of(self._tool_names.label(returned.name)).observe(returned.latency)
+    def _returned(self, event: Any, /) -> None:
+        self._tools.of(self._tool_names.label(event.kind.name)).observe(event.kind.latency)
 
     def _ended(self, rollout: RolloutInfo, /) -> None:
         completion = rollout.completion
         if completion is None:
             return
-        name, reason, failure, took = (
-            rollout.agent_loop,
-            completion.finish_reason,
-            completion.failure,
-            completion.metrics,
-        )
-        agent = self._agents.get(name)
-        if agent is None:  # left by a process that hosted another one
-            name, agent = OTHER, self._agents[OTHER]
-        if reason not in FINISH_REASONS:
-            reason = OTHER
-        self._ends[name, completion.status, reason, "" if failure is None else failure.boundary] += 1
-        agent.durations.observe(took.total_latency_ms / 1000)
-        self._prompt_tokens += took.prompt_tokens
-        self._response_tokens += took.response_tokens
+        agent = self._agent(rollout.agent_loop)
+        reason = completion.finish_reason if completion.finish_reason in FINISH_REASONS else OTHER
+        boundary = completion.failure.boundary if completion.failure else ""
+        self._ends[agent, completion.status, reason, boundary] += 1
+        self._durations.of(agent).observe(completion.metrics.total_latency_ms / 1000)
+        self._prompt_tokens += completion.metrics.prompt_tokens
+        self._response_tokens += completion.metrics.response_tokens
         if completion.reward is not None:
-            agent.rewards.observe(completion.reward)
-            agent.newest_rewards.append(completion.reward)
+            self._rewards.of(agent).observe(completion.reward)
+            self._newest_rewards.setdefault(agent, deque(maxlen=RECENT)).append(completion.reward)
         for sample in completion.samples.values():
             if len(sample.segments) > 1:
                 self._breaks += sum(segment.drift_index is not None for segment in sample.segments)
+
+    def _agent(self, name: str) -> str:
+        """Returns the label value of an agent; OTHER for an agent that only an earlier process hosted."""
+        return name if name in self._engine.context.runnables else OTHER
 
     def read(self) -> Iterator[Reading]:
         """See Source."""
         engine = self._engine
         capacity = engine.capacity()
-        in_flight = Counter(dict.fromkeys(engine.runnables, 0))
+        in_flight = Counter(dict.fromkeys(engine.context.runnables, 0))
         for agent, count in engine.rollouts.in_flight().items():
-            in_flight[agent if agent in engine.runnables else OTHER] += count
+            in_flight[self._agent(agent)] += count
         yield by_name(IN_FLIGHT, in_flight)
-        yield single(RUNNING, capacity.running)
-        yield single(QUEUED, capacity.queued)
-        yield single(ABANDONED, capacity.abandoned)
+        yield from (single(family, read(engine, capacity)) for family, read in _READ_AT_A_SCRAPE)
         yield ENDED, list(self._ends.items())
-        ended = [(name, agent) for name, agent in self._agents.items() if any(agent.durations.counts)]
-        rewarded = [(name, agent) for name, agent in ended if agent.newest_rewards]
-        yield DURATION, [((name,), agent.durations) for name, agent in ended]
+        yield self._durations.read()
         yield single(CHATS, self._chats)
         yield self._tools.read()
         yield by_name(TOKENS, {"prompt": self._prompt_tokens, "response": self._response_tokens})
-        yield REWARD, [((name,), agent.rewards) for name, agent in rewarded]
-        yield (
-            REWARD_MEAN,
-            [((name,), sum(agent.newest_rewards) / len(agent.newest_rewards)) for name, agent in rewarded],
-        )
+        yield self._rewards.read()
+        yield by_name(REWARD_MEAN, {agent: sum(newest) / len(newest) for agent, newest in self._newest_rewards.items()})
         yield single(BREAKS, self._breaks)
         yield by_name(REJECTED, {_CODES[code]: count for code, count in engine.acceptance.rejected.items()})
-        yield single(DROPPED, engine.log.dropped)
-        yield single(ATTEMPTS, engine.outbox.attempts)
-        yield single(UNDELIVERED, capacity.undelivered)
-        yield single(EXPIRED, capacity.expired)
         yield single(LAG, self._lag)
 
 

@@ -1,4 +1,4 @@
-"""The metrics of an agent server's process, beside those of its engine and of its calls."""
+"""All metrics of an agent server: process, calls, engine and journal."""
 
 from collections.abc import Callable, Iterator
 
@@ -16,11 +16,11 @@ JOURNAL_FAILING = Family("osmosis_journal_failing", "gauge", "1 while the journa
 
 
 class ServerMetrics:
-    """All metrics of an agent server: of its process, its calls, its engine and its journal."""
+    """The metrics of one agent server. `attached` returns the number of attached trainers."""
 
     def __init__(self, engine: Engine, *, attached: Callable[[], int] = int) -> None:
         self.answered, self.made = Calls("server"), Calls("client")
-        """The calls that the server answers, and those that it makes."""
+        """The calls that the server answers, and the calls that it makes."""
         self._engine = engine
         self._attached = attached
         self._parts: tuple[Source, ...] = (ProcessMetrics(), EngineMetrics(engine), self.answered, self.made)

@@ -1,6 +1,6 @@
 """Policies answer chats. A policy is any callable, async or not, from ChatRequest to ChatResponse.
 
-A trainer passes its own to Trainer; those here script, mock, or ask a model server.
+Trainer takes any policy. The policies of this package give scripted replies, mock a model, or ask a model server.
 """
 
 from collections.abc import Awaitable, Callable
@@ -13,8 +13,8 @@ from osmosis_grpc.policies.threads import ThreadedPolicy
 from osmosis_grpc.types import ChatRequest, ChatResponse
 
 Policy = Callable[[ChatRequest], ChatResponse | Awaitable[ChatResponse]]
-"""Answers a trainer's chats. The trainer enters one that is an async context manager, and leaves it at its end;
-it may be entered more than once."""
+"""Answers a trainer's chats. If the policy is an async context manager, the trainer enters the policy at its start
+and exits the policy at its end. Several trainers may enter the same policy."""
 
 __all__ = [
     "EchoPolicy",

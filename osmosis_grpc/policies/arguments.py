@@ -1,6 +1,6 @@
-"""Makes plain arguments for a tool from its JSON Schema, the same ones each time.
+"""Makes plain arguments for a tool from its JSON Schema. Equal schemas give equal arguments.
 
-An author chooses them with `examples` or a `default`. Keywords that are not read: `not`, `if`,
+The author of a tool can choose its arguments with `examples` or a `default`. Ignored keywords: `not`, `if`,
 `patternProperties`, `dependentSchemas`.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 from osmosis_grpc.policies.pattern import matching
 
 _DEEPEST = 8
-"""The most levels of objects and lists; the lower half has no optional fields."""
+"""The most levels of nested objects and lists. Objects in the deeper half have no optional fields."""
 _MOST_VALUES = 1000
 _MOST_ITEMS = 100
 _MOST_CHARS = 10_000
@@ -41,7 +41,7 @@ _KINDS = (
     ("array", ("items", "prefixItems", "minItems", "maxItems", "contains")),
     ("number", ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")),
 )
-"""Keyword to the type that a schema without a type means."""
+"""Types with keywords. A schema without `type` has the first type of which it has a keyword."""
 
 _Schema = Mapping[str, Any]
 _NOTHING = object()
@@ -49,7 +49,7 @@ _NOTHING = object()
 
 def arguments_for(parameters: Any) -> dict[str, Any]:
     """Return arguments that fit a function's `parameters`; {} without parameters. Never raises."""
-    root = parameters if isinstance(parameters, Mapping) else {}
+    root = mapping(parameters)
     made = _Maker(root).value({"type": "object", **root}, 0, 0)
     return made if isinstance(made, dict) else {}
 
@@ -60,7 +60,7 @@ class _Maker:
         self._left = _MOST_VALUES
 
     def value(self, schema: Any, level: int, index: int) -> Any:
-        """Return a fitting value, another one for another index if the schema allows it; _NOTHING if there is none."""
+        """Return a value that fits; _NOTHING if none is found. If possible, each index gives another value."""
         self._left -= 1
         if schema is False or self._left < 0:
             return _NOTHING
@@ -97,10 +97,10 @@ class _Maker:
         parts += _list(schema, "allOf") if isinstance(schema.get("allOf"), list) else []
         for word in ("anyOf", "oneOf"):
             ways = schema.get(word) if isinstance(schema.get(word), list) else []
-            parts += [next((way for way in ways if not _is_null(way)), ways[0])] if ways else []
+            parts += [next((way for way in ways if mapping(way).get("type") != "null"), ways[0])] if ways else []
         for part in parts:
             inner = self._flat(part, depth + 1)
-            properties = {**_mapping(inner, "properties"), **_mapping(flat, "properties")}
+            properties = {**mapping(inner.get("properties")), **mapping(flat.get("properties"))}
             required = [*_names(inner), *_names(flat)]
             flat = {**inner, **flat} | ({"properties": properties} if properties else {})
             flat |= {"required": required} if required else {}
@@ -117,7 +117,7 @@ class _Maker:
     def _object(self, schema: _Schema, level: int) -> Any:
         made = {}
         required = _names(schema)
-        for name, inner in {**{key: {} for key in required}, **_mapping(schema, "properties")}.items():
+        for name, inner in {**{key: {} for key in required}, **mapping(schema.get("properties"))}.items():
             if name not in required and level >= _DEEPEST // 2:
                 continue
             value = self.value(inner, level + 1, 0)
@@ -132,7 +132,7 @@ class _Maker:
 
     def _array(self, schema: _Schema, level: int) -> Any:
         first, items = _list(schema, "prefixItems"), schema.get("items", {})
-        if isinstance(items, list):  # as older drafts have it
+        if isinstance(items, list):  # in older drafts of JSON Schema
             first, items = items, schema.get("additionalItems", {})
         least, most = _whole(schema, "minItems", 0), _whole(schema, "maxItems", _MOST_ITEMS)
         contains = [schema["contains"]] if "contains" in schema else []
@@ -146,7 +146,7 @@ def _number(schema: _Schema, index: int, *, whole: bool) -> int | float:
     step = _real(schema, "multipleOf") or (1.0 if whole else 0.0)
     low, high = _real(schema, "minimum"), _real(schema, "maximum")
     above, below = _real(schema, "exclusiveMinimum"), _real(schema, "exclusiveMaximum")
-    if schema.get("exclusiveMinimum") is True:  # as older drafts have it
+    if schema.get("exclusiveMinimum") is True:  # in older drafts of JSON Schema
         low, above = None, low
     if schema.get("exclusiveMaximum") is True:
         high, below = None, high
@@ -187,17 +187,13 @@ def _list(schema: _Schema, word: str) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-def _mapping(schema: _Schema, word: str) -> Mapping[str, Any]:
-    found = schema.get(word)
-    return found if isinstance(found, Mapping) else {}
+def mapping(value: object) -> Mapping[str, Any]:
+    """Return the value if it is a mapping, otherwise {}."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def _names(schema: _Schema) -> list[str]:
     return [name for name in _list(schema, "required") if isinstance(name, str)]
-
-
-def _is_null(schema: Any) -> bool:
-    return isinstance(schema, Mapping) and schema.get("type") == "null"
 
 
 def _real(schema: _Schema, word: str) -> float | None:

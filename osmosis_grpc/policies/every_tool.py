@@ -1,25 +1,26 @@
 """A mock model that calls every offered tool and then answers.
 
-validate --run tries agents with it. Its arguments are made from each tool's JSON Schema
-(osmosis_grpc.policies.arguments), its tokens by the formula of osmosis_grpc.policies.formula.
+validate --run tries agents with this mock. osmosis_grpc.policies.arguments makes the arguments from each tool's JSON
+Schema. osmosis_grpc.policies.formula makes the tokens.
 """
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from osmosis_grpc.policies.arguments import arguments_for
+from osmosis_grpc.policies.arguments import arguments_for, mapping
 from osmosis_grpc.policies.scripted import Reply, answer
 from osmosis_grpc.types import ChatPurpose, ChatRequest, ChatResponse, Message
 
 MOST_CHATS = 8
-"""Chats of a sample in which it calls tools, so that an agent that drops calls from its history gets an answer, too."""
+"""The mock calls tools only in this many chats of a sample. Then it answers, even if the history lacks the calls."""
 
 
 class EveryToolMock:
-    """Calls the first offered tool alone and then all others at once, each once, and ends with `answer`.
+    """Calls the first offered tool alone, then all other tools at once, and then replies with `answer`.
 
-    A tool that is offered later is called then. `tool_choice` is heeded: "none", or the tool that it names.
+    Each tool is called once. A tool that is first offered in a later chat is called in that chat. With `tool_choice`
+    "none", no tool is called. If `tool_choice` names a tool, only that tool is called.
     """
 
     def __init__(self, answer: str = "I called every tool.", *, tokens: int | None = None) -> None:
@@ -33,7 +34,7 @@ class EveryToolMock:
         offered = dict(_functions(request.tools or ()))
         chosen = request.params.get("tool_choice")
         if isinstance(chosen, Mapping):
-            name = _mapping(chosen.get("function")).get("name")
+            name = mapping(chosen.get("function")).get("name")
             offered = {name: offered[name]} if name in offered else {}
         over = request.number > MOST_CHATS or request.purpose is ChatPurpose.JUDGE or chosen == "none"
         called = set(called_names(request.messages))
@@ -58,22 +59,18 @@ class EveryToolMock:
 
 
 def called_names(messages: Sequence[Message]) -> Iterator[str]:
-    """Return the names of the tools that the assistant's messages call."""
+    """Yield the names of the tools that the assistant's messages call."""
     for message in messages:
         calls = message.get("tool_calls") if message.get("role") == "assistant" else None
         for call in calls if isinstance(calls, list) else ():
-            name = _mapping(_mapping(call).get("function")).get("name")
+            name = mapping(mapping(call).get("function")).get("name")
             if isinstance(name, str):
                 yield name
 
 
 def _functions(tools: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Return the names of tools and the schemas of their arguments."""
+    """Yield the name of each tool with the schema of its arguments."""
     for tool in tools:
-        function = _mapping(_mapping(tool).get("function"))
+        function = mapping(mapping(tool).get("function"))
         if isinstance(function.get("name"), str):
             yield function["name"], function.get("parameters")
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

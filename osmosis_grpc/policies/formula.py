@@ -1,4 +1,4 @@
-"""Computes tokens by a formula, so that a test can recompute each of them.
+"""Computes tokens by a formula, so that a test can recompute each token.
 
 With start = crc32 of a text in UTF-8, the ids are (start + 7919 * i) mod 32,000 for i from 0,
 and the logprob of an id is -(id mod 1000 + 1) / 1000 as float32.
@@ -7,8 +7,8 @@ and the logprob of an id is -(id mod 1000 + 1) / 1000 as float32.
   as the policy is configured to make.
 - Message at position M of the conversation, from 0: the text is "ROLLOUT/SAMPLE/message/M",
   and there are 4 ids.
-- Prompt: the tokens of the chat that is continued (prompt and reply), then the ids of every
-  message that is new since.
+- Prompt: the tokens of the continued chat (prompt and reply), then the ids of every message
+  that is not in that chat.
 """
 
 import zlib

@@ -1,9 +1,8 @@
 """A mock model that solves arithmetic by calling tools.
 
-It reads the expression in the last user message, asks for every operation whose operands it
-knows (several at once where it can), reads the results, and answers `#### VALUE`. Tokens are
-made by the formula of osmosis_grpc.policies.formula. Being a small model, it rounds its
-answer to a whole number, so that not every reward is 1.
+The mock reads the expression in the last user message. It calls a tool for every operation whose operands it knows,
+several at once if possible. It reads the results and answers `#### VALUE`. osmosis_grpc.policies.formula makes the
+tokens. Like a small model, the mock rounds its answer to a whole number, so that not every reward is 1.
 """
 
 import ast
@@ -34,7 +33,7 @@ class _Stuck(Exception):
 class ToolCallingMock:
     """Calls add, subtract, multiply and divide with arguments a and b.
 
-    `tokens` fixes the length of every reply, `latency` is how long a reply takes in seconds.
+    If `tokens` is set, every reply has this many tokens. A reply takes `latency` seconds.
     """
 
     def __init__(self, *, tokens: int | None = None, latency: float = 0.0, version: str = "mock-1") -> None:
@@ -53,7 +52,7 @@ def next_reply(messages: Sequence[Message], number: int) -> Reply:
     users = [i for i, m in enumerate(messages) if m.get("role") == "user" and isinstance(m.get("content"), str)]
     try:
         if not users:
-            raise _Stuck("nobody asked anything")
+            raise _Stuck("there is no question")
         wanted: dict[_Call, None] = {}
         value = _reduce(_parse(messages[users[-1]]["content"]), _results(messages[users[-1] :]), wanted)
     except _Stuck as stuck:
@@ -81,7 +80,7 @@ def next_reply(messages: Sequence[Message], number: int) -> Reply:
 
 
 def _parse(question: str) -> ast.expr:
-    """Return the first run of digits and operators in a question."""
+    """Return the parsed first run of digits and operators in a question."""
     runs = (run.strip(" .\n\t") for run in _RUN.findall(question))
     text = next((run for run in runs if re.search(r"\d\s*[)]*\s*[-+*/]", run)), "")
     if not text or len(text) > _LONGEST:
@@ -110,7 +109,7 @@ def _results(messages: Sequence[Message]) -> dict[_Call, str]:
 
 
 def _reduce(node: ast.expr, said: dict[_Call, str], wanted: dict[_Call, None]) -> float | None:
-    """Return the value of an expression from the results of the tools; missing calls are appended to `wanted`."""
+    """Return the value of an expression from the tools' results. Add missing calls to `wanted` and return None."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
         return node.value
     if isinstance(node, ast.UnaryOp) and type(node.op) in _SIGNS:

@@ -1,8 +1,8 @@
 """A policy that asks an OpenAI-compatible model server: vLLM, SGLang, or any other.
 
-Token ids and logprobs are kept when the server gives them (`return_token_ids`: vLLM puts the
-prompt's ids beside the choices, SGLang into them). Where it does not, the reply comes without,
-and its sample is not trainable; nothing is ever tokenized again.
+The policy keeps the token ids and logprobs that a server returns for `return_token_ids`. vLLM puts the prompt's ids
+beside the choices, and SGLang puts them into the choices. If a server returns no ids, the reply has no tokens and its
+sample is not trainable. The policy never tokenizes a text itself.
 
 Needs the extra `policies` (aiohttp).
 """
@@ -33,21 +33,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SESSION_HEADER = "X-Session-ID"
-"""A header with one value for all chats of a sample: a router then picks the replica that caches their prefix."""
+"""This header is equal in all chats of a sample, so that a router picks the replica that caches their prefix."""
 ABORT_RETRY = 1.0
-"""Seconds after which an aborted chat is retried."""
+"""When the model server aborts a chat, the agent server asks again after this many seconds."""
 
 
 class OpenAIPolicy:
     """Asks `base_url`/chat/completions, for example with base_url "http://127.0.0.1:8000/v1".
 
-    A trainer opens its connections and closes them at its end; elsewhere use `async with OpenAIPolicy(url, model)`.
-    `token_ids=False` leaves out `return_token_ids`, which some servers refuse. `timeout` is in
-    seconds, for one reply. `version` is kept with every reply; without it the trainer's own is.
+    A trainer closes the policy's connections at its end. Without a trainer, use `async with OpenAIPolicy(url, model)`.
+    `token_ids=False` leaves out `return_token_ids`, because some servers refuse it. One reply may take `timeout`
+    seconds. `version` is kept with every reply. Without `version`, the trainer's version is kept.
 
-    429, 5xx and a reply with the finish reason "abort" (vLLM and SGLang send what they have when weights change)
-    raise errors after which the agent server asks again, for its `trainer_grace` at most; 4xx is final. Errors name
-    the URL, never the key. Raises MissingExtraError without aiohttp, ValueError for a `base_url` that is none.
+    After 429, 408, 5xx or the finish reason "abort", the policy raises an error. Then the agent server asks again, for
+    its `trainer_grace` at most. vLLM and SGLang abort a reply when weights change. Any other 4xx is final. Errors name
+    the URL, never the key. Raises MissingExtraError without aiohttp, and ValueError for a malformed `base_url`.
     """
 
     def __init__(
@@ -61,7 +61,10 @@ class OpenAIPolicy:
         connections: int = 1024,
         version: str = "",
     ) -> None:
-        _check_installed()
+        try:
+            import aiohttp
+        except ImportError:
+            raise MissingExtraError("OpenAIPolicy", "policies") from None
         self._url = _checked(base_url) + "/chat/completions"
         self._model = model
         self._key = api_key
@@ -99,7 +102,8 @@ class OpenAIPolicy:
         except (aiohttp.ClientError, OSError) as error:
             raise Unavailable(f"the model server cannot be reached: {type(error).__name__}{self._at}") from None
         if status != 200:
-            raise _refused(status, self._without_key(raw.decode(errors="replace")[:500]), self._at, retry_after)
+            text = raw.decode(errors="replace")[:500]
+            raise _refused(status, text.replace(self._key, "[key]") if self._key else text, self._at, retry_after)
         try:
             body = jsontext.parse(raw.decode(), "body")
             if body["choices"][0].get("finish_reason") == "abort":
@@ -125,9 +129,6 @@ class OpenAIPolicy:
         )
         return self._session
 
-    def _without_key(self, text: str) -> str:
-        return text.replace(self._key, "[key]") if self._key else text
-
     def _body(self, request: ChatRequest) -> dict[str, Any]:
         body: dict[str, Any] = {"logprobs": True, **request.params, "model": self._model, "stream": False}
         body["messages"] = list(request.messages)
@@ -138,16 +139,8 @@ class OpenAIPolicy:
         return body
 
 
-def _check_installed() -> None:
-    """Raise MissingExtraError without aiohttp."""
-    try:
-        import aiohttp  # noqa: F401
-    except ImportError:
-        raise MissingExtraError("OpenAIPolicy", "policies") from None
-
-
 def _checked(base_url: str) -> str:
-    """Return the base URL. Raises ValueError for one that is malformed or holds a password."""
+    """Return the base URL. Raises ValueError for a URL that is malformed or has a password."""
     parts = urlsplit(base_url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("base_url: is not http://HOST:PORT/v1 or https://HOST/v1")

@@ -13,7 +13,7 @@ Reply = str | Message
 
 
 def answer(request: ChatRequest, reply: Reply, *, tokens: int | None = None, version: str = "") -> ChatResponse:
-    """Return a reply with tokens by the formula of osmosis_grpc.policies.formula."""
+    """Return a reply with tokens from osmosis_grpc.policies.formula."""
     message = {"role": "assistant", "content": reply} if isinstance(reply, str) else reply
     block = formula.reply_tokens(request.rollout_id, request.sample, request.number, tokens)
     prompt = formula.prompt_ids(request)
@@ -36,7 +36,7 @@ class ScriptedPolicy:
     """Answers chat n of every sample with reply n.
 
     `script` is a list of replies, a mapping from rollout id to such a list, or a function of
-    the ChatRequest. A chat beyond the script is FAILED_PRECONDITION.
+    the ChatRequest. A chat beyond the script raises FailedPrecondition.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ScriptedPolicy:
 
 
 class EchoPolicy:
-    """Return the text of the last message as the reply."""
+    """Replies with the text of the last message."""
 
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
         content = request.messages[-1].get("content") if request.messages else ""

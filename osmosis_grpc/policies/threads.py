@@ -1,11 +1,12 @@
-"""Runs blocking functions on daemon threads, and a sync policy with them.
+"""Runs blocking functions, for example sync policies, on daemon threads.
 
-The threads are daemons: a function that never returns does not keep the process from its end.
+The threads are daemons, so that a function that never returns does not keep the process alive.
 """
 
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
@@ -17,29 +18,27 @@ WORK = job("policies.work", OnFailure.RESTART, "thread")
 
 T = TypeVar("T")
 
-_Job = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", Callable[[], Any]]
+_Job = tuple["Future[Any]", Callable[[], Any]]
 
 
 class DaemonThreads:
     """Runs up to `count` threads. Each waiting caller has one job in the queue."""
 
-    def __init__(self, name: str, count: int = 1) -> None:
+    def __init__(self, count: int = 1) -> None:
         if count < 1:
             raise ValueError(f"threads: {count} is less than 1")
-        self._name = name
         self._count = count
         self._threads: list[Thread] = []
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Call a function on one of the threads, in the order of the calls. A cancelled caller does not stop it."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-        self._jobs.put((loop, future, function))
+        """Call a function on a thread, in the order of the calls. Cancelling does not stop the function."""
+        future: Future[T] = Future()
+        self._jobs.put((future, function))
         if len(self._threads) < self._count:
             jobs = self._jobs
             self._threads.append(thread(WORK, lambda: _work(jobs)))
-        return await future
+        return await asyncio.wrap_future(future)
 
     def close(self) -> None:
         """End the threads after the queued jobs. run() starts new ones."""
@@ -61,7 +60,7 @@ class ThreadedPolicy:
     ) -> None:
         check_policy(policy)
         self._policy = policy
-        self._threads = DaemonThreads("osmosis-policy", threads)
+        self._threads = DaemonThreads(threads)
         self._users = 0
 
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
@@ -97,28 +96,12 @@ def _work(jobs: "SimpleQueue[_Job | None]") -> bool:
     job = jobs.get()
     if job is None:
         return False
-    loop, future, function = job
-    if future.cancelled():
-        return True
-    result: Any = None
-    error: BaseException | None = None
-    try:
-        result = function()
-    except StopIteration as stop:  # no future takes it
-        error = RuntimeError(f"the function raised {stop!r}")
-    except BaseException as raised:
-        error = raised
-    try:
-        loop.call_soon_threadsafe(_settle, future, result, error)
-    except RuntimeError:  # the loop is closed: its callers have gone
-        return False
+    future, function = job
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(function())
+        except StopIteration as stop:  # an asyncio future takes no StopIteration
+            future.set_exception(RuntimeError(f"the function raised {stop!r}"))
+        except BaseException as error:
+            future.set_exception(error)
     return True
-
-
-def _settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)

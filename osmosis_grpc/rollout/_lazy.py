@@ -1,4 +1,4 @@
-"""Imports the names of a module when they are first used. The module's .pyi file lists them."""
+"""Imports each name of a module when the name is first used. The module's .pyi file lists the names."""
 
 import ast
 import importlib
@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from osmosis_grpc.agent.renamed import missing_name
+from osmosis_grpc.agent.missing_names import missing_name
 from osmosis_grpc.errors import MissingExtraError
 
 _NEEDS_SERVER_EXTRA = ("osmosis_gateway.", "osmosis_grpc.settings")
 
 
 def attach(module: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Returns a module's `__getattr__`, `__dir__` and `__all__`, from the imports in the .pyi file beside it."""
+    """Return a module's `__getattr__`, `__dir__` and `__all__`, from the imports in the .pyi file beside it."""
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text())
     sources = {
         alias.name: statement.module
@@ -24,11 +24,11 @@ def attach(module: str, file: str) -> tuple[Callable[[str], Any], Callable[[], l
     names = sorted(sources)
 
     def getattribute(name: str) -> Any:
-        """Returns the object of a name.
+        """Return the object of a name.
 
-        Raises AttributeError for an unknown name, ImportError for a name of another library that this one does not
-        have yet, MissingExtraError if an extra is not installed. All but the first keep their text in a
-        `from ... import`.
+        Raises AttributeError for an unknown name, ImportError for a name that osmosis_grpc does not have yet, and
+        MissingExtraError if an extra is not installed. `from ... import` shows the texts of ImportError and
+        MissingExtraError.
         """
         source = sources.get(name)
         if source is None:

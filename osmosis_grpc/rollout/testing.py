@@ -1,4 +1,4 @@
-"""The Osmosis SDK's osmosis_ai.rollout.testing, imported when first used: it needs the extra "server"."""
+"""The Osmosis SDK's osmosis_ai.rollout.testing. Its names need the extra "server" and are imported on first use."""
 
 from osmosis_grpc.rollout._lazy import attach
 

@@ -1,7 +1,6 @@
-"""The serve command: the checks of its options. They are declared in osmosis_grpc.console.server_options.
+"""The serve command: checks its options. osmosis_grpc.console.server_options declares the options.
 
-Heavy imports stand in the functions, so that --help answers at once. What runs then is in
-osmosis_grpc.serve.process.
+Heavy imports are in the functions, so that --help is fast. osmosis_grpc.serve.process runs the server.
 """
 
 from typing import TYPE_CHECKING
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 def run(line: Line) -> None:
     """Host agent loops over gRPC, and over the legacy HTTP contract."""
     from osmosis_grpc.console import logs
-    from osmosis_grpc.serve.records import records
+    from osmosis_grpc.serve.json_output import records
     from osmosis_grpc.settings import forget_secrets, without_grpc_fork_handlers
 
     without_grpc_fork_handlers()
@@ -41,15 +40,17 @@ def run(line: Line) -> None:
 
         import anyio
 
-        from osmosis_grpc.engine import EngineConfig
         from osmosis_grpc.serve.process import NotStarted, run_process
+        from osmosis_grpc.server import ServerConfig
 
-        config = EngineConfig(
+        config = ServerConfig(
             max_concurrent=options.max_concurrent_rollouts,
             max_concurrent_per_owner=options.max_concurrent_per_owner,
             max_attachments_per_owner=options.max_attachments_per_owner,
             record_ttl=options.record_ttl_seconds,
             agent_timeout=options.agent_timeout_seconds,
+            allow_targets=options.allow_target,
+            max_metadata_bytes=options.max_metadata_size_bytes,
         )
         with usage_errors("serve", line, settings, NotStarted):
             code = anyio.run(run_process, loops, config, settings, security, credentials, out)
@@ -57,14 +58,13 @@ def run(line: Line) -> None:
 
 
 serve = command("serve", "-m MODULE:ATTR [OPTIONS]", run)
-"""The command."""
 
 
 def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, Credentials]":
-    """Return what callers must show and what trainers are shown. Raises ValueError naming the option."""
+    """Return the security for callers and the credentials for trainers. Raises ValueError naming the option."""
     from osmosis_grpc.console.option import split_host_port
     from osmosis_grpc.link.target_policy import TargetPolicy, is_loopback
-    from osmosis_grpc.serve.security_options import credentials_from_options
+    from osmosis_grpc.serve.security_options import credentials_from_options, naming
 
     options = settings.server
     if not options.module and not options.legacy_agent:
@@ -73,12 +73,10 @@ def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, 
         same_place = line.has("server", switch) == line.has("server", name)
         if getattr(options, switch) and name in options.model_fields_set and (same_place or line.has("server", name)):
             raise ValueError(f"--{switch.replace('_', '-')} does not go with --{name.replace('_', '-')}")
-    try:
+    with naming("--allow-target: "):
         TargetPolicy(loopback=True, allow=options.allow_target)
-    except ValueError as error:
-        raise ValueError(f"--allow-target: {error}") from None
     security = server_security(options, admin=options.secrets("admin_token"))
-    options.secret("legacy_agent_token")  # raises now what it would raise later
+    options.secret("legacy_agent_token")  # raises ValueError for a bad file, before the server starts
     credentials = credentials_from_options(
         options.secret("connect_token"),
         options.trainer_ca,
@@ -88,11 +86,9 @@ def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, 
         insecure=options.insecure,
         names=("--connect-token", "--trainer"),
     )
-    for target in options.connect:
-        try:
+    with naming("--connect ", ": --connect-tls, or --insecure"):
+        for target in options.connect:
             credentials.check_target(target)
-        except ValueError as error:
-            raise ValueError(f"--connect {error}: --connect-tls, or --insecure") from None
     if options.legacy_agent and not options.insecure and not is_loopback(split_host_port(options.legacy_listen)[0]):
         raise ValueError(
             f"--legacy-listen {options.legacy_listen} is not loopback, and keys would travel in plain text there: "

@@ -1,4 +1,4 @@
-"""How a command line begins and ends, whichever command it is."""
+"""Runs the application of a command and turns its end into an exit code."""
 
 import importlib
 import sys
@@ -9,7 +9,7 @@ from osmosis_grpc.errors import MissingExtraError
 
 
 def run(build: Callable[[], Any]) -> int:
-    """Build a typer application and run it. Exit codes: 0 well, 1 not well, 2 called wrongly, 130 interrupted."""
+    """Build a typer application, run it, and return the exit code: 0 success, 1 failure, 2 usage, 130 interrupt."""
     try:
         import typer  # noqa: F401
     except ImportError:
@@ -28,7 +28,7 @@ def run(build: Callable[[], Any]) -> int:
 
 
 def single(name: str, module: str, function: str) -> Any:
-    """A typer application with one command."""
+    """Return a typer application with one command, `function` of `module`."""
     import typer
 
     app = typer.Typer(add_completion=False, name=name, pretty_exceptions_enable=False, rich_markup_mode=None)

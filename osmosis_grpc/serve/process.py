@@ -13,21 +13,19 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from osmosis_grpc import __version__
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.console.option import split_host_port
 from osmosis_grpc.console.server_options import split_legacy_agent
-from osmosis_grpc.engine import EngineConfig, failpoints
+from osmosis_grpc.engine import failpoints
 from osmosis_grpc.errors import CallError, MissingExtraError, Unavailable
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.listen import check_free
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.target_policy import is_loopback
-from osmosis_grpc.serve.records import Records
+from osmosis_grpc.serve.json_output import Records
 from osmosis_grpc.serve.rollout_log import RolloutLog
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.server.tracelog import TraceLog
 from osmosis_grpc.storage import JournalError
 from osmosis_grpc.supervise import OnFailure, job, thread
@@ -40,18 +38,18 @@ log = logging.getLogger(__name__)
 END = job("serve.end", OnFailure.RESTART, "thread")
 
 GC_THRESHOLD = (50_000, 20, 100)
-"""Python's default collects after every 700 allocations, and scans a thousand live rollouts for nothing."""
+"""Thresholds of the garbage collector. The default of 700 allocations would scan all live rollouts too often."""
 EXIT_AFTER_LIMIT = 4.5
-"""Seconds after the drain limit at which the process ends, even if agents still run."""
+"""This many seconds after the drain limit, the process ends even if agents still run."""
 
 
 class NotStarted(Exception):
-    """The process cannot start. The message says why, and names options."""
+    """The process cannot start. The message has the reason and names the options to change."""
 
 
 async def run_process(
     loops: Sequence[RolloutAgentLoop],
-    config: EngineConfig,
+    config: ServerConfig,
     settings: "RolloutSettings",
     security: ServerSecurity,
     credentials: Credentials,
@@ -59,17 +57,17 @@ async def run_process(
 ) -> int:
     """Serve until a signal or a failure. Return the exit code.
 
-    `security` says what callers must show, `credentials` what this server shows to the trainers that it dials. Raises
+    `security` says how callers authenticate. `credentials` are sent to the trainers that this server dials. Raises
     NotStarted.
     """
     options = settings.server
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
-    failpoints.arm_from_environment()
+    failpoints.arm()
     servers: list[AgentServer] = []
     stop = _stop_on_signals(options.drain_timeout, servers)
     if not options.no_http or options.metrics_port is not None:
-        importlib.import_module("osmosis_gateway.http_server")  # takes a second, and later calls would wait for it
+        importlib.import_module("osmosis_gateway.http_server")  # takes a second, so it is done before calls arrive
     async with AsyncExitStack() as stack:
         legacy = [await _legacy(stack, text, settings) for text in options.legacy_agent]
         hosted = [*loops, *legacy]
@@ -93,8 +91,7 @@ async def run_process(
             )
         server.engine.watchdog.paused = False
         out.write("ready", **addresses, agent_loops=names, pid=os.getpid(), version=__version__)
-        if not options.json_records:
-            _banner(names, addresses, security)
+        out.say(_banner(names, addresses, security))
         state = _state_dir(options)
         log.info(
             "serving %s",
@@ -106,7 +103,7 @@ async def run_process(
         await stop.wait()
         failed = server.supervisor.failure or next(filter(None, (loop.supervisor.failure for loop in legacy)), None)
         limit = options.drain_timeout
-        if failed is not None:  # the next process continues with what is in the journal
+        if failed is not None:  # the next process continues the journaled rollouts
             limit = 0.0
             log.error("the agent server has failed: %r; it stops with exit code 1", failed)
             end_after(limit)
@@ -150,31 +147,29 @@ async def _legacy(stack: AsyncExitStack, text: str, settings: "RolloutSettings")
 async def _grpc(
     stack: AsyncExitStack,
     loops: Sequence[RolloutAgentLoop],
-    config: EngineConfig,
+    config: ServerConfig,
     options: "RolloutServerSettings",
     security: ServerSecurity,
     credentials: Credentials,
 ) -> AgentServer:
     """Start the agent server and return it. Raises NotStarted naming the option."""
-    sinks = [TraceLog(options.log)] if options.log else []
     state = _state_dir(options)
     try:
         if state is not None and not state.exists():
-            check_free(options.host, options.grpc_port)  # first: a server that cannot start makes no folder
+            check_free(options.host, options.grpc_port)  # before a folder is made for the journal
         server = AgentServer(
             loops,
             host=options.host,
             port=options.grpc_port,
             config=config,
-            allow_targets=options.allow_target,
-            max_metadata_bytes=options.max_metadata_size_bytes,
-            sinks=sinks,
             connect=options.connect,
             security=security,
             credentials=credentials,
             state_dir=state,
         )
         server.engine.watchdog.paused = True
+        if options.log:
+            server.engine.log.add_sink(TraceLog(options.log))
         rollout_log = RolloutLog()
         server.engine.end_sinks.append(rollout_log)
         await stack.enter_async_context(rollout_log.summaries(server.engine.capacity, server.supervisor))
@@ -188,8 +183,8 @@ async def _grpc(
 async def _http(stack: AsyncExitStack, server: AgentServer, settings: "RolloutSettings") -> Any:
     """Start the HTTP server and return it; None with --no-http.
 
-    If the default port is taken, the server logs a warning and serves gRPC only. Raises NotStarted if the port was
-    given.
+    If the default port is taken, the server logs a warning and serves gRPC only. If the user gave the port and it is
+    taken, this function raises NotStarted.
     """
     options = settings.server
     if options.no_http:
@@ -219,9 +214,10 @@ async def _metrics(stack: AsyncExitStack, server: AgentServer, host: str, port: 
 
 
 def _stop_on_signals(limit: float, servers: Sequence[AgentServer]) -> asyncio.Event:
-    """Return an event that the first SIGTERM or SIGINT sets. A second signal, or `limit` seconds, ends the process.
+    """Return an event that the first SIGTERM or SIGINT sets. A second signal ends the process at once.
 
-    `servers` say how many rollouts the second signal leaves unfinished.
+    Without a second signal, end_after(limit) ends the process. The log line about the second signal has the number of
+    unfinished rollouts of `servers`.
     """
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     seen: list[int] = []
@@ -254,24 +250,23 @@ def end_after(limit: float) -> None:
 
 
 def _exit_now(code: int) -> None:
-    """End without cleanup: an agent that does not stop must not keep the process alive."""
+    """End the process without cleanup, so that an agent that does not stop cannot keep the process alive."""
     for handler in logging.getLogger().handlers:
         handler.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def _banner(names: Sequence[str], addresses: dict[str, str], security: ServerSecurity) -> None:
+def _banner(names: Sequence[str], addresses: dict[str, str], security: ServerSecurity) -> str:
     scheme, more = ("https", "") if security.tls else ("http", "--http2-prior-knowledge ")
     if security.tokens:
         more += '-H "Authorization: Bearer $TOKEN" '
-    typer.echo(f"serving {', '.join(names)}")
-    typer.echo(f"  gRPC    {addresses['grpc']}")
-    typer.echo(
+    lines = [
+        f"serving {', '.join(names)}",
+        f"  gRPC    {addresses['grpc']}",
         f"  try     buf curl --protocol grpc {more}"
-        f"{scheme}://{addresses['grpc']}/osmosis.rollout.v1.RolloutService/GetServerInfo"
-    )
-    if "http" in addresses:
-        typer.echo(f"  HTTP    {scheme}://{addresses['http']}/v1/rollout/init")
-    if "metrics" in addresses:
-        typer.echo(f"  metrics http://{addresses['metrics']}/metrics")
+        f"{scheme}://{addresses['grpc']}/osmosis.rollout.v1.RolloutService/GetServerInfo",
+        f"  HTTP    {scheme}://{addresses['http']}/v1/rollout/init" if "http" in addresses else "",
+        f"  metrics http://{addresses['metrics']}/metrics" if "metrics" in addresses else "",
+    ]
+    return "\n".join(filter(None, lines))

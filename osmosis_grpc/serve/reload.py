@@ -1,4 +1,4 @@
-"""--reload: runs the server in a child process and restarts it when a Python file changes."""
+"""Implements --reload: runs the server in a child process, and restarts the child when a Python file changes."""
 
 import signal
 import subprocess
@@ -15,7 +15,7 @@ LOOK_EVERY = 500
 def run_reloading() -> int:
     """Run the same command line without --reload, and restart it on each change. Return the last exit code.
 
-    Each start is a new process, not a fork: a fork would inherit gRPC's threads.
+    Each start is a new process and not a fork, because forking after the import of grpc is unsafe.
     """
     try:
         from watchfiles import PythonFilter, watch
@@ -38,7 +38,7 @@ def run_reloading() -> int:
 
 
 class _Supervisor:
-    """Starts and restarts the server process, prints when it ended by itself, and forwards signals to it."""
+    """Starts and restarts the server process. Reports when the process ended by itself. Forwards signals to it."""
 
     def __init__(self, command: list[str]) -> None:
         self._command = command
@@ -46,7 +46,7 @@ class _Supervisor:
         self._child: subprocess.Popen[bytes]
         self._ended = False
         self.over = threading.Event()
-        """Set by the first signal."""
+        """The first signal sets this event."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         self._start()
@@ -60,7 +60,7 @@ class _Supervisor:
             self._start()
 
     def look(self) -> None:
-        """Print once that the server ended by itself; the server has printed the reason."""
+        """If the server ended by itself, print that once. The server itself has printed the reason."""
         code = self._child.poll()
         if code is not None and not self._ended:
             self._ended = True
@@ -88,6 +88,9 @@ def _say(text: str) -> None:
 
 
 def _arguments(given: list[str]) -> list[str]:
-    """Return the arguments without the command's name, and with --no-reload, which overrides the variable."""
+    """Return the arguments without the command's name and --reload, and with --no-reload.
+
+    --no-reload overrides the environment variable.
+    """
     kept = [argument for argument in given if argument != "--reload"]
     return [*(kept[1:] if kept[:1] == ["serve"] else kept), "--no-reload"]

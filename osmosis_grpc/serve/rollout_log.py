@@ -1,13 +1,12 @@
-"""One log line for each rollout that ended, and a summary every 10 s while there is load.
+"""Logs one line for each rollout that ended, and a summary every 10 s under load.
 
-No line has text of a model: only counts, ids, and the first line of a failure's message.
+A line contains only counts, ids, and the first line of a failure's message. It contains no text of a model.
 """
 
 import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.types import Capacity, CompletionStatus, Failure, RolloutInfo
@@ -19,11 +18,11 @@ SUMMARY = job("serve.summary", OnFailure.RESTART)
 EVERY = 10.0
 """Seconds between two summaries."""
 LONGEST_MESSAGE = 300
-"""Characters of a failure's message in a line."""
+"""The most characters of a failure's message in a log line."""
 
 
 class RolloutLog:
-    """Logs what an engine's rollouts come to. It is one of the engine's `end_sinks`."""
+    """Logs the results of an engine's rollouts. It is one of the engine's `end_sinks`."""
 
     def __init__(self) -> None:
         self._ended = self._failed = self._rewarded = 0
@@ -39,32 +38,31 @@ class RolloutLog:
         if completion.reward is not None:
             self._rewarded += 1
             self._rewards += completion.reward
-        fields: dict[str, Any] = {"rollout_id": rollout.rollout_id, "agent_loop": rollout.agent_loop}
-        if rollout.attempt > 1:
-            fields["attempt"] = rollout.attempt
-        fields["status"] = completion.status.value
-        if completion.reward is not None:
-            fields["reward"] = completion.reward
-        fields["turns"] = completion.metrics.num_llm_calls
-        fields["tokens"] = completion.metrics.response_tokens
-        fields["seconds"] = round(completion.metrics.total_latency_ms / 1000, 3)
-        if completion.failure is not None:
-            fields |= _why(completion.failure)
-        log.info("rollout ended", extra=fields)
+        fields = {
+            "rollout_id": rollout.rollout_id,
+            "agent_loop": rollout.agent_loop,
+            "attempt": rollout.attempt if rollout.attempt > 1 else None,
+            "status": completion.status.value,
+            "reward": completion.reward,
+            "turns": completion.metrics.num_llm_calls,
+            "tokens": completion.metrics.response_tokens,
+            "seconds": round(completion.metrics.total_latency_ms / 1000, 3),
+            **(_why(completion.failure) if completion.failure is not None else {}),
+        }
+        log.info("rollout ended", extra={name: value for name, value in fields.items() if value is not None})
 
     def summary(self, capacity: Capacity, seconds: float) -> None:
-        """Log what happened in the last seconds, if anything did or is going on."""
+        """Log the counts of the last seconds, unless nothing ended, runs or waits."""
         if not (self._ended or capacity.running or capacity.queued):
             return
-        fields: dict[str, Any] = {
+        fields = {
             "running": capacity.running,
             "queued": capacity.queued,
             "ended": self._ended,
             "failed": self._failed,
             "rollouts_per_second": round(self._ended / seconds, 2),
+            **({"mean_reward": round(self._rewards / self._rewarded, 4)} if self._rewarded else {}),
         }
-        if self._rewarded:
-            fields["mean_reward"] = round(self._rewards / self._rewarded, 4)
         self._ended = self._failed = self._rewarded = 0
         self._rewards = 0.0
         log.info("summary", extra=fields)
@@ -93,7 +91,7 @@ class RolloutLog:
 
 
 def _why(failure: Failure) -> dict[str, str]:
-    """Return the fields of a failure: whose fault it was, where, and the first line of its message."""
+    """Return the log fields of a failure: its boundary, reason and place, and the first line of its message."""
     first = failure.message.strip().partition("\n")[0].strip()
     cut = first if len(first) <= LONGEST_MESSAGE else first[: LONGEST_MESSAGE - 4] + " ..."
     place = {"at": f"{failure.file}:{failure.line}"} if failure.file else {}

@@ -1,6 +1,7 @@
-"""What the command line says of security, as the values that a server takes. Raises ValueError naming the option."""
+"""Turns the security options into ServerSecurity and Credentials. Raises ValueError naming the option."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from osmosis_grpc.link.credentials import Credentials
@@ -21,7 +22,16 @@ HARMLESS_TRACERS = frozenset(
         "timer",
     )
 )
-"""Tracers of gRPC that print nothing of what is said. `all`, `api` and `http` print metadata, `tcp` every byte."""
+"""Tracers of gRPC that print no messages. `all`, `api` and `http` print metadata. `tcp` prints every byte."""
+
+
+@contextmanager
+def naming(before: str, after: str = "") -> Iterator[None]:
+    """Put the names of options before and after the message of a ValueError."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{before}{error}{after}") from None
 
 
 def server_security_from_options(
@@ -33,22 +43,18 @@ def server_security_from_options(
     insecure: bool,
     admin: Sequence[str] = (),
 ) -> ServerSecurity:
-    """What callers have to show, and what they are shown."""
+    """Return the security for callers: the accepted tokens and certificates, and the certificate of this server."""
     if (cert is None) != (key is None):
         raise ValueError("--tls-cert and --tls-key go together")
     if client_ca is not None and cert is None:
         raise ValueError("--tls-client-ca needs --tls-cert and --tls-key")
     tls = None
     if cert is not None and key is not None:
-        try:
+        with naming("--tls-cert, --tls-key, --tls-client-ca: "):
             read_pems(cert, key, client_ca)
-        except ValueError as error:
-            raise ValueError(f"--tls-cert, --tls-key, --tls-client-ca: {error}") from None
         tls = ServerTls(cert=cert, key=key, client_ca=client_ca)
-    try:
+    with naming("--token: "):
         return ServerSecurity(tokens, tls=tls, insecure=insecure, admin_tokens=admin)
-    except ValueError as error:
-        raise ValueError(f"--token: {error}") from None
 
 
 def credentials_from_options(
@@ -61,24 +67,22 @@ def credentials_from_options(
     insecure: bool,
     names: tuple[str, str],
 ) -> Credentials:
-    """How others are dialled. `names` are the token's option and what the files' options begin with."""
-    files_of = f"{names[1]}-ca, {names[1]}-cert, {names[1]}-key"
+    """Return the credentials with which this process dials a server.
+
+    `names` has two items: the option of the token, and the prefix of the options of the files.
+    """
     if (cert is None) != (key is None):
         raise ValueError(f"{names[1]}-cert and {names[1]}-key go together")
-    try:
+    with naming(f"{names[1]}-ca, {names[1]}-cert, {names[1]}-key: "):
         read_pems(cert, key, ca)
-    except ValueError as error:
-        raise ValueError(f"{files_of}: {error}") from None
     files = ClientTls(ca=ca, cert=cert, key=key) if tls or ca or cert else None
-    try:
+    with naming(f"{names[0]}: "):
         return Credentials(token=token, tls=files, insecure=insecure)
-    except ValueError as error:
-        raise ValueError(f"{names[0]}: {error}") from None
 
 
 def check_trace(tracers: str) -> None:
-    """Refuse tracers of gRPC that may print what callers show; `tracers` is what GRPC_TRACE says."""
+    """Raise ValueError if a tracer may print the credentials of callers. `tracers` is the value of GRPC_TRACE."""
     named = {name.strip() for name in tracers.split(",") if name.strip() and not name.strip().startswith("-")}
     if named - HARMLESS_TRACERS:
         names = ",".join(sorted(named - HARMLESS_TRACERS))
-        raise ValueError(f"GRPC_TRACE={names} may print bearer tokens; unset it, or say --unsafe-trace")
+        raise ValueError(f"GRPC_TRACE={names} may print bearer tokens; unset it, or pass --unsafe-trace")

@@ -1,4 +1,4 @@
-"""What `serve` and the gateway do with a command line before they start: settings, security, warnings, usage errors."""
+"""Prepares the start of `serve` and of the gateway: reads settings and security, reports warnings and usage errors."""
 
 import contextlib
 import logging
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 from osmosis_grpc.console.line import Line
+from osmosis_grpc.serve.json_output import say_error
 
 if TYPE_CHECKING:
     from osmosis_grpc.link.server_security import ServerSecurity
@@ -30,9 +31,9 @@ def read_settings(command: str, line: Line) -> "RolloutSettings":
 def usage_errors(
     command: str, line: Line, settings: "RolloutSettings", kind: type[Exception] = ValueError, hint: str = ""
 ) -> Iterator[None]:
-    """Turn an exception of this kind into a usage error, which ends the command with exit code 2.
+    """Turn an exception of type `kind` into a usage error, which ends the command with exit code 2.
 
-    The message names the option, or the variable if the value came from there.
+    The message names the option. If the value came from a variable, the message names the variable instead.
     """
     from osmosis_grpc.settings import by_source
 
@@ -44,13 +45,13 @@ def usage_errors(
 
 def usage_error(command: str, problem: str) -> NoReturn:
     """Print a problem of the command line and end with exit code 2."""
-    typer.echo(f"{command}: {problem}", err=True)
+    say_error(f"{command}: {problem}")
     raise typer.Exit(2)
 
 
 def server_security(options: "RolloutServerSettings", *, admin: Sequence[str] = ()) -> "ServerSecurity":
-    """Return what callers must show, checked against the address. Raises ValueError naming the option."""
-    from osmosis_grpc.serve.security_options import check_trace, server_security_from_options
+    """Return the security for callers. Raises ValueError naming the option, also if the host needs more security."""
+    from osmosis_grpc.serve.security_options import check_trace, naming, server_security_from_options
     from osmosis_grpc.settings import grpc_tracers
 
     if not options.unsafe_trace:
@@ -58,10 +59,8 @@ def server_security(options: "RolloutServerSettings", *, admin: Sequence[str] = 
     security = server_security_from_options(
         options.tokens, options.tls_cert, options.tls_key, options.tls_client_ca, insecure=options.insecure, admin=admin
     )
-    try:
+    with naming("--host "):
         security.check_host(options.host)
-    except ValueError as error:
-        raise ValueError(f"--host {error}") from None
     return security
 
 

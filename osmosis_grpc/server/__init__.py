@@ -4,5 +4,6 @@ from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.tls import ClientTls, ServerTls
 from osmosis_grpc.server.app import AgentServer
+from osmosis_grpc.server.config import ServerConfig
 
-__all__ = ["AgentServer", "ClientTls", "Credentials", "ServerSecurity", "ServerTls"]
+__all__ = ["AgentServer", "ClientTls", "Credentials", "ServerConfig", "ServerSecurity", "ServerTls"]

@@ -1,4 +1,4 @@
-"""The agent server as a whole: engine, grpc.aio server, health, reflection, drain."""
+"""The agent server: the engine behind a grpc.aio server, with health, reflection and drain."""
 
 import asyncio
 import inspect
@@ -14,12 +14,10 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2, services_pb2_grpc
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.agent.ports import EventSink
-from osmosis_grpc.agent.runnable import Runnable
-from osmosis_grpc.engine import Engine, EngineConfig, Peer, settled
-from osmosis_grpc.engine.journal import Journal
+from osmosis_grpc.agent.runnable import Runnable, await_tools
+from osmosis_grpc.engine import Engine
+from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.errors import FailedPrecondition
-from osmosis_grpc.link.call_metrics import Unregistered
 from osmosis_grpc.link.channel_options import server_options
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.handlers import Registrar
@@ -29,43 +27,43 @@ from osmosis_grpc.link.target_policy import TargetPolicy, is_loopback
 from osmosis_grpc.observability.server_metrics import ServerMetrics
 from osmosis_grpc.server.attachments import Attachments
 from osmosis_grpc.server.callbacks import Callbacks
+from osmosis_grpc.server.config import ServerConfig
 from osmosis_grpc.server.servicer import RolloutServicer
 from osmosis_grpc.storage import MemoryJournal, SqliteJournal
-from osmosis_grpc.supervise import OnFailure, Supervisor, child, job
-from osmosis_grpc.types import Capacity, JournaledRollout, RolloutRequest, ToolDict
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
+from osmosis_grpc.types import Capacity, RolloutRequest, ToolDict
 from osmosis_grpc.types.completion import describe
 from osmosis_grpc.types.tools import tool_dicts
-from osmosis_grpc.wire.rollout import MAX_METADATA_BYTES
 
 log = logging.getLogger(__name__)
 
 UPDATE_HEALTH = job("server.update_health", OnFailure.RESTART)
 SERVE_GRPC = job("server.serve_grpc", OnFailure.FAIL_OWNER)
-DEFAULT_TOOLS = job("server.default_tools", OnFailure.RAISE)
 
 SERVICE = services_pb2.DESCRIPTOR.services_by_name["RolloutService"].full_name
 LIVENESS = "liveness"
-DISK_BUDGET = 10 * 1024**3
-"""Bytes of the journal."""
-
+LIST_TOOLS_TIMEOUT = 2.0
+"""GetServerInfo lists the tools of agents. The server waits this many seconds for an async get_tools."""
 _Status = health_pb2.HealthCheckResponse
 
 
 class AgentServer:
-    """Hosts agent loops over gRPC. Used as `async with AgentServer([loop], port=0) as server`.
+    """Hosts agents over gRPC. Used as `async with AgentServer([loop], port=0) as server`.
 
-    `security` says who may call, and over what; `credentials` how trainers are dialled: with which
-    token those of `connect`, and by which files those that speak TLS.
-    It dials out to the trainers that `connect` names, HOST:PORT each; what they start is theirs.
-    Health knows three names: "" and the RolloutService are NOT_SERVING from the moment the
-    server drains, while its journal cannot be written, and after `supervisor` has failed; "liveness"
-    stays SERVING to the end; anyone may ask.
+    `security` says what callers must show. `connect` has the addresses of trainers, each as HOST:PORT. The server opens
+    a stream to each of these trainers, and the trainer owns the rollouts of the stream. `credentials` is what the
+    server shows to trainers: the token to the trainers in `connect`, and the TLS files to all trainers.
 
-    With a `state_dir` what it accepts and what comes of it is on disk before anybody is told: it
-    goes on with what the process before left there. Made within the running event loop, then.
-    Raises JournalError when that folder cannot be used, Unavailable when what it holds cannot be
-    read, OSError when the port is taken, ValueError when the host is public and not guarded enough
-    for that, or a file of TLS cannot be used.
+    With a `state_dir`, the server keeps a journal in this folder. It answers an Init after the acceptance is committed,
+    and sends an outcome after the end is committed. It continues the rollouts of the previous process. Make such a
+    server within the running event loop.
+
+    The health service has three names: "", the RolloutService, and "liveness". The first two are NOT_SERVING while the
+    server drains or cannot write its journal, and after `supervisor` has failed. "liveness" is SERVING until the server
+    ends. Every caller may ask for health.
+
+    Raises JournalError if the folder cannot be used, Unavailable if its journal cannot be read, OSError if the port is
+    taken, ValueError if `security` is not enough for the host or a TLS file cannot be used.
     """
 
     def __init__(
@@ -74,52 +72,44 @@ class AgentServer:
         *,
         host: str = "127.0.0.1",
         port: int = 50051,
-        config: EngineConfig | None = None,
-        allow_targets: Sequence[str] = (),
-        max_metadata_bytes: int = MAX_METADATA_BYTES,
-        sinks: Sequence[EventSink] = (),
+        state_dir: Path | None = None,
         connect: Sequence[str] = (),
         security: ServerSecurity | None = None,
         credentials: Credentials | None = None,
-        state_dir: Path | None = None,
-        disk_budget: int = DISK_BUDGET,
+        config: ServerConfig | None = None,
     ) -> None:
+        self.config = config = config or ServerConfig()
         self.security = security or ServerSecurity()
         self.security.check_host(host)
         self.credentials = credentials or Credentials()
-        """How trainers are dialled."""
         for target in connect:
             self.credentials.check_target(target)
-        config = config or EngineConfig()
         self.port = port
         self._host = host
-        self.max_metadata_bytes = max_metadata_bytes
         self.on_loopback = is_loopback(host)
         self.callbacks = Callbacks(
-            TargetPolicy(loopback=self.on_loopback, allow=allow_targets),
+            TargetPolicy(loopback=self.on_loopback, allow=config.allow_targets),
             authenticated=self.security.authenticates,
             tls=self.credentials.tls,
         )
-        """Where rollouts' calls go, by the scheme of their callback's target."""
         self.supervisor = Supervisor("the agent server", lambda error: self._set_health())
-        """Owns the background work; its `failure` says why the server has failed."""
+        """Owns the background work. `supervisor.failure` says why the server has failed."""
         self._health = health.aio.HealthServicer()
-        self._server: grpc.aio.Server
         self._connect = list(dict.fromkeys(connect))
         self._stack = AsyncExitStack()
         self._stopped = False
         self._journal: Journal = (
             MemoryJournal()
             if state_dir is None
-            else SqliteJournal(state_dir, record_ttl=config.record_ttl, budget=disk_budget, supervisor=self.supervisor)
+            else SqliteJournal(
+                state_dir, record_ttl=config.record_ttl, budget=config.disk_budget, supervisor=self.supervisor
+            )
         )
         self._journal.on_problem = lambda problem: self._set_health()
         try:
-            self.engine = Engine(agent_loops, config, sinks=sinks, journal=self._journal, supervisor=self.supervisor)
-            self.attachments = Attachments(self.engine, max_metadata_bytes)
-            """Trainers that speak over one stream."""
-            self.metrics = ServerMetrics(self.engine, attached=lambda: self.attachments.attached)
-            """What /metrics shows."""
+            self.engine = Engine(agent_loops, config, journal=self._journal, supervisor=self.supervisor)
+            self.attachments = Attachments(self.engine, config.max_metadata_bytes)
+            self.metrics = ServerMetrics(self.engine, attached=lambda: len(self.attachments.attached))
             self.callbacks.calls = self.attachments.calls = self.metrics.made
         except BaseException:
             self._journal.close()
@@ -127,7 +117,7 @@ class AgentServer:
 
     @property
     def address(self) -> str:
-        """HOST:PORT, the port as bound."""
+        """HOST:PORT with the port that the server has bound."""
         return f"[{self._host}]:{self.port}" if ":" in self._host else f"{self._host}:{self.port}"
 
     async def __aenter__(self) -> "AgentServer":
@@ -143,30 +133,33 @@ class AgentServer:
 
     async def _start(self) -> "AgentServer":
         self._server = grpc.aio.server(options=server_options())
-        guard = self.security.authenticator()
         servicer = RolloutServicer(
             self.engine,
             self.callbacks,
             self.attachments,
-            max_metadata_bytes=self.max_metadata_bytes,
-            tools={name: await _default_tools(loop) for name, loop in self.engine.runnables.items()},
-            on_drain=self._set_draining,
-            owner=guard or _nobody,
-            check_admin=self.security.check_admin,
+            self.security,
+            self.config,
+            tools={name: await _default_tools(loop) for name, loop in self.engine.context.runnables.items()},
+            on_drain=lambda draining: self.drain() if draining else self.end_drain(),
         )
-        calls = self.metrics.answered
+        guard, calls = self.security.authenticator(), self.metrics.answered
         services: Any = Registrar(self._server, guard, calls)
         services_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, services)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, Registrar(self._server, calls=calls))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, services)
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflection.aio.ReflectionServicer(names), services)
-        self._server.add_generic_rpc_handlers((Unregistered(calls),))
         self.port = int(listen(self._server, self.address, self.security).rpartition(":")[2])
         await self._stack.enter_async_context(self.engine)
-        recovered = self.engine.recovery.recover(self._peer_of)
+        recovered = self.engine.recovery.recover(
+            lambda entry: (
+                self.attachments.expect(entry.attachment_id, entry.owner)
+                if entry.attachment_id
+                else self.callbacks.later(entry.init)
+            )
+        )
         if recovered:
             summary = ", ".join(f"{count} {what}" for what, count in recovered.items())
-            log.info("rollouts of the process before: %s", summary)
+            log.info("rollouts of the previous process: %s", summary)
         await start(self._server)
         self._stack.push_async_callback(self._server.stop, 0.0)
         self.supervisor.start(SERVE_GRPC, self._serve)
@@ -175,12 +168,6 @@ class AgentServer:
         for target in self._connect:
             self.attachments.dial(target, self.credentials)
         return self
-
-    def _peer_of(self, entry: JournaledRollout) -> Peer:
-        """Return the peer for a rollout that another process left."""
-        if entry.attachment_id:
-            return self.attachments.expect(entry.attachment_id, entry.owner)
-        return self.callbacks.later(entry.init)
 
     async def __aexit__(self, *exc: Any) -> None:
         try:
@@ -191,35 +178,31 @@ class AgentServer:
             await self.callbacks.close()
 
     async def _serve(self) -> None:
-        """Wait for the end of the gRPC server, which comes with stop() alone."""
+        """Wait for the end of the gRPC server. Raises RuntimeError if it ends before stop()."""
         await self._server.wait_for_termination()
         if not self._stopped:
             raise RuntimeError("the gRPC server has stopped by itself")
 
     async def drain(self) -> None:
-        """Take no new rollouts from now on."""
+        """Refuse new rollouts from now on."""
         if not self.engine.shutdown.draining:
-            left = self.engine.capacity()
-            log.info("draining: no new rollouts from now on", extra=_left(left))
+            log.info("draining: no new rollouts from now on", extra=_left(self.engine.capacity()))
             self.engine.shutdown.drain()
             self.attachments.drain()
             await self._update_health()
 
     async def end_drain(self) -> None:
-        """Take new rollouts again. Raises FailedPrecondition once the server is stopping."""
+        """Accept new rollouts again. Raises FailedPrecondition if the server is stopping."""
         if self._stopped:
             raise FailedPrecondition("the server is stopping", kind="STOPPING")
         if self.engine.shutdown.draining:
             log.info("the drain has ended: new rollouts are taken again")
             self.engine.shutdown.end_drain()
-            self.attachments.end_drain()
+            self.attachments.grant()
             await self._update_health()
 
-    async def _set_draining(self, draining: bool) -> None:
-        await (self.drain() if draining else self.end_drain())
-
     def _set_health(self) -> None:
-        """The journal can be written no longer, or again, or the server has failed."""
+        """Update the health when a problem of the journal begins or ends, or when the server has failed."""
         self.supervisor.start(UPDATE_HEALTH, self._update_health)
 
     async def _update_health(self) -> None:
@@ -228,7 +211,10 @@ class AgentServer:
             await self._health.set(name, _Status.SERVING if ready else _Status.NOT_SERVING)
 
     async def stop(self, limit: float) -> None:
-        """Drain: what runs may finish for `limit` seconds; what does not, ends FAILED (server, retryable)."""
+        """Drain for at most `limit` seconds, then stop.
+
+        Rollouts that are still unfinished end FAILED (server, retryable), or the next process continues them.
+        """
         self._stopped = True
         await self.drain()
         await self.engine.shutdown.stop(limit)
@@ -238,33 +224,21 @@ class AgentServer:
 
 
 def _left(capacity: Capacity) -> dict[str, int]:
-    """Return what a server has still to do, as fields of a log line."""
+    """Return the unfinished work of a server as fields of a log line."""
     return {"running": capacity.running, "queued": capacity.queued, "undelivered": capacity.undelivered}
 
 
-def _nobody(context: Any) -> str:
-    """Whose a call is where nobody is asked who they are."""
-    return ""
-
-
 async def _default_tools(agent: Runnable) -> list[ToolDict]:
-    """The tools for a request that says nothing in particular; none when the agent wants to know more."""
+    """Return the tools for an empty request. For an agent that needs a real request, return an empty list."""
     if not agent.lists_tools_without_request:
         return []
     try:
         tools: Any = agent.tools(RolloutRequest(rollout_id="server-info"))
         if inspect.isawaitable(tools):
-            task = child(DEFAULT_TOOLS, settled(tools))
-            done, _ = await asyncio.wait({task}, timeout=2)
-            if not done or task.cancelled():
-                task.cancel()
-                raise TimeoutError("it took longer than 2 s")
-            tools, error = task.result()
-            if error is not None:
-                raise error
+            tools = await await_tools(tools, LIST_TOOLS_TIMEOUT)
         return tool_dicts(tools)
-    except BaseException as error:
-        if isinstance(error, asyncio.CancelledError):
-            raise
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # the agent's code may raise anything
         log.info("agent loop %s lists no tools without a request: %s", agent.name, describe(error))
         return []

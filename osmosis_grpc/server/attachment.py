@@ -1,7 +1,8 @@
-"""The server's end of an attachment: where the calls of its rollouts go, whatever stream there is.
+"""The server's end of a trainer's attachment.
 
-Chats and completions are kept here until they are answered, and sent again on the trainer's
-next stream. What comes in is handed to the engine.
+An attachment lasts over several streams of the trainer, one after the other. It is the peer of the trainer's rollouts.
+It keeps chats and completions until the trainer answers them, and sends the unanswered ones again on the next stream.
+It passes the trainer's frames to the engine.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from typing import Any
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.engine import Engine, Peer, Record, Tenant
-from osmosis_grpc.engine.provenance import run_name
+from osmosis_grpc.engine.earlier_runs import run_name
 from osmosis_grpc.errors import (
     Aborted,
     CallError,
@@ -27,23 +28,23 @@ from osmosis_grpc.errors import (
 )
 from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES
 from osmosis_grpc.link.frame_stream import FrameStream
+from osmosis_grpc.server.event_subscriptions import Subscriptions
 from osmosis_grpc.server.requests import cancel, init_answer
-from osmosis_grpc.server.subscriptions import Subscriptions
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, Outcome
 from osmosis_grpc.wire.attach import chat_frame, complete_frame, refusal, refused, server_frame
 from osmosis_grpc.wire.rollout import check_served, init_from_wire, wants_delta
-from osmosis_grpc.wire.trainer import chat_bytes, outcome_from_wire, reply_from_wire
+from osmosis_grpc.wire.trainer import OUTCOMES, chat_bytes, reply_from_wire
 
 ASK_AGAIN = job("server.ask_again", OnFailure.RESTART)
 ACCEPTED = job("server.answer_init", OnFailure.REPORT, "callback")
 CANCELLED = job("server.answer_cancel", OnFailure.REPORT, "callback")
 
 RESEND_INTERVAL = 5.0
-MAX_ASKED = 64
-"""Equal Inits that may wait for the same answer."""
+MAX_EQUAL_INITS = 64
+"""The largest number of equal Inits that wait for the same answer. Equal Inits have the same id, attempt and spec."""
 MAX_CANCELLING = 4 * 1024 * 1024
-"""Bytes of answers to cancels that may wait for the journal."""
+"""A reply waits until its cancel is committed. When more bytes of replies wait, further cancels are refused."""
 
 ChatKey = tuple[str, int, str, int]
 ResultKey = tuple[str, int, str]
@@ -51,7 +52,7 @@ ResultKey = tuple[str, int, str]
 
 @dataclass(slots=True, eq=False)
 class _Chat:
-    """A chat that is not answered."""
+    """An unanswered chat."""
 
     key: ChatKey
     request: ChatRequest
@@ -62,7 +63,7 @@ class _Chat:
 
 @dataclass(slots=True, eq=False)
 class _Result:
-    """A completion that is not answered."""
+    """An unanswered completion."""
 
     frame: bytes
     future: "asyncio.Future[Outcome]"
@@ -70,14 +71,14 @@ class _Result:
 
 
 class Attachment:
-    """One trainer's attachment. `owner` is whose its rollouts are."""
+    """One trainer's attachment. Its rollouts belong to `owner`."""
 
     def __init__(self, attachment_id: str, owner: str, engine: Engine, max_metadata_bytes: int) -> None:
         self.attachment_id = attachment_id
         self.owner = owner
         self.tenant = Tenant()
         self.dropped = 0
-        """Answers to chats whose asker was gone."""
+        """The number of chat replies that came too late."""
         self._engine = engine
         self._max_metadata = max_metadata_bytes
         self.peer = Peer(
@@ -97,11 +98,11 @@ class Attachment:
         self._open: dict[ChatKey, _Chat] = {}
         self._results: dict[ResultKey, _Result] = {}
         self._resent: set[ResultKey] = set()
-        """Completions that the trainer has asked for on this stream."""
+        """The delivered completions that were sent again on the present stream."""
         self._accepting: Counter[Record] = Counter()
-        """How often the answer to an Init that is not accepted yet is waited for."""
+        """For each rollout that is being accepted, the number of Inits that wait for the answer."""
         self._cancelling = 0
-        """Bytes of the answers to cancels that are not committed yet."""
+        """The bytes of the replies that wait until their cancels are committed."""
         self._stream: FrameStream | None = None
         self._delta = True
         self._chat_window = 0
@@ -115,11 +116,10 @@ class Attachment:
             "chat_reply": self._on_chat_reply,
             "complete_reply": self._on_complete_reply,
             "subscribe": self._on_subscribe,
-            "unsubscribe": self._on_unsubscribe,
+            "unsubscribe": lambda message: self.subscriptions.end(message.id),
             "window": self._on_window,
             "heartbeat": lambda _: None,
         }
-        """What to do with a frame, by its kind."""
 
     @property
     def attached(self) -> bool:
@@ -128,17 +128,20 @@ class Attachment:
 
     @property
     def needed(self) -> bool:
-        """Whether anything is left to do for this trainer."""
+        """Whether the trainer has a stream, an unfinished rollout, or an undelivered completion."""
         return self._stream is not None or bool(self.tenant.open or self.tenant.undelivered or self._results)
 
-    # What the engine asks.
+    # Calls of the engine.
 
     def chat(self, request: ChatRequest, /) -> "asyncio.Future[ChatResponse]":
-        """A ChatModel: asked when the trainer's window has room, asked again after a break."""
+        """Send a chat as soon as the trainer's window allows it. Implements ChatModel.
+
+        Until the chat is answered, it is sent again on each new stream.
+        """
         key = (request.rollout_id, request.attempt, request.sample, request.number)
         future: asyncio.Future[ChatResponse] = self._loop.create_future()
         chat = self._open.get(key)
-        if chat is not None:  # its asker had given up, and asks again: the answer is on its way
+        if chat is not None:  # a retry: the reply to the first call answers it
             chat.future = future
         else:
             chat = _Chat(key, request, future, self._delta)
@@ -149,7 +152,11 @@ class Attachment:
         return future
 
     def complete(self, completion: Completion, /, *, again: bool = False) -> "asyncio.Future[Outcome]":
-        """A ResultSink: sent at once, and again after a break. `again`: the trainer has asked for it before."""
+        """Send a completion at once. Implements ResultSink.
+
+        Until the completion is answered, it is sent again on each new stream. `again` is True if the completion was
+        already sent on the present stream.
+        """
         frame = complete_frame(completion)
         key = (completion.rollout_id, completion.attempt, completion.result_id)
         future: asyncio.Future[Outcome] = self._loop.create_future()
@@ -162,9 +169,9 @@ class Attachment:
     # The stream.
 
     def take(self, stream: FrameStream, hello: pb.TrainerHello, *, granted: int) -> None:
-        """Go on over this stream, both hellos said: what is unanswered is sent again.
+        """Use a new stream after both hellos. Send the unanswered chats and completions again on the new stream.
 
-        A stream there was before ends ABORTED. `granted` is the window that the hello told.
+        An older stream ends with ABORTED. `granted` is the window in the server's hello.
         """
         if self._stream is not None:
             self._stream.end(Aborted("another stream with this attachment id took over"))
@@ -187,7 +194,7 @@ class Attachment:
         self._ticking = self._engine.supervisor.every(ASK_AGAIN, RESEND_INTERVAL, partial(self._tick, stream))
 
     def leave(self, stream: FrameStream) -> None:
-        """A stream has ended."""
+        """Note the end of a stream."""
         if self._stream is stream:
             self._stream = None
             if self._ticking is not None:
@@ -195,14 +202,17 @@ class Attachment:
             self.subscriptions.end_all()
 
     def grant(self, window: int) -> None:
-        """How many rollouts this trainer may have open from now on."""
+        """Set the number of rollouts that this trainer may have open."""
         if window != self._rollout_window:
             self._rollout_window = window
             self._largest_rollout_window = max(window, self._largest_rollout_window)
-            self._send("window", pb.ServerWindow(max_open_rollouts=window))
+            self._send("window", pb.ServerWindow(max_open_rollouts=window), answer=False)
 
     def notify_draining(self, *, last: bool = False, kept: Sequence[Record] = ()) -> None:
-        """The server finishes; `kept` are the rollouts that stay in its journal."""
+        """Tell the trainer that the server drains.
+
+        If `last` is True, the stream ends. `kept` has the rollouts that stay in the journal for the next process.
+        """
         if self._stream is not None:
             refs = [pb.RolloutRef(rollout_id=record.rollout_id, attempt=record.attempt) for record in kept]
             self._stream.send(server_frame("draining", pb.Draining(last=last, kept=refs)))
@@ -210,7 +220,10 @@ class Attachment:
                 self._stream.end(Unavailable("the server has shut down"))
 
     def _tick(self, stream: FrameStream) -> None:
-        """Ask again what has been silent for long: what lies between may have lost it, though the stream lives."""
+        """Send each chat and completion again that has had no answer for chat_silence.
+
+        The reason is that a proxy can lose a frame.
+        """
         now = self._loop.time()
         before = now - self._engine.config.chat_silence
         for chat in list(self._open.values()):
@@ -222,7 +235,7 @@ class Attachment:
                 result.sent = now
 
     def _ask(self) -> None:
-        """Send the chats that the trainer's window has room for."""
+        """Send as many waiting chats as the trainer's window allows."""
         stream = self._stream
         while self._waiting and stream is not None and len(self._open) < self._chat_window:
             chat = self._waiting[0]
@@ -235,7 +248,7 @@ class Attachment:
             frame = chat_frame(chat_bytes(chat.request, delta=chat.delta, all_tools=False))
             if len(frame) > MAX_MESSAGE_BYTES:
                 raise InvalidArgument("messages", f"the chat has {len(frame)} bytes, more than {MAX_MESSAGE_BYTES}")
-        except Exception as error:  # the chats behind it still go out
+        except Exception as error:  # the error must not stop the chats after this one
             self._open.pop(chat.key, None)
             chat.future.set_exception(error)
             return
@@ -243,51 +256,41 @@ class Attachment:
         self._open[chat.key] = chat
         stream.send(frame)
 
-    # What the trainer sends.
+    # Frames of the trainer.
 
-    def _send(self, kind: str, message: Any) -> None:
+    def _send(self, kind: str, message: Any, *, answer: bool = True) -> None:
+        """Send a frame. `answer` says that the trainer asked for it. The stream limits the bytes of unread answers."""
         if self._stream is not None:
-            self._stream.send(server_frame(kind, message))
-
-    def _answer(self, kind: str, message: Any) -> None:
-        """Answer what may be asked without end."""
-        if self._stream is not None:
-            self._stream.answer(server_frame(kind, message))
+            (self._stream.answer if answer else self._stream.send)(server_frame(kind, message))
 
     def _on_open_rollouts(self, message: pb.OpenRollouts) -> None:
         unknown = [
             ref for ref in message.rollouts if not self._engine.rollouts.knows(self.owner, ref.rollout_id, ref.attempt)
         ]
-        self._answer("unknown_rollouts", pb.UnknownRollouts(rollouts=unknown))
+        self._send("unknown_rollouts", pb.UnknownRollouts(rollouts=unknown))
 
     def _on_init(self, message: rollout_pb2.InitRequest) -> None:
         rollout_id, attempt = message.rollout_id, message.attempt or 1
         full = self.tenant.open >= self._rollout_window and not self._engine.shutdown.draining
+        beyond = False
         try:
             beyond = full and not self._engine.rollouts.holds(self.owner, rollout_id, attempt)
-        except Unavailable as unread:
-            self._refuse_init(rollout_id, attempt, unread)
-            return
-        if beyond:
-            error = ResourceExhausted(f"the window is {self._rollout_window} open rollouts", retry_after=1.0)
-            self._engine.acceptance.rejected[error.code] += 1
-            if self.tenant.open >= self._largest_rollout_window:
-                raise error
-            self._refuse_init(rollout_id, attempt, error)
-            return
-        try:
+            if beyond:
+                self._engine.acceptance.rejected[ResourceExhausted.code] += 1
+                raise ResourceExhausted(f"the window is {self._rollout_window} open rollouts", retry_after=1.0)
             check_served(message, self._max_metadata)
             if message.HasField("callback"):
-                raise InvalidArgument("callback", "does not go with an attachment, where everything has its way")
+                raise InvalidArgument("callback", "does not go with an attachment: its stream carries all calls")
             record, started = self._engine.acceptance.begin(init_from_wire(message), owner=self.owner, peer=self.peer)
+            if self._accepting[record] >= MAX_EQUAL_INITS and not record.accepted.done():
+                raise ResourceExhausted("its answer is on its way", retry_after=1.0)
         except CallError as error:
+            if beyond and self.tenant.open >= self._largest_rollout_window:
+                raise
             self._refuse_init(rollout_id, attempt, error)
             return
         if record.accepted.done():
             self._answer_init(record, started)
-            return
-        if self._accepting[record] >= MAX_ASKED:
-            self._refuse_init(rollout_id, attempt, ResourceExhausted("its answer is on its way", retry_after=1.0))
             return
         self._accepting[record] += 1
         call, failed = self._engine.supervisor.call, self._failed
@@ -300,21 +303,20 @@ class Attachment:
             self._refuse_init(record.rollout_id, record.attempt, error)
             return
         response = init_answer(record, started)
-        send = self._send if started else self._answer
-        send("init_reply", pb.InitReply(rollout_id=record.rollout_id, attempt=record.attempt, response=response))
-        end = record.delivery
-        if end.completion is not None and not end.undelivered:  # the trainer asks again for a delivered one
-            self._resend_completion(end.completion)
-
-    def _resend_completion(self, completion: Completion) -> None:
+        reply = pb.InitReply(rollout_id=record.rollout_id, attempt=record.attempt, response=response)
+        self._send("init_reply", reply, answer=not started)
+        completion = record.delivery.completion
+        if completion is None or record.delivery.undelivered:
+            return
         key = (completion.rollout_id, completion.attempt, completion.result_id)
-        if key not in self._results:  # else its answer is awaited
+        # The trainer may have lost a delivered completion. take() sends the unanswered completions again anyway.
+        if key not in self._results:
             resent = self.complete(completion, again=key in self._resent)
             resent.add_done_callback(lambda call: call.cancelled() or call.exception())
             self._resent.add(key)
 
     def _refuse_init(self, rollout_id: str, attempt: int, error: CallError) -> None:
-        self._answer("init_reply", pb.InitReply(rollout_id=rollout_id, attempt=attempt, status=refusal(error)))
+        self._send("init_reply", pb.InitReply(rollout_id=rollout_id, attempt=attempt, status=refusal(error)))
 
     def _on_cancel(self, ask: pb.CancelAsk) -> None:
         reply = pb.CancelReply(id=ask.id)
@@ -335,14 +337,14 @@ class Attachment:
         self._engine.log.barrier(committed)
 
     def _failed(self, error: BaseException) -> None:
-        """An answer was not sent: end the stream, and the trainer asks again on its next one."""
+        """End the stream because an answer has failed. The trainer then sends its request again on the next stream."""
         if self._stream is not None:
             self._stream.end(Internal("an answer could not be sent; the server's log says why"))
 
     def _answer_cancel(self, reply: pb.CancelReply, error: CallError | None) -> None:
         if error is not None:
             reply.status.CopyFrom(refusal(error))
-        self._answer("cancel_reply", reply)
+        self._send("cancel_reply", reply)
 
     def _on_chat_reply(self, reply: pb.ChatReply) -> None:
         key = (reply.rollout_id, reply.attempt, reply.sample, reply.number)
@@ -373,22 +375,16 @@ class Attachment:
         result = self._results.get((reply.rollout_id, reply.attempt, reply.result_id))
         if result is None or result.future.done():
             return
-        future = result.future
         if reply.WhichOneof("result") == "status":
-            future.set_exception(refused(reply.status))
-            return
-        outcome = outcome_from_wire(reply.outcome)
-        if outcome is None:
-            future.set_exception(Unavailable("the trainer's answer tells no outcome"))
+            result.future.set_exception(refused(reply.status))
+        elif (outcome := OUTCOMES.names.get(reply.outcome)) is None:
+            result.future.set_exception(Unavailable("the trainer's answer has no outcome"))
         else:
-            future.set_result(outcome)
+            result.future.set_result(outcome)
 
     def _on_subscribe(self, message: pb.Subscribe) -> None:
         if self._stream is not None:
             self.subscriptions.begin(self._stream, message)
-
-    def _on_unsubscribe(self, message: pb.Unsubscribe) -> None:
-        self.subscriptions.end(message.id)
 
     def _on_window(self, message: pb.TrainerWindow) -> None:
         self._chat_window = message.max_open_chats

@@ -1,4 +1,4 @@
-"""All attachments of a server: hellos, who replaces whom, everybody's share, the grace period."""
+"""All attachments of a server: hellos, replaced streams, windows, and the grace period."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ from osmosis_grpc import __version__
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2
 from osmosis_grpc.engine import Engine, Peer
-from osmosis_grpc.engine.shares import Shares
+from osmosis_grpc.engine.fair_shares import Shares
 from osmosis_grpc.errors import CallError, ResourceExhausted, Unauthenticated
 from osmosis_grpc.link.call_metrics import CallSink
 from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES
@@ -21,8 +21,9 @@ from osmosis_grpc.link.frame_stream import Duplex, FrameStream
 from osmosis_grpc.server.attachment import Attachment
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.types.completion import clip, describe
+from osmosis_grpc.types.server_info import ServerLimits
 from osmosis_grpc.wire.attach import check_trainer_hello, server_frame
-from osmosis_grpc.wire.control import PROTOCOL, limits_to_wire
+from osmosis_grpc.wire.control import LIMITS, PROTOCOL
 
 log = logging.getLogger(__name__)
 
@@ -30,29 +31,29 @@ DIAL = job("server.dial", OnFailure.RESTART)
 GRACE = job("server.trainer_grace", OnFailure.RESTART)
 
 MAX_ATTACHMENTS = 1024
-"""Of all owners together, as far as they share evenly: see engine/shares.py."""
+"""The largest number of attachments. All owners share it (see engine/fair_shares.py)."""
 ACCEPT = "/osmosis.rollout.v1.TrainerService/Accept"
 _HEARTBEAT = server_frame("heartbeat", pb.Heartbeat())
 
 
 class Attachments:
-    """Made by the AgentServer, closed with it."""
+    """Makes, finds and drops attachments."""
 
     def __init__(self, engine: Engine, max_metadata_bytes: int) -> None:
         self._engine = engine
         self._max_metadata = max_metadata_bytes
         self._attachments: dict[str, Attachment] = {}
         self._held = Shares(MAX_ATTACHMENTS, engine.config.max_attachments_per_owner)
-        """How many each owner has."""
+        """The number of attachments of each owner."""
         self.calls: CallSink | None = None
         """Counts the streams that are opened to trainers."""
         self._graces: dict[str, asyncio.Task[None]] = {}
         self._dialling: list[asyncio.Task[None]] = []
 
     async def attach(self, call: Duplex, owner: str, address: str = "") -> None:
-        """A trainer has opened a stream: live on it until it ends. Raises the CallError that it ends with.
+        """Serve a stream that a trainer has opened, until the stream ends. Raises the CallError that ends the stream.
 
-        `address` is the trainer's, for the log.
+        `address` is the address of the trainer, for the log.
         """
         stream = FrameStream(call, _HEARTBEAT, waits=False)
         hello = await stream.hello(opener=True)
@@ -86,7 +87,7 @@ class Attachments:
         self._dialling.append(self._engine.supervisor.start(DIAL, partial(redial, connect, ended)))
 
     def expect(self, attachment_id: str, owner: str) -> Peer:
-        """A trainer whose rollouts another process left: it has the grace period to come back."""
+        """Return the peer for a trainer with rollouts of the previous process. The trainer's grace period begins."""
         attachment = self._attachments.get(attachment_id)
         if attachment is None:
             attachment = self._add(attachment_id, owner)
@@ -94,42 +95,23 @@ class Attachments:
         return attachment.peer
 
     def get(self, attachment_id: str) -> Attachment | None:
-        """Return an attachment that is open or within its grace period; None for any other id."""
+        """Return an attachment that is open or within its grace period, or None for any other id."""
         return self._attachments.get(attachment_id)
 
-    @property
-    def known(self) -> list[str]:
-        """The ids of all attachments that are open or within their grace period."""
-        return list(self._attachments)
-
-    @property
-    def away(self) -> int:
-        """How many trainers are within their grace period."""
-        return len(self._graces)
-
-    @property
-    def attached(self) -> int:
-        """How many trainers are attached now."""
-        return len(self._open())
-
     def drain(self) -> None:
-        """No new rollouts from now on."""
-        self._grant()
-        for attachment in self._open():
+        """Set all windows to 0, and tell all trainers that the server drains."""
+        self.grant()
+        for attachment in self.attached:
             attachment.notify_draining()
 
-    def end_drain(self) -> None:
-        """Take new rollouts again: the windows open."""
-        self._grant()
-
     async def close(self) -> None:
-        """Say so, and let the streams end."""
+        """Tell all trainers that the server ends, and end their streams."""
         parked = self._engine.shutdown.parked
-        for attachment in self._open():
+        for attachment in self.attached:
             attachment.notify_draining(last=True, kept=[r for r in parked if r.peer is attachment.peer])
         for timer in self._graces.values():
             timer.cancel()
-        if self._open():
+        if self.attached:
             await asyncio.sleep(0.05)
         for task in self._dialling:
             task.cancel()
@@ -145,7 +127,7 @@ class Attachments:
             grace.cancel()
         try:
             attachment.take(stream, hello, granted=granted)
-            self._grant()
+            self.grant()
             log.info("a trainer attached", extra={**trainer, "version": clip(hello.version, 64)})
             problem = await stream.run(attachment.handlers)
             return problem
@@ -165,7 +147,7 @@ class Attachments:
         if attachment is not None and attachment.owner != owner:
             raise Unauthenticated("the attachment belongs to another credential")
         if attachment is None:
-            if not self._held.room(owner):
+            if not self._held.available(owner):
                 raise ResourceExhausted(
                     f"there are {self._held.total} attachments, {self._held.used(owner)} of them this owner's",
                     retry_after=5.0,
@@ -180,67 +162,75 @@ class Attachments:
         return attachment
 
     def _left(self, attachment: Attachment) -> None:
-        """A stream has ended and no other has begun: wait for the trainer, then give its rollouts up."""
+        """Begin the grace period of a trainer without a stream, or drop its attachment if it has no work."""
         if attachment.needed and not self._engine.shutdown.closing:
             self._wait_for(attachment)
         elif self._attachments.pop(attachment.attachment_id, None) is not None:
             self._held.add(attachment.owner, -1)
-        self._grant()
+        self.grant()
 
     def _wait_for(self, attachment: Attachment) -> None:
-        clock = asyncio.get_running_loop().time
-        until = clock() + self._engine.config.trainer_grace
+        clock, grace = asyncio.get_running_loop().time, self._engine.config.trainer_grace
+        until = clock() + grace
 
         async def wait() -> None:
             await asyncio.sleep(max(0.0, until - clock()))
-            self._give_up(attachment)
+            if attachment.attached:
+                return
+            if attachment.tenant.open:
+                log.warning("a trainer was away for %g s: its %d rollouts end", grace, attachment.tenant.open)
+                self._engine.lose(attachment.tenant, grace)
+            self._graces.pop(attachment.attachment_id, None)
+            self._left(attachment)
 
         self._graces[attachment.attachment_id] = self._engine.supervisor.start(GRACE, wait)
 
-    def _give_up(self, attachment: Attachment) -> None:
-        if attachment.attached:
-            return
-        if attachment.tenant.open:
-            grace = self._engine.config.trainer_grace
-            log.warning("a trainer was away for %g s: its %d rollouts end", grace, attachment.tenant.open)
-            self._engine.lose(attachment.tenant, grace)
-        self._graces.pop(attachment.attachment_id, None)
-        self._left(attachment)
-
-    def _open(self) -> list[Attachment]:
+    @property
+    def attached(self) -> list[Attachment]:
+        """The trainers that are attached now."""
         return [attachment for attachment in self._attachments.values() if attachment.attached]
 
     def _share(self, owner: str, joining: Attachment | None = None) -> int:
-        """How many rollouts an attachment of an owner's may have open, one more of them counted."""
-        attached = Counter(attachment.owner for attachment in self._open() if attachment is not joining)
+        """Return the window that one more attachment of an owner gets."""
+        attached = Counter(attachment.owner for attachment in self.attached if attachment is not joining)
         attached[owner] += 1
         return self._window(attached, owner)
 
     def _window(self, attached: Mapping[str, int], owner: str) -> int:
-        """An even part for each owner, and of that one for each of its attachments."""
+        """Return the window of one attachment: the owner's even share, divided by the owner's attachments.
+
+        During a drain, return 0.
+        """
         if self._engine.shutdown.draining:
             return 0
         config = self._engine.config
         return max(1, (config.max_concurrent + config.queue_limit) // len(attached) // attached[owner])
 
-    def _grant(self) -> None:
-        attached = self._open()
-        owners = Counter(attachment.owner for attachment in attached)
-        windows = {owner: self._window(owners, owner) for owner in owners}
-        for attachment in attached:
-            attachment.grant(windows[attachment.owner])
+    def grant(self) -> None:
+        """Send each trainer its window, if the window has changed."""
+        owners = Counter(attachment.owner for attachment in self.attached)
+        for attachment in self.attached:
+            attachment.grant(self._window(owners, attachment.owner))
+
+    def limits(self) -> ServerLimits:
+        """Return the bounds that the server sets."""
+        return ServerLimits(
+            max_message_bytes=MAX_MESSAGE_BYTES,
+            max_metadata_bytes=self._max_metadata,
+            agent_timeout=self._engine.config.agent_timeout,
+        )
 
     def _hello(self, attachment_id: str, window: int) -> pb.ServerHello:
         engine = self._engine
         return pb.ServerHello(
             attachment_id=attachment_id,
-            process_uuid=engine.provenance.process_uuid,
+            process_uuid=engine.context.earlier_runs.process_uuid,
             journal_id=engine.journal.journal_id,
             version=__version__,
             protocol_min=PROTOCOL[0],
             protocol_max=PROTOCOL[1],
             max_open_rollouts=window,
-            limits=limits_to_wire(MAX_MESSAGE_BYTES, self._max_metadata, self._engine.config.agent_timeout),
-            agent_loops=sorted(engine.runnables),
+            limits=LIMITS.to_wire(self.limits()),
+            agent_loops=sorted(engine.context.runnables),
             draining=engine.shutdown.draining,
         )

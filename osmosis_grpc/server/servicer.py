@@ -1,7 +1,6 @@
-"""RolloutService: from the wire, call the engine, to the wire."""
+"""RolloutService: each method converts the request, calls the engine, and converts the result."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
 from typing import Any
 from urllib.parse import unquote
 
@@ -10,29 +9,25 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
 from osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2 import InitRequest, InitResponse
 from osmosis_grpc.engine import Engine
-from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES
+from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.server import requests
 from osmosis_grpc.server.attachments import Attachments
 from osmosis_grpc.server.callbacks import Callbacks
+from osmosis_grpc.server.config import ServerConfig
 from osmosis_grpc.server.requests import init_answer
 from osmosis_grpc.types import ToolDict
 from osmosis_grpc.types.requests import check_id
+from osmosis_grpc.types.server_info import AgentLoopInfo, ServerInfo
 from osmosis_grpc.wire import control as wire
-from osmosis_grpc.wire.rollout import check_served, init_from_wire, rollout_to_wire
+from osmosis_grpc.wire.rollout import ROLLOUT, check_served, init_from_wire
 
 MAX_PAGE_SIZE = 1000
-
-
-def peer_address(peer: str) -> str:
-    """Return HOST:PORT of what grpc calls a peer, such as ipv4:127.0.0.1:4711."""
-    return unquote(peer).partition(":")[2] or peer
 
 
 class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
     """The engine's methods as RPCs.
 
-    `owner` tells of a call's context whose the call is; `check_admin` refuses a call that is no administrator's;
-    `on_drain` begins a drain (true) or ends one.
+    `tools` lists the tools of each agent, for GetServerInfo. `on_drain` begins a drain (True) or ends it (False).
     """
 
     def __init__(
@@ -40,22 +35,21 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
         engine: Engine,
         callbacks: Callbacks,
         attachments: Attachments,
+        security: ServerSecurity,
+        config: ServerConfig,
         *,
-        max_metadata_bytes: int,
         tools: dict[str, list[ToolDict]],
         on_drain: Callable[[bool], Awaitable[None]],
-        owner: Callable[[Any], str],
-        check_admin: Callable[[Any], None],
     ) -> None:
         self._engine = engine
         self._callbacks = callbacks
         self._attachments = attachments
-        self._max_metadata = max_metadata_bytes
+        self._max_metadata = config.max_metadata_bytes
         self._tools = tools
         self._on_drain = on_drain
-        self._owner = owner
-        self._check_admin = check_admin
-        self._start_time = engine.clock.time()
+        self._owner: Callable[[Any], str] = security.authenticator() or (lambda context: "")
+        self._check_admin = security.check_admin
+        self._start_time = engine.context.clock.time()
 
     async def Init(self, request: InitRequest, context: Any) -> InitResponse:
         check_served(request, self._max_metadata)
@@ -63,7 +57,7 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
         peer = await self._callbacks.peer(init)
         record, started = await self._engine.init(init, owner=self._owner(context), peer=peer)
         if record.delivery.completion is not None and not started:
-            self._engine.resends.send(record)
+            self._engine.outbox.resend(record)
         return init_answer(record, started)
 
     async def Cancel(self, request: pb.CancelRequest, context: Any) -> pb.CancelResponse:
@@ -74,7 +68,7 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
     async def GetRollout(self, request: pb.GetRolloutRequest, context: Any) -> pb.GetRolloutResponse:
         check_id(request.rollout_id, "rollout_id")
         record = self._engine.rollouts.get(self._owner(context), request.rollout_id, request.attempt)
-        return pb.GetRolloutResponse(rollout=rollout_to_wire(await self._engine.rollouts.info(record)))
+        return pb.GetRolloutResponse(rollout=ROLLOUT.to_wire(await self._engine.rollouts.info(record)))
 
     async def ListRollouts(self, request: pb.ListRolloutsRequest, context: Any) -> pb.ListRolloutsResponse:
         rows, last = await self._engine.rollouts.page(
@@ -86,33 +80,35 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
             undelivered=request.undelivered,
         )
         page_token = str(last) if last else ""
-        return pb.ListRolloutsResponse(rollouts=[rollout_to_wire(row) for row in rows], next_page_token=page_token)
+        return pb.ListRolloutsResponse(rollouts=[ROLLOUT.to_wire(row) for row in rows], next_page_token=page_token)
 
-    async def StreamEvents(
+    def StreamEvents(
         self, request: pb.StreamEventsRequest, context: Any
     ) -> AsyncGenerator[pb.StreamEventsResponse, None]:
-        async with aclosing(requests.follow(self._engine, self._owner(context), request)) as stream:
-            async for response in stream:
-                yield response
+        return requests.follow(self._engine, self._owner(context), request)
 
     async def Attach(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
-        await self._attachments.attach(context, self._owner(context), peer_address(context.peer()))
+        peer = unquote(context.peer())  # such as ipv4:127.0.0.1:4711
+        await self._attachments.attach(context, self._owner(context), peer.partition(":")[2] or peer)
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Any) -> pb.GetServerInfoResponse:
         engine = self._engine
-        return wire.server_info_to_wire(
+        info = ServerInfo(
             version=__version__,
-            process_uuid=engine.provenance.process_uuid,
+            protocol_min=wire.PROTOCOL[0],
+            protocol_max=wire.PROTOCOL[1],
+            process_uuid=engine.context.earlier_runs.process_uuid,
             journal_id=engine.journal.journal_id,
             start_time=self._start_time,
-            tools=self._tools,
-            agent_versions=engine.provenance.versions,
+            agent_loops=[
+                AgentLoopInfo(name=name, tools=tools, version=engine.context.earlier_runs.versions.get(name, ""))
+                for name, tools in sorted(self._tools.items())
+            ],
             capacity=engine.capacity(),
-            max_message_bytes=MAX_MESSAGE_BYTES,
-            max_metadata_bytes=self._max_metadata,
-            agent_timeout=engine.config.agent_timeout,
+            limits=self._attachments.limits(),
             draining=engine.shutdown.draining,
         )
+        return wire.SERVER_INFO.to_wire(info)
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:
         self._check_admin(context)

@@ -1,4 +1,4 @@
-"""The --log folder: one .jsonl file per rollout, under a folder named for the time of the start."""
+"""The --log folder: one .jsonl file per rollout, in a subfolder whose name is the start time."""
 
 import dataclasses
 import hashlib
@@ -6,7 +6,6 @@ import json
 import re
 import time
 from collections.abc import Mapping
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from osmosis_grpc.types import InitRequest, TrajectoryEvent
 
 
 class TraceLog:
-    """An EventSink. File names are derived from rollout ids, never the ids themselves."""
+    """Writes events to files. Implements EventSink."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder) / str(int(time.time()))
@@ -28,37 +27,29 @@ class TraceLog:
             "rollout_id": event.rollout_id,
             "attempt": event.attempt,
             "number": event.number,
-            "event": _snake(type(event.kind).__name__),
-            "data": _plain(event.kind),
+            "event": re.sub(r"(?<!^)([A-Z])", r"_\1", type(event.kind).__name__).lower(),
+            "data": event.kind,
         }
         with self.path(event.rollout_id).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.write(json.dumps(row, ensure_ascii=False, default=_plain) + "\n")
 
     def path(self, rollout_id: str) -> Path:
-        """The file of a rollout."""
+        """Return the file of a rollout. Its name is made from the rollout id."""
         slug = re.sub(r"[^A-Za-z0-9_-]", "_", rollout_id)[:64]
         mark = hashlib.sha256(rollout_id.encode()).hexdigest()[:8]
         return self.folder / f"{slug}-{mark}.jsonl"
 
 
-def _snake(name: str) -> str:
-    return re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower()
-
-
 def _plain(value: Any) -> Any:
-    """A value as JSON; a request without its credentials."""
+    """Convert a value that json cannot write to a value that json can write. Leave out the credentials of a request."""
     if isinstance(value, InitRequest):
-        return _plain(dataclasses.replace(value.request, api_key=None))
+        return dataclasses.replace(value.request, api_key=None)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Enum):
-        return value.value
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, np.ndarray):
         return [None if item != item else item for item in value.tolist()]  # NaN differs from itself
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
+        return dict(value)
+    raise TypeError(f"a {type(value).__name__} cannot be written")

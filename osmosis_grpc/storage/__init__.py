@@ -1,13 +1,14 @@
-"""The disk of both programs: the agent server's journal and the trainer's ledger.
+"""The storage of both programs. The agent server has a journal, and the trainer has a ledger.
 
-`memory.py` and `journal/` implement the engine's Journal port, in memory and in SQLite; `ledger/` stores what the
-trainer promised. Both SQLite files use `sqlite/`: files with a version and checksums, one thread that commits, and code
-that reads a damaged file. `lock.py` keeps other processes out; `examine.py` finds what is damaged in either file.
+`memory_journal.py` and `journal/` implement the engine's Journal port in memory and in SQLite. `ledger/` has the
+trainer's Ledger port, and its implementation in SQLite. The journal and the ledger share `sqlite/`. It contains files
+with a version and checksums, one thread that commits, and the recovery of rows from a damaged file. `lock_file.py`
+allows only one process to open a file. `examine.py` reports the damage of a journal or a ledger.
 """
 
 from osmosis_grpc.storage.journal.reader import Reader
 from osmosis_grpc.storage.journal.schema import JournalError
-from osmosis_grpc.storage.journal.store import SqliteJournal
-from osmosis_grpc.storage.memory import MemoryJournal
+from osmosis_grpc.storage.journal.sqlite_journal import SqliteJournal
+from osmosis_grpc.storage.memory_journal import MemoryJournal
 
 __all__ = ["JournalError", "MemoryJournal", "Reader", "SqliteJournal"]

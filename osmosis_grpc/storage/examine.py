@@ -1,4 +1,4 @@
-"""What is sound in a journal or a ledger and what is not, for those who only look."""
+"""Counts the sound rows of a journal or a ledger, and lists the damaged rows. The file is not changed."""
 
 import sqlite3
 import tempfile
@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from osmosis_grpc.storage.journal.rows import EventRow, RolloutRow, Trail
+from osmosis_grpc.storage.journal.reader import Reader
+from osmosis_grpc.storage.journal.rows import RolloutRow
 from osmosis_grpc.storage.sqlite.database import check_version, look, problem_of
 from osmosis_grpc.storage.sqlite.file_schema import Row, Schema, Table
 from osmosis_grpc.storage.sqlite.pages import Pages
@@ -16,29 +17,28 @@ from osmosis_grpc.storage.sqlite.salvage import read_out
 
 
 class Finding(NamedTuple):
-    """Something damaged."""
+    """One damaged row."""
 
     rollout_id: str
-    """Empty where a row belongs to none."""
+    """Empty if the row belongs to no rollout."""
     attempt: int
     table: str
     row: str
-    """What names the row in its table."""
+    """The key of the row in its table."""
     what: str
 
 
 @dataclass
 class Examined:
-    """A file that was looked at."""
+    """The result for one file."""
 
     kind: str
     path: Path
     structure: str = ""
-    """What is wrong with the file itself; empty where nothing is."""
+    """A description of the damage in the file's structure, or empty if there is no damage."""
     lost: int = 0
-    """Rows that cannot be read."""
     sound: Counter[str] = field(default_factory=Counter)
-    """Rows, by table."""
+    """The number of sound rows, by table."""
     damaged: list[Finding] = field(default_factory=list)
 
     @property
@@ -48,7 +48,7 @@ class Examined:
 
 
 def examine(path: Path, schema: Schema) -> Examined:
-    """Look at a file, also while a process has it. Raises schema.error, OSError, sqlite3.Error."""
+    """Examine a file. A process can have the file open meanwhile. Raises schema.error, OSError, sqlite3.Error."""
     found = Examined(schema.kind, path)
     with closing(Pages(path, schema.page_size)) as pages:
         check_version(pages, path, schema)
@@ -61,7 +61,7 @@ def examine(path: Path, schema: Schema) -> Examined:
                 if not found.structure:
                     _rows(database, schema, found)
                     return found
-        with tempfile.TemporaryDirectory() as folder:  # what can be read is what the next start will read
+        with tempfile.TemporaryDirectory() as folder:  # the next start of the program reads the same rows
             fresh = Path(folder) / path.name
             salvaged = read_out(pages, fresh, schema)
             found.lost = pages.lost
@@ -74,21 +74,19 @@ def examine(path: Path, schema: Schema) -> Examined:
 def _rows(database: sqlite3.Connection, schema: Schema, found: Examined) -> None:
     for table in schema.tables.values():
         for row in database.execute(f"SELECT * FROM {table.name} NOT INDEXED"):  # noqa: S608
-            wrong = _wrong(table, row)
+            wrong = table.wrong(row)
             if wrong:
-                found.damaged.append(_finding(database, table, row, f"{wrong} does not agree"))
+                found.damaged.append(_finding(database, table, row, f"{wrong} does not match"))
             else:
                 found.sound[table.name] += 1
         found.sound[table.name] += 0
-    if schema.kind == "journal":
-        _trails(database, found)
-
-
-def _wrong(table: Table, row: Row) -> str:
-    try:
-        return table.wrong(row)
-    except Exception:  # a damaged value may be of any type
-        return "a value"
+    if schema.kind == "journal":  # the events of a rollout have the numbers 1, 2, 3 and so on
+        reader = Reader(database)
+        known = {(one.rollout_id, one.attempt) for one in found.damaged}
+        for row in map(RolloutRow._make, database.execute("SELECT * FROM rollouts NOT INDEXED")):
+            what = reader.damage(row)
+            if what and (row.rollout_id, row.attempt) not in known:
+                found.damaged.append(Finding(row.rollout_id, row.attempt, "events", "", what))
 
 
 def _finding(database: sqlite3.Connection, table: Table, row: Row, what: str) -> Finding:
@@ -105,15 +103,3 @@ def _finding(database: sqlite3.Connection, table: Table, row: Row, what: str) ->
         " ".join(str(row[at]) for at in table.key),
         what,
     )
-
-
-def _trails(database: sqlite3.Connection, found: Examined) -> None:
-    """Events that are missing: each rollout's are numbered from 1 on."""
-    trails: dict[int, Trail] = {}
-    for event in map(EventRow._make, database.execute("SELECT * FROM events ORDER BY position")):
-        trails.setdefault(event.sequence, Trail()).add(event)
-    known = {(one.rollout_id, one.attempt) for one in found.damaged}
-    for row in map(RolloutRow._make, database.execute("SELECT * FROM rollouts NOT INDEXED")):
-        what = trails.get(row.sequence, Trail()).wrong(row)
-        if what and (row.rollout_id, row.attempt) not in known:
-            found.damaged.append(Finding(row.rollout_id, row.attempt, "events", "", what))

@@ -1,7 +1,7 @@
-"""Owns every background task, thread and timer of this project, and says what the failure of each one means.
+"""Owns every background task, thread and timer of this project, and defines the consequence of their failures.
 
-A kind of background work is a Job, declared once, in the file that does the work. Nothing else in the project calls
-`create_task`, `ensure_future`, `Thread` or `call_later`; scripts/lint_supervision.py checks that.
+A Job is a kind of background work. The file that does the work declares the Job once. Other packages of the project do
+not call `create_task`, `ensure_future`, `Thread` or `call_later`. scripts/lint_supervision.py checks this rule.
 """
 
 from osmosis_grpc.supervise.backoff import Backoff

@@ -4,9 +4,9 @@ import random
 
 
 class Backoff:
-    """Pauses in seconds: the first is `first`, each later one is twice as long, up to `longest`.
+    """Pauses in seconds. The first pause is `first`. Each later pause is twice as long, up to `longest`.
 
-    Each is shortened at random by up to a half, so that many clients do not retry at the same moment.
+    Each pause is shortened at random by up to a half, so that many clients do not retry at the same moment.
     """
 
     __slots__ = ("_first", "_longest", "_pause")
@@ -17,14 +17,14 @@ class Backoff:
 
     @property
     def limit(self) -> float:
-        """The longest that the next pause can be."""
+        """The upper limit of the next pause."""
         return self._pause
 
     def next(self) -> float:
-        """Return the next pause, and make the following one longer."""
+        """Return the next pause, and make the pause after it longer."""
         pause, self._pause = self._pause, min(self._longest, self._pause * 2)
         return pause * random.uniform(0.5, 1.0)
 
     def reset(self) -> None:
-        """Begin again with the first pause."""
+        """Return to the first pause."""
         self._pause = self._first

@@ -1,4 +1,4 @@
-"""The kinds of background work: their names, and what a failure of each one means."""
+"""The kinds of background work: their names, and the consequence of a failure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ class OnFailure(StrEnum):
     """What happens when a job raises."""
 
     RESTART = "restart"
-    """It is logged and counted, and runs again after a backoff."""
+    """The failure is logged and counted. The job runs again after a backoff."""
     FAIL_OWNER = "fail_owner"
-    """The owner has failed: health is NOT_SERVING, the process ends with exit code 1. `report` gets the error, too, and
-    gives it to the waiting callers."""
+    """The owner fails. Its health becomes NOT_SERVING, and the process ends with exit code 1. `report` gets the error,
+    too, and gives the error to the waiting callers."""
     REPORT = "report"
-    """The error goes to the one rollout, stream or call that the job works for; everything else goes on."""
+    """The error goes to the one rollout, stream or call that the job works for. Nothing else fails."""
     RAISE = "raise"
     """The error is raised in the task that awaits the job."""
 
@@ -26,10 +26,10 @@ Kind = Literal["task", "thread", "timer", "callback"]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A kind of background work. Made by job()."""
+    """A kind of background work. job() makes a Job."""
 
     name: str
-    """PACKAGE.WORK, for example engine.sweep: the label of its log lines and of its counter."""
+    """PACKAGE.WORK, for example engine.sweep. Log lines contain the name. The counter of failures has it as a label."""
     on_failure: OnFailure
     kind: Kind = "task"
 
@@ -39,7 +39,7 @@ _faults: dict[str, BaseException] = {}
 
 
 def job(name: str, on_failure: OnFailure, kind: Kind = "task") -> Job:
-    """Declare a kind of background work, at import. Raises ValueError for a name that is taken."""
+    """Declare a kind of background work. Call it at import. Raises ValueError if the name is in use."""
     if name in _declared:
         raise ValueError(f"job {name} is declared twice")
     made = _declared[name] = Job(name, on_failure, kind)
@@ -47,23 +47,23 @@ def job(name: str, on_failure: OnFailure, kind: Kind = "task") -> Job:
 
 
 def declared() -> Mapping[str, Job]:
-    """All jobs of the modules that are imported, by name."""
+    """Return all jobs of the imported modules, by name."""
     return MappingProxyType(_declared)
 
 
 def inject(name: str, error: BaseException) -> None:
-    """Make a job raise `error` once, the next time it runs. For tests of what a failure does."""
+    """Make the next run of a job raise `error`. For tests."""
     if name not in _declared:
         raise KeyError(f"no job is called {name}")
     _faults[name] = error
 
 
 def injected(ran: Job) -> BaseException | None:
-    """Return what inject() was given for this job, once."""
+    """Remove and return the error that inject() has set for this job. Returns None if there is no error."""
     return _faults.pop(ran.name, None) if _faults else None
 
 
 def raise_injected(ran: Job) -> None:
-    """Raise what inject() was given for this job, once."""
+    """Remove and raise the error that inject() has set for this job, if there is an error."""
     if _faults and ran.name in _faults:
         raise _faults.pop(ran.name)

@@ -1,4 +1,4 @@
-"""The owner of background work: starts it, acts on its failure, and ends it."""
+"""Starts background work, handles its failures, and ends it."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from osmosis_grpc.supervise.unsupervised import BACKOFF, run_thread
 log = logging.getLogger(__name__)
 
 STABLE = 30.0
-"""Seconds after which a job that runs again counts as mended: its next pause is the first one."""
+"""When a job fails after more than this many seconds, its backoff begins with the first pause again."""
 
 T = TypeVar("T")
 Report = Callable[[BaseException], None]
@@ -24,24 +24,24 @@ Report = Callable[[BaseException], None]
 class Supervisor:
     """Owns the background work of one server, trainer or gateway. Belongs to one event loop.
 
-    `owner` names it in log lines. `on_failed` is called on the event loop, once, when a job fails that the owner
-    cannot do without.
+    `owner` is the name of the server, trainer or gateway in log lines. When the owner fails, the supervisor calls
+    `on_failed` once on the event loop.
     """
 
     def __init__(self, owner: str, on_failed: Report | None = None) -> None:
         self.owner = owner
         self.failures: Counter[str] = Counter()
-        """How often each job has failed, by its name."""
+        """The number of failures of each job, by the job's name."""
         self.failure: BaseException | None = None
-        """Why the owner has failed; None while it has not."""
+        """The error that made the owner fail, or None if the owner has not failed."""
         self.failed_job = ""
-        """The name of the job whose failure that was."""
+        """The name of the job that raised `failure`."""
         self._on_failed: list[Report] = [on_failed] if on_failed is not None else []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
 
     def add_listener(self, on_failed: Report) -> None:
-        """Call `on_failed` when the owner fails; at once when it has failed already."""
+        """Call `on_failed` when the owner fails. Calls it at once if the owner has failed already."""
         self._on_failed.append(on_failed)
         if self.failure is not None:
             on_failed(self.failure)
@@ -51,9 +51,9 @@ class Supervisor:
     def start(
         self, job: Job, work: Callable[[], Awaitable[T]], report: Report | None = None
     ) -> "asyncio.Task[T | None]":
-        """Run `work()` in a task. What it raises has the consequence that the job declares.
+        """Run `work()` in a task. An error has the consequence that the job declares.
 
-        `report` gets the error of a job with OnFailure.REPORT. The task itself never raises, except CancelledError.
+        `report` gets the error unless the job runs again. The task itself raises only CancelledError.
         """
         task = asyncio.get_running_loop().create_task(self._run(job, work, report), name=job.name)
         self._tasks.add(task)
@@ -61,9 +61,9 @@ class Supervisor:
         return task
 
     def every(self, job: Job, seconds: float, work: Callable[[], Any]) -> "asyncio.Task[None]":
-        """Call `work()` again and again, awaiting what it returns if that is awaitable, with a pause in between.
+        """Call `work()` every `seconds` seconds, and await its result if the result is a coroutine.
 
-        A call that raises is logged and counted; the next one comes after the same pause.
+        If a call raises, the error is logged and counted. The next call comes after the same pause.
         """
 
         async def rerun() -> None:
@@ -103,7 +103,7 @@ class Supervisor:
     def call_later(
         self, job: Job, seconds: float, callback: Callable[..., None], *args: Any, report: Report | None = None
     ) -> asyncio.TimerHandle:
-        """Call `callback(*args)` after a pause, as call() does. Cancel the handle to prevent it."""
+        """Call `callback(*args)` after a pause, as call() does. Cancel the handle to prevent the call."""
 
         def fire() -> None:
             if not self._closed:
@@ -112,7 +112,7 @@ class Supervisor:
         return asyncio.get_running_loop().call_later(max(0.0, seconds), fire)
 
     def call(self, job: Job, callback: Callable[..., Any], *args: Any, report: Report | None = None) -> None:
-        """Call `callback(*args)` now. What it raises has the consequence that its job declares."""
+        """Call `callback(*args)` now. An error has the consequence that the job declares."""
         try:
             raise_injected(job)
             callback(*args)
@@ -124,32 +124,32 @@ class Supervisor:
     # Threads.
 
     def thread(self, job: Job, step: Callable[[], bool], report: Report | None = None) -> threading.Thread:
-        """Call `step()` on a thread of its own until it returns False.
+        """Start a thread that calls `step()` until `step()` returns False.
 
-        A step that raises has the consequence that the job declares, on the event loop: RESTART calls the next step
-        after a backoff, anything else ends the thread.
+        An error of a step has the consequence that the job declares. This consequence happens on the event loop. With
+        OnFailure.RESTART, the thread calls the next step after a backoff. Otherwise the thread ends.
         """
         loop = asyncio.get_running_loop()
 
-        def call_on_loop(call: Callable[..., None], *args: Any) -> None:
+        def on_error(error: BaseException, pause: float | None) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(call, *args)
+                if pause is None:
+                    loop.call_soon_threadsafe(self.failed, job, error, report)
+                else:
+                    loop.call_soon_threadsafe(self._count, job, error, f"runs again in {pause:.1f} s")
 
-        def rerun(error: BaseException, pause: float) -> None:
-            call_on_loop(self._count, job, error, f"runs again in {pause:.1f} s")
-
-        return run_thread(job, step, rerun, lambda error: call_on_loop(self.failed, job, error, report))
+        return run_thread(job, step, on_error)
 
     # Failures.
 
     def failed(self, job: Job, error: BaseException, report: Report | None = None) -> None:
-        """Act on the failure of a job, as its declaration says. On the event loop."""
+        """Handle the failure of a job as the job declares it. Call it on the event loop."""
         needed = job.on_failure is not OnFailure.REPORT or report is None
         self._count(job, error, f"{self.owner} has failed" if needed else "")
         if report is not None:
             try:
                 report(error)
-            except Exception as second:  # the consequence itself fails: then the owner does
+            except Exception as second:  # if the report fails, the owner fails
                 log.exception("%s: the failure of %s could not be reported, so it has failed", self.owner, job.name)
                 error, needed = second, True
         if needed:
@@ -169,7 +169,10 @@ class Supervisor:
         log.error("%s: %s failed%s", self.owner, job.name, f"; {consequence}" if consequence else "", exc_info=error)
 
     async def close(self) -> None:
-        """Cancel all tasks and wait for them. Timers do nothing from now on; a thread ends by its own step."""
+        """Cancel all tasks, and wait until they end. Later timers do nothing.
+
+        A thread ends only when its step returns False.
+        """
         self._closed = True
         mine = asyncio.current_task()
         tasks = [task for task in self._tasks if task is not mine]

@@ -1,4 +1,7 @@
-"""Background work without a Supervisor: tasks that their starter awaits, and work outside of a server or trainer."""
+"""Starts background work without a Supervisor.
+
+Such work is a task that its caller awaits, or work outside of a server or trainer.
+"""
 
 import asyncio
 import logging
@@ -14,18 +17,18 @@ from osmosis_grpc.supervise.jobs import Job, OnFailure, injected, raise_injected
 log = logging.getLogger(__name__)
 
 BACKOFF = 0.1, 10.0
-"""Seconds before a failed job runs again: the first pause, and the longest."""
+"""The first and the longest pause, in seconds, before a failed job runs again."""
 
 failures: Counter[str] = Counter()
-"""How often each job without a Supervisor has failed, by its name. Jobs with OnFailure.RAISE are not counted."""
+"""The number of failures of each job without a Supervisor, by name. Jobs with OnFailure.RAISE are not counted."""
 
 T = TypeVar("T")
 
 
 def child(job: Job, work: Coroutine[Any, Any, T], **options: Any) -> "asyncio.Task[T]":
-    """A task that its starter awaits: what it raises is raised there (OnFailure.RAISE).
+    """Return a task that the caller awaits. The caller gets the task's error (OnFailure.RAISE).
 
-    `options` are those of create_task; the task has the job's name unless they name it.
+    `options` are the options of create_task. If they contain no name, the task has the job's name.
     """
     error = injected(job)
     if error is not None:
@@ -36,7 +39,7 @@ def child(job: Job, work: Coroutine[Any, Any, T], **options: Any) -> "asyncio.Ta
 
 
 def future(job: Job, work: Awaitable[T]) -> "asyncio.Future[T]":
-    """A future that its starter awaits: `work` itself if it is one, otherwise a child() that awaits it."""
+    """Return a future that the caller awaits. If `work` is a future, return `work`. Otherwise return a child()."""
     if asyncio.isfuture(work):
         return work
     return child(job, work if asyncio.iscoroutine(work) else _await(work))
@@ -47,30 +50,31 @@ def thread(
 ) -> threading.Thread:
     """Call `step()` on a daemon thread until it returns False.
 
-    If a step raises, a job with OnFailure.RESTART logs it and calls the next step after a backoff. Any other job ends
-    its thread, and calls `failed` with the error, on the thread.
+    If a step raises, the error is logged and counted. With OnFailure.RESTART, the thread calls the next step after a
+    backoff. Otherwise the thread calls `failed` with the error, and ends.
     """
 
-    def rerun(error: BaseException, pause: float) -> None:
-        failures[job.name] += 1
-        log.error("%s failed; runs again in %.1f s", job.name, pause, exc_info=error)
-
-    def ended(error: BaseException) -> None:
-        failures[job.name] += 1
-        log.error("%s failed", job.name, exc_info=error)
-        if failed is not None:
+    def on_error(error: BaseException, pause: float | None) -> None:
+        _count(job, error, "" if pause is None else f"; runs again in {pause:.1f} s")
+        if pause is None and failed is not None:
             failed(error)
 
-    return run_thread(job, step, rerun, ended)
+    return run_thread(job, step, on_error)
+
+
+def _count(job: Job, error: BaseException, consequence: str = "") -> None:
+    failures[job.name] += 1
+    log.error("%s failed%s", job.name, consequence, exc_info=error)
 
 
 def run_thread(
-    job: Job,
-    step: Callable[[], bool],
-    rerun: Callable[[BaseException, float], None],
-    ended: Callable[[BaseException], None],
+    job: Job, step: Callable[[], bool], on_error: Callable[[BaseException, float | None], None]
 ) -> threading.Thread:
-    """Start a thread that calls `step()`; `rerun` and `ended` are called on it after a step has raised."""
+    """Start a thread that calls `step()` until `step()` returns False.
+
+    After an error, the thread calls `on_error` with the error and the seconds before the next step. If `on_error` gets
+    None instead of seconds, the thread ends.
+    """
 
     def run() -> None:
         backoff = Backoff(*BACKOFF)
@@ -81,11 +85,10 @@ def run_thread(
                     return
                 backoff.reset()
             except BaseException as error:
-                if job.on_failure is not OnFailure.RESTART:
-                    ended(error)
+                pause = backoff.next() if job.on_failure is OnFailure.RESTART else None
+                on_error(error, pause)
+                if pause is None:
                     return
-                pause = backoff.next()
-                rerun(error, pause)
                 time.sleep(pause)
 
     made = threading.Thread(target=run, name=job.name, daemon=True)
@@ -101,8 +104,7 @@ def call_later(job: Job, seconds: float, callback: Callable[..., None], *args: A
             raise_injected(job)
             callback(*args)
         except Exception as error:
-            failures[job.name] += 1
-            log.error("%s failed", job.name, exc_info=error)
+            _count(job, error)
 
     return asyncio.get_running_loop().call_later(max(0.0, seconds), fire)
 

@@ -1,4 +1,4 @@
-"""The public test kit: run an agent loop without a server. `osmosis_grpc.testing.raw` tests other implementations."""
+"""The public test kit. It runs an agent loop without a server. `testing.raw` is for tests of other implementations."""
 
 from osmosis_grpc.testing.rollouts import collect_rollout, run_rollout
 from osmosis_grpc.testing.stream_pair import StreamEnd, stream_pair

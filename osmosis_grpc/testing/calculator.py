@@ -1,4 +1,4 @@
-"""A small agent that calculates with tools: what the demo runs, and a pattern to begin from."""
+"""A small agent that calculates with tools. The demo runs it, and it is an example for your own agent."""
 
 import math
 import re
@@ -41,7 +41,7 @@ TOOLS: dict[str, Callable[..., Awaitable[float]]] = {tool.__name__: tool for too
 
 
 def schema(name: str, description: str | None) -> dict[str, Any]:
-    """The schema of a tool with two numbers."""
+    """Returns the schema of a tool with two numbers."""
     number = {"type": "number"}
     parameters = {"type": "object", "properties": {"a": number, "b": number}, "required": ["a", "b"]}
     function = {"name": name, "description": description or name, "parameters": parameters}
@@ -49,7 +49,7 @@ def schema(name: str, description: str | None) -> dict[str, Any]:
 
 
 async def execute(tool_call: dict[str, Any]) -> dict[str, str]:
-    """One tool call, whatever the model wrote into it."""
+    """Runs one tool call. A bad call returns an error message for the model."""
     try:
         call_id, name, arguments = get_tool_call_info(tool_call)
     except ToolArgumentError as error:
@@ -63,7 +63,7 @@ async def execute(tool_call: dict[str, Any]) -> dict[str, str]:
 
 
 def compute_reward(messages: Sequence[Message], truth: str | None) -> float | None:
-    """1.0 when the last assistant message gives the true number after ####, else 0.0; None without a truth."""
+    """Returns 1.0 if the last assistant message has the true number after ####, else 0.0; None without a truth."""
     if truth is None:
         return None
     texts = [m["content"] for m in messages if m.get("role") == "assistant" and isinstance(m.get("content"), str)]
@@ -75,7 +75,7 @@ def compute_reward(messages: Sequence[Message], truth: str | None) -> float | No
 
 
 class CalculatorAgent(RolloutAgentLoop):
-    """Chats, calls the tools it is asked for, and ends when none is."""
+    """Chats, runs the tools that the model calls, and ends when the model calls none."""
 
     name = "calculator"
 

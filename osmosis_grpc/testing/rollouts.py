@@ -1,4 +1,4 @@
-"""Runs one rollout in this process: the real engine, a policy for a trainer, no sockets."""
+"""Runs one rollout in this process with the real engine and a policy, without sockets."""
 
 import asyncio
 import inspect
@@ -25,9 +25,9 @@ from osmosis_grpc.types import (
 async def run_rollout(
     agent_loop: RolloutAgentLoop, policy: Policy, messages: Sequence[Message] = (), **request: Any
 ) -> Completion:
-    """One rollout of an agent loop, from its messages to its completion. `policy` may be sync or async.
+    """Runs one rollout of an agent loop and returns its completion. `policy` can be a sync or an async function.
 
-    `request` are further fields of RolloutRequest. Raises Internal when get_tools fails.
+    `request` has further fields of RolloutRequest. Raises Internal if get_tools() fails.
     """
     return (await collect_rollout(agent_loop, policy, messages, **request))[0]
 
@@ -35,7 +35,7 @@ async def run_rollout(
 async def collect_rollout(
     agent_loop: RolloutAgentLoop, policy: Policy, messages: Sequence[Message] = (), **request: Any
 ) -> tuple[Completion, list[TrajectoryEvent]]:
-    """The same, with everything that happened in it."""
+    """Runs one rollout as run_rollout() does, and returns its completion and its events."""
     request.setdefault("rollout_id", f"test-{uuid.uuid4().hex[:8]}")
     done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
     seen: list[TrajectoryEvent] = []

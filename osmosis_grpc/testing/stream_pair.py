@@ -1,4 +1,4 @@
-"""Two ends of a stream call in memory, for tests of what runs over a call."""
+"""Two ends of a stream call in memory, for tests of code that uses a stream call."""
 
 import asyncio
 from collections import deque
@@ -29,7 +29,7 @@ class StreamEnd:
         return message
 
     async def write(self, message: bytes) -> None:
-        """Writes a message, as soon as fewer than `capacity` unread ones wait. Raises the error of cut()."""
+        """Waits until fewer than `capacity` unread messages wait, and writes a message. Raises the error of cut()."""
         await self._wire.until(lambda: len(self._outbox) < self._wire.capacity)
         self.written.append(message)
         self._put(message)
@@ -49,7 +49,7 @@ class StreamEnd:
 
 
 class _Wire:
-    """What the two ends share."""
+    """The state that the two ends share."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -67,9 +67,10 @@ class _Wire:
 def stream_pair(
     first: Callable[[bytes], Any], second: Callable[[bytes], Any], *, capacity: int = 1
 ) -> tuple[StreamEnd, StreamEnd]:
-    """Returns the ends of a stream call. `first` decodes what the first end writes, `second` what the second writes.
+    """Returns the two ends of a stream call.
 
-    `capacity` is the number of messages that an end may write before the other one reads.
+    `first` decodes the messages of the first end. `second` decodes the messages of the second end. Each end can write
+    `capacity` messages before the other end reads.
     """
     wire = _Wire(capacity)
     there: deque[Any] = deque()

@@ -21,17 +21,29 @@ or by callbacks, for networks that allow no streams:
 from osmosis_grpc.trainer import grpc_log_level  # noqa: F401 - before anything imports grpc
 
 # isort: split
+from osmosis_grpc.errors import (
+    Aborted,
+    AlreadyExists,
+    CallError,
+    FailedPrecondition,
+    InvalidArgument,
+    LedgerError,
+    MissingExtraError,
+    NotFound,
+    PermissionDenied,
+    TrainerFailed,
+    Unavailable,
+)
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.tls import ClientTls, ServerTls
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.trainer.advantage import Advantages, advantages
 from osmosis_grpc.trainer.batch import Batch, Row, Skipped, pad
-from osmosis_grpc.trainer.client import InitResult, RolloutClient
 from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.evaluate import Evaluation
 from osmosis_grpc.trainer.groups import GroupCounts, OutcomeGroup
-from osmosis_grpc.trainer.server import TrainerServer
+from osmosis_grpc.trainer.rollout_client import InitResult, RolloutClient
 from osmosis_grpc.trainer.servers import Server
 from osmosis_grpc.trainer.sync import SyncTrainer
 from osmosis_grpc.trainer.trainer import Trainer, TransportName
@@ -52,8 +64,11 @@ from osmosis_grpc.types import (
 from osmosis_grpc.types.server_info import DrainResult, ServerInfo
 
 __all__ = [
+    "Aborted",
     "Advantages",
+    "AlreadyExists",
     "Batch",
+    "CallError",
     "Callback",
     "CallbackTls",
     "CancelResult",
@@ -64,11 +79,17 @@ __all__ = [
     "Credentials",
     "DrainResult",
     "Evaluation",
+    "FailedPrecondition",
     "FailureReason",
     "Group",
     "GroupCounts",
     "InitResult",
+    "InvalidArgument",
+    "LedgerError",
+    "MissingExtraError",
+    "NotFound",
     "OutcomeGroup",
+    "PermissionDenied",
     "Policy",
     "RolloutClient",
     "RolloutRequest",
@@ -82,9 +103,10 @@ __all__ = [
     "TokenBlock",
     "Trainer",
     "TrainerConfig",
-    "TrainerServer",
+    "TrainerFailed",
     "TrajectoryEvent",
     "TransportName",
+    "Unavailable",
     "VersionSpan",
     "advantages",
     "pad",

@@ -1,4 +1,4 @@
-"""Advantages of a group's rollouts: how much better each one did than the others."""
+"""Advantages of a group's rollouts."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -27,34 +27,32 @@ _METHODS: dict[str, Callable[[Floats], Floats]] = {
 class Advantages(ArrayEquality):
     """The advantages of a group: one for each sample of each outcome, in order.
 
-    Where every rollout has one sample, that is one for each outcome.
+    If every rollout has one sample, there is one advantage for each outcome.
     """
 
     keys: tuple[tuple[str, str], ...]
-    """The rollout id and the name of the sample that each value is of. The name is empty for a rollout
-    without a sample."""
+    """The rollout id and the sample name of each value. The name is empty for a rollout without a sample."""
     values: NDArray[np.float32]
     """float32, shape (n,)."""
     rewards: NDArray[np.float32]
-    """float32, shape (n,): what was compared."""
+    """float32, shape (n,): the compared rewards."""
     zero_variance: bool
-    """Whether all compared rewards are equal: every value is 0, and the group teaches nothing."""
+    """Whether all compared rewards are equal. Then every value is 0."""
 
 
 def advantages(group: Iterable[Completion], method: Method = "grpo") -> Advantages:
-    """Compare the rollouts of one group by their rewards.
+    """Returns the advantages of the rollouts of one group.
 
     `group` is an OutcomeGroup, or the outcomes of one group. "grpo" is the reward minus the group's
     mean, divided by its standard deviation (with n - 1, as in TRL and verl); "grpo_no_std" leaves out
-    the division; "rloo" is the reward minus the mean of the others. Where the samples of a rollout
-    have different rewards, a sample is compared with the samples of its name.
+    the division; "rloo" is the reward minus the mean of the other rewards. If any rollout has samples
+    with different rewards, each sample is compared only with the samples of the same name.
 
-    Raises InvalidArgument for a method that is not known, and naming the rollout that failed, was an
-    evaluation or has no reward: it cannot be compared.
+    Raises InvalidArgument for an unknown method, and for a rollout that failed, was an evaluation or has no reward.
     """
     compare = _METHODS.get(method)
     if compare is None:
-        raise InvalidArgument("method", f"{method!r} is none of {', '.join(get_args(Method))}")
+        raise InvalidArgument("method", f"{method!r} is not one of {', '.join(get_args(Method))}")
     outcomes = _checked(group)
     rows = [
         (index, name, _reward(outcome, name))
@@ -79,7 +77,7 @@ def advantages(group: Iterable[Completion], method: Method = "grpo") -> Advantag
 
 
 def equal(rewards: Floats) -> bool:
-    """Whether all rewards are equal, but for rounding."""
+    """Returns whether all rewards are equal, except for rounding."""
     return len(rewards) < 2 or bool(np.ptp(rewards) <= 1e-9 * np.abs(rewards).max())
 
 

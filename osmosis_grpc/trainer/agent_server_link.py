@@ -4,6 +4,7 @@ The scheduler knows agent servers only as AgentServerLink. Each transport has it
 """
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,13 +14,18 @@ from typing import Any, Protocol
 from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, rollout_pb2
 from osmosis_grpc.engine.failpoints import reach
 from osmosis_grpc.errors import CallError, Internal, LedgerError
-from osmosis_grpc.storage.ledger.ledger import Ledger
-from osmosis_grpc.supervise import Job
+from osmosis_grpc.storage.ledger import Ledger
+from osmosis_grpc.supervise import Backoff, Job, OnFailure, Supervisor, job
 from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.trainer.chats.ledger_codec import init_bytes
 from osmosis_grpc.types import CancelResult, Completion, Outcome, RolloutRequest, TrajectoryEvent
 from osmosis_grpc.types.completion import describe
 from osmosis_grpc.wire.message import tools_from_wire
+
+LOST_PAUSES = 0.25, 10.0
+"""The first and the longest pause, in seconds, before a lost rollout runs again."""
+
+ASSIGNED = job("trainer.assigned", OnFailure.REPORT, "callback")
 
 RolloutKey = tuple[str, int]
 """A rollout's id and attempt."""
@@ -34,52 +40,45 @@ class Rollout:
     affinity_key: str = ""
     """Rollouts with the same key go to the same server."""
     server: "AgentServerLink | None" = None
-    """The server that it was sent to."""
+    """The server to which the rollout is assigned."""
     opened: bool = False
-    """Whether its Init was answered."""
-    opening: asyncio.Event | None = None
-    """Created by wait_until_opened(); set when its Init is answered or the rollout ends."""
+    """Whether the server has accepted the Init of this attempt."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the Init is accepted and when the rollout ends."""
     cancelled: bool = False
-    """Whether it was cancelled here. Then it is not run again when its server is lost."""
+    """Whether this trainer cancelled the rollout. A cancelled rollout does not run again when its server is lost."""
     waiters: int = 0
     abandoned: bool = False
-    """Whether its last waiter has left."""
+    """Whether the last waiting caller has left."""
     written: bool = True
-    """Whether its Init may be sent: the ledger has committed it, or there is no ledger."""
+    """Whether the Init may be sent, because the ledger has committed the Init or there is no ledger."""
     begun: bool = False
-    """Whether the ledger has it, perhaps with a lower attempt."""
+    """Whether the ledger has this attempt or a lower attempt of the rollout."""
     losses: list[str] = field(default_factory=list)
-    """Why each lost attempt was lost."""
+    """The reason for each loss, with the attempt."""
+    backoff: Backoff = field(default_factory=lambda: Backoff(*LOST_PAUSES))
+    """The pauses before the rollout runs again after a loss."""
+
+    def __post_init__(self) -> None:
+        self.done.add_done_callback(lambda _: self.changed.set())
 
     async def wait_until_opened(self) -> None:
-        """Wait until its Init is answered or the rollout ends. Raises the CallError that it is refused with."""
+        """Wait until the Init is accepted or the rollout ends. Raises the CallError of a refused rollout."""
         while not self.opened and not self.done.done():
-            if self.opening is None:
-                self.opening = asyncio.Event()
-                self.done.add_done_callback(self._wake)
-            self.opening.clear()
-            await self.opening.wait()
+            self.changed.clear()
+            await self.changed.wait()
         if self.done.done():
             self.done.result()
 
-    def set_opened(self) -> None:
-        """Record that its Init was answered."""
-        self.opened = True
-        self._wake()
-
-    def _wake(self, _: object = None) -> None:
-        if self.opening is not None:
-            self.opening.set()
-
     @property
     def key(self) -> RolloutKey:
-        """Its id and attempt."""
+        """The rollout's id and attempt."""
         return self.request.rollout_id, self.request.attempt
 
 
 @dataclass(slots=True)
 class Pin:
-    """How many rollouts of an affinity key one server runs, and has run."""
+    """Counts the rollouts with one affinity key on one server: the open rollouts, and all started rollouts."""
 
     open: int = 0
     started: int = 0
@@ -90,36 +89,40 @@ class Report:
     """A completion that an agent server reports."""
 
     server: "AgentServerLink | None"
-    """Where the rollout runs; None when it is at no server."""
+    """The server that runs the rollout; None when no server has the rollout."""
     completion: Completion
     raw: rollout_pb2.Completion
-    """The message as it came."""
+    """The message as received."""
     reply: Callable[[Outcome | CallError], None]
     """Answers the server."""
 
 
 def job_failed(job: Job, error: BaseException) -> Internal:
-    """Returns the error for the caller whose rollout a background job has failed."""
+    """Returns the error for the callers of a rollout after a background job has failed."""
     return Internal(f"{job.name} failed: {type(error).__name__}: {describe(error)}")
 
 
 class Owner(Protocol):
-    """The calls of a link to its owner, the scheduler."""
+    """The attributes and methods of the scheduler that a link uses."""
+
+    cache: ChatCache
+    ledger: Ledger | None
+    supervisor: Supervisor
 
     def changed(self) -> None:
-        """Send waiting rollouts: a server may have a free slot."""
+        """Send waiting rollouts, because a server may have a free slot."""
 
     def restart(self, rollout: Rollout, why: str) -> None:
         """Run a rollout again at once, with a higher attempt."""
 
     def lost(self, rollout: Rollout, why: str) -> None:
-        """Run a rollout that its server has lost again after a pause, or end it after too many attempts."""
+        """Run a lost rollout again after a pause, or end the rollout after too many losses."""
 
     def put_back(self, rollout: Rollout, after: float) -> None:
-        """Queue a rollout that a server refused for now; it is sent again after some seconds."""
+        """Wait `after` seconds, and then queue a rollout again that was refused for now."""
 
     def refused(self, rollout: Rollout, error: CallError) -> None:
-        """End a rollout that a server refused for good."""
+        """End a rollout with an error. The rollout is not retried."""
 
     def unwritten(self, rollout: Rollout, error: LedgerError) -> None:
         """Handle a rollout whose Init the ledger could not commit."""
@@ -133,10 +136,10 @@ class Owner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServerIdentity:
-    """What a server says of itself."""
+    """The identity that a server reports."""
 
     journal_id: str = ""
-    """Names its store; a server that has forgotten its rollouts has another one."""
+    """The id of the server's journal. After a server has lost its journal and its rollouts, it reports another id."""
     process_uuid: str = ""
     version: str = ""
     agent_loops: tuple[str, ...] = ()
@@ -145,40 +148,38 @@ class ServerIdentity:
 class AgentServerLink(ABC):
     """One agent server, as the scheduler sees it.
 
-    The link keeps the rollouts that were sent to the server until they end. A subclass sends them, and sends them
-    again after a break.
+    The link keeps each rollout that was sent to the server until the rollout ends. A subclass sends the rollouts, and
+    sends them again after a break.
     """
 
-    def __init__(
-        self, name: str, owner: Owner, cache: ChatCache, *, server_key: str = "", ledger: Ledger | None = None
-    ) -> None:
+    def __init__(self, name: str, owner: Owner, *, server_key: str = "") -> None:
         self.name = name
-        """Its target, or the address that it dialled from."""
+        """The server's target, or the address from which the server dialled in."""
         self.credential = ""
-        """The name of the credential that a server shows which dials in."""
+        """The name of the credential of a server that dials in."""
         self.server_key = server_key
         """The ledger's key for this server; empty when the ledger does not know it."""
         self.owner = owner
-        self.cache = cache
-        self.ledger = ledger
+        self.cache = owner.cache
+        ledger = self.ledger = owner.ledger
         kept, journal_id = ledger.attachment(server_key) if ledger is not None and server_key else ("", "")
         self.kept_attachment_id = kept
         self.identity = ServerIdentity(journal_id=journal_id)
-        """The newest."""
+        """The newest identity that the server reported."""
         self.window = 0
-        """How many rollouts may be open there."""
+        """How many rollouts may be open on the server."""
         self.rollouts: dict[RolloutKey, Rollout] = {}
-        """Rollouts that were sent there and have not ended."""
+        """Unfinished rollouts that are assigned to this server."""
         self.leaving: set[RolloutKey] = set()
-        """Rollouts that run elsewhere now and may still run there, too."""
+        """Attempts that may still run on this server, although their rollouts now run elsewhere."""
         self.pinned: dict[str, Pin] = {}
-        """By affinity key."""
+        """The pins, by affinity key."""
         self.problem: CallError | None = None
         """Why the last connection ended."""
         self.refusal: CallError | None = None
-        """Why it cannot be used. Set only while it has never been attached."""
+        """The permanent error of the last connection. Only a server that was never attached has one."""
         self.used = False
-        """Whether it was ever attached."""
+        """Whether the server was ever attached."""
 
     @property
     @abstractmethod
@@ -187,11 +188,11 @@ class AgentServerLink(ABC):
 
     @abstractmethod
     def send_init(self, rollout: Rollout) -> None:
-        """Send a rollout, if the server can be reached. Otherwise it is sent on the next connection."""
+        """Send a rollout if the server can be reached. Otherwise the rollout is sent on the next connection."""
 
     @abstractmethod
     def cancel(self, rollout_id: str, reason: str) -> "asyncio.Future[list[CancelResult]]":
-        """Cancel a rollout there, now or on the next connection. The future raises Unavailable."""
+        """Cancel a rollout on this server, now or on the next connection. The future raises Unavailable."""
 
     @abstractmethod
     def cancel_attempt(self, key: RolloutKey) -> None:
@@ -209,19 +210,19 @@ class AgentServerLink(ABC):
 
     @abstractmethod
     def part(self) -> None:
-        """Leave in good order: queued messages still go out."""
+        """End the connection after the queued messages are sent."""
 
     def close(self, error: Exception) -> None:  # noqa: B027 - a subclass without waits has nothing to end
-        """Fail every wait for this server with this error."""
+        """Raise this error from every call that waits for this server."""
 
     def lost(self, error: CallError) -> None:
-        """Give up waiting for the server. If it comes back, the rollouts that it ran are cancelled there."""
+        """Stop waiting for the server. If the server comes back, its earlier rollouts are cancelled on this server."""
         self.leaving.update(self.rollouts)
         self.close(error)
 
     @property
     def free(self) -> int:
-        """How many more rollouts may be sent there."""
+        """How many more rollouts may be sent to this server."""
         return self.window - len(self.rollouts) - len(self.leaving) if self.attached else 0
 
     def hosts(self, agent_loop: str) -> bool:
@@ -229,8 +230,8 @@ class AgentServerLink(ABC):
         return not agent_loop or agent_loop in self.identity.agent_loops
 
     def identify(self, identity: ServerIdentity) -> None:
-        """Take in what a server says of itself on a new connection."""
-        if identity.journal_id != self.identity.journal_id:  # it has forgotten its rollouts
+        """Record the identity that a server reports on a new connection."""
+        if identity.journal_id != self.identity.journal_id:  # the server has forgotten its rollouts
             self.leaving.clear()
         self.identity = identity
         if self.ledger is not None and self.server_key:
@@ -239,20 +240,22 @@ class AgentServerLink(ABC):
         self.used = True
 
     def start(self, rollout: Rollout) -> None:
-        """Assign a rollout to this server, and send it once the ledger has committed that."""
+        """Assign a rollout to this server. Send the rollout after the ledger has committed the assignment."""
         rollout.opened = False
         self.adopt(rollout)
         if self.ledger is None:
             self.send_init(rollout)
             return
         rollout.written = False
-        committed = partial(self._committed, rollout, rollout.key)
+        key, call = rollout.key, self.owner.supervisor.call
+        failed = partial(self._assignment_failed, rollout, key)
+        committed = partial(call, ASSIGNED, self._committed, rollout, key, report=failed)
         init = init_bytes(rollout.request)
         self.ledger.record_assignment(*rollout.key, init, self.server_key, rollout.affinity_key, committed)
 
     def _committed(self, rollout: Rollout, key: RolloutKey, _: Any, error: LedgerError | None) -> None:
         if self.rollouts.get(key) is not rollout:
-            return  # it has ended, or was assigned to another server
+            return  # the rollout has ended, or was assigned to another server
         if error is not None:
             self.release(rollout)
             self.owner.unwritten(rollout, error)
@@ -260,6 +263,11 @@ class AgentServerLink(ABC):
         reach("ledger.init.committed")
         rollout.written = rollout.begun = True
         self.send_init(rollout)
+
+    def _assignment_failed(self, rollout: Rollout, key: RolloutKey, error: BaseException) -> None:
+        if self.rollouts.get(key) is rollout:
+            self.release(rollout)
+            self.owner.refused(rollout, job_failed(ASSIGNED, error))
 
     def adopt(self, rollout: Rollout) -> None:
         """Assign a rollout to this server without sending it."""
@@ -282,22 +290,23 @@ class AgentServerLink(ABC):
                 del self.pinned[rollout.affinity_key]
 
     def abandon(self, rollout: Rollout) -> None:
-        """Release a rollout and cancel the attempt that runs there."""
+        """Release a rollout, and cancel the attempt that runs on this server."""
         self.release(rollout)
         self.leaving.add(rollout.key)
         self.cancel_attempt(rollout.key)
 
     def has_ended(self, rollout_id: str, attempt: int) -> None:
-        """Record that an attempt in `leaving`, or a lower one, runs there no more; attempt 0 means every one."""
+        """Record that this server no longer runs an attempt, nor lower attempts. Attempt 0 means all attempts."""
         for key in [key for key in self.leaving if key[0] == rollout_id and (key[1] <= attempt or not attempt)]:
             self.leaving.discard(key)
         self.owner.changed()
 
     def init_answered(self, rollout: Rollout, tools: Sequence[message_pb2.Tool]) -> bool:
-        """Open a rollout whose Init was accepted. Returns False, and refuses it, when its tools cannot be read."""
-        rollout.set_opened()
+        """Open a rollout whose Init was accepted. If its tools cannot be read, refuse the rollout and return False."""
+        rollout.opened = True
+        rollout.changed.set()
         try:
-            self.cache.set_tools(*rollout.key, tools_from_wire(tools, "tools"))
+            self.cache.rollout(*rollout.key, time.monotonic()).tools = tools_from_wire(tools, "tools")
         except CallError as unreadable:
             self.cancel(rollout.request.rollout_id, "its tools cannot be read").add_done_callback(retrieve)
             self.init_refused(rollout, Internal(f"the server's answer cannot be read: {unreadable}"))
@@ -307,7 +316,7 @@ class AgentServerLink(ABC):
         return True
 
     def init_refused(self, rollout: Rollout, error: CallError) -> None:
-        """Queue a rollout again that was refused for now, or end one that was refused for good."""
+        """Queue a refused rollout again if the error is retryable. Otherwise end the rollout."""
         self.release(rollout)
         if error.retryable:
             self.owner.put_back(rollout, 1.0 if error.retry_after is None else error.retry_after)
@@ -317,6 +326,6 @@ class AgentServerLink(ABC):
 
 
 def retrieve(done: "asyncio.Future[Any]") -> None:
-    """Mark the exception of a future as seen: its caller may have left."""
+    """Read the exception of a future, so that asyncio does not log it when the caller has left."""
     if not done.cancelled():
         done.exception()

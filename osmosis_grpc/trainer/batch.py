@@ -1,6 +1,6 @@
-"""From outcomes to padded NumPy arrays: pad().
+"""Converts outcomes to padded NumPy arrays: pad().
 
-Each segment is a row. Nothing is left out silently: what is not trained on is refused, or listed.
+Each segment is a row. An outcome without a row is refused, or listed in `skipped`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,20 +25,20 @@ Untrainable = Literal["raise", "skip"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Which segment a row is."""
+    """The segment of a row."""
 
     outcome: int
-    """The index of its outcome among those that pad() was given, groups counted by their outcomes."""
+    """The index of the row's outcome in the argument of pad(). Each outcome of a group has its own index."""
     rollout_id: str
     sample: str
-    """The name of its sample."""
+    """The name of the sample."""
     segment: int
     """The index of the segment in its sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """What was given to pad() and has no row."""
+    """An outcome or a sample without a row."""
 
     rollout_id: str
     sample: str
@@ -48,34 +48,34 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Batch(ArrayEquality):
-    """Padded rows, one for each segment. n is the number of rows, w the length of the longest."""
+    """Padded rows, one for each segment. n is the number of rows, w the length of the longest row."""
 
     ids: NDArray[np.int64]
-    """int64, shape (n, w): prompts and replies; `pad_id` where there is no token."""
+    """int64, shape (n, w): prompts and replies; `pad_id` for padding."""
     attention_mask: NDArray[np.bool_]
-    """bool, shape (n, w): where there is a token."""
+    """bool, shape (n, w): True for tokens, False for padding."""
     loss_mask: NDArray[np.bool_]
-    """bool, shape (n, w): where the token was sampled by the policy."""
+    """bool, shape (n, w): True for tokens that the policy sampled."""
     logprobs: NDArray[np.float32]
-    """float32, shape (n, w): of the token at the same place; 0.0 where the loss mask is False."""
+    """float32, shape (n, w): the logprob of each token; 0.0 where the loss mask is False."""
     versions: NDArray[np.int32]
     """int32, shape (n, w): the index in `version_names` of the policy version that sampled the token;
-    -1 where none did, or where the policy did not name its version."""
+    -1 for other tokens and for unknown versions."""
     version_names: tuple[str, ...]
     """The policy versions, in order of appearance."""
     rewards: NDArray[np.float32]
-    """float32, shape (n,): of the sample, else of the rollout."""
+    """float32, shape (n,): the reward of the sample, or else of the rollout."""
     advantages: NDArray[np.float32] | None
-    """float32, shape (n,): as given; None when none were given."""
+    """float32, shape (n,): as given; None without advantages."""
     lengths: NDArray[np.int64]
     """int64, shape (n,): tokens in the row."""
     truncated: NDArray[np.bool_]
-    """bool, shape (n,): whether the row lost its end."""
+    """bool, shape (n,): whether the row was truncated."""
     rows: tuple[Row, ...]
     skipped: tuple[Skipped, ...]
     pad_id: int
     side: Side
-    """Where the padding is."""
+    """The side of the padding."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -105,17 +105,18 @@ def pad(
     too_long: TooLong = "raise",
     untrainable: Untrainable = "raise",
 ) -> Batch:
-    """Make a batch of what there is to train on in `outcomes`: those of a group, of several, or any others.
+    """Returns a batch of the trainable samples of `outcomes`. `outcomes` may contain groups.
 
-    `advantages` are those of every group that the outcomes are from, or one number for each outcome, which all of
-    its samples get. An outcome that is not
-    trainable (it failed, was an evaluation, has no reward or no exact tokens) is refused by name;
-    with `untrainable="skip"` it is left out and listed in `skipped`. So is, always, a sample that is
-    not trainable beside one that is. A row is as long as its segment. A segment longer than
-    `max_length` is refused by name; with `too_long="truncate"` it loses its end, because the logprobs
-    of the tokens before stay exact, and with `too_long="skip"` it is left out and listed.
+    `advantages` are the Advantages of every group, or one number for each outcome. All samples of an outcome get its
+    number.
 
-    Raises InvalidArgument naming the argument, and the rollout where it is about one.
+    An outcome is not trainable if it failed, was an evaluation, or has no reward or no exact tokens. Such an outcome
+    raises InvalidArgument. With `untrainable="skip"`, the outcome is listed in `skipped` instead. If only some samples
+    of an outcome are untrainable, these samples are always listed. A segment longer than `max_length` raises
+    InvalidArgument. With `too_long="truncate"`, the segment loses its end, and the logprobs of the other tokens stay
+    exact. With `too_long="skip"`, the segment is listed.
+
+    Raises InvalidArgument with the names of the argument and the rollout.
     """
     for name, value, known in (
         ("side", side, Side),
@@ -123,7 +124,7 @@ def pad(
         ("untrainable", untrainable, Untrainable),
     ):
         if value not in get_args(known):
-            raise InvalidArgument(name, f"{value!r} is none of {', '.join(get_args(known))}")
+            raise InvalidArgument(name, f"{value!r} is not one of {', '.join(get_args(known))}")
     if max_length is not None and max_length < 1:
         raise InvalidArgument("max_length", f"{max_length} is less than 1")
     skipped: list[Skipped] = []
@@ -137,12 +138,12 @@ def pad(
     versions, names = np.full(shape, -1, dtype=np.int32), dict[str, int]()
     for number, (_, segment, _) in enumerate(found):
         length = min(len(segment.ids), width)
-        place = slice(0, length) if side == "right" else slice(width - length, width)
-        ids[number, place] = segment.ids[:length]
-        attention_mask[number, place] = True
-        loss_mask[number, place] = segment.mask()[:length]
-        logprobs[number, place] = segment.aligned_logprobs()[:length]
-        versions[number, place] = _versions(segment, names)[:length]
+        columns = slice(0, length) if side == "right" else slice(width - length, width)
+        ids[number, columns] = segment.ids[:length]
+        attention_mask[number, columns] = True
+        loss_mask[number, columns] = segment.mask()[:length]
+        logprobs[number, columns] = segment.aligned_logprobs()[:length]
+        versions[number, columns] = _versions(segment, names)[:length]
     lengths = np.array([len(each.segment.ids) for each in found], dtype=np.int64)
     rows = tuple(each.row for each in found)
     return Batch(
@@ -174,7 +175,7 @@ def _each(outcomes: Iterable[Completion | OutcomeGroup]) -> Iterator[Completion]
 
 
 def _segments(outcomes: Iterable[Completion], untrainable: Untrainable, skipped: list[Skipped]) -> Iterator[_Found]:
-    """Yields the segments to train on."""
+    """Yield the segments of trainable samples."""
     for index, outcome in enumerate(outcomes):
         samples = outcome.trainable_samples()
         if not samples and untrainable == "raise":
@@ -199,7 +200,7 @@ def _segments(outcomes: Iterable[Completion], untrainable: Untrainable, skipped:
 def _fitting(
     found: Iterable[_Found], max_length: int | None, too_long: TooLong, skipped: list[Skipped]
 ) -> Iterator[_Found]:
-    """Yields the segments that fit, or are cut."""
+    """Yield the segments that fit or may be truncated."""
     for each in found:
         row, length = each.row, len(each.segment.ids)
         if max_length is not None and length > max_length and too_long != "truncate":
@@ -216,7 +217,7 @@ def _fitting(
 
 
 def _versions(segment: Segment, names: dict[str, int]) -> NDArray[np.int32]:
-    """The number of each token's policy version, int32, shape (n,); a new version gets the next number."""
+    """Returns the index of each token's policy version, int32, shape (n,). Adds new versions to `names`."""
     versions = np.full(len(segment.ids), -1, dtype=np.int32)
     if segment.versions:
         numbers = [names.setdefault(span.version, len(names)) for span in segment.versions]
@@ -227,10 +228,13 @@ def _versions(segment: Segment, names: dict[str, int]) -> NDArray[np.int32]:
 def _of_rows(
     rows: Sequence[Row], advantages: Advantages | Iterable[Advantages] | Iterable[float] | None, outcomes: int
 ) -> NDArray[np.float32] | None:
-    """The advantage of each row's sample, or of its outcome where there is a number for each outcome."""
+    """Returns the advantage of each row."""
     if advantages is None:
         return None
-    listed = [advantages] if isinstance(advantages, Advantages) else _list(advantages)
+    try:
+        listed: list[Any] = [advantages] if isinstance(advantages, Advantages) else list(advantages)
+    except TypeError:
+        raise InvalidArgument("advantages", f"is a {type(advantages).__name__}; {_WANTED}") from None
     if listed and not all(isinstance(each, Advantages) for each in listed):
         return _numbers(listed, outcomes)[[row.outcome for row in rows]]
     known = dict(chain.from_iterable(zip(each.keys, each.values, strict=True) for each in listed))
@@ -247,15 +251,8 @@ def _of_rows(
 _WANTED = "pass advantages(group) for every group in the batch, or one number for each outcome"
 
 
-def _list(advantages: Iterable[Any]) -> list[Any]:
-    try:
-        return list(advantages)
-    except TypeError:
-        raise InvalidArgument("advantages", f"is a {type(advantages).__name__}; {_WANTED}") from None
-
-
 def _numbers(listed: list[Any], outcomes: int) -> NDArray[np.float32]:
-    """The advantage of each outcome, float32, shape (outcomes,). Raises InvalidArgument."""
+    """Returns the advantage of each outcome, float32, shape (outcomes,). Raises InvalidArgument."""
     try:
         values = np.asarray(listed)
     except (TypeError, ValueError):  # lists of several lengths

@@ -1,15 +1,12 @@
-"""A trainer's metrics for Prometheus: its metrics() by family, histograms, and its RPCs as gRFC A66 names them."""
+"""A trainer's metrics for Prometheus: the values of metrics(), histograms, and RPC metrics named as in gRFC A66."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
-from osmosis_grpc.observability.metric_families import OTHER, Family, Labels, Reading, Value, single
+from osmosis_grpc.observability.metric_families import OTHER, Family, Labels, Reading, Source, single
 from osmosis_grpc.observability.process_metrics import failures
 from osmosis_grpc.trainer.metrics import Metrics
 from osmosis_grpc.types import FailureReason
-
-if TYPE_CHECKING:
-    from osmosis_grpc.observability.exposition import PrometheusCollector
 
 _EVALUATION = "evaluation"
 ROLLOUTS = Family(
@@ -28,31 +25,31 @@ _REASONS = frozenset(str(reason) for reason in FailureReason)
 FAILURES = Family(
     "osmosis_trainer_failures_total",
     "counter",
-    "Failures, by whose fault they were. A rollout may be refused, too.",
+    "Failures by boundary and reason. Refused rollouts count, too.",
     ("boundary", "reason", _EVALUATION),
 )
 REWARD = Family("osmosis_trainer_reward_mean", "gauge", "Mean of the newest 1,024 rewards.", (_EVALUATION,))
 LAG_MEAN = Family(
     "osmosis_trainer_policy_lag_mean",
     "gauge",
-    "Versions that an outcome's oldest token is behind, on average.",
+    "Mean number of versions that an outcome's oldest token is behind.",
     (_EVALUATION,),
 )
 LAG_MAX = Family(
     "osmosis_trainer_policy_lag_max",
     "gauge",
-    "Versions that an outcome's oldest token is behind, at most.",
+    "Largest number of versions that an outcome's oldest token is behind.",
     (_EVALUATION,),
 )
 DURATION = Family(
     "osmosis_trainer_rollout_duration_seconds", "histogram", "Time that rollouts took on their server.", (_EVALUATION,)
 )
 CHAT_DURATION = Family("osmosis_trainer_chat_duration_seconds", "histogram", "Time that policy calls took.")
-OPEN = Family("osmosis_trainer_rollouts_open", "gauge", "Rollouts that are not over.")
+OPEN = Family("osmosis_trainer_rollouts_open", "gauge", "Unfinished rollouts.")
 CHATS_OPEN = Family("osmosis_trainer_chats_open", "gauge", "Policy calls in flight.")
 CHATS = Family("osmosis_trainer_chats_total", "counter", "Policy calls: answered, or failed.", ("result",))
 TOKENS = Family("osmosis_trainer_tokens_total", "counter", "Tokens of policy calls: prompt or sampled.", ("kind",))
-VERSION = Family("osmosis_trainer_policy_version", "gauge", "The policy's version, where that is a number.")
+VERSION = Family("osmosis_trainer_policy_version", "gauge", "The policy's version, if it is a number.")
 
 _BY_KIND = (ROLLOUTS, FROM_JOURNAL, FAILURES, REWARD, LAG_MEAN, LAG_MAX)
 _FAMILIES = (*_BY_KIND, OPEN, CHATS_OPEN, CHATS, TOKENS, VERSION)
@@ -69,20 +66,13 @@ _NAMES: dict[str, tuple[Family, Labels]] = {
     "policy/lag/max": (LAG_MAX, ()),
     "policy/version": (VERSION, ()),
 }
-"""The names of metrics() that stand for one value each."""
+"""Names of metrics() with their family and labels."""
 
 
-def prometheus(source: "TrainerMetrics") -> "PrometheusCollector":
-    """Returns a collector that an application registers. Raises MissingExtraError without prometheus_client."""
-    from osmosis_grpc.observability.exposition import PrometheusCollector
+class TrainerMetrics(Source):
+    """The metrics of one trainer as a Source. Any thread may read it.
 
-    return PrometheusCollector(source)
-
-
-class TrainerMetrics:
-    """A Source over what a trainer counts. Any thread may read it.
-
-    `flat` is its metrics(), `failed` counts the failures of its background jobs.
+    `flat` is the trainer's metrics(). `failed` counts the failures of its background jobs.
     """
 
     def __init__(self, metrics: Metrics, flat: Callable[[], dict[str, float]], failed: Mapping[str, int]) -> None:
@@ -91,17 +81,14 @@ class TrainerMetrics:
         self._failed = failed
 
     def read(self) -> Iterator[Reading]:
-        """See Source."""
-        found: dict[Family, dict[Labels, Value]] = {family: {} for family in _FAMILIES}
+        found: dict[Family, defaultdict[Labels, float]] = {family: defaultdict(float) for family in _FAMILIES}
         for name, value in self._flat().items():
-            place = _place(name)
-            if place is not None:
-                family, labels = place
-                before = found[family].get(labels, 0.0)
-                assert isinstance(before, float)
-                found[family][labels] = before + value
+            known = _family_of(name)
+            if known is not None:
+                family, labels = known
+                found[family][labels] += value
         for family, values in found.items():
-            yield family, list(values.items())
+            yield family, [*values.items()]
         training, evaluation = self._metrics.durations
         yield DURATION, [(("false",), training), (("true",), evaluation)]
         yield single(CHAT_DURATION, self._metrics.chat_durations)
@@ -110,8 +97,8 @@ class TrainerMetrics:
         yield from self._metrics.made_calls.read()
 
 
-def _place(name: str) -> tuple[Family, Labels] | None:
-    """Returns where a name of metrics() stands; None for a percentile, which the histograms have."""
+def _family_of(name: str) -> tuple[Family, Labels] | None:
+    """Returns the family and the labels of a name of metrics(); None if the name is not exported."""
     plain = name.removeprefix("evaluation/")
     first, _, rest = plain.partition("/")
     if plain in _NAMES:

@@ -1,4 +1,4 @@
-"""What Trainer.evaluate() returns."""
+"""Rollouts that measure the policy: Trainer.evaluate()."""
 
 from dataclasses import dataclass
 
@@ -7,23 +7,23 @@ from osmosis_grpc.types import Completion, CompletionStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """The outcomes of one evaluation, in order of their ends."""
+    """The outcomes of one evaluation, in the order in which the rollouts ended."""
 
     outcomes: tuple[Completion, ...] = ()
 
     @property
     def n(self) -> int:
-        """How many rollouts were run."""
+        """The number of rollouts."""
         return len(self.outcomes)
 
     @property
     def failed(self) -> int:
-        """How many did not complete. They have no reward, and none counts as 0."""
+        """The number of rollouts that did not complete. They do not count in the mean."""
         return sum(outcome.status is not CompletionStatus.COMPLETED for outcome in self.outcomes)
 
     @property
     def mean_reward(self) -> float | None:
-        """The mean of the rewards there are; None where there is none."""
+        """The mean reward; None without a reward."""
         rewards = [outcome.reward for outcome in self.outcomes if outcome.reward is not None]
         return sum(rewards) / len(rewards) if rewards else None
 

@@ -1,14 +1,13 @@
-"""Complete groups as they finish: Trainer.groups().
+"""Trainer.groups() runs each request as a group of rollouts.
 
-A group is yielded once its last member is over. Until then its outcomes are kept here. There are never
-more open groups than rollouts in flight, and one more that is being started.
+A group is yielded when its last member ends. Until then, GroupRun keeps its outcomes. The number of open groups is at
+most the number of rollouts in flight plus one.
 """
 
 import logging
-from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
@@ -16,31 +15,30 @@ from numpy.typing import NDArray
 
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.trainer.advantage import equal
-from osmosis_grpc.trainer.progress import Progress
-from osmosis_grpc.trainer.run import Requests, Run, reason_of
+from osmosis_grpc.trainer.run import Requests, Run, RunOptions, reason_of
 from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.types import Completion, CompletionStatus
 
 log = logging.getLogger(__name__)
 
 OnFailure = Literal["drop_group", "drop_member"]
-"""What becomes of a group when a member has failed and has no retry left."""
+"""What happens to a group after a member has failed for the last time."""
 MIN_MEMBERS = 2
-"""Fewer members cannot be compared with one another."""
+"""The fewest members that can be compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeGroup:
-    """The outcomes of one group. Iterating over it gives those that completed."""
+    """The outcomes of one group. Iterates over the completed outcomes."""
 
     id: str
-    """The id of the request that the group was made from."""
+    """The id of its request."""
     size: int
-    """How many members were asked for."""
+    """How many members were started."""
     outcomes: tuple[Completion, ...]
     """The members that completed, in order of their index."""
     failed: tuple[Completion, ...] = ()
-    """The last outcomes of the members that were dropped, in order of their index. Not to be trained on."""
+    """The last outcomes of the members that were dropped, in order of their index. Do not train on them."""
 
     def __iter__(self) -> Iterator[Completion]:
         return iter(self.outcomes)
@@ -55,12 +53,12 @@ class OutcomeGroup:
 
     @property
     def rewards(self) -> NDArray[np.float64]:
-        """The rewards of `outcomes`: float64, shape (n,), NaN where an outcome has none."""
+        """The rewards of `outcomes`: float64, shape (n,), NaN for an outcome without a reward."""
         return np.array([np.nan if outcome.reward is None else outcome.reward for outcome in self.outcomes])
 
     @property
     def zero_variance(self) -> bool:
-        """Whether all rewards are equal, so that the group teaches nothing."""
+        """Whether all rewards are equal. Such a group has no learning signal."""
         return equal(self.rewards)
 
     async def confirm(self) -> None:
@@ -71,123 +69,89 @@ class OutcomeGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCounts:
-    """What became of a trainer's groups since it was started."""
+    """Counts of a trainer's groups since it was started."""
 
     yielded: int = 0
     dropped: int = 0
     """Groups that were not yielded, because too many members had failed."""
     dropped_members: int = 0
-    """Members that had failed, in groups that were yielded."""
+    """Failed members of groups that were yielded."""
     retried: int = 0
     """Failed members that were started again."""
     zero_variance: int = 0
-    """Groups that were yielded with equal rewards, so that they teach nothing."""
+    """Yielded groups whose rewards are all equal."""
 
 
-@dataclass(slots=True)
-class _Open:
-    """A group with members that are not over."""
+class GroupRun(Run):
+    """One call of Trainer.groups()."""
 
-    completed: dict[int, Completion] = field(default_factory=dict)
-    failed: dict[int, Completion] = field(default_factory=dict)
+    name = "groups"
+    raises_known = True
 
-
-class Grouping:
-    """One call of Trainer.groups(). `counts` is counted up as GroupCounts names it."""
-
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        *,
-        group_size: int,
-        max_in_flight: int,
-        colocate_groups: bool,
-        retries: int,
-        on_failure: OnFailure,
-        counts: Counter[str],
-        progress: Progress | None = None,
-    ) -> None:
-        if group_size < MIN_MEMBERS:
-            raise ValueError(f"group_size: {group_size} is less than {MIN_MEMBERS}; use run() for single rollouts")
+    def __init__(self, scheduler: Scheduler, options: RunOptions, *, on_failure: OnFailure) -> None:
+        super().__init__(scheduler, options)
+        self._counts = scheduler.group_counts
+        size = self._size = options.group_size
+        if size < MIN_MEMBERS:
+            raise ValueError(f"group_size: {size} is less than {MIN_MEMBERS}; use run() for single rollouts")
         if on_failure not in get_args(OnFailure):
-            raise ValueError(f"on_failure: {on_failure!r} is none of {', '.join(get_args(OnFailure))}")
-        self._scheduler = scheduler
-        self._size = group_size
-        self._may_fail = group_size - MIN_MEMBERS if on_failure == "drop_member" else 0
-        self._counts = counts
-        self._hints = on_failure == "drop_group" and group_size > MIN_MEMBERS
-        self._open: dict[str, _Open] = {}
-        self._run = Run(
-            scheduler,
-            group_size=group_size,
-            max_in_flight=max_in_flight,
-            colocate_groups=colocate_groups,
-            retries=retries,
-            counts=counts,
-            progress=progress,
-            name="groups",
-            raises_known=True,
-        )
+            raise ValueError(f"on_failure: {on_failure!r} is not one of {', '.join(get_args(OnFailure))}")
+        self._may_fail = size - MIN_MEMBERS if on_failure == "drop_member" else 0
+        self._hints = on_failure == "drop_group" and size > MIN_MEMBERS  # log once, before the first yielded group
+        self._open: dict[str, dict[int, Completion]] = {}
+        """The outcomes of unfinished groups, by index."""
 
     async def groups(self, requests: Requests) -> AsyncGenerator[OutcomeGroup, None]:
         """See Trainer.groups()."""
-        async with aclosing(self._run.ended(requests)) as ended:
+        async with aclosing(self.ended(requests)) as ended:
             async for request, completion in ended:
                 assert request.group is not None
                 name = request.group.id
-                group = self._open.setdefault(name, _Open())
-                self._add(name, group, request.group.index, completion)
-                if len(group.failed) > self._may_fail:
+                group = self._open.setdefault(name, {})
+                if group.setdefault(request.group.index, completion) is not completion:
+                    raise InvalidArgument("rollout_id", f"two requests of one groups() have the id {name}")
+                if len(_members(group, completed=False)) > self._may_fail:
                     await self._drop(name, group, completion)
-                elif len(group.completed) + len(group.failed) == self._size:
+                elif len(group) == self._size:
                     yield self._finish(name, group)
 
-    def _add(self, name: str, group: _Open, index: int, completion: Completion) -> None:
-        if index in group.completed or index in group.failed:
-            raise InvalidArgument("rollout_id", f"two requests of one groups() have the id {name}")
-        ok = completion.status is CompletionStatus.COMPLETED
-        (group.completed if ok else group.failed)[index] = completion
-
-    def _finish(self, name: str, group: _Open) -> OutcomeGroup:
+    def _finish(self, name: str, group: dict[int, Completion]) -> OutcomeGroup:
         self._close(name)
         self._hints = False
         self._counts["yielded"] += 1
-        self._counts["dropped_members"] += len(group.failed)
-        for failed in group.failed.values():
-            log.warning("group %s goes without rollout %s: %s", name, failed.rollout_id, reason_of(failed))
-        made = OutcomeGroup(
-            id=name, size=self._size, outcomes=_in_order(group.completed), failed=_in_order(group.failed)
-        )
+        completed, failed = _members(group, completed=True), _members(group, completed=False)
+        self._counts["dropped_members"] += len(failed)
+        for each in failed:
+            log.warning("group %s goes without rollout %s: %s", name, each.rollout_id, reason_of(each))
+        made = OutcomeGroup(id=name, size=self._size, outcomes=completed, failed=failed)
         self._counts["zero_variance"] += made.zero_variance
         return made
 
-    async def _drop(self, name: str, group: _Open, last: Completion) -> None:
-        """Drop a group: cancel the members that run, and confirm the outcomes that nobody is going to see."""
-        untaken = self._run.abandon(name)
+    async def _drop(self, name: str, group: dict[int, Completion], last: Completion) -> None:
+        """Drop a group. Cancel its running members, and confirm its outcomes, because no caller gets them."""
+        untaken = self.abandon(name)
         self._close(name)
         self._counts["dropped"] += 1
+        hint = f'; on_failure="drop_member" yields groups of which at least {MIN_MEMBERS} members complete'
         log.warning(
             "group %s is dropped: rollout %s, attempt %d: %s%s",
             name,
             last.rollout_id,
             last.attempt,
             reason_of(last),
-            self._take_hint(),
+            hint if self._hints else "",
         )
-        for completion in (*group.completed.values(), *group.failed.values(), *untaken):
-            await completion.confirm()
-
-    def _take_hint(self) -> str:
-        """Returns, once, what keeps groups with a failed member, where no group has been yielded so far."""
-        if not self._hints:
-            return ""
         self._hints = False
-        return f'; on_failure="drop_member" yields groups of which at least {MIN_MEMBERS} members complete'
+        for completion in (*group.values(), *untaken):
+            await completion.confirm()
 
     def _close(self, name: str) -> None:
         del self._open[name]
         self._scheduler.unpin(name)
 
 
-def _in_order(members: dict[int, Completion]) -> tuple[Completion, ...]:
-    return tuple(members[index] for index in sorted(members))
+def _members(group: dict[int, Completion], *, completed: bool) -> tuple[Completion, ...]:
+    """Returns the members that completed, or the members that failed, in order of their index."""
+    return tuple(
+        group[index] for index in sorted(group) if (group[index].status is CompletionStatus.COMPLETED) is completed
+    )

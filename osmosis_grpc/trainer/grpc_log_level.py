@@ -1,7 +1,7 @@
-"""Keeps gRPC Core's INFO lines off a trainer's stderr: a failed TLS handshake is already an error of this package.
+"""Keeps gRPC Core's INFO lines off a trainer's stderr, because this package raises the same errors itself.
 
-Core reads GRPC_VERBOSITY when grpc is imported, so this module has to be imported before grpc. The environment is then
-as it was. A GRPC_VERBOSITY or GRPC_TRACE of the user's own decides instead, and so does an earlier import of grpc.
+Core reads GRPC_VERBOSITY when grpc is imported, so import this module before grpc. This module restores the
+environment. It does nothing if the user has set GRPC_VERBOSITY or GRPC_TRACE, or if grpc was imported before.
 """
 
 import os

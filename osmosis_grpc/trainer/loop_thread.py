@@ -1,6 +1,6 @@
-"""An event loop in a thread of its own, for callers that are not async.
+"""An event loop in its own thread, for callers that are not async.
 
-Nothing here knows a trainer: it runs awaitables and iterates async iterators for other threads.
+LoopThread runs awaitables and async iterators for other threads. It does not depend on Trainer.
 """
 
 import asyncio
@@ -34,14 +34,14 @@ class LoopThread:
         self._supervisor = Supervisor(name)
         self._thread: threading.Thread | None = None
         self._failure: TrainerFailed | None = None
-        """Why the thread has ended by itself."""
+        """The error that has ended the thread."""
         self._submitting = threading.Lock()
-        """Held while work is handed to the loop, so that none is handed to one that has stopped."""
+        """Held while work is submitted to the loop, so that no work is submitted to a stopped loop."""
         self._iterations: set[_Iteration[Any]] = set()
 
     @property
     def running(self) -> bool:
-        """Whether it was started and not stopped."""
+        """Whether the thread was started and not stopped."""
         return self._loop is not None
 
     def start(self) -> None:
@@ -61,9 +61,10 @@ class LoopThread:
             raise self._failure
 
     def call(self, work: Callable[[], Awaitable[T]], timeout: float | None = None) -> T:
-        """Await on the loop what `work` returns, and wait for it; a KeyboardInterrupt here cancels it there.
+        """Call `work` on the loop, await its result there, and return the value.
 
-        Raises what it raises, Unavailable after stop(), TimeoutError after `timeout` seconds.
+        A KeyboardInterrupt in the calling thread cancels the work. Raises the error of the work, Unavailable after
+        stop(), and TimeoutError after `timeout` seconds.
         """
         if self.is_own_thread():
             raise RuntimeError("a SyncTrainer is not for async code on its own loop: it would wait for itself")
@@ -71,12 +72,29 @@ class LoopThread:
         async def run() -> T:
             return await work()
 
+        def begin(loop: asyncio.AbstractEventLoop) -> None:
+            # The coroutine is made on the loop, so that no KeyboardInterrupt comes before the loop awaits it.
+            running = asyncio.run_coroutine_threadsafe(run(), loop)
+            future.add_done_callback(lambda _: running.cancel())
+            running.add_done_callback(report)
+
+        def report(done: "concurrent.futures.Future[T]") -> None:
+            if done.cancelled():
+                future.cancel()
+            elif future.set_running_or_notify_cancel():
+                error = done.exception()
+                if error is None:
+                    future.set_result(done.result())
+                else:
+                    future.set_exception(error)
+
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
         with self._submitting:
             if self._failure is not None:
                 raise self._failure
             if self._loop is None:
                 raise Unavailable("the trainer is not open: use it inside `with SyncTrainer(...) as trainer:`")
-            future = asyncio.run_coroutine_threadsafe(run(), self._loop)
+            self._loop.call_soon_threadsafe(begin, self._loop)
         try:
             return future.result(timeout)
         except concurrent.futures.CancelledError:
@@ -124,8 +142,9 @@ class LoopThread:
         self._iterations.discard(iteration)
         if self._loop is None:
             return
-        if self.is_own_thread():  # the garbage collector ran here
-            iteration.closing = self._supervisor.start(CLOSE, iteration.close, _logged)
+        if self.is_own_thread():  # the garbage collector closed the generator on this thread
+            # The supervisor logs an error; no caller waits for it.
+            iteration.closing = self._supervisor.start(CLOSE, iteration.close, lambda _: None)
         else:
             self.call(iteration.close)
 
@@ -134,15 +153,15 @@ class LoopThread:
             self._loop, self._stop = runner.get_loop(), asyncio.Event()
             self._loop.call_soon(started.set)
             try:
-                runner.run(_wait(self._stop))
-            except BaseException as error:  # what still runs is cancelled after this, and its callers get the failure
+                runner.run(self._stop.wait())
+            except BaseException as error:  # running calls are cancelled next, and raise this failure
                 self._failure, self._loop = TrainerFailed(LOOP.name, error), None
                 raise
         return False
 
 
 class _Iteration(Generic[T]):
-    """One async iterator, begun with its first value. Its methods run on the loop."""
+    """One async iterator. The first next() begins it. The methods run on the loop."""
 
     def __init__(self, begin: Callable[[], AsyncIterator[T]]) -> None:
         self.closing: asyncio.Task[None] | None = None
@@ -161,17 +180,9 @@ class _Iteration(Generic[T]):
             self._step = None
 
     async def close(self) -> None:
-        """End a step that has not ended, then the iterator. Idempotent."""
+        """Cancel a running next(), and then close the iterator. Idempotent."""
         if self._step is not None:
             self._step.cancel()
             await asyncio.wait({self._step})
         if isinstance(self._values, AsyncGenerator):
             await self._values.aclose()
-
-
-def _logged(error: BaseException) -> None:
-    """The supervisor has logged it, and no caller waits."""
-
-
-async def _wait(stop: asyncio.Event) -> None:
-    await stop.wait()

@@ -6,7 +6,9 @@ Metrics is called with outcomes and policy replies; it knows no transport and st
 import math
 import re
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -15,12 +17,30 @@ from osmosis_grpc.observability.metric_families import CHAT_SECONDS, ROLLOUT_SEC
 from osmosis_grpc.types import ChatResponse, Completion, CompletionStatus, RolloutRequest
 
 RECENT = 1024
-"""How many of the newest values a mean or a percentile is taken over."""
+"""Means and percentiles are computed from this many of the newest values."""
 MAX_REASONS = 64
-"""Kinds of failure that are counted by name; further ones are counted as `failures/other`."""
+"""The most kinds of failure that are counted by name; others are counted as `failures/other`."""
 _REASON_CHARS = 64
 _NOT_IN_NAMES = re.compile(r"[^\w.\- ]", re.ASCII)
-"""Characters that MLflow refuses in a name."""
+"""Characters that MLflow does not allow in a name."""
+
+
+_STATISTICS: dict[str, Callable[[list[float]], Any]] = {
+    "mean": np.mean,
+    "p50": partial(np.percentile, q=50),
+    "p95": partial(np.percentile, q=95),
+    "max": max,
+}
+
+_COUNTS = (
+    "chats/answered",
+    "chats/failed",
+    "rollouts/not_trainable",
+    "samples/trainable",
+    "samples/segments",
+    "tokens/prompt",
+    "tokens/sampled",
+)
 
 
 class Recent:
@@ -30,53 +50,35 @@ class Recent:
         self._values: deque[float] = deque(maxlen=RECENT)
 
     def add(self, value: float) -> None:
-        """Add a value; the oldest one goes when there are too many."""
+        """Add a value. If there are too many values, drop the oldest value."""
         self._values.append(value)
 
-    def mean(self, name: str) -> Iterator[tuple[str, float]]:
-        """Yields the mean; nothing without a value."""
+    def read(self, name: str, *statistics: str) -> Iterator[tuple[str, float]]:
+        """Yield the named statistics of _STATISTICS for the values. Yield nothing without a value."""
         values = list(self._values)
         if values:
-            yield f"{name}/mean", float(np.mean(values))
-
-    def spread(self, name: str) -> Iterator[tuple[str, float]]:
-        """Yields mean, p50 and p95; nothing without a value."""
-        yield from self.mean(name)
-        values = list(self._values)
-        if values:
-            p50, p95 = np.percentile(values, (50, 95))
-            yield f"{name}/p50", float(p50)
-            yield f"{name}/p95", float(p95)
-
-    def highest(self, name: str) -> Iterator[tuple[str, float]]:
-        """Yields mean and maximum; nothing without a value."""
-        yield from self.mean(name)
-        values = list(self._values)
-        if values:
-            yield f"{name}/max", float(max(values))
+            yield from ((f"{name}/{statistic}", float(_STATISTICS[statistic](values))) for statistic in statistics)
 
 
 class Tally:
-    """Outcomes of one kind: those to train on, or those of an evaluation."""
+    """Counts the outcomes of training, or of evaluations."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self._statuses: Counter[CompletionStatus] = Counter()
+        self.counts = Counter(dict.fromkeys([*map(_status, CompletionStatus), "rollouts/from_journal"], 0))
+        """The counts by name. Any thread may read them."""
         self._failures: Counter[str] = Counter()
-        self._from_journal = 0
         self._rewards, self._seconds, self._lags = Recent(), Recent(), Recent()
 
     def ended(self, outcome: Completion, version: str) -> None:
-        """Count an outcome; `version` is the policy's current one."""
-        self.count += 1
-        self._statuses[outcome.status] += 1
+        """Count an outcome. `version` is the policy's current version."""
+        self.counts[_status(outcome.status)] += 1
         if outcome.failure is not None:
             reason = _NOT_IN_NAMES.sub("_", (outcome.failure.reason or outcome.finish_reason)[:_REASON_CHARS])
             self._failed(f"{outcome.failure.boundary}/{reason or 'error'}")
         if outcome.reward is not None:
             self._rewards.add(outcome.reward)
-        if outcome.from_journal is not None:  # its times and versions are those of an earlier run
-            self._from_journal += 1
+        if outcome.from_journal is not None:  # its times and versions belong to an earlier run
+            self.counts["rollouts/from_journal"] += 1
             return
         self._seconds.add(outcome.metrics.total_latency_ms / 1000)
         lag = _lag(outcome, version)
@@ -84,90 +86,77 @@ class Tally:
             self._lags.add(lag)
 
     def refused(self, error: BaseException) -> None:
-        """Count a rollout that no server took."""
-        self.count += 1
-        self._statuses[CompletionStatus.FAILED] += 1
+        """Count a rollout that no server accepted."""
+        self.counts[_status(CompletionStatus.FAILED)] += 1
         self._failed(f"refused/{type(error).__name__}")
 
     def items(self, prefix: str) -> Iterator[tuple[str, float]]:
-        """Yields names with values."""
-        for status in CompletionStatus:
-            yield f"{prefix}rollouts/{status.lower()}", float(self._statuses[status])
-        yield f"{prefix}rollouts/from_journal", float(self._from_journal)
-        for reason, times in list(self._failures.items()):
-            yield f"{prefix}failures/{reason}", float(times)
-        yield from self._rewards.mean(f"{prefix}reward")
-        yield from self._seconds.spread(f"{prefix}rollout_seconds")
-        yield from self._lags.highest(f"{prefix}policy/lag")
+        """Yield the names with their values."""
+        for name, count in [*self.counts.items(), *self._failures.items()]:
+            yield f"{prefix}{name}", float(count)
+        yield from self._rewards.read(f"{prefix}reward", "mean")
+        yield from self._seconds.read(f"{prefix}rollout_seconds", "mean", "p50", "p95")
+        yield from self._lags.read(f"{prefix}policy/lag", "mean", "max")
 
     def _failed(self, reason: str) -> None:
-        known = reason in self._failures or len(self._failures) < MAX_REASONS
-        self._failures[reason if known else "other"] += 1
+        name = f"failures/{reason}"
+        known = name in self._failures or len(self._failures) < MAX_REASONS
+        self._failures[name if known else "failures/other"] += 1
 
 
 class Metrics:
-    """Of one trainer, since it was made. See Trainer.metrics()."""
+    """The metrics of one trainer since its start. See Trainer.metrics()."""
 
     def __init__(self) -> None:
         self._training, self._evaluation = Tally(), Tally()
-        self._not_trainable = self._samples = self._segments = 0
-        self._answered = self._unanswered = self._prompt_tokens = self._sampled_tokens = 0
+        self._counts = Counter(dict.fromkeys(_COUNTS, 0))
         self._chat_seconds = Recent()
         self.durations = Histogram(ROLLOUT_SECONDS), Histogram(ROLLOUT_SECONDS)
-        """Of rollouts that were trained on, and of evaluations."""
+        """The durations of rollouts for training, and of evaluations."""
         self.chat_durations = Histogram(CHAT_SECONDS)
         self.answered_calls, self.made_calls = Calls("server"), Calls("client")
-        """The RPCs that the trainer answers, and those that it makes."""
+        """The RPCs that the trainer answers and makes."""
 
     def ended(self, outcome: Completion, version: str) -> None:
-        """Count an outcome; `version` is the policy's current one."""
+        """Count an outcome. `version` is the policy's current version."""
         self._tally(outcome).ended(outcome, version)
         if outcome.from_journal is None:
             self.durations[outcome.evaluation].observe(outcome.metrics.total_latency_ms / 1000)
         if outcome.evaluation or outcome.status is not CompletionStatus.COMPLETED:
             return
         samples = outcome.trainable_samples().values()
-        self._not_trainable += not samples
-        self._samples += len(samples)
-        self._segments += sum(len(sample.segments) for sample in samples)
+        self._counts["rollouts/not_trainable"] += not samples
+        self._counts["samples/trainable"] += len(samples)
+        self._counts["samples/segments"] += sum(len(sample.segments) for sample in samples)
 
     def refused(self, request: RolloutRequest, error: BaseException) -> None:
-        """Count a rollout that no server took."""
+        """Count a rollout that no server accepted."""
         self._tally(request).refused(error)
 
     def answered(self, reply: ChatResponse, seconds: float) -> None:
-        """Count a policy call that gave this reply after some seconds."""
-        self._answered += 1
+        """Count a policy call with its reply and its duration."""
+        self._counts["chats/answered"] += 1
         self._chat_seconds.add(seconds)
         self.chat_durations.observe(seconds)
         prompt = None if reply.prompt_ids is None else reply.prompt_prefix + len(reply.prompt_ids)
         sampled = None if reply.tokens is None else len(reply.tokens.ids)
-        self._prompt_tokens += _used(reply, "prompt_tokens") if prompt is None else prompt
-        self._sampled_tokens += _used(reply, "completion_tokens") if sampled is None else sampled
+        self._counts["tokens/prompt"] += _used(reply, "prompt_tokens") if prompt is None else prompt
+        self._counts["tokens/sampled"] += _used(reply, "completion_tokens") if sampled is None else sampled
 
     def unanswered(self) -> None:
-        """Count a policy call that gave no reply."""
-        self._unanswered += 1
+        """Count a policy call without a reply."""
+        self._counts["chats/failed"] += 1
 
     def read(self, *, open_rollouts: int, open_chats: int, version: str) -> dict[str, float]:
-        """Returns everything by name; see Trainer.metrics()."""
+        """Returns all values by name; see Trainer.metrics()."""
         values = dict(self._training.items(""))
-        values |= {
-            "rollouts/open": float(open_rollouts),
-            "chats/open": float(open_chats),
-            "chats/answered": float(self._answered),
-            "chats/failed": float(self._unanswered),
-            "rollouts/not_trainable": float(self._not_trainable),
-            "samples/trainable": float(self._samples),
-            "samples/segments": float(self._segments),
-            "tokens/prompt": float(self._prompt_tokens),
-            "tokens/sampled": float(self._sampled_tokens),
-        }
-        values.update(self._chat_seconds.spread("chat_seconds"))
+        current = {"rollouts/open": open_rollouts, "chats/open": open_chats}
+        values |= {name: float(value) for name, value in (current | self._counts).items()}
+        values.update(self._chat_seconds.read("chat_seconds", "mean", "p50", "p95"))
         number = _number(version)
         if number is not None:
             values["policy/version"] = number
-        if self._evaluation.count:
+        if self._evaluation.counts.total():
             values.update(self._evaluation.items("evaluation/"))
         return values
 
@@ -175,14 +164,18 @@ class Metrics:
         return self._evaluation if marked.evaluation else self._training
 
 
+def _status(status: CompletionStatus) -> str:
+    return f"rollouts/{status.lower()}"
+
+
 def _used(reply: ChatResponse, name: str) -> int:
-    """A token count of the reply's usage; 0 when there is none."""
+    """Returns a token count of the reply's usage; 0 if there is none."""
     count = (reply.usage or {}).get(name)
     return count if isinstance(count, int) and count > 0 else 0
 
 
 def _lag(outcome: Completion, version: str) -> float | None:
-    """How many versions the oldest sampled token is behind; None where versions are missing or no numbers."""
+    """Returns how many versions the oldest sampled token is behind; None if a version is missing or not a number."""
     current = _number(version)
     spans = [span for sample in outcome.samples.values() for segment in sample.segments for span in segment.versions]
     numbers = [_number(span.version) for span in spans]

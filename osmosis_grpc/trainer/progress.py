@@ -1,6 +1,6 @@
-"""Shows how many rollouts run, ended and failed: a bar on a terminal, plain lines elsewhere.
+"""Shows how many rollouts run, ended and failed: a bar on a terminal, otherwise plain lines.
 
-A Progress observes rollouts by their futures and starts none. It draws on the event loop, now and then.
+A Progress observes the futures of rollouts. It draws on the event loop.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from operator import length_hint
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.types import Completion, CompletionStatus, RolloutRequest
@@ -25,31 +25,16 @@ _LINE_PERIOD = 5.0
 _QUIET_LINE_PERIOD = 60.0
 """Seconds between lines while nothing changes."""
 _REFRESHES = 10
-"""Draws that refresh() makes between two draws of the timer: one takes about a millisecond."""
+"""The most draws by refresh() between two draws by the timer; a draw takes about a millisecond."""
 _RATE_OVER = 256
-"""Ends that the shown rate is taken over."""
-
-
-class Display(Protocol):
-    """Where the numbers are drawn."""
-
-    period: float
-    """Seconds between draws."""
-    refreshes: bool
-    """Whether draw() may be called more often."""
-
-    def draw(self, text: str, ended: int, total: int | None) -> None:
-        """Draw the numbers of now."""
-
-    def finish(self, text: str, ended: int, total: int | None) -> None:
-        """Draw the last numbers, and leave the terminal as it was."""
+"""The shown rate is computed from the newest ends of rollouts, this many."""
 
 
 class Progress:
     """Counts the rollouts of one run(). Used as a context manager, on the event loop's thread.
 
-    `total` is how many are expected, None where that is not known. It draws on `file`, by default stderr. A bar needs
-    a terminal and rich (the extra `server`); without one of them lines are written.
+    `total` is the expected number of rollouts, None if unknown. Progress draws on `file`, by default stderr. A bar
+    needs a terminal and rich (the extra `server`). Otherwise Progress writes lines.
     """
 
     def __init__(
@@ -62,17 +47,17 @@ class Progress:
         self._rewards = 0.0
         self._began = time.monotonic()
         self._ends: deque[float] = deque([self._began], _RATE_OVER)
-        self._display: Display | None = None
+        self._display: Lines | Bar | None = None
         self._task: asyncio.Task[None] | None = None
         self._refreshed = 0
 
     def watch(self, done: "asyncio.Future[Completion]") -> None:
-        """Count a rollout as started, and as ended when its future is done; one with an exception has failed."""
+        """Count a rollout as started, and as ended when its future is done. An exception counts as failed."""
         self._started += 1
         done.add_done_callback(self._count)
 
     def refresh(self) -> None:
-        """Draw a bar anew, before code runs that may print or block the event loop. Lines keep their period."""
+        """Draw the bar again, because the caller's code may block the event loop next. Lines keep their period."""
         if self._display is not None and self._display.refreshes and self._refreshed < _REFRESHES:
             self._refreshed += 1
             self._draw()
@@ -81,7 +66,7 @@ class Progress:
         if self._file is not None:  # a process may have no stderr
             self._display = _display(self._file)
             self._draw()
-            self._task = self._supervisor.start(DRAW, self._draw_again_and_again)
+            self._task = self._supervisor.every(DRAW, self._display.period, self._redraw)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -90,7 +75,7 @@ class Progress:
         self._draw(last=True)
 
     def __str__(self) -> str:
-        """The numbers of now, for example "37 of 64 done, 8 in flight, 1 failed, mean reward 0.531, 12.4/s"."""
+        """Returns the numbers, for example "37 of 64 done, 8 in flight, 1 failed, mean reward 0.531, 12.4/s"."""
         of = "" if self._total is None else f" of {max(self._total, self._started)}"
         mean = f", mean reward {self._rewards / self._rewarded:.3f}" if self._rewarded else ""
         seconds = time.monotonic() - self._ends[0]
@@ -98,25 +83,17 @@ class Progress:
         return f"{self._ended}{of} done, {self._started - self._ended} in flight, {self._failed} failed{mean}{rate}"
 
     def _count(self, done: "asyncio.Future[Completion]") -> None:
-        if done.cancelled() or done.exception() is not None:
-            self._end(failed=True)
-            return
-        outcome = done.result()
-        if outcome.reward is not None:
+        outcome = None if done.cancelled() or done.exception() is not None else done.result()
+        if outcome is not None and outcome.reward is not None:
             self._rewarded += 1
             self._rewards += outcome.reward
-        self._end(failed=outcome.status is not CompletionStatus.COMPLETED)
-
-    def _end(self, *, failed: bool) -> None:
         self._ended += 1
-        self._failed += failed
+        self._failed += outcome is None or outcome.status is not CompletionStatus.COMPLETED
         self._ends.append(time.monotonic())
 
-    async def _draw_again_and_again(self) -> None:
-        while self._display is not None:
-            await asyncio.sleep(self._display.period)
-            self._refreshed = 0
-            self._draw()
+    def _redraw(self) -> None:
+        self._refreshed = 0
+        self._draw()
 
     def _draw(self, *, last: bool = False) -> None:
         display = self._display
@@ -125,16 +102,18 @@ class Progress:
         total = None if self._total is None else max(self._total, self._started)
         try:
             (display.finish if last else display.draw)(str(self), self._ended, total)
-        except (OSError, ValueError) as error:  # the file is closed: the rollouts go on
+        except (OSError, ValueError) as error:  # the file is closed, but the rollouts continue
             self._display = None
             log.warning("progress is not shown any more: %s", error)
 
 
 class Lines:
-    """A line now and then, when something has changed."""
+    """Writes a line when the numbers have changed."""
 
     period = _LINE_PERIOD
+    """Seconds between draws."""
     refreshes = False
+    """Whether draw() may be called more often."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -142,20 +121,20 @@ class Lines:
         self._written = time.monotonic()
 
     def draw(self, text: str, ended: int, total: int | None) -> None:
-        """Write a line when rollouts have ended since the last one, or a minute has passed."""
+        """Write a line if rollouts have ended since the last line, or if the last line is a minute old."""
         now = time.monotonic()
         if ended != self._ended or now - self._written >= _QUIET_LINE_PERIOD:
             self.finish(text, ended, total)
 
     def finish(self, text: str, ended: int, total: int | None) -> None:
-        """Write a line."""
+        """Write a line with the current numbers."""
         self._ended, self._written = ended, time.monotonic()
         self._file.write(f"rollouts: {text}\n")
         self._file.flush()
 
 
 class Bar:
-    """A bar of rich's, refreshed by draw(). What is printed on the same terminal stands above it."""
+    """A progress bar of rich. Other output on the terminal appears above it."""
 
     period = _BAR_PERIOD
     refreshes = True
@@ -176,11 +155,11 @@ class Bar:
         self._bar.start()
 
     def draw(self, text: str, ended: int, total: int | None) -> None:
-        """Draw the bar anew."""
+        """Draw the bar."""
         self._bar.update(self._task, description=text, completed=ended, total=total, refresh=True)
 
     def finish(self, text: str, ended: int, total: int | None) -> None:
-        """Draw the bar for the last time; it stays on the screen."""
+        """Draw the bar for the last time. The bar stays on the screen."""
         try:
             self.draw(text, ended, total)
         finally:
@@ -200,7 +179,7 @@ def shown(
     return Progress(expected * group_size if expected else None, supervisor=supervisor)
 
 
-def _display(file: TextIO) -> Display:
+def _display(file: TextIO) -> Lines | Bar:
     if file.isatty():
         try:
             from rich.console import Console

@@ -1,4 +1,4 @@
-"""A trainer's requests, checked before anything is sent."""
+"""Checks the requests of a trainer before they are sent."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -13,7 +13,7 @@ from osmosis_grpc.types.requests import check_id
 from osmosis_grpc.wire.rollout import init_to_wire
 
 MAX_INIT_BYTES = MAX_MESSAGE_BYTES - 64 * 1024
-"""What is left of a message for a request, its callback and its frame beside it."""
+"""The most bytes of a request. The rest of a message is for the callback and the frame."""
 
 
 class RolloutFields(TypedDict, total=False):
@@ -40,7 +40,7 @@ class RolloutFields(TypedDict, total=False):
 
 
 def _plain_kinds() -> Iterator[tuple[str, type]]:
-    """Yields the fields of RolloutRequest that hold a str, an int or a bool, perhaps None, with that type."""
+    """Yield the fields of RolloutRequest whose type is str, int or bool, with or without None."""
     for name, hint in get_type_hints(RolloutRequest).items():
         for kind in get_args(hint) if isinstance(hint, UnionType) else (hint,):
             if kind in (str, int, bool):
@@ -51,7 +51,7 @@ _KINDS = dict(_plain_kinds())
 
 
 def checked(request: RolloutRequest | None, changes: RolloutFields | Mapping[str, Any]) -> RolloutRequest:
-    """A request, or its fields by name. Raises TypeError, and InvalidArgument naming the field."""
+    """Returns the request with `changes`. Raises TypeError, and InvalidArgument with the field's name."""
     if request is not None and not isinstance(request, RolloutRequest):
         raise TypeError(f"a RolloutRequest or its fields by name is needed, not a {type(request).__name__}")
     unknown = sorted(changes.keys() - {field.name for field in fields(RolloutRequest)})
@@ -77,6 +77,6 @@ def checked(request: RolloutRequest | None, changes: RolloutFields | Mapping[str
 
 
 def check_selection(rollout_id: str, group_id: str, *, everything: bool) -> None:
-    """Raises InvalidArgument unless a cancel names exactly one of a rollout, a group and everything."""
+    """Raise InvalidArgument unless exactly one of a rollout, a group and everything is selected."""
     if sum(map(bool, (rollout_id, group_id, everything))) != 1:
         raise InvalidArgument("selection", "name a rollout_id, a group_id, or everything=True")

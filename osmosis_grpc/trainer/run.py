@@ -1,16 +1,16 @@
-"""Many rollouts at a time: what Trainer.run() and Trainer.groups() are built on."""
+"""Many rollouts at a time: Trainer.run(), and the base of groups() and evaluate()."""
 
 import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, InvalidArgument, LedgerError, OsmosisValidationError
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer.agent_server_link import Rollout, job_failed
-from osmosis_grpc.trainer.progress import Progress
+from osmosis_grpc.trainer.progress import Progress, shown
 from osmosis_grpc.trainer.request_check import checked
 from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.types import Completion, CompletionStatus, Failure, FailureReason, Group, RolloutRequest
@@ -23,42 +23,50 @@ Requests = Iterable[RolloutRequest] | AsyncIterable[RolloutRequest]
 Ended = tuple[RolloutRequest, Completion]
 
 REMEMBERED = 65_536
-"""Requests that a run remembers, so that it refuses a request that comes a second time."""
+"""A run remembers the ids of this many requests, and refuses a second request with the same id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How a run treats its requests. Raises ValueError for a number that is too small."""
+
+    group_size: int
+    """How many rollouts each request makes."""
+    max_in_flight: int
+    """How many rollouts may run at a time."""
+    colocate_groups: bool
+    """Whether all rollouts of a group go to one server."""
+    retries: int = 0
+    """How often a failed rollout is run again."""
+    progress: bool = False
+    """Whether stderr shows the progress."""
+
+    def __post_init__(self) -> None:
+        if self.group_size < 1 or self.max_in_flight < 1:
+            raise ValueError("group_size and max_in_flight are at least 1")
+        if self.retries < 0:
+            raise ValueError(f"retries: {self.retries} is negative")
 
 
 class Run:
-    """One call of Trainer.run() or groups(): takes requests while there are slots, hands out what ended as it ends."""
+    """One call of Trainer.run(). Starts rollouts while slots are free. Yields each completion when its rollout ends.
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        *,
-        group_size: int,
-        max_in_flight: int,
-        colocate_groups: bool,
-        retries: int = 0,
-        counts: Counter[str] | None = None,
-        changes: Mapping[str, Any] | None = None,
-        progress: Progress | None = None,
-        name: str = "run",
-        raises_known: bool = False,
-    ) -> None:
-        """`name` is the method in error messages. With `raises_known` an id that is over is an error."""
-        if group_size < 1 or max_in_flight < 1:
-            raise ValueError("group_size and max_in_flight are at least 1")
-        if retries < 0:
-            raise ValueError(f"retries: {retries} is negative")
+    Trainer.groups() and Trainer.evaluate() use subclasses.
+    """
+
+    name = "run"
+    """The method of Trainer, for error messages."""
+    raises_known = False
+    """Whether the run raises an error when the rollout of a request has ended before."""
+    changes: ClassVar[Mapping[str, Any]] = {}
+    """Fields that are set in every request."""
+
+    def __init__(self, scheduler: Scheduler, options: RunOptions) -> None:
         self._scheduler = scheduler
-        self._group_size = group_size
-        self._colocate_groups = colocate_groups
-        self._progress = progress
-        self._name = name
-        self._raises_known = raises_known
+        self._options = options
+        self._progress: Progress | None = None
         self._fed: dict[tuple[str, int], None] = {}
-        self._retries = retries
-        self._counts = Counter() if counts is None else counts
-        self._changes = changes or {}
-        self._slots = asyncio.Semaphore(max_in_flight)
+        self._slots = asyncio.Semaphore(options.max_in_flight)
         self._finished: asyncio.Queue[Rollout | BaseException | None] = asyncio.Queue()
         self._started: Counter[Rollout] = Counter()
         self._tries: Counter[str] = Counter()
@@ -66,38 +74,41 @@ class Run:
         """The id of the request whose members are being started."""
 
     async def ended(self, requests: Requests) -> AsyncGenerator[Ended, None]:
-        """Yields requests with their completions, in order of their ends. See Trainer.run()."""
-        report = self._finished.put_nowait
-        feeder = self._scheduler.supervisor.start(
-            FEED, lambda: self._feed(requests), lambda error: report(job_failed(FEED, error))
-        )
-        self._scheduler.runs.add(report)
-        try:
-            fed = False
-            while self._started or not fed or not self._finished.empty():
-                finished = await self._finished.get()
-                if self._scheduler.failure is not None:
-                    raise self._scheduler.failure
-                if isinstance(finished, BaseException):
-                    raise finished
-                if finished is None:
-                    fed = True
-                elif finished in self._started:  # else its group was abandoned
-                    completion = self._over(finished)
-                    if not self._start_again(finished, completion):
-                        self._slots.release()
-                        yield finished.request, completion
-        finally:
-            self._scheduler.runs.discard(report)
-            self._scheduler.earlier.report()
-            feeder.cancel()
-            for rollout in list(self._started):
-                self._leave(rollout)
+        """Yield each request with its completion when the rollout ends. See Trainer.run()."""
+        scheduler, options, report = self._scheduler, self._options, self._finished.put_nowait
+        with shown(options.progress, requests, options.group_size, scheduler.supervisor) as self._progress:
+            feeder = scheduler.supervisor.start(
+                FEED, lambda: self._feed(requests), lambda error: report(job_failed(FEED, error))
+            )
+            scheduler.runs.add(report)
+            try:
+                fed = False
+                while self._started or not fed or not self._finished.empty():
+                    finished = await self._finished.get()
+                    if scheduler.failure is not None:
+                        raise scheduler.failure
+                    if isinstance(finished, BaseException):
+                        raise finished
+                    if finished is None:
+                        fed = True
+                    elif finished in self._started:  # otherwise its group was abandoned
+                        completion = self._over(finished)
+                        if not self._start_again(finished, completion):
+                            self._slots.release()
+                            if self._progress is not None:
+                                self._progress.refresh()
+                            yield finished.request, completion
+            finally:
+                scheduler.runs.discard(report)
+                scheduler.earlier.report()
+                feeder.cancel()
+                for rollout in list(self._started):
+                    self._leave(rollout)
 
     def abandon(self, group_id: str) -> list[Completion]:
-        """Cancel what runs of a group, and start no more of it. A slot is free once its rollout is over.
+        """Cancel the running members of a group, and start no further members. A slot is freed when its rollout ends.
 
-        Returns the completions of the group that had come and were not yielded.
+        Returns the completions of the group that were not yielded.
         """
         untaken: list[Completion] = []
         if self._feeding == group_id:
@@ -114,45 +125,41 @@ class Run:
     async def _feed(self, requests: Requests) -> None:
         try:
             async for request in _each(requests):
-                members = _members(self._new(checked(request, self._changes)), self._group_size)
+                full = checked(request, self.changes)
+                key = full.rollout_id, full.attempt
+                if key in self._fed:
+                    raise InvalidArgument(
+                        "rollout_id", f"two requests of one {self.name}() have the id {key[0]}; give each its own"
+                    )
+                self._fed[key] = None
+                if len(self._fed) > REMEMBERED:
+                    del self._fed[next(iter(self._fed))]
                 self._feeding = request.rollout_id
-                for member in members:
+                for member in _members(full, self._options.group_size):
                     await self._slots.acquire()
                     if self._feeding != request.rollout_id:
                         self._slots.release()
                         break
                     self._start(member)
-        except Exception as error:  # what the caller gave, or what its iterator raised: not a failure of this job
+        except Exception as error:  # an error of a request or of the caller's iterator is no failure of this job
             self._finished.put_nowait(error)
         finally:
             self._finished.put_nowait(None)
 
-    def _new(self, request: RolloutRequest) -> RolloutRequest:
-        """Returns a request. Raises InvalidArgument when this run had the same id and attempt before."""
-        key = request.rollout_id, request.attempt
-        if key in self._fed:
-            raise InvalidArgument(
-                "rollout_id", f"two requests of one {self._name}() have the id {request.rollout_id}; give each its own"
-            )
-        self._fed[key] = None
-        if len(self._fed) > REMEMBERED:
-            del self._fed[next(iter(self._fed))]
-        return request
-
     def _start(self, request: RolloutRequest) -> None:
-        """Start a rollout. It has a slot until its end is taken. Raises AlreadyExists, Aborted with `raises_known`."""
+        """Start a rollout. It keeps its slot until ended() takes its completion. Raises AlreadyExists, Aborted."""
         try:
-            affinity_key = request.group.id if self._colocate_groups and request.group else ""
+            affinity_key = request.group.id if self._options.colocate_groups and request.group else ""
             rollout = self._scheduler.submit(request, affinity_key=affinity_key)
         except CallError as error:
             known = isinstance(error, AlreadyExists | Aborted) and not self._scheduler.cache.is_restored(
                 request.rollout_id
             )
-            if known and self._raises_known:
+            if known and self.raises_known:
                 raise
             rollout = Rollout(request, asyncio.get_running_loop().create_future())
             rollout.done.set_exception(error)
-            rollout.done.exception()  # it may be that nobody takes it
+            rollout.done.exception()  # no error is logged if the run has ended
         rollout.waiters += 1
         self._started[rollout] += 1
         if self._progress is not None:
@@ -160,20 +167,20 @@ class Run:
         rollout.done.add_done_callback(lambda _: self._finished.put_nowait(rollout))
 
     def _start_again(self, rollout: Rollout, completion: Completion) -> bool:
-        """Start a failed rollout with a higher attempt, in its slot, while it has retries left."""
+        """Start a failed rollout with a higher attempt in the same slot. Returns False if it has no retries left."""
         rollout_id = completion.rollout_id
-        if self._tries[rollout_id] >= self._retries or not _may_succeed(rollout, completion):
+        if self._tries[rollout_id] >= self._options.retries or not _may_succeed(rollout, completion):
             del self._tries[rollout_id]
             return False
         self._tries[rollout_id] += 1
-        self._counts["retried"] += 1
+        self._scheduler.group_counts["retried"] += 1
         attempt = completion.attempt + 1
         log.info("rollout %s is tried again as attempt %d: %s", rollout_id, attempt, reason_of(completion))
         self._start(replace(rollout.request, attempt=attempt))
         return True
 
     def _over(self, rollout: Rollout) -> Completion:
-        """A rollout's completion; a refusal as one that FAILED."""
+        """Stop waiting for an ended rollout. Returns its completion."""
         self._started[rollout] -= 1
         if not self._started[rollout]:
             del self._started[rollout]
@@ -181,27 +188,34 @@ class Run:
         return _ended(rollout)
 
     def _leave(self, rollout: Rollout) -> None:
-        """Wait for a rollout no longer. The scheduler cancels it when nobody else waits."""
+        """Stop waiting for a rollout. The scheduler cancels it if no other caller waits."""
         rollout.waiters -= self._started.pop(rollout)
         if not rollout.waiters:
             self._scheduler.abandon(rollout)
 
 
+class EvaluationRun(Run):
+    """One call of Trainer.evaluate()."""
+
+    name = "evaluate"
+    changes: ClassVar[Mapping[str, Any]] = {"evaluation": True}
+
+
 def reason_of(completion: Completion) -> str:
-    """Returns why a rollout is not trained on, with the exception's type and place where an agent raised one."""
+    """Returns why a rollout is not trainable, with the type and the line of an agent's exception."""
     failure = completion.failure
     if failure is None:
         return completion.not_trainable_reason
-    place = f"at {failure.file}:{failure.line}" if failure.file else ""
-    raised = " ".join(filter(None, [failure.causes[0].type if failure.causes else "", place]))
+    line = f"at {failure.file}:{failure.line}" if failure.file else ""
+    raised = " ".join(filter(None, [failure.causes[0].type if failure.causes else "", line]))
     return completion.not_trainable_reason + (f" ({raised})" if raised else "")
 
 
 def _may_succeed(rollout: Rollout, completion: Completion) -> bool:
-    """Whether a rollout did not complete and may complete when it is tried again.
+    """Returns whether an ended rollout should run again, because another attempt may complete.
 
-    An agent's failure may depend on what the policy replied, so its `retryable` is not asked. A
-    refusal has to be retryable. What somebody cancelled is not tried again.
+    A failure of the agent may depend on the policy's replies, so `retryable` is ignored for such a failure. A refused
+    rollout runs again only if the refusal is retryable. A cancelled rollout does not run again.
     """
     if completion.status in (CompletionStatus.COMPLETED, CompletionStatus.CANCELLED):
         return False
@@ -212,8 +226,6 @@ def _may_succeed(rollout: Rollout, completion: Completion) -> bool:
 async def left_over(scheduler: Scheduler) -> AsyncGenerator[Completion, None]:
     """See Trainer.unconfirmed()."""
     held = scheduler.held
-    if held is None:
-        return
     left = list(held.left)
     running = {scheduler.rollouts[name].done: scheduler.rollouts[name] for name in left if name in scheduler.rollouts}
     for rollout_id in left:
@@ -230,7 +242,7 @@ async def left_over(scheduler: Scheduler) -> AsyncGenerator[Completion, None]:
 
 
 def _members(request: RolloutRequest, group_size: int) -> list[RolloutRequest]:
-    """A request as the members of its group."""
+    """Returns the requests for all members of a request's group."""
     if group_size == 1:
         return [request]
     name, key = request.rollout_id, request.idempotency_key
@@ -255,16 +267,13 @@ async def _each(requests: Requests) -> AsyncIterator[RolloutRequest]:
 
 
 def _ended(rollout: Rollout) -> Completion:
-    """The completion of a rollout that is over; a refusal as one that FAILED."""
-    error = rollout.done.exception()
-    return rollout.done.result() if error is None else _refused(rollout.request, error)
-
-
-def _refused(request: RolloutRequest, error: BaseException) -> Completion:
-    """A refusal as a completion."""
-    mine = isinstance(error, OsmosisValidationError | LedgerError)
+    """Returns the completion of an ended rollout. For a refused rollout, the completion is FAILED."""
+    request, error = rollout.request, rollout.done.exception()
+    if error is None:
+        return rollout.done.result()
+    own = isinstance(error, OsmosisValidationError | LedgerError)
     failure = Failure(
-        "trainer" if mine else "server",
+        "trainer" if own else "server",
         f"refused: {error}",
         getattr(error, "retryable", False),
         reason=FailureReason.REFUSED,

@@ -1,29 +1,28 @@
-"""Where rollouts go: to the agent server with the most room, and elsewhere when that one is lost."""
+"""Sends each rollout to the agent server with the most free slots. Runs the rollouts of a lost server elsewhere."""
 
 import asyncio
 import logging
-import random
 import sys
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, Internal, LedgerError, TrainerFailed, Unavailable
-from osmosis_grpc.storage.ledger.ledger import Ledger, LedgerRollout
+from osmosis_grpc.storage.ledger import Ledger, LedgerRollout
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.trainer.agent_server_link import AgentServerLink, Report, Rollout, job_failed, retrieve
+from osmosis_grpc.trainer.agent_server_link import AgentServerLink, Owner, Report, Rollout, job_failed, retrieve
 from osmosis_grpc.trainer.chats.attempt import UNWRITTEN_RETRY
 from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.trainer.chats.ledger_codec import init_bytes, request_of
-from osmosis_grpc.trainer.completions import Completions
+from osmosis_grpc.trainer.completion_recorder import CompletionRecorder
 from osmosis_grpc.trainer.config import TrainerConfig
-from osmosis_grpc.trainer.earlier_runs import EarlierOutcomes
+from osmosis_grpc.trainer.outcome_warnings import EarlierOutcomes, UntrainableOutcomes
+from osmosis_grpc.trainer.rollout_queue import RolloutQueue
 from osmosis_grpc.trainer.servers import LOST, Servers
-from osmosis_grpc.trainer.unconfirmed import UnconfirmedOutcomes
-from osmosis_grpc.trainer.untrainable import UntrainableOutcomes
+from osmosis_grpc.trainer.unconfirmed_outcomes import UnconfirmedOutcomes
 from osmosis_grpc.types import Completion, CompletionStatus, RolloutRequest
 
 log = logging.getLogger(__name__)
@@ -31,14 +30,12 @@ log = logging.getLogger(__name__)
 TAKE = job("trainer.take_outcome", OnFailure.REPORT, "callback")
 SEND_AGAIN = job("trainer.send_again", OnFailure.REPORT, "timer")
 
-LOST_PAUSES = 0.25, 10.0
-"""Seconds before a lost rollout runs again: after its first loss, and at most."""
 SETTLING = 5.0
-"""Seconds that a trainer which closes waits for the outcomes of rollouts that were given up, and for its ledger."""
+"""settle() waits this many seconds for the outcomes of abandoned rollouts, and then as long for the ledger."""
 
 
-class Scheduler:
-    """A trainer's rollouts that are not over, from being asked for to their completion."""
+class Scheduler(Owner):
+    """The unfinished rollouts of a trainer."""
 
     def __init__(
         self, cache: ChatCache, supervisor: Supervisor, *, config: TrainerConfig, ledger: Ledger | None = None
@@ -46,26 +43,31 @@ class Scheduler:
         self.cache = cache
         self.supervisor = supervisor
         self.failure: TrainerFailed | None = None
-        """Set when the trainer has failed: every call raises it."""
+        """The error of a failed trainer. Every call raises this error."""
         self.runs: set[Callable[[TrainerFailed], None]] = set()
-        """Called when the trainer fails, one for each run() and groups() that is open."""
+        """One function for each open run(), groups() and evaluate(). fail() calls each function."""
         self.ledger = ledger
-        self.held = UnconfirmedOutcomes(ledger) if ledger is not None else None
+        self.held = UnconfirmedOutcomes(ledger)
         self.earlier = EarlierOutcomes()
         self._untrainable = UntrainableOutcomes()
         self.rollouts: dict[str, Rollout] = {}
-        self.servers = Servers(supervisor, config=config, lost=self._lost, stuck=self._stuck, nobody=self._nobody)
-        self._completions = Completions(
-            cache, self.rollouts, self._recorded, self.refused, supervisor, keeps_chats=ledger is not None
+        self.group_counts: Counter[str] = Counter()
+        """The values of Trainer.group_counts."""
+        self.servers = Servers(
+            supervisor, config=config, lost=self._lost, stuck=self._stuck, none_attached=self._none_attached
         )
+        self._completions = CompletionRecorder(cache, self.rollouts, self._recorded, self.refused, supervisor)
         self._max_attempts = config.max_attempts
-        self._queues: dict[str, deque[Rollout]] = {}
+        self._queue = RolloutQueue()
         self._loop = asyncio.get_running_loop()
         self._returning: set[asyncio.TimerHandle] = set()
         self._closed = False
 
     def submit(self, request: RolloutRequest, *, affinity_key: str = "") -> Rollout:
-        """Take a rollout in, or find the equal one that is not over. Raises AlreadyExists, Unavailable."""
+        """Queue a rollout and return it. Raises AlreadyExists, Aborted, Unavailable.
+
+        If the same rollout is unfinished or its completion is unconfirmed, returns that rollout and queues nothing.
+        """
         try:
             return self._submit(request, affinity_key)
         except CallError as error:
@@ -78,12 +80,14 @@ class Scheduler:
         if self._closed:
             raise Unavailable("the trainer is closed")
         known = self.rollouts.get(request.rollout_id)
-        if self.held is not None:
-            if known is None and self.held.holds(request.rollout_id, request.attempt):
-                return self.hand_out(request)
-            self.held.left.pop(request.rollout_id, None)
+        if known is None and self.held.holds(request.rollout_id, request.attempt):
+            rollout = Rollout(request, self.held.fetch(request.rollout_id, request))
+            rollout.done.add_done_callback(retrieve)
+            return rollout
+        self.held.left.pop(request.rollout_id, None)
         if known is not None:
-            if not _equal(known.request, request):
+            same = replace(request, attempt=known.request.attempt)
+            if known.request != same and init_bytes(known.request) != init_bytes(same):  # the ledger changes the form
                 raise AlreadyExists(
                     f"rollout {request.rollout_id} runs with another request",
                     rollout_id=request.rollout_id,
@@ -107,25 +111,17 @@ class Scheduler:
                 attempt=request.attempt,
             )
         if self.servers.given_up:
-            raise self.servers.nobody_there()
+            raise self.servers.why_none()
         rollout = Rollout(request, self._loop.create_future(), affinity_key)
         rollout.done.add_done_callback(partial(self._count, request))
         self.rollouts[request.rollout_id] = rollout
-        self._queue(rollout)
+        self._queue.add(rollout)
         self.changed()
         return rollout
 
-    def hand_out(self, request: RolloutRequest) -> Rollout:
-        """A rollout that is over, its completion read from the ledger."""
-        assert self.held is not None
-        rollout = Rollout(request, self.held.fetch(request.rollout_id, request))
-        rollout.done.add_done_callback(retrieve)
-        return rollout
-
     def restore(self, kept: Iterable[LedgerRollout]) -> None:
-        """Go on with the rollouts that an earlier process had sent."""
-        assert self.held is not None
-        places = {server.server_key: server for server in self.servers}
+        """Continue the rollouts that an earlier process had sent."""
+        by_key = {server.server_key: server for server in self.servers}
         for row in kept:
             if row.init is None:
                 continue
@@ -135,29 +131,28 @@ class Scheduler:
             rollout.done.add_done_callback(partial(self._count, rollout.request))
             self.rollouts[row.rollout_id] = rollout
             self.held.left[row.rollout_id] = None
-            server = places.get(row.server_key)
+            server = by_key.get(row.server_key)
             if server is not None:
                 server.adopt(rollout)
             else:
-                self.restart(rollout, f"{row.server_key} is none of this trainer's servers any more")
+                self.restart(rollout, f"{row.server_key} is no longer one of this trainer's servers")
         self.servers.wait_anew()
 
     def forget(self, rollout: Rollout) -> None:
-        """A rollout is over, or nobody waits for it any more."""
+        """Remove a rollout that has ended or that no caller waits for."""
         if self.rollouts.get(rollout.request.rollout_id) is rollout:
             del self.rollouts[rollout.request.rollout_id]
         if rollout.server is not None:
             rollout.server.release(rollout)
 
     def refused(self, rollout: Rollout, error: CallError | LedgerError) -> None:
-        """No server takes it."""
         self._drop(rollout)
         self.forget(rollout)
         if not rollout.done.done():
             rollout.done.set_exception(error)
 
     def unwritten(self, rollout: Rollout, error: LedgerError) -> None:
-        """The ledger cannot be written: a new rollout is refused, one that ran before waits."""
+        """Refuse a new rollout whose Init the ledger could not commit. Retry a rollout that the ledger already has."""
         if rollout.begun:
             self.put_back(rollout, UNWRITTEN_RETRY)
         else:
@@ -165,12 +160,12 @@ class Scheduler:
         self.changed()
 
     def _drop(self, rollout: Rollout) -> None:
-        """It is over, and no completion comes."""
+        """Remove from the ledger a rollout that ends without a completion."""
         if self.ledger is not None and rollout.begun:
             self.ledger.drop(*rollout.key)
 
     def abandon(self, rollout: Rollout) -> None:
-        """Nobody waits for a rollout any more."""
+        """Cancel a rollout that no caller waits for."""
         if rollout.done.done() or self.rollouts.get(rollout.request.rollout_id) is not rollout:
             return
         rollout.cancelled = rollout.abandoned = True
@@ -181,10 +176,8 @@ class Scheduler:
             cancelled.add_done_callback(retrieve)
 
     def end_here(self, rollout: Rollout) -> None:
-        """A rollout that no server has ends CANCELLED."""
-        queue = self._queues.get(rollout.request.agent_loop)
-        if queue is not None and rollout in queue:
-            queue.remove(rollout)
+        """End a rollout with the status CANCELLED. No server has the rollout."""
+        self._queue.remove(rollout)
         self._drop(rollout)
         self.forget(rollout)
         if not rollout.done.done():
@@ -201,8 +194,8 @@ class Scheduler:
             )
 
     def _supersede(self, rollout: Rollout, request: RolloutRequest) -> None:
-        """A higher attempt was asked for: whoever waits gets its completion."""
-        if rollout.server is None:  # it waits for room, and has run nowhere
+        """Run a higher attempt. Callers of the lower attempt get the completion of the higher attempt."""
+        if rollout.server is None:  # it is queued and has never run
             rollout.request = request
             return
         rollout.server.abandon(rollout)
@@ -210,19 +203,21 @@ class Scheduler:
         self.restart(rollout, "a higher attempt was asked for")
 
     def lost(self, rollout: Rollout, why: str) -> None:
-        """See Owner. A server that loses what it accepts would otherwise cost attempts as fast as it answers."""
+        """Run a lost rollout again after a pause, or end the rollout after `max_attempts` losses.
+
+        Without the pause, a server that forgets its rollouts would use up all attempts at once.
+        """
         rollout.losses.append(f"attempt {rollout.request.attempt}: {why}")
         losses = len(rollout.losses)
         if losses < self._max_attempts or rollout.cancelled:
-            first, longest = LOST_PAUSES
-            self.restart(rollout, why, min(longest, first * 2 ** (losses - 1)) * random.uniform(0.5, 1.0))
+            self.restart(rollout, why, rollout.backoff.next())
             return
         name = rollout.request.rollout_id
         self.refused(rollout, Unavailable(f"rollout {name} was lost {losses} times: {'; '.join(rollout.losses)}"))
         self.changed()
 
     def restart(self, rollout: Rollout, why: str, after: float = 0.0) -> None:
-        """Run a rollout again, with a higher attempt, wherever there is room."""
+        """Run a rollout again on any server, with a higher attempt. A cancelled rollout ends instead."""
         if rollout.server is not None:
             rollout.server.release(rollout)
             rollout.server = None
@@ -239,20 +234,19 @@ class Scheduler:
         if after:
             self._send_later(rollout, after)
         else:
-            self._queue(rollout, first=True)
+            self._queue.add(rollout, first=True)
         self._loop.call_soon(self.changed)
 
     def unpin(self, affinity_key: str) -> None:
-        """No further rollout of a group comes: its server need not be remembered."""
+        """Forget which server runs a group. The group gets no further rollouts."""
         for server in self.servers:
             pin = server.pinned.get(affinity_key)
             if pin is not None and pin.open:
-                pin.started = sys.maxsize  # removed with the last one that is open
+                pin.started = sys.maxsize  # release() removes the pin with the last open rollout
             elif pin is not None:
                 del server.pinned[affinity_key]
 
     def put_back(self, rollout: Rollout, after: float) -> None:
-        """A rollout that was not taken is sent again after some seconds."""
         rollout.server = None
         if rollout.cancelled:
             self.end_here(rollout)
@@ -263,7 +257,7 @@ class Scheduler:
         def again() -> None:
             self._returning.discard(timer)
             if not rollout.done.done():
-                self._queue(rollout, first=True)
+                self._queue.add(rollout, first=True)
                 self.changed()
 
         def fail(error: BaseException) -> None:
@@ -273,26 +267,12 @@ class Scheduler:
         self._returning.add(timer)
 
     def changed(self) -> None:
-        """Send what there is room for."""
-        for agent_loop, queue in list(self._queues.items()):
-            held: list[Rollout] = []
-            while queue:
-                rollout = queue.popleft()
-                if rollout.done.done():
-                    continue
-                if self._sent(rollout):
-                    continue
-                held.append(rollout)
-                if not rollout.affinity_key:
-                    break
-            queue.extendleft(reversed(held))
-            if not queue:
-                del self._queues[agent_loop]
+        self._queue.send(self._sent)
 
     def _sent(self, rollout: Rollout) -> bool:
-        """Returns whether the rollout needs to wait no longer: it was sent, or it ended because that failed."""
+        """Send a rollout. Returns False if no server has a free slot."""
         try:
-            server = self._place(rollout)
+            server = self._pick_server(rollout)
             if server is None:
                 return False
             server.start(rollout)
@@ -301,25 +281,24 @@ class Scheduler:
             self.supervisor.failed(SEND_AGAIN, error, lambda _: self.refused(rollout, problem))
         return True
 
-    def _queue(self, rollout: Rollout, *, first: bool = False) -> None:
-        queue = self._queues.setdefault(rollout.request.agent_loop, deque())
-        (queue.appendleft if first else queue.append)(rollout)
+    def _pick_server(self, rollout: Rollout) -> AgentServerLink | None:
+        """Returns the server with the most free slots; None if all servers are full.
 
-    def _place(self, rollout: Rollout) -> AgentServerLink | None:
-        """The server with the most room, that of its group where there is one; None while there is no room."""
+        If servers already have the rollout's affinity key, only these servers are considered.
+        """
         attached = self.servers.attached
         hosts = [server for server in attached if server.hosts(rollout.request.agent_loop)]
-        if not hosts and self.servers.all_attached:  # whoever is asked tells what there is
-            hosts = attached
+        if not hosts and len(attached) == len(self.servers):
+            hosts = attached  # no server hosts the agent loop, and the refusal of a server names its agent loops
         if rollout.affinity_key:
             hosts = [server for server in hosts if rollout.affinity_key in server.pinned] or hosts
         best = max(hosts, key=lambda server: server.free, default=None)
         return best if best is not None and best.free > 0 else None
 
-    # What servers tell.
+    # Calls of the servers.
 
     def completed(self, report: Report) -> None:
-        """See Completions.record."""
+        """See CompletionRecorder.record."""
         refusals: list[CallError] = []
 
         def take() -> None:
@@ -333,7 +312,6 @@ class Scheduler:
             raise refusals[0]
 
     def unusable(self, server: AgentServerLink | None, rollout_id: str, attempt: int, problem: BaseException) -> None:
-        """See Owner. The server sends no other outcome, so the caller would wait for ever."""
         rollout = self.rollouts.get(rollout_id)
         if rollout is not None and server in (None, rollout.server) and attempt in (0, rollout.request.attempt):
             name = rollout.server.name if rollout.server is not None else "which it was sent to"
@@ -341,7 +319,7 @@ class Scheduler:
             self.changed()
 
     def _recorded(self, rollout: Rollout, completion: Completion) -> None:
-        """A rollout's completion is recorded."""
+        """End a rollout whose completion is recorded."""
         if not rollout.done.done():
             rollout.done.set_result(completion)
         self.forget(rollout)
@@ -350,7 +328,7 @@ class Scheduler:
         self.changed()
 
     def _count(self, request: RolloutRequest, done: "asyncio.Future[Completion]") -> None:
-        """A rollout is over: count its outcome."""
+        """Count the outcome of an ended rollout."""
         if done.cancelled():
             return
         error = done.exception()
@@ -360,17 +338,17 @@ class Scheduler:
             self.cache.metrics.refused(request, error)
 
     def _lost(self, server: AgentServerLink, why: str) -> None:
-        """What ran on a lost server goes elsewhere."""
+        """Run the rollouts of a lost server again."""
         for rollout in list(server.rollouts.values()):
             self.lost(rollout, why)
 
     def _stuck(self, server: AgentServerLink, error: BaseException) -> None:
-        """What ran on a lost server could not be sent elsewhere."""
+        """End the rollouts of a lost server, because _lost() failed to run them again."""
         for rollout in list(server.rollouts.values()):
             self.refused(rollout, job_failed(LOST, error))
 
-    def _nobody(self, error: CallError) -> None:
-        """No server is there: rollouts that wait for one end."""
+    def _none_attached(self, error: CallError) -> None:
+        """End the rollouts that wait for a server."""
         waiting = [r for r in self.rollouts.values() if r.server is None or r.server.refusal is not None]
         for rollout in waiting:
             self.forget(rollout)
@@ -378,11 +356,11 @@ class Scheduler:
                 rollout.done.set_exception(error)
 
     async def settle(self) -> None:
-        """Before the trainer leaves: take the outcomes that have come, and those of rollouts that were given up.
+        """Wait for the outcomes of abandoned rollouts, and for the ledger, before the connections are closed.
 
-        A server keeps an outcome that is not answered, and waits for this trainer when it is to stop.
+        A server keeps every outcome that this trainer has not answered. A server that stops waits for these answers.
         """
-        for _ in range(3):  # asyncio closes run() in the turns after its loop was left; then its rollouts are given up
+        for _ in range(3):  # asyncio closes an abandoned run() within the next turns of the event loop
             await asyncio.sleep(0)
         ending = [r.done for r in self.rollouts.values() if r.abandoned and r.server is not None and r.server.attached]
         if ending:
@@ -393,14 +371,14 @@ class Scheduler:
                     await self.ledger.written()
 
     def fail(self, failure: TrainerFailed) -> None:
-        """The trainer cannot go on: every call that waits raises this."""
+        """Raise this error from every waiting call."""
         self.failure = failure
         for report in list(self.runs):
             report(failure)
         self._end(failure)
 
     def close(self) -> None:
-        """End every call that waits with Unavailable."""
+        """Raise Unavailable from every waiting call."""
         self._closed = True
         self.earlier.report()
         self._untrainable.report()
@@ -416,9 +394,3 @@ class Scheduler:
             if not rollout.done.done():
                 rollout.done.set_exception(error)
         self.rollouts.clear()
-
-
-def _equal(known: RolloutRequest, request: RolloutRequest) -> bool:
-    """Whether it is the same request, but for its attempt; one that the ledger kept is as it was sent."""
-    request = replace(request, attempt=known.attempt)
-    return known == request or init_bytes(known) == init_bytes(request)

@@ -1,4 +1,4 @@
-"""A trainer's agent servers: which are attached, which are lost, and how many chats each may have open."""
+"""The agent servers of a trainer: which can be reached, which are lost, and how many chats each may have open."""
 
 import asyncio
 import contextlib
@@ -17,33 +17,33 @@ from osmosis_grpc.trainer.config import TrainerConfig
 log = logging.getLogger(__name__)
 
 LOST = job("trainer.lost_server", OnFailure.REPORT, "timer")
-NOBODY = job("trainer.no_server", OnFailure.FAIL_OWNER, "timer")
+NONE_ATTACHED = job("trainer.no_server", OnFailure.FAIL_OWNER, "timer")
 
 _PARTING = 2 * LEAVE_TIMEOUT
-"""Seconds that streams have to end in good order: to write their last frames, and to have them read."""
+"""part() waits this many seconds until the last frames of all streams are written and read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """An agent server, as the trainer sees it."""
+    """The state of an agent server."""
 
     name: str
-    """Its target, or where it dialled from."""
+    """The server's target, or the address from which the server dialled in."""
     attached: bool
     window: int
-    """How many rollouts may be open there."""
+    """How many rollouts may be open on the server."""
     open: int
-    """How many are."""
+    """How many rollouts are open on the server."""
     agent_loops: tuple[str, ...]
     version: str
     journal_id: str
 
 
 class Servers:
-    """Those that are named and those that dialled in. Iterates over all of them.
+    """The named servers and the servers that dialled in. Iterates over all of them.
 
-    `lost` is called with one that was away for `lost_after` seconds, before what runs there goes elsewhere, `stuck`
-    when that has failed; `nobody` is called when none was there for so long.
+    When a server was away for `lost_after` seconds, `lost` is called and runs the server's rollouts elsewhere. If
+    `lost` fails, `stuck` is called. When no server was attached for `lost_after` seconds, `none_attached` is called.
     """
 
     def __init__(
@@ -53,23 +53,25 @@ class Servers:
         config: TrainerConfig,
         lost: Callable[[AgentServerLink, str], None],
         stuck: Callable[[AgentServerLink, BaseException], None],
-        nobody: Callable[[CallError], None],
+        none_attached: Callable[[CallError], None],
     ) -> None:
         self.running = asyncio.Event()
-        """Set unless the trainer is paused."""
+        """Cleared while the trainer is paused."""
         self.running.set()
         self.more_may_come = False
-        """Whether servers that nobody has named may dial in."""
+        """Whether servers that are not named may dial in."""
         self._known: list[AgentServerLink] = []
         self._lost_after = config.lost_after
         self._max_open_chats = config.max_open_chats
         self._supervisor = supervisor
         self._on_lost = lost
         self._on_stuck = stuck
-        self._on_none_attached = nobody
+        self._on_none_attached = none_attached
         self._timers: dict[AgentServerLink, asyncio.TimerHandle] = {}
-        self._nobody: asyncio.TimerHandle | None = None
+        self._giving_up: asyncio.TimerHandle | None = None
         self._wait_for_any()
+        self.parting = False
+        """Whether the trainer is closing. While it closes, an ended connection is not reported as a failure."""
         self._parted = asyncio.Event()
         self._closed = False
 
@@ -80,44 +82,41 @@ class Servers:
         return len(self._known)
 
     def add(self, *servers: AgentServerLink) -> None:
-        """Await these."""
+        """Wait for these servers."""
         self._known += servers
 
     @property
     def attached(self) -> list[AgentServerLink]:
-        """Those with a stream."""
+        """The servers that can be reached."""
         return [server for server in self._known if server.attached]
 
     @property
-    def all_attached(self) -> bool:
-        """Whether every one has a stream."""
-        return all(server.attached for server in self._known)
-
-    @property
     def given_up(self) -> bool:
-        """Whether none has come for so long that nothing is sent or awaited."""
-        return self._nobody is None and not self.attached
+        """Whether no server was attached for `lost_after` seconds."""
+        return self._giving_up is None and not self.attached
 
     def arrived(self, server: AgentServerLink) -> None:
-        """A server has a stream."""
+        """Record that a server can be reached."""
         self._stop_waiting(server)
-        if self._nobody is not None:
-            self._nobody.cancel()
-            self._nobody = None
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+            self._giving_up = None
         if server not in self._known:
             self._known.append(server)
         self.grant()
 
     def not_reached(self, server: AgentServerLink, error: CallError | None) -> None:
-        """A dial has ended. A server that refuses at first contact is of no use: where no other is, nothing waits."""
+        """Record a failed connection. If every server has a permanent error, the waiting rollouts end at once."""
         if server.used or self._closed:
             return
         before, server.refusal = server.refusal, error if is_permanent(error) else None
         if server.refusal is not None:
-            if self._all_refuse and self._nobody is not None:
-                self._nobody.cancel()
-                self._nobody_came()
-        elif before is not None and self._nobody is None and not self.attached:  # it is started anew, perhaps mended
+            if self._all_refuse and self._giving_up is not None:
+                self._giving_up.cancel()
+                self._give_up()
+        elif (
+            before is not None and self._giving_up is None and not self.attached
+        ):  # the server may work after a restart
             self._wait_for_any()
 
     @property
@@ -125,55 +124,56 @@ class Servers:
         return not self.more_may_come and all(server.refusal is not None for server in self._known)
 
     def left(self, server: AgentServerLink) -> None:
-        """A server's stream has ended: its rollouts wait for it, and then go elsewhere."""
+        """Record that a server cannot be reached. Its rollouts wait `lost_after` seconds for the server."""
         self._parted.set()
         if self._closed or server.attached:
             return
         self.grant()
         self._wait_for(server)
-        if not self.attached and self._nobody is None:
+        if not self.attached and self._giving_up is None:
             self._wait_for_any()
 
     def wait_anew(self) -> None:
-        """Those that rollouts are at have the time to come that a lost one has to come back."""
+        """Wait `lost_after` seconds from now for each server that has rollouts of an earlier process."""
         for server in self._known:
             if server.rollouts:
                 self._wait_for(server)
-        if self._nobody is not None:
-            self._nobody.cancel()
+        if self._giving_up is not None:
+            self._giving_up.cancel()
         self._wait_for_any()
 
     def drop_one(self) -> bool:
-        """Forget a server that is away and has nothing left to do; false when there is none."""
+        """Forget a server that is away and runs no rollouts. Returns False if there is no such server."""
         gone = next((s for s in self._known if not s.attached and not s.rollouts and s not in self._timers), None)
         if gone is not None:
             self._known.remove(gone)
         return gone is not None
 
     def share(self, joining: AgentServerLink | None = None) -> int:
-        """How many chats each server may have open; 0 while paused."""
+        """Returns how many chats each server may have open; 0 while paused. Counts `joining` as attached."""
         if not self.running.is_set():
             return 0
         others = sum(server is not joining for server in self.attached)
         return max(1, self._max_open_chats // (others + 1))
 
     def pause(self) -> None:
-        """Let no further chat come."""
+        """Stop servers from opening chats."""
         self.running.clear()
         self.grant()
 
     def resume(self) -> None:
-        """Let chats come again."""
+        """Let servers open chats again."""
         self.running.set()
         self.grant()
 
     def grant(self) -> None:
-        """Tell every server its share."""
+        """Send every server its share."""
         for server in self.attached:
             server.grant(self.share(server))
 
     async def part(self) -> None:
-        """Leave every server in good order."""
+        """End every connection after its queued messages are sent."""
+        self.parting = True
         for server in self.attached:
             server.part()
         with contextlib.suppress(TimeoutError):
@@ -183,16 +183,16 @@ class Servers:
                     await self._parted.wait()
 
     def close(self, error: Exception) -> None:
-        """End every wait for a server's answer with this error."""
+        """Raise this error from every call that waits for a server."""
         self._closed = True
-        for timer in (*self._timers.values(), self._nobody):
+        for timer in (*self._timers.values(), self._giving_up):
             if timer is not None:
                 timer.cancel()
         for server in self._known:
             server.close(error)
 
-    def nobody_there(self) -> CallError:
-        """What is told to whoever waits for a server: the refusal, where there is one server and it refuses."""
+    def why_none(self) -> CallError:
+        """Returns the error for rollouts that wait for a server. If every server refuses, it has the refusals."""
         refusals = [server.refusal for server in self._known if server.refusal is not None]
         if refusals and self._all_refuse:
             return type(refusals[0])("; ".join(dict.fromkeys(map(str, refusals))))
@@ -208,7 +208,7 @@ class Servers:
         )
 
     def _wait_for_any(self) -> None:
-        self._nobody = self._supervisor.call_later(NOBODY, self._lost_after, self._nobody_came)
+        self._giving_up = self._supervisor.call_later(NONE_ATTACHED, self._lost_after, self._give_up)
 
     def _stop_waiting(self, server: AgentServerLink) -> None:
         timer = self._timers.pop(server, None)
@@ -223,6 +223,6 @@ class Servers:
         server.lost(Unavailable(why))
         self._on_lost(server, why)
 
-    def _nobody_came(self) -> None:
-        self._nobody = None
-        self._on_none_attached(self.nobody_there())
+    def _give_up(self) -> None:
+        self._giving_up = None
+        self._on_none_attached(self.why_none())

@@ -1,12 +1,22 @@
-"""SyncTrainer: a Trainer for code that is not async, as scripts, notebooks and TRL's hooks are.
+"""SyncTrainer: a Trainer for code that is not async, for example scripts, notebooks and TRL's hooks.
 
-A trainer runs on a loop in a thread that SyncTrainer owns (loop_thread.py). A new method of Trainer
-needs one line here: `_waits` for one that is awaited, `_iterates` for an async generator.
+The Trainer runs on an event loop in a thread of its own (loop_thread.py). Each new method of Trainer needs one line
+here, with `_waits` for a coroutine or `_iterates` for an async generator.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Generator, Iterable
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Generator,
+    Iterable,
+    Iterator,
+)
+from contextlib import closing, contextmanager
 from functools import partial, wraps
 from operator import length_hint
 from types import TracebackType
@@ -29,19 +39,19 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _INTERRUPT_LIMIT = 10.0
-"""Seconds that closing may take after Ctrl-C."""
+"""After Ctrl-C, closing the trainer may take this many seconds."""
 _CANCEL_LIMIT = 2.0
-"""Seconds of these that agent servers have to answer the cancels."""
+"""During this time, the trainer waits this many seconds at most for the answers to the cancels."""
 _END = object()
 
 
 def _waits(method: Callable[Concatenate[Trainer, P], Awaitable[T]]) -> Callable[Concatenate["SyncTrainer", P], T]:
-    """Returns a method of SyncTrainer that waits for what a method of Trainer returns."""
+    """Returns a method of SyncTrainer that waits for a method of Trainer."""
 
     @wraps(method)
     def call(self: "SyncTrainer", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        with _Readers() as readers:
-            return self._thread.call(lambda: method(self._trainer, *readers.first(args), **readers.named(kwargs)))
+        with _requests_on_thread(args, kwargs) as (args, kwargs):
+            return self._thread.call(lambda: method(self._trainer, *args, **kwargs))
 
     return call
 
@@ -49,14 +59,12 @@ def _waits(method: Callable[Concatenate[Trainer, P], Awaitable[T]]) -> Callable[
 def _iterates(
     method: Callable[Concatenate[Trainer, P], AsyncIterator[T]],
 ) -> Callable[Concatenate["SyncTrainer", P], Generator[T, None, None]]:
-    """Returns a method of SyncTrainer that yields what a method of Trainer yields."""
+    """Returns a method of SyncTrainer that yields the values of a method of Trainer."""
 
     @wraps(method)
     def iterate(self: "SyncTrainer", /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
-        with _Readers() as readers:
-            yield from self._thread.iterate(
-                lambda: method(self._trainer, *readers.first(args), **readers.named(kwargs))
-            )
+        with _requests_on_thread(args, kwargs) as (args, kwargs):
+            yield from self._thread.iterate(lambda: method(self._trainer, *args, **kwargs))
 
     return iterate
 
@@ -71,18 +79,19 @@ def _typed_as(_: Callable[P, Any]) -> Callable[[Callable[..., None]], Callable[C
 
 
 class SyncTrainer:
-    """A Trainer with the same methods, not async; its parameters are those of Trainer.
+    """A Trainer whose methods are not async. It has the parameters and the methods of Trainer.
 
         with SyncTrainer(["127.0.0.1:50051"], policy) as trainer:
             for outcome in trainer.run(requests, max_in_flight=64):
                 train_on(outcome)
 
-    It owns one thread with one event loop, so it works where a loop runs already, as in a notebook; there open() and
-    close() do what `with` does. Its methods may be called from any thread. An async policy runs on that loop. A sync
-    one runs on a thread of its own, one call at a time; ThreadedPolicy(policy, threads=16) gives it more. Iterators of
-    requests are read on a thread of their own.
+    SyncTrainer has a thread with an event loop. So it also works in a notebook, where another loop already runs. In a
+    notebook, call open() and close() instead of using `with`. Any thread may call the methods. An async policy runs on
+    the loop of SyncTrainer. A sync policy runs on its own thread, one call at a time. ThreadedPolicy(policy,
+    threads=16) gives a sync policy more threads. Each iterator of requests is read on its own thread.
 
-    Ctrl-C cancels the rollouts that run, closes the trainer and raises KeyboardInterrupt. Raises what Trainer raises.
+    Ctrl-C cancels the unfinished rollouts, closes the trainer and raises KeyboardInterrupt. Raises the errors of
+    Trainer.
     """
 
     @_typed_as(Trainer)
@@ -117,12 +126,12 @@ class SyncTrainer:
 
     @property
     def servers(self) -> list[Server]:
-        """The agent servers, attached or awaited."""
+        """See Trainer.servers."""
         return self._on_loop(lambda: self._trainer.servers)
 
     @property
     def address(self) -> str:
-        """Where agent servers dial in, the port as bound; empty if it does not listen."""
+        """See Trainer.address."""
         return self._trainer.address
 
     def open(self) -> "SyncTrainer":
@@ -136,7 +145,7 @@ class SyncTrainer:
         return self
 
     def close(self) -> None:
-        """Close the trainer and end the thread. Rollouts that run are left to a successor. Idempotent."""
+        """Close the trainer and end the thread. Unfinished rollouts stay in the ledger. Idempotent."""
         self._close(interrupted=False)
 
     def __enter__(self) -> "SyncTrainer":
@@ -182,68 +191,42 @@ class SyncTrainer:
 
 
 class _Reader(Generic[T]):
-    """Reads an iterable on a thread of its own, as an async iterator."""
+    """Reads an iterable on its own thread, as an async iterator."""
 
     def __init__(self, values: Iterable[T]) -> None:
         self._values = values
-        self._iterator: Any = None
-        self._thread = DaemonThreads("osmosis-requests")
+        self._thread = DaemonThreads()
 
     def __length_hint__(self) -> int:
         return length_hint(self._values, 0)
 
-    def __aiter__(self) -> "_Reader[T]":
-        return self
-
-    async def __anext__(self) -> T:
-        value = await self._thread.run(self._next)
-        if value is _END:
-            raise StopAsyncIteration
-        return cast("T", value)
+    async def __aiter__(self) -> AsyncGenerator[T, None]:
+        iterator = await self._thread.run(partial(iter, self._values))
+        while (value := await self._thread.run(partial(next, iterator, _END))) is not _END:
+            yield cast("T", value)
 
     def close(self) -> None:
-        """End the thread, after the value that it reads."""
+        """End the thread after it has read the current value."""
         self._thread.close()
 
-    def _next(self) -> object:
-        if self._iterator is None:
-            self._iterator = iter(self._values)
-        return next(self._iterator, _END)
 
+@contextmanager
+def _requests_on_thread(args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the arguments of a call. A _Reader replaces an iterator of requests.
 
-class _Readers:
-    """The arguments of one call: an iterator of requests is read on a thread of its own.
-
-    So it may block, and may use the SyncTrainer. Requests are the first argument, or are named so.
+    With a _Reader, the iterator may block, and may use the SyncTrainer. The requests are the first argument, or the
+    argument `requests`.
     """
-
-    def __init__(self) -> None:
-        self._made: list[_Reader[Any]] = []
-
-    def __enter__(self) -> "_Readers":
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for reader in self._made:
-            reader.close()
-
-    def first(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Returns the positional arguments as Trainer gets them."""
-        return (self._read(args[0]), *args[1:]) if args else args
-
-    def named(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Returns the named arguments as Trainer gets them."""
-        return kwargs | {"requests": self._read(kwargs["requests"])} if "requests" in kwargs else kwargs
-
-    def _read(self, value: Any) -> Any:
-        if not isinstance(value, Iterable) or isinstance(value, Collection):
-            return value
-        self._made.append(_Reader(value))
-        return self._made[-1]
+    requests = args[0] if args else kwargs.get("requests")
+    if not isinstance(requests, Iterable) or isinstance(requests, Collection):
+        yield args, kwargs
+        return
+    with closing(_Reader(requests)) as reader:
+        yield ((reader, *args[1:]), kwargs) if args else (args, kwargs | {"requests": reader})
 
 
 def _hide_own_frames(trace: TracebackType | None) -> None:
-    """Cut a traceback below the caller's last frame: what follows is how this file waits."""
+    """Remove the frames of this package from the end of a traceback."""
     while trace is not None and trace.tb_next is not None:
         if str(trace.tb_next.tb_frame.f_globals.get("__name__", "")).startswith("osmosis_grpc."):
             trace.tb_next = None

@@ -2,41 +2,37 @@
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import asdict
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from osmosis_grpc.errors import NotFound, TrainerFailed
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.policies.threads import check_policy
-from osmosis_grpc.storage.ledger.ledger import Ledger
+from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.trainer.chats.cache import SWEEP, ChatCache
 from osmosis_grpc.trainer.chats.sampler import entered, version_text
-from osmosis_grpc.trainer.collector import TrainerMetrics, prometheus
+from osmosis_grpc.trainer.collector import TrainerMetrics
 from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.evaluate import Evaluation
-from osmosis_grpc.trainer.groups import GroupCounts, Grouping, OnFailure, OutcomeGroup
-from osmosis_grpc.trainer.progress import shown
+from osmosis_grpc.trainer.groups import GroupCounts, GroupRun, OnFailure, OutcomeGroup
 from osmosis_grpc.trainer.request_check import RolloutFields, check_selection, checked
-from osmosis_grpc.trainer.run import Requests, Run, left_over
+from osmosis_grpc.trainer.run import EvaluationRun, Requests, Run, RunOptions, left_over
 from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.trainer.servers import Server
 from osmosis_grpc.trainer.transports.attach.connections import AttachTransport
 from osmosis_grpc.trainer.transports.callback.transport import CallbackTransport
-from osmosis_grpc.trainer.transports.transport import Transport
 from osmosis_grpc.types import CancelResult, Completion, RolloutRequest, TrajectoryEvent
 
 if TYPE_CHECKING:
     from osmosis_grpc.observability.exposition import PrometheusCollector
-
-T = TypeVar("T")
 
 TransportName = Literal["attach", "callback"]
 
@@ -49,26 +45,25 @@ TRANSPORTS: dict[str, type[AttachTransport] | type[CallbackTransport]] = {
 class Trainer:
     """Runs rollouts on agent servers and answers their chats with a policy. Used with `async with`.
 
-    `servers` are the agent servers, each HOST:PORT. `transport` says how the trainer and the servers talk:
+    `servers` are the agent servers, each HOST:PORT. `transport` is one of:
 
-    - "attach": one stream to each server carries everything. With `listen`, a HOST:PORT, agent servers may also open
-      it (`serve --connect`).
-    - "callback": the trainer calls the servers, and they call the trainer back at `listen`, by default a free port of
-      127.0.0.1.
+    - "attach": one stream to each server carries all messages. With `listen` (HOST:PORT), agent servers can also open
+      the stream (`serve --connect`).
+    - "callback": the trainer calls the servers, and the servers call the trainer at `listen`. The default of `listen`
+      is a free port of 127.0.0.1.
 
-    Port 0 in `listen` takes a free port; `address` has the port as bound.
+    Port 0 in `listen` means a free port. `address` has the bound port.
 
-    `ledger` is a file that keeps what the trainer has promised: the rollouts that were sent, the answers to chats, and
-    the completions until `await completion.confirm()`. A trainer that is started again with the same ledger continues
-    where the earlier process ended; see unconfirmed(). Without a ledger a completion counts as recorded when its
-    caller has it, and a trainer that is killed forgets its rollouts.
+    The file `ledger` stores the sent rollouts and the answers to chats. It stores each completion until
+    `await completion.confirm()`. A trainer that is started again with the same ledger continues the rollouts of the
+    earlier process; see unconfirmed(). Without a ledger, a completion counts as recorded when the caller has received
+    it, and a killed trainer forgets its rollouts.
 
-    `credentials` are for the servers in `servers`: the token to show, and how to speak TLS. `security` is for callers
-    of `listen`: the tokens that servers which dial in have to show, and the files for TLS. With callbacks the trainer
-    makes a credential for each rollout by itself.
+    `credentials` are sent to `servers`: a token, and the files for TLS. `security` is for `listen`: the tokens that
+    callers have to send, and the files for TLS. With callbacks the trainer makes a credential for each rollout.
 
     Raises OSError when the port is taken, LedgerError when the ledger cannot be opened, ValueError for a server that
-    is not HOST:PORT, an unknown transport or an address that is not guarded enough, TypeError for a policy that is not
+    is not HOST:PORT, an unknown transport or an address that needs more security, TypeError for a policy that is not
     callable.
     """
 
@@ -85,95 +80,77 @@ class Trainer:
         config: TrainerConfig | None = None,
     ) -> None:
         if transport not in TRANSPORTS:
-            raise ValueError(f"transport: {transport!r} is none of {', '.join(TRANSPORTS)}")
-        self._credentials = credentials or Credentials()
-        self._security = security or ServerSecurity()
+            raise ValueError(f"transport: {transport!r} is not one of {', '.join(TRANSPORTS)}")
+        credentials = credentials or Credentials()
         self._config = config or TrainerConfig()
         named = [servers] if isinstance(servers, str) else servers
         for target in named:
             if target.startswith(("http://", "https://")) or ":" not in target:
                 raise ValueError(f"target: {target!r} is not HOST:PORT, for example 127.0.0.1:50051")
-            self._credentials.check_target(target)
+            credentials.check_target(target)
         check_policy(policy)
-        self._targets = list(dict.fromkeys(named))
-        self._listen = listen
-        self._transport_name = transport
+        self._make_transport = partial(
+            TRANSPORTS[transport],
+            targets=list(dict.fromkeys(named)),
+            listen=listen,
+            credentials=credentials,
+            security=security or ServerSecurity(),
+            config=self._config,
+        )
         self._policy = policy
         self._ledger_path = ledger
-        self._ledger: Ledger | None = None
-        self._opened_cache: ChatCache | None = None
-        self._opened_scheduler: Scheduler | None = None
-        self._transport: Transport
-        self._supervisor: Supervisor
+        self._scheduler: Scheduler | None = None
+        self._transport: AttachTransport | CallbackTransport
         self._resources: AsyncExitStack
-        self._group_counts: Counter[str] = Counter()
         self.address = ""
-        """Where agent servers reach this trainer, the port as bound; empty if it does not listen."""
+        """HOST:PORT where the trainer listens, with the bound port. Empty if the trainer does not listen."""
 
     @property
-    def _cache(self) -> ChatCache:
-        return _of_open(self._opened_cache)
-
-    @property
-    def _scheduler(self) -> Scheduler:
-        return _of_open(self._opened_scheduler)
+    def scheduler(self) -> Scheduler:
+        """The scheduler of an open trainer, for tests. Its names may change. Raises RuntimeError if it is not open."""
+        if self._scheduler is None:
+            raise RuntimeError("the trainer is not open: use it inside `async with Trainer(...) as trainer:`")
+        return self._scheduler
 
     async def __aenter__(self) -> "Trainer":
         async with AsyncExitStack() as stack:
-            self._supervisor = Supervisor("the trainer")
-            stack.push_async_callback(self._supervisor.close)
+            supervisor = Supervisor("the trainer")
+            stack.push_async_callback(supervisor.close)
+            ledger = None
             if self._ledger_path is not None:
-                self._ledger = await Ledger.open(self._ledger_path, self._config.ttl, self._supervisor)
-                stack.push_async_callback(self._ledger.close)
+                ledger = await SqliteLedger.open(self._ledger_path, self._config.ttl, supervisor)
+                stack.push_async_callback(ledger.close)
             await stack.enter_async_context(entered(self._policy))
-            await self._begin()
+            cache = ChatCache(self._policy, ledger, supervisor)
+            scheduler = self._scheduler = Scheduler(cache, supervisor, config=self._config, ledger=ledger)
+            stack.callback(scheduler.close)
+            supervisor.add_listener(lambda error: scheduler.fail(TrainerFailed(supervisor.failed_job, error)))
+            transport = self._transport = self._make_transport(scheduler)
+            transport.listen()
+            self.address = transport.address
+            kept = ledger.take_restored() if ledger is not None else []
+            cache.restore(kept, time.monotonic())
+            transport.add_servers(kept)
+            scheduler.restore(kept)
+            await transport.begin()
+            ttl = self._config.ttl
+            supervisor.every(
+                SWEEP, min(60.0, ttl / 4), lambda: cache.sweep(time.monotonic() - ttl, keep=scheduler.rollouts)
+            )
             self._resources = stack.pop_all()
         return self
 
-    async def _begin(self) -> None:
-        cache = self._opened_cache = ChatCache(self._policy, self._ledger, self._supervisor)
-        scheduler = self._opened_scheduler = Scheduler(
-            cache, self._supervisor, config=self._config, ledger=self._ledger
-        )
-        self._supervisor.add_listener(self._failed)
-        self._transport = TRANSPORTS[self._transport_name](
-            scheduler,
-            self._targets,
-            listen=self._listen,
-            credentials=self._credentials,
-            security=self._security,
-            config=self._config,
-        )
-        try:
-            self._transport.listen()
-        except BaseException:
-            scheduler.close()
-            raise
-        self.address = self._transport.address
-        kept = self._ledger.take_restored() if self._ledger is not None else []
-        cache.restore(kept, time.monotonic())
-        self._transport.add_servers(kept)
-        if self._ledger is not None:
-            scheduler.restore(kept)
-        await self._transport.begin()
-        self._supervisor.every(SWEEP, min(60.0, self._config.ttl / 4), self._sweep)
-
-    def _failed(self, error: BaseException) -> None:
-        self._scheduler.fail(TrainerFailed(self._supervisor.failed_job, error))
-
     async def __aexit__(self, *exc: Any) -> None:
         try:
-            await self._scheduler.settle()
-            self._transport.leave()
-            await self._scheduler.servers.part()
+            await self.scheduler.settle()
+            await self.scheduler.servers.part()
             await self._transport.close()
         finally:
-            self._scheduler.close()
             await self._resources.aclose()
 
     @property
     def servers(self) -> list[Server]:
-        """The agent servers, whether they can be reached or not."""
+        """All agent servers, reachable or not."""
         return [
             Server(
                 s.name,
@@ -184,28 +161,29 @@ class Trainer:
                 s.identity.version,
                 s.identity.journal_id,
             )
-            for s in self._scheduler.servers
+            for s in self.scheduler.servers
         ]
 
     async def rollout(
         self, /, request: RolloutRequest | None = None, *, affinity_key: str = "", **changes: Unpack[RolloutFields]
     ) -> Completion:
-        """Run a rollout, a RolloutRequest or its fields by name, and wait for its completion.
+        """Run a rollout and wait for its completion. Takes a RolloutRequest, or its fields by name.
 
-        A rollout of the same id that is not over is joined; with a ledger also one that is over and
-        not confirmed, whatever its attempt now is. Rollouts with equal `affinity_key` go to one
-        server. Cancelling the last one who waits cancels the rollout. Raises the CallError that it
-        is refused with, InvalidArgument naming the field, AlreadyExists for another request under
-        its id, Unavailable when there is no agent server.
+        If a rollout with the same id is unfinished, waits for that rollout. If the ledger has its unconfirmed
+        completion, returns that completion. Rollouts with the same `affinity_key` go to one server. Cancelling the
+        last waiting call cancels the rollout.
+
+        Raises InvalidArgument with the name of the field, AlreadyExists if another request uses the id, Unavailable
+        if there is no agent server, and the CallError of a server that refuses the rollout.
         """
-        rollout = self._scheduler.submit(checked(request, changes), affinity_key=affinity_key)
+        rollout = self.scheduler.submit(checked(request, changes), affinity_key=affinity_key)
         rollout.waiters += 1
         try:
             return await asyncio.shield(rollout.done)
         finally:
             rollout.waiters -= 1
             if not rollout.waiters:
-                self._scheduler.abandon(rollout)
+                self.scheduler.abandon(rollout)
 
     async def run(
         self,
@@ -216,29 +194,21 @@ class Trainer:
         colocate_groups: bool = False,
         progress: bool = False,
     ) -> AsyncGenerator[Completion, None]:
-        """Run rollouts and yield their completions as they come.
+        """Run rollouts, and yield each completion when its rollout ends.
 
-        With a `group_size` above 1 each request is run so many times: as ID-0, ID-1, ... in the
-        group ID; `colocate_groups` keeps a group's members on one server. A rollout that is refused is
-        yielded as FAILED, with the reason. Leaving the loop cancels what is not over. With `progress`
-        stderr shows how far it is: a bar on a terminal with rich (the extra `server`), else a line every few seconds.
-        Raises TypeError and InvalidArgument for a request that cannot be sent, InvalidArgument for an id that comes
-        twice.
+        Each request runs `group_size` times. If `group_size` is above 1, the request ID becomes the group ID with the
+        members ID-0, ID-1, and so on. `colocate_groups` keeps a group's members on one server. A refused rollout is
+        yielded as FAILED, with the reason. Leaving the loop cancels unfinished rollouts. With `progress`, stderr shows
+        the progress: a bar on a terminal if rich is installed (the extra `server`), otherwise a line every few seconds.
+
+        Raises TypeError and InvalidArgument for a wrong request, and InvalidArgument for two requests with one id.
         """
-        scheduler = self._scheduler
-        with shown(progress, requests, group_size, self._supervisor) as bar:
-            run = Run(
-                scheduler,
-                group_size=group_size,
-                max_in_flight=max_in_flight,
-                colocate_groups=colocate_groups,
-                progress=bar,
-            )
-            async with aclosing(run.ended(requests)) as ended:
-                async for _, completion in ended:
-                    if bar is not None:
-                        bar.refresh()
-                    yield completion
+        options = RunOptions(
+            group_size=group_size, max_in_flight=max_in_flight, colocate_groups=colocate_groups, progress=progress
+        )
+        async with aclosing(Run(self.scheduler, options).ended(requests)) as ended:
+            async for _, completion in ended:
+                yield completion
 
     async def groups(
         self,
@@ -251,71 +221,59 @@ class Trainer:
         colocate_groups: bool = False,
         progress: bool = False,
     ) -> AsyncGenerator[OutcomeGroup, None]:
-        """Run each request as a group, as run() does, and yield groups as their last members end.
+        """Run each request as a group, as run() does, and yield each group when its last member ends.
 
-        A member that does not complete is run again with a higher attempt, up to `retries` times. A
-        request that is refused for good and a rollout that was cancelled are not. When there is no
-        retry left, `on_failure` decides: "drop_group" cancels the other members and yields nothing,
-        "drop_member" yields the group without it, as long as two members complete. Both are logged,
-        and counted in `group_counts`. Leaving the loop cancels what is not over. Raises ValueError,
-        TypeError and InvalidArgument for what cannot be run, AlreadyExists for an id that this trainer has
-        run before (Aborted for one of a lower attempt), LedgerError when the outcomes of a dropped group
-        cannot be confirmed.
+        A member that does not complete runs again with a higher attempt, up to `retries` times. A member that was
+        cancelled, or refused with a permanent error, does not run again. If the member still fails, `on_failure`
+        decides. "drop_group" cancels the other members and yields nothing. "drop_member" yields the group without the
+        member if at least two members complete. Dropped groups and members are logged and counted in `group_counts`.
+        Leaving the loop cancels unfinished rollouts.
+
+        Raises ValueError, TypeError and InvalidArgument for wrong arguments, AlreadyExists for an id that this trainer
+        has run before (Aborted for a lower attempt), LedgerError when the outcomes of a dropped group cannot be
+        confirmed.
         """
-        scheduler = self._scheduler
-        with shown(progress, requests, group_size, self._supervisor) as bar:
-            grouping = Grouping(
-                scheduler,
-                group_size=group_size,
-                max_in_flight=max_in_flight,
-                colocate_groups=colocate_groups,
-                retries=retries,
-                on_failure=on_failure,
-                counts=self._group_counts,
-                progress=bar,
-            )
-            async with aclosing(grouping.groups(requests)) as groups:
-                async for group in groups:
-                    if bar is not None:
-                        bar.refresh()
-                    yield group
+        options = RunOptions(
+            group_size=group_size,
+            max_in_flight=max_in_flight,
+            colocate_groups=colocate_groups,
+            retries=retries,
+            progress=progress,
+        )
+        run = GroupRun(self.scheduler, options, on_failure=on_failure)
+        async with aclosing(run.groups(requests)) as groups:
+            async for group in groups:
+                yield group
 
     @property
     def group_counts(self) -> GroupCounts:
-        """What became of the groups of groups() so far."""
-        _of_open(self._opened_scheduler)
-        return GroupCounts(**self._group_counts)
+        """Counts of the groups of groups()."""
+        return GroupCounts(**self.scheduler.group_counts)
 
     async def evaluate(
         self, requests: Requests, *, group_size: int = 1, max_in_flight: int = 64, colocate_groups: bool = False
     ) -> Evaluation:
-        """Run rollouts that measure the policy, beside whatever else runs, and return all outcomes with a summary.
+        """Run rollouts that measure the policy, beside other rollouts, and return all outcomes with a summary.
 
-        The requests are sent with `evaluation=True`, so their outcomes are marked on both sides and on
-        disk, and neither trainable_samples() nor pad() takes them. They share the servers with the
-        other rollouts in order of arrival; `priority` in a request puts it ahead in a server's queue.
-        An id runs once: a later evaluation of the same rows needs other ids. Raises as run() does;
-        cancelling it cancels what is not over.
+        The requests are sent with `evaluation=True`. The trainer, the servers and their files mark the outcomes as
+        evaluations, and trainable_samples() and pad() leave them out. Servers take evaluations and other rollouts in
+        the order of arrival. A request with a higher `priority` is ahead in a server's queue. Each id runs once, so a
+        later evaluation of the same rows needs new ids. Raises the errors of run(). Cancelling the call cancels
+        unfinished rollouts.
         """
-        run = Run(
-            self._scheduler,
-            group_size=group_size,
-            max_in_flight=max_in_flight,
-            colocate_groups=colocate_groups,
-            changes={"evaluation": True},
-            name="evaluate",
-        )
-        async with aclosing(run.ended(requests)) as ended:
+        options = RunOptions(group_size=group_size, max_in_flight=max_in_flight, colocate_groups=colocate_groups)
+        async with aclosing(EvaluationRun(self.scheduler, options).ended(requests)) as ended:
             return Evaluation(outcomes=tuple([completion async for _, completion in ended]))
 
     async def unconfirmed(self) -> AsyncGenerator[Completion, None]:
-        """What an earlier process left in the ledger and nobody here has asked for, to its end.
+        """Yield the unconfirmed completions of an earlier process, and of the rollouts that it did not finish.
 
-        First the completions that were not confirmed, oldest first, then those of the rollouts that
-        still run, as they end. What rollout() or run() ask for is theirs; leaving the loop cancels
-        nothing. Empty without a ledger.
+        The unconfirmed completions in the ledger come first, oldest first. Then each unfinished rollout's completion
+        is yielded when the rollout ends. Rollouts of calls of rollout() or run() are left out. Leaving the loop
+        cancels nothing.
+        Yields nothing without a ledger.
         """
-        async with aclosing(left_over(self._scheduler)) as completions:
+        async with aclosing(left_over(self.scheduler)) as completions:
             async for completion in completions:
                 yield completion
 
@@ -324,41 +282,42 @@ class Trainer:
     ) -> list[CancelResult]:
         """Cancel one rollout of this trainer, a group, or everything. Idempotent.
 
-        Rollouts end CANCELLED, and their callers get that completion. Raises InvalidArgument unless exactly one of
-        the three is given, and Unavailable when a server's disk cannot keep the cancel: the cancel holds in that
-        process, and may be asked again.
+        Each rollout ends with the status CANCELLED, and its callers get this completion. Raises InvalidArgument unless
+        exactly one of `rollout_id`, `group_id` and `everything` is given. Raises Unavailable when a server cannot
+        write the cancel to its disk. In this case the running server process still cancels the rollouts, and the call
+        can be repeated.
         """
         check_selection(rollout_id, group_id, everything=everything)
         cancels = []
-        for rollout in list(self._scheduler.rollouts.values()):
+        for rollout in list(self.scheduler.rollouts.values()):
             group = rollout.request.group
             selected = group is not None and group.id == group_id if group_id else everything
             if not selected and rollout_id != rollout.request.rollout_id:
                 continue
             rollout.cancelled = True
             if rollout.server is None:
-                self._scheduler.end_here(rollout)
-            else:  # by its id: a group, or everything, may include rollouts of the owner's other trainers
+                self.scheduler.end_here(rollout)
+            else:  # by id, because the group may include rollouts of another trainer
                 cancels.append(rollout.server.cancel(rollout.request.rollout_id, reason))
         return list(chain.from_iterable(await asyncio.gather(*cancels)))
 
     async def events(
         self, rollout_id: str, *, attempt: int = 0, after: int = 0, tokens: bool = False
     ) -> AsyncGenerator[TrajectoryEvent, None]:
-        """Yield a rollout's events with numbers above `after`, then live, until none can follow. Survives breaks.
+        """Yield a rollout's events with numbers above `after`, and then its new events until the last event.
 
-        Waits for a rollout that this trainer has not sent yet, or whose Init is not answered. Without `tokens` replies
-        come without their token blocks. Raises NotFound when no server knows the rollout, and the CallError that it is
-        refused with.
+        Continues after a broken connection. Waits until a server has accepted the rollout. Without `tokens`, replies
+        have no token blocks. Raises NotFound if no server knows the rollout, and the CallError of a server that
+        refuses the rollout.
         """
-        await asyncio.sleep(0)  # a task that was created just before this one may have it to submit
-        if self._scheduler.failure is not None:
-            raise self._scheduler.failure
-        rollout = self._scheduler.rollouts.get(rollout_id)
+        await asyncio.sleep(0)  # lets a task of the caller submit the rollout first
+        if self.scheduler.failure is not None:
+            raise self.scheduler.failure
+        rollout = self.scheduler.rollouts.get(rollout_id)
         if rollout is not None:
             await rollout.wait_until_opened()
         first = rollout.server if rollout is not None else None
-        servers = [first] if first is not None else self._scheduler.servers.attached
+        servers = [first] if first is not None else self.scheduler.servers.attached
         for server in servers:
             begun = False
             try:
@@ -373,50 +332,47 @@ class Trainer:
         raise NotFound(f"no agent server knows rollout {rollout_id}", kind="rollout", name=rollout_id)
 
     def pause(self, *, idle: bool = False) -> Awaitable[None]:
-        """Let no further chat come, for example while weights are swapped. Chats that are open are answered.
+        """Stop servers from opening chats, for example while weights are swapped. Open chats are still answered.
 
-        The call itself pauses. Awaiting what it returns waits for nothing more; with `idle` it waits until no policy
-        call is in flight, and raises FailedPrecondition when resume() is called before that. asyncio.timeout()
-        bounds the wait; the trainer stays paused.
+        The call pauses the trainer at once and returns an awaitable. With `idle`, the awaitable waits until no policy
+        call is in flight. It raises FailedPrecondition when resume() is called before that. asyncio.timeout() can
+        limit the wait. After a timeout the trainer stays paused.
 
             await trainer.pause(idle=True)
             load_weights(step)
             trainer.resume(version=step)
         """
-        self._scheduler.servers.pause()
-        if idle:
-            return self._cache.sampler.idle()
-        paused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        paused.set_result(None)
-        return paused
+        self.scheduler.servers.pause()
+        return self.scheduler.cache.sampler.idle(wait=idle)
 
     def resume(self, *, version: str | int | None = None) -> None:
-        """Let chats come again, and name the policy's version from now on; None leaves it as it is.
+        """Let servers open chats again, and set the policy's version; None keeps the version.
 
-        Policy calls find it in ChatRequest.version, and replies that come without `versions` get the one that
-        their call began with. It may be called without a pause, for example with the first version. Raises TypeError
-        for a version that is neither text nor a whole number.
+        The next policy calls get the version in ChatRequest.version. Replies without `versions` get this version.
+        resume() can be called without a pause, for example to set the first version. Raises TypeError for a version
+        that is neither text nor a whole number.
         """
         if version is not None:
-            self._cache.sampler.version = version_text(version)
-        self._cache.sampler.resumed()
-        self._scheduler.servers.resume()
+            self.scheduler.cache.sampler.version = version_text(version)
+        self.scheduler.cache.sampler.resumed()
+        self.scheduler.servers.resume()
 
     def metrics(self) -> dict[str, float]:
         """Returns counts, means and percentiles by name, for W&B, TensorBoard or MLflow.
 
-        Counts are since the trainer was made: `rollouts/completed`, `/failed`, `/cancelled`, `/deadline_exceeded`,
-        `rollouts/from_journal` (of these, outcomes of an earlier run), `failures/BOUNDARY/REASON`,
+        Counts since the trainer was started: `rollouts/completed`, `/failed`, `/cancelled`, `/deadline_exceeded`,
+        `rollouts/from_journal` (ended rollouts of an earlier run), `failures/BOUNDARY/REASON`,
         `chats/answered`, `chats/failed` (policy calls without a reply), `tokens/prompt`, `tokens/sampled`,
-        `rollouts/not_trainable` (completed rollouts with nothing to train on), `samples/trainable`, `samples/segments`
-        (segments of these; more segments than samples means that prompts did not continue the tokens before them, for
-        example because the chat template drifts), `groups/yielded`, `/dropped`, `/dropped_members`, `/retried`,
-        `/zero_variance` (as in group_counts).
-        Now: `rollouts/open`, `chats/open` (policy calls in flight), `policy/version`.
+        `rollouts/not_trainable` (completed rollouts without a trainable sample), `samples/trainable`,
+        `samples/segments` (segments of these; more segments than samples means that a prompt did not continue the
+        earlier tokens, for example because of the chat template), `groups/yielded`, `/dropped`, `/dropped_members`,
+        `/retried`, `/zero_variance` (as in group_counts).
+        Current values: `rollouts/open`, `chats/open` (policy calls in flight), `policy/version`.
         Over the newest 1,024 values: `reward/mean`, `rollout_seconds/mean`, `/p50`, `/p95` (on the server),
         `chat_seconds/mean`, `/p50`, `/p95` (policy calls), `policy/lag/mean`, `/max` (versions between an
-        outcome's oldest token and the current one). A name without a value is left out; version and lag need versions
-        that are numbers. Evaluation rollouts are counted apart, as `evaluation/rollouts/completed` and so on.
+        outcome's oldest token and the current version). A name without a value is left out. `policy/version` and
+        `policy/lag` need versions that are numbers. Evaluations are counted separately, as
+        `evaluation/rollouts/completed` and so on.
 
             wandb.log(trainer.metrics(), step=step)
 
@@ -426,16 +382,12 @@ class Trainer:
             mlflow.log_metrics(trainer.metrics(), step=step)
         """
         groups = {f"groups/{name}": float(count) for name, count in asdict(self.group_counts).items()}
-        return groups | self._cache.metrics.read(
-            open_rollouts=len(self._scheduler.rollouts),
-            open_chats=self._cache.sampler.in_flight,
-            version=self._cache.sampler.version,
-        )
+        return groups | self.scheduler.cache.read_metrics(len(self.scheduler.rollouts))
 
     @property
     def source(self) -> TrainerMetrics:
-        """The same by family, with histograms and the RPCs, as collector() has them."""
-        return TrainerMetrics(self._cache.metrics, self.metrics, self._supervisor.failures)
+        """These metrics by family, with histograms and the RPCs, as in collector()."""
+        return TrainerMetrics(self.scheduler.cache.metrics, self.metrics, self.scheduler.supervisor.failures)
 
     def collector(self) -> "PrometheusCollector":
         """Returns these metrics as a collector for prometheus_client, of the extra `server`.
@@ -445,14 +397,6 @@ class Trainer:
             prometheus_client.REGISTRY.register(trainer.collector())
             prometheus_client.start_http_server(9464, addr="127.0.0.1")
         """
-        return prometheus(self.source)
+        from osmosis_grpc.observability.exposition import PrometheusCollector
 
-    def _sweep(self) -> None:
-        self._cache.sweep(time.monotonic() - self._config.ttl, keep=self._scheduler.rollouts)
-
-
-def _of_open(part: T | None) -> T:
-    """Returns a part that a trainer has once it is open. Raises RuntimeError before that."""
-    if part is None:
-        raise RuntimeError("the trainer is not open: use it inside `async with Trainer(...) as trainer:`")
-    return part
+        return PrometheusCollector(self.source)

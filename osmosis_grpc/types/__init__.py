@@ -1,7 +1,7 @@
-"""The values everything else speaks in: frozen, transport-free, without a clock.
+"""The values that all other packages use. They depend on no transport and no clock.
 
-Nothing here imports grpc, google or asyncio. Messages and tool schemas are plain dicts;
-everything else is a frozen dataclass.
+Nothing in this package imports grpc, google or asyncio. Messages and tool schemas are plain dicts. All other values are
+frozen dataclasses.
 """
 
 from osmosis_grpc.types.chat import ChatPurpose, ChatRequest, ChatResponse
@@ -9,12 +9,13 @@ from osmosis_grpc.types.completion import (
     Cause,
     Completion,
     CompletionStatus,
+    EarlierRun,
+    EndedBy,
     Failure,
     Outcome,
     RolloutMetrics,
     RolloutState,
 )
-from osmosis_grpc.types.earlier_run import EarlierRun, EndedBy
 from osmosis_grpc.types.events import EventKind, TrajectoryEvent
 from osmosis_grpc.types.failure_reasons import FailureReason
 from osmosis_grpc.types.messages import Message

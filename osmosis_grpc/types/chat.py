@@ -1,4 +1,4 @@
-"""A chat: one model reply asked for and given. In these values a history is always full."""
+"""A chat: the request for one model reply, and the reply."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,93 +12,86 @@ from osmosis_grpc.types.tokens import ArrayEquality, Ids, TokenBlock, VersionSpa
 
 
 class ChatPurpose(StrEnum):
-    """What a reply is for."""
+    """The purpose of a reply."""
 
     POLICY = "policy"
-    """The policy that is trained."""
+    """A reply of the policy in training."""
     JUDGE = "judge"
-    """A grader's call; never trained on."""
+    """A reply for a grader. It is never trained on."""
 
 
 @fast_init
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChatRequest(ArrayEquality):
-    """Asks for one reply: what a policy is called with.
+    """The request for one reply. It is the argument of a policy, and a policy must not change it.
 
-    `messages` is the whole history and `tools` what to offer with it, both in OpenAI's format;
-    `params` are the sampling parameters. `rollout_id`, `attempt`, `sample` and `number` name the
-    chat. The first `prefix_len` messages are known from chat `continues`, whose tokens, prompt and
-    reply, are `known_ids`. Nothing in it is to be changed.
+    `messages` is the whole history, and `tools` are the tools to offer. Both are in OpenAI's format. `params` are the
+    sampling parameters, under OpenAI's names. `rollout_id`, `attempt`, `sample` and `number` name the chat. `continues`
+    is the number of an earlier chat. The first `prefix_len` messages are the messages of the earlier chat and its
+    reply. `known_ids` are the tokens of the earlier chat.
     """
 
     rollout_id: str
     attempt: int = 1
     sample: str = "main"
     number: int = 1
-    """From 1 within the sample."""
+    """The number of the chat, from 1 within the sample."""
     messages: Sequence[Message]
-    """The whole history. Not to be changed."""
     params: Mapping[str, Any] = field(default_factory=dict)
-    """Sampling parameters, under OpenAI's names."""
     tools: Sequence[Mapping[str, Any]] | None = None
-    """The tools to offer; None means those of the rollout."""
+    """The tools to offer; None for the tools of the rollout."""
     tools_overridden: bool = True
-    """Whether the tools were chosen for this chat, and are not those of the rollout."""
+    """Whether this chat has its own tools, which differ from the rollout's tools."""
     purpose: ChatPurpose = ChatPurpose.POLICY
     continues: int = 0
-    """The answered chat that the history continues; 0 for none."""
+    """The number of the answered chat that the history continues; 0 for none."""
     prefix_len: int = 0
-    """How many leading messages that chat covers, its reply included; the rest is new.
+    """The number of leading messages that come from the chat `continues`, its reply included. The others are new.
 
-    0 beside a `continues`: they were left out on the way, and `messages` are only what is new.
+    If it is 0 and `continues` is not 0, the sender left out the old messages, and `messages` has only the new ones.
     """
     known_ids: Ids | None = None
-    """uint32, shape (k,): the tokens of that chat, prompt and reply, where they are known."""
+    """uint32, shape (k,): the tokens of the chat `continues`, prompt and reply; None if they are unknown."""
     state: bytes = b""
-    """The state of the rollout's callback."""
+    """The `state` of the rollout's callback."""
     credential: str = field(default="", repr=False)
-    """The bearer token that the chat came with, where it came over a wire. Never shown."""
+    """The bearer token of the network call that sent the chat. The repr does not show it."""
     timeout: float | None = None
-    """Seconds the asker waits for this try; None for no limit."""
+    """The caller waits this many seconds for the reply; None for no limit."""
     version: str = ""
-    """The policy version that the trainer was resumed with; empty where it was given none."""
+    """The policy version that the trainer got when it was resumed; empty if it got none."""
 
 
 @fast_init
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChatResponse(ArrayEquality):
-    """One reply: what a policy returns.
+    """One reply. It is the result of a policy.
 
-    `message` is an assistant message in OpenAI's format. A sample can be trained on only if
-    every reply has `tokens`, from TokenBlock.of(ids, logprobs), and `prompt_ids`, the ids of its
-    whole prompt as uint32. `finish_reason`, `usage`, `versions` and `extra` are told to the agent
-    and kept with the reply.
+    `message` is an assistant message in OpenAI's format. A sample is trainable only if every reply has `tokens` and
+    `prompt_ids`. TokenBlock.of(ids, logprobs) makes `tokens`. `prompt_ids` are the ids of the whole prompt, as uint32.
+    The agent gets `finish_reason`, `usage`, `versions` and `extra`. They are stored with the reply.
     """
 
     message: Message
-    """The reply, its role assistant."""
     finish_reason: str = "stop"
     usage: Mapping[str, Any] | None = None
     """Token counts under OpenAI's names."""
     tokens: TokenBlock | None = None
-    """The sampled tokens; None when the sampler did not tell them."""
+    """The sampled tokens; None if the sampler does not return them."""
     prompt_ids: Ids | None = None
-    """uint32, shape (p,): the prompt from `prompt_prefix` on; None when not told."""
+    """uint32, shape (p,): the prompt without its first `prompt_prefix` ids; None if the sampler does not return it."""
     prompt_prefix: int = 0
-    """How many leading ids are left out, being those of the chat that this one continues."""
+    """The number of leading ids that `prompt_ids` leaves out. They are the first tokens of the chat `continues`."""
     versions: tuple[VersionSpan, ...] = ()
-    """Which policy version sampled which tokens; one span may stand for all."""
+    """The policy versions that sampled the tokens, in order. A single span counts for all tokens."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     size: int = 0
-    """Bytes on the wire, where it came over one."""
+    """The size of the reply on the wire, in bytes; 0 if the reply did not come over the network."""
     wire: bytes = field(default=b"", repr=False, compare=False)
-    """Its wire form, where somebody is going to keep it."""
+    """The serialized reply, if the receiver keeps it; otherwise empty."""
 
     def check(self, *, arrays: bool = True) -> None:
-        """Refuse a reply whose parts do not agree; without `arrays` these were checked before.
-
-        Raises InvalidArgument.
-        """
+        """Raises InvalidArgument if parts of the reply contradict each other. Checks the arrays only if `arrays`."""
         if not isinstance(self.message, dict):
             raise InvalidArgument("message", f"is a {type(self.message).__name__}, not a dict with a role")
         if self.tokens is not None and not isinstance(self.tokens, TokenBlock):

@@ -1,6 +1,5 @@
-"""How a rollout ended: a value, whatever happened."""
+"""The value that describes the end of a rollout, and of a failed rollout, too."""
 
-import math
 import numbers
 import traceback
 from collections.abc import Mapping, Sequence
@@ -9,23 +8,23 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from osmosis_grpc.errors import Boundary, OsmosisRolloutError
-from osmosis_grpc.types.earlier_run import EarlierRun
 from osmosis_grpc.types.failure_reasons import FailureReason, reason_of
 from osmosis_grpc.types.fast_init import fast_init
+from osmosis_grpc.types.jsontext import is_finite
 from osmosis_grpc.types.messages import Message
 from osmosis_grpc.types.requests import Group
 from osmosis_grpc.types.samples import ChatRef, Sample
 from osmosis_grpc.types.stack_frames import StackFrame, own_frames
 
 MAX_FAILURE_TEXT = 64 * 1024
-"""Bytes of a Failure's message."""
+"""The most bytes of a Failure's message."""
 
 MAX_TRACEBACK = 16 * 1024
-"""Characters of a traceback in a log."""
+"""About the most characters of a traceback in a log."""
 
 
 class RolloutState(StrEnum):
-    """Where a rollout stands."""
+    """The state of a rollout."""
 
     ACCEPTED = "ACCEPTED"
     QUEUED = "QUEUED"
@@ -38,7 +37,7 @@ class RolloutState(StrEnum):
 
 
 class CompletionStatus(StrEnum):
-    """How a rollout ended. CANCELLED is only ever somebody's request."""
+    """How a rollout ended. It ends CANCELLED only if a caller requested that."""
 
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
@@ -70,29 +69,31 @@ class Failure:
     message: str
     retryable: bool = False
     causes: tuple[Cause, ...] = ()
-    """The exceptions behind it, outermost first."""
+    """The chain of exceptions that caused the failure, outermost first."""
     file: str = ""
-    """The file of the agent's own code in which an exception was raised; empty when that is not known.
+    """The file of the agent's own code in which an exception was raised; empty if it is unknown.
 
-    Relative to the server's working folder, or to the folder that its module was found in."""
+    The path is relative to the server's working folder, or to the folder of sys.path that has the file."""
     line: int = 0
-    """The line in that file, from 1; 0 when that is not known."""
+    """The line in `file`, from 1; 0 if it is unknown."""
     frames: tuple[StackFrame, ...] = ()
-    """The last lines of the agent's own code that the exception passed, the innermost last; at most 5."""
+    """The last lines of the agent's own code in the traceback, at most 5. The innermost line is last."""
     reason: FailureReason | str = ""
-    """What kind of failure it is. Empty from a server that is older than reasons; a plain str from a newer one."""
+    """The kind of the failure. An old server sends no reason. A newer server can send a reason that is a plain str."""
 
     @property
     def where(self) -> str:
-        """FILE:LINE in FUNCTION of the innermost frame; empty when that is not known."""
+        """The place of the failure, as "FILE:LINE in FUNCTION"; empty if it is unknown."""
         function = f" in {self.frames[-1].function}" if self.frames else ""
         return f"{self.file}:{self.line}{function}" if self.file else ""
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
-        """The failure that an escaped exception stands for."""
+        """Returns the failure for an exception that escaped from an agent."""
         known = _first_blamed(error)
-        text = f"KeyError: {_text(error)}" if type(error) is KeyError else describe(error)  # a key alone says little
+        text = (
+            f"KeyError: {_text(error)}" if type(error) is KeyError else describe(error)
+        )  # the key alone explains nothing
         failure = cls(
             known.boundary if known else "agent",
             clip(text),
@@ -113,86 +114,128 @@ class Failure:
 @fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutMetrics:
-    """What a rollout took: the eight counters of the HTTP contract, and four times in seconds."""
+    """The metrics of a rollout: the eight numbers of the HTTP contract, and four durations in seconds."""
 
     total_latency_ms: float = 0.0
-    """From acceptance to the end."""
+    """The time from the acceptance to the end."""
     llm_latency_ms: float = 0.0
-    """All chats' latencies, added up."""
+    """The sum of the latencies of all chats."""
     tool_latency_ms: float = 0.0
-    """All tool calls' latencies, added up: as the agent recorded them, else as the helpers measured them."""
+    """The sum of the latencies of all tool calls. The agent records a latency, or the tool helpers measure it."""
     num_llm_calls: int = 0
     num_tool_calls: int = 0
-    """Tool calls that the agent recorded, that helpers ran, or whose results are tool messages; each counts once."""
+    """The number of tool calls. A tool call counts once if the agent records it, a helper runs it, or a tool message
+    answers it."""
     prompt_tokens: int = 0
     response_tokens: int = 0
     max_context_tokens: int = 0
     queue_time: float = 0.0
-    """Waiting for a slot."""
+    """Seconds in the queue."""
     model_time: float = 0.0
-    """At least one chat open."""
+    """Seconds with at least one open chat."""
     tool_time: float = 0.0
-    """At least one tool running and no chat open."""
+    """Seconds with at least one running tool and no open chat."""
     overhead_time: float = 0.0
-    """What remains."""
+    """The remaining seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierRun:
+    """Says that a rollout ended before this run of the trainer requested it. Nothing ran for this request."""
+
+    end_time: float
+    """The time of the rollout's end, in Unix seconds by the server's clock."""
+    process_uuid: str = ""
+    """The server process in which the rollout ended."""
+    same_process: bool = False
+    """Whether the server process `process_uuid` also sends this answer."""
+    agent_loop: str = ""
+    agent_version: str = ""
+    """The version of the agent loop that ran the rollout; empty if it is unknown."""
+    current_agent_version: str = ""
+    """The version of the agent loop that the server hosts now; empty if it is unknown."""
+    changes: tuple[str, ...] = ()
+    """The names of the files and packages that differ between the two versions, if the server knows them."""
+
+    @property
+    def changed(self) -> bool:
+        """Whether the agent's source has changed since the rollout ran; False if a version is unknown."""
+        return "" not in (versions := (self.agent_version, self.current_agent_version)) and len(set(versions)) > 1
+
+    def describe_change(self) -> str:
+        """Returns how the agent has changed, as a clause for a warning; an empty string if `changed` is False."""
+        if not self.changed:
+            return ""
+        files = f"; changed: {', '.join(self.changes)}" if self.changes else ""
+        return (
+            f"the source of agent loop {self.agent_loop} has changed since "
+            f"({self.agent_version} then, {self.current_agent_version} now{files})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EndedBy:
+    """The server process that ended a rollout, and the trainer's run that requested the rollout."""
+
+    process_uuid: str = ""
+    trainer_run: str = ""
+    """A digest of the run's name; empty if the run has no name."""
 
 
 class Receipt(Protocol):
-    """Whatever keeps a completion until it is confirmed: a trainer's ledger."""
+    """Keeps a completion until it is confirmed. A trainer's ledger makes it."""
 
     async def confirm(self) -> None:
-        """The completion has been used and is not needed any more. Idempotent."""
+        """Records that the completion has been used and is no longer needed. Idempotent."""
 
 
 @fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """The terminal report of a rollout; exactly one per attempt."""
+    """The final report of a rollout. Each attempt has exactly one."""
 
     rollout_id: str
     attempt: int = 1
     result_id: str = ""
-    """Made by the server, once per result."""
+    """The id of this result, made by the server."""
     status: CompletionStatus
     finish_reason: str = ""
     failure: Failure | None = None
     messages: Sequence[Message] = ()
     """The conversation as the agent left it."""
     begins: ChatRef | None = None
-    """The answered chat that `messages` begin with, where they do."""
+    """The newest answered chat whose messages and reply are the beginning of `messages`; None if there is none."""
     reward: float | None = None
-    """Unset is not zero; a failure never carries one."""
+    """The reward; None if there is no reward, which differs from 0. Only a rollout that completed has a reward."""
     samples: Mapping[str, Sample] = field(default_factory=dict)
     metrics: RolloutMetrics = field(default_factory=RolloutMetrics)
     extra_fields: Mapping[str, Any] = field(default_factory=dict)
     omitted: tuple[str, ...] = ()
-    """Field paths of what was left out for its size."""
+    """The paths of the fields that were left out because of their size."""
     group: Group | None = None
-    """The group its rollout belongs to."""
     evaluation: bool = False
-    """Whether its rollout was an evaluation, and so is never trained on."""
+    """Whether the rollout was an evaluation. An evaluation is never trained on."""
     agent_version: str = ""
-    """The version of the agent loop that ran it; empty where none ran or none is known."""
+    """The version of the agent loop that ran the rollout; empty if it is unknown or no agent ran."""
     from_journal: EarlierRun | None = None
-    """Set: nothing ran for this request. The rollout had ended in an earlier run of the trainer."""
+    """Set if the rollout ended in an earlier run of the trainer. Then nothing ran for this request."""
     receipt: Receipt | None = field(default=None, repr=False, compare=False)
-    """Set by a trainer with a ledger; used by confirm()."""
+    """Used by confirm(). Only a trainer with a ledger sets it."""
 
     async def confirm(self) -> None:
-        """Tell the trainer's ledger that this completion has been used: it is not yielded again.
+        """Records in the trainer's ledger that this completion has been used. The trainer does not yield it again.
 
-        Idempotent. Without a ledger there is nothing to tell, and nothing is done. Raises
-        LedgerError when the ledger cannot be written; then it may be confirmed later.
+        Idempotent. Does nothing without a ledger. Raises LedgerError if the ledger cannot be written. The caller can
+        then try again later.
         """
         if self.receipt is not None:
             await self.receipt.confirm()
 
     def trainable_samples(self) -> dict[str, Sample]:
-        """Returns the samples to train on, by name, each with its reward; empty where there is none.
+        """Returns the samples to train on, by name, each with its reward.
 
-        Nothing of a rollout that did not complete, that was an evaluation or that has no reward is
-        trained on; `not_trainable_reason` says which. A sample has its own reward, else the
-        rollout's; an only sample has the rollout's.
+        See reward_of() for the reward of a sample. Returns no samples for a rollout that did not complete, that was an
+        evaluation, or that has no reward. `not_trainable_reason` then has the reason.
         """
         if self.evaluation or self.status is not CompletionStatus.COMPLETED:
             return {}
@@ -202,14 +245,17 @@ class Completion:
         }
 
     def reward_of(self, sample: str) -> float | None:
-        """Returns the reward of a sample: its own, else the rollout's; of an only sample, the rollout's first."""
+        """Returns the sample's own reward, or the rollout's reward if the sample has none.
+
+        If the rollout has a single sample, the rollout's reward is preferred.
+        """
         own = self.samples[sample].reward if sample in self.samples else None
         first, second = (self.reward, own) if len(self.samples) == 1 else (own, self.reward)
         return second if first is None else first
 
     @property
     def not_trainable_reason(self) -> str:
-        """Why trainable_samples() is empty; an empty string where it is not."""
+        """Why trainable_samples() returns no samples; an empty string if it returns samples."""
         if self.evaluation:
             return "it is an evaluation"
         if self.status is not CompletionStatus.COMPLETED:
@@ -223,7 +269,7 @@ class Completion:
 
 
 def lacks(sample: Sample) -> str:
-    """Returns why a sample has no tokens to train on; an empty string where it has them."""
+    """Returns why a sample has no tokens to train on; an empty string if it has tokens."""
     if not sample.trainable:
         return sample.not_trainable_reason or "it is not trainable"
     if not sample.segments or any(segment.referred for segment in sample.segments):
@@ -232,33 +278,28 @@ def lacks(sample: Sample) -> str:
 
 
 def is_reward(value: object) -> bool:
-    """Whether a value can be a reward: a finite number, and no bool."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        return False
-    try:
-        return math.isfinite(float(value))
-    except (OverflowError, ValueError):
-        return False
+    """Returns whether a value can be a reward. A reward is a finite number and not a bool."""
+    return not isinstance(value, bool) and isinstance(value, numbers.Real) and is_finite(value)
 
 
 def describe(error: BaseException) -> str:
-    """An exception's text, never empty."""
+    """Returns the text of an exception, or the name of the exception's type if the text is empty."""
     return _text(error) or type(error).__name__
 
 
 def log_traceback(error: BaseException) -> str:
-    """Returns an exception's traceback for a log: bounded, and without characters that steer a terminal."""
+    """Returns an exception's traceback for a log. It is cut to about MAX_TRACEBACK and has no control characters."""
     text = "".join(traceback.format_exception(error))
     if len(text) > MAX_TRACEBACK:
         half = MAX_TRACEBACK // 2
-        text = f"{text[:half]}\n  [cut]\n{text[-half:]}"  # the exception itself stands at the end
+        text = f"{text[:half]}\n  [cut]\n{text[-half:]}"  # the exception itself is at the end
     return printable(text, keep="\n\t")
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Returns a text in which characters that steer a terminal, and others that nobody sees, are escaped.
+    """Returns a text with its control characters and other invisible characters escaped.
 
-    `keep` holds those of them that stay, such as a line feed.
+    `keep` names characters that stay, such as a line feed.
     """
     if text.isprintable():
         return text
@@ -266,7 +307,7 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def clip(text: str, limit: int = MAX_FAILURE_TEXT) -> str:
-    """A text cut to so many bytes, and made to travel."""
+    """Returns a text cut to `limit` bytes of UTF-8, without unpaired surrogates."""
     raw = text.encode("utf-8", "replace")
     if len(raw) <= limit:
         return raw.decode()
@@ -282,7 +323,10 @@ def _text(error: BaseException) -> str:
 
 
 def _first_blamed(error: BaseException) -> OsmosisRolloutError | None:
-    """The exception that says whose fault it was: this one, or the first such one of a group."""
+    """Returns the exception whose class has the `boundary`: `error`, or the first such exception in a group.
+
+    Returns None for a foreign exception.
+    """
     if isinstance(error, BaseExceptionGroup):
         return next(filter(None, map(_first_blamed, error.exceptions)), None)
     return error if isinstance(error, OsmosisRolloutError) else None

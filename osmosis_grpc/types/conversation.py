@@ -1,11 +1,12 @@
-"""The conversation of a sample as a tree: which earlier chat does a history continue?
+"""The conversation of a sample as a tree. The tree finds the earlier chat that a history continues.
 
-An agent loop passes its whole history with every chat. Kept as a tree of frozen messages,
-in which every answered chat marks its reply, a history is walked down from the root: where
-the walk passes the last mark is the chat it continues, and what follows is new. A loop that
-rewinds walks another branch. Two histories are equal exactly when they end in the same node,
-whichever form they travelled in. Both ends of the wire use this: the server to find what is
-new, the trainer to find what it already knows.
+An agent loop passes its whole history with every chat. Each node of the tree is a message that must not change. Each
+answered chat marks the node of its reply. A walk from the root along a history passes marked nodes, and the last of
+them is the chat that the history continues. The messages after that node are new. If an agent loop goes back to an
+earlier message, its next history takes another branch.
+
+Two histories are equal exactly if they end in the same node. This is also true if one was sent in full and the other as
+a delta. The server uses the tree to find the new messages. The trainer uses the tree to find the known messages.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ _NUMBERS = (int, float)
 
 
 class Node:
-    """One message in its position. Frozen: the message is the tree's own copy."""
+    """One message at its position in the tree. The message belongs to the tree and must not change."""
 
     __slots__ = ("chat", "children", "depth", "message", "numeric", "parent")
 
@@ -27,13 +28,13 @@ class Node:
         self.depth: int = parent.depth + 1 if parent else 0
         self.children: Sequence[Node] = ()
         self.chat = 0
-        """The newest chat whose reply this message is; 0 for none."""
+        """The number of the newest chat that has this message as its reply; 0 for none."""
         self.numeric = _has_numbers(message)
 
     def matches(self, message: Message) -> bool:
-        """Whether it is the same message, where 1, 1.0 and true are three things."""
+        """Returns whether `message` equals the message of this node. The values 1, 1.0 and true differ."""
         try:
-            if not self.message == message:  # noqa: SIM201 - what is no JSON may answer anything
+            if not self.message == message:  # noqa: SIM201 - a value that is no JSON may define its own !=
                 return False
         except Exception:
             return False
@@ -41,20 +42,20 @@ class Node:
 
 
 class Position(NamedTuple):
-    """Where a history ends in the tree."""
+    """The end of a history in the tree."""
 
     node: Node
     continues: int
-    """The answered chat that it continues; 0 for none."""
+    """The answered chat that the history continues; 0 for none."""
     prefix_len: int
-    """How many leading messages that chat covers, its reply included."""
+    """The number of leading messages that come from the chat `continues`, its reply included."""
 
 
 class Conversation:
     """The tree of one sample.
 
-    Most histories go on where the newest one ended. That line is kept as a list, so that a
-    history is compared with it at once, and only what is new is looked at one by one.
+    Most histories continue the newest history. So the tree also keeps the newest history as a list, and compares this
+    list with a history in one step. Only the other messages are compared one by one.
     """
 
     __slots__ = ("_end", "_line", "_numeric", "_replies", "root")
@@ -67,9 +68,9 @@ class Conversation:
         self._numeric: list[int] = []
 
     def insert(self, messages: Sequence[Message], field: str = "messages") -> Position:
-        """The position of a full history; messages not yet in the tree are copied into it.
+        """Returns the position of a full history, and copies new messages into the tree.
 
-        Raises InvalidArgument when a new message may not travel; the tree is then unchanged.
+        Raises InvalidArgument for a new message that cannot be sent. The tree is then unchanged.
         """
         node, known = self.root, 0
         if self._continues_line(messages):
@@ -85,14 +86,20 @@ class Conversation:
         return self._grow(node, [copy_message(m, f"{field}[{known + i}]") for i, m in enumerate(new)] if new else new)
 
     def insert_after(self, chat: int, messages: Sequence[Message]) -> Position | None:
-        """The position of what follows an answered chat's reply; None when that chat is not known."""
+        """Returns the position of messages that follow the reply of an answered chat, and copies them into the tree.
+
+        Returns None if the chat is unknown.
+        """
         reply = self._replies.get(chat)
         if reply is None:
             return None
         return self._grow(reply, [copy_message(m, f"messages[{i}]") for i, m in enumerate(messages)])
 
     def answer(self, position: Node, reply: Message, chat: int) -> Node:
-        """Mark `reply`, which the tree keeps, as the reply of `chat` asked at `position`."""
+        """Adds the reply of `chat` below the chat's position, and returns the reply's node.
+
+        The tree keeps `reply` itself and not a copy.
+        """
         node = self._child(position, reply)
         node.chat = max(node.chat, chat)
         self._replies[chat] = node
@@ -101,17 +108,17 @@ class Conversation:
         return node
 
     def reply(self, chat: int) -> Node | None:
-        """The reply of an answered chat."""
+        """Returns the node of an answered chat's reply; None if the chat is unknown."""
         return self._replies.get(chat)
 
     def messages(self, node: Node) -> list[Message]:
-        """The messages from the first to this one: the tree's own, not to be changed."""
+        """Returns the messages from the first message to this node. They belong to the tree: do not change them."""
         return self._line.copy() if node is self._end else path(node)
 
     def tool_messages(self) -> dict[str, int]:
-        """Returns how many tool messages answer each call id: the most that one history holds.
+        """Returns the number of tool messages for each call id.
 
-        A message that stands in several branches counts once.
+        The messages are counted for each history alone. The result has the highest count of any history.
         """
         most: dict[str, int] = {}
         branches: list[tuple[Node, dict[str, int]]] = [(self.root, {})]
@@ -128,18 +135,18 @@ class Conversation:
         return most
 
     def _continues_line(self, messages: Sequence[Message]) -> bool:
-        """Whether a history begins with the newest one, or with that and its reply."""
+        """Returns whether a history begins with the newest history."""
         line = self._line
         try:
             if not (line and messages[: len(line)] == line):
                 return False
-        except Exception:  # what is no JSON may answer anything
+        except Exception:  # a value that is no JSON may raise when it is compared
             return False
         return all(_same(line[index], messages[index]) for index in self._numeric)
 
     def _grow(self, node: Node, messages: Sequence[Message]) -> Position:
         if node is not self._end:
-            self._turn(node)
+            self._switch(node)
         for message in messages:
             node = self._child(node, message)
             self._extend(node)
@@ -149,20 +156,15 @@ class Conversation:
         return Position(node, mark.chat, mark.depth)
 
     def _extend(self, node: Node) -> None:
-        """The newest history goes on."""
+        """Appends a node to the newest history."""
         self._end = node
         self._line.append(node.message)
         if node.numeric:
             self._numeric.append(node.depth - 1)
 
-    def _turn(self, node: Node) -> None:
-        """The newest history ends elsewhere."""
-        nodes = []
-        at = node
-        while at.parent is not None:
-            nodes.append(at)
-            at = at.parent
-        nodes.reverse()
+    def _switch(self, node: Node) -> None:
+        """Makes the history that ends at `node` the newest history."""
+        nodes = _nodes(node)
         self._end = node
         self._line = [each.message for each in nodes]
         self._numeric = [index for index, each in enumerate(nodes) if each.numeric]
@@ -178,24 +180,28 @@ class Conversation:
 
 
 def count_tool_message(message: Message, counts: dict[str, int]) -> None:
-    """Add a message to the counts by call id, if it is a tool's."""
+    """Adds 1 to the count of a message's call id if the message is a tool message."""
     if message.get("role") == "tool":
         call_id = str(message.get("tool_call_id") or "")
         counts[call_id] = counts.get(call_id, 0) + 1
 
 
 def path(node: Node) -> list[Message]:
-    """The messages from the first to this one: the tree's own, not to be changed."""
-    messages: list[Message] = []
+    """Returns the messages from the first message to this node. They belong to the tree: do not change them."""
+    return [each.message for each in _nodes(node)]
+
+
+def _nodes(node: Node) -> list[Node]:
+    """Returns the nodes from the first message to `node`."""
+    nodes = []
     while node.parent is not None:
-        messages.append(node.message)
+        nodes.append(node)
         node = node.parent
-    messages.reverse()
-    return messages
+    return nodes[::-1]
 
 
 def _same(one: object, other: object) -> bool:
-    """Equality of two JSON values that are equal but for the types of their numbers."""
+    """Returns whether two equal JSON values also have numbers of the same types."""
     if isinstance(one, dict) and isinstance(other, dict):
         return all(_same(value, other.get(key)) for key, value in one.items())
     if isinstance(one, list) and isinstance(other, list):

@@ -1,12 +1,11 @@
-"""Trajectory events: everything that happens in a rollout, numbered from 1 without gaps."""
+"""Trajectory events describe everything that happens in a rollout. They are numbered from 1 without gaps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from osmosis_grpc.types.chat import ChatPurpose, ChatResponse
-from osmosis_grpc.types.completion import Completion, Outcome
-from osmosis_grpc.types.earlier_run import EndedBy
+from osmosis_grpc.types.completion import Completion, EndedBy, Outcome
 from osmosis_grpc.types.fast_init import fast_init
 from osmosis_grpc.types.messages import Message
 from osmosis_grpc.types.requests import InitRequest
@@ -25,16 +24,16 @@ class Accepted:
 @fast_init
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Its agent began, after `queue_time` seconds."""
+    """Its agent started, after `queue_time` seconds."""
 
     queue_time: float = 0.0
     agent_version: str = ""
-    """The version of the agent loop; empty where it is not known."""
+    """The version of the agent loop; empty if it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """Its agent began again under the same attempt."""
+    """Its agent started again in the same attempt."""
 
     previous_last_number: int = 0
 
@@ -42,7 +41,7 @@ class Resumed:
 @fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequested:
-    """The agent asked for a reply: `messages` follow the reply of the chat it continues."""
+    """The agent requested a reply. `messages` follow the reply of the chat that it continues."""
 
     sample: str
     number: int
@@ -56,19 +55,19 @@ class ChatRequested:
 @fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatAnswered:
-    """The trainer gave a reply, after `latency` seconds."""
+    """The trainer replied after `latency` seconds."""
 
     sample: str
     number: int
     response: ChatResponse
     latency: float = 0.0
     recorded_number: int = 0
-    """Where it was served from the record: the event that recorded it."""
+    """If the reply was read from the journal, the number of the event that recorded it; otherwise 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFailed:
-    """A chat, or a try of it, ended without a reply."""
+    """A chat, or an attempt at it, ended without a reply."""
 
     sample: str
     number: int
@@ -128,14 +127,14 @@ class SegmentClosed:
 
 @dataclass(frozen=True, slots=True)
 class CancelAsked:
-    """Somebody asked for the rollout to be cancelled."""
+    """A caller requested the cancellation of the rollout."""
 
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """The grader gave a sample's reward."""
+    """The grader set a sample's reward."""
 
     sample: str
     reward: float | None = None
@@ -144,7 +143,7 @@ class Graded:
 @fast_init
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The rollout ended. On the wire only the completion's head travels."""
+    """The rollout ended. StreamEvents sends its completion without messages and segments."""
 
     completion: Completion
     by: EndedBy = EndedBy()
@@ -153,11 +152,11 @@ class Ended:
 @fast_init
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The delivery of the completion is settled."""
+    """The delivery of the completion has ended."""
 
     outcome: Outcome | None = None
     given_up: str = ""
-    """Why delivery was given up; empty when there is an outcome."""
+    """Why the server gave up the delivery; empty if there is an outcome."""
     tries: int = 0
 
 
@@ -183,12 +182,12 @@ EventKind = (
 @fast_init
 @dataclass(frozen=True, slots=True)
 class TrajectoryEvent:
-    """One thing that happened."""
+    """One numbered event of a rollout."""
 
     rollout_id: str
     attempt: int
     number: int
-    """From 1 within the attempt."""
+    """The number of the event, from 1 within the attempt."""
     time: float
     """Unix seconds, by the server's clock."""
     kind: EventKind

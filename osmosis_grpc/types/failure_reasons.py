@@ -1,10 +1,9 @@
-"""Why a rollout failed, as a closed list that clients can switch on."""
+"""The reasons of failures. The list is fixed, so a client can choose an action for each reason."""
 
 import re
 from enum import StrEnum
 
 from osmosis_grpc.errors import (
-    CallError,
     InvalidArgument,
     OsmosisRolloutError,
     OsmosisTimeoutError,
@@ -14,12 +13,12 @@ from osmosis_grpc.errors import (
 )
 
 DATA_LOSS = "data_loss"
-"""The finish reason of a rollout of which the journal or the ledger has lost something."""
+"""The finish reason of a rollout whose record in the journal or the ledger is damaged."""
 _WORDS = re.compile("[A-Z][A-Z0-9_]{0,63}")
 
 
 class FailureReason(StrEnum):
-    """The reason of a Failure. A later version may add reasons; a client treats an unknown one like SERVER_ERROR."""
+    """The reason of a Failure. A later version can add reasons. Clients treat an unknown reason like SERVER_ERROR."""
 
     AGENT_EXCEPTION = "AGENT_EXCEPTION"
     """The agent raised an exception, or cancelled its own task."""
@@ -28,35 +27,35 @@ class FailureReason(StrEnum):
     AGENT_RESULT_INVALID = "AGENT_RESULT_INVALID"
     """The agent returned a value that is no result, or a result that cannot be sent."""
     AGENT_TIMEOUT = "AGENT_TIMEOUT"
-    """The rollout's agent_timeout ran out. The boundary says who was busy at that moment."""
+    """The rollout's agent_timeout expired. The boundary of the Failure names the part that was busy at that moment."""
     AGENT_LOOP_NOT_FOUND = "AGENT_LOOP_NOT_FOUND"
-    """The server was started again and does not host the rollout's agent loop any more."""
+    """The server restarted and no longer hosts the rollout's agent loop."""
     TOOL_EXCEPTION = "TOOL_EXCEPTION"
     """A tool failed, and the agent did not catch its error."""
     GRADER_EXCEPTION = "GRADER_EXCEPTION"
     """The grader failed."""
     TRAINER_LOST = "TRAINER_LOST"
-    """The trainer stayed away for longer than its grace period."""
+    """The trainer was disconnected for longer than its grace period."""
     TRAINER_UNREACHABLE = "TRAINER_UNREACHABLE"
-    """A chat got no reply for longer than the grace period: the trainer was not there, silent or full."""
+    """A chat got no reply within the grace period, because the trainer was disconnected, silent or at capacity."""
     CHAT_REFUSED = "CHAT_REFUSED"
     """The trainer answered a chat with an error."""
     REPLY_UNREADABLE = "REPLY_UNREADABLE"
     """The trainer's reply to a chat cannot be read, or contradicts itself."""
     REFUSED = "REFUSED"
-    """No agent server accepted the rollout. Made by the trainer's library."""
+    """No agent server accepted the rollout. The trainer's library sets this reason."""
     SHUTDOWN = "SHUTDOWN"
     """The server shut down, and no later process can continue the rollout."""
     RESTART = "RESTART"
-    """The server was started again while the agent ran, and the agent is not replayable."""
+    """The server restarted while the agent ran, and the agent is not replayable."""
     REPLAY_DIVERGED = "REPLAY_DIVERGED"
-    """The agent was run again after a restart and asked other questions than before."""
+    """The agent ran again after a restart, and its chats differed from the recorded chats."""
     CRASHED_SERVER = "CRASHED_SERVER"
-    """The server's process died again and again while this agent ran."""
+    """The server's process died several times while this rollout's agent ran."""
     DATA_LOSS = "DATA_LOSS"
-    """What the journal stored of the rollout is damaged."""
+    """The journal's data about the rollout is damaged."""
     SERVER_ERROR = "SERVER_ERROR"
-    """The server failed by a mistake of its own."""
+    """The server failed because of a bug of its own."""
 
 
 _BY_BOUNDARY = {
@@ -66,22 +65,24 @@ _BY_BOUNDARY = {
     "grader": FailureReason.GRADER_EXCEPTION,
     "server": FailureReason.SERVER_ERROR,
 }
-_UNREACHABLE = OsmosisTransportError, OsmosisTimeoutError, ResourceExhausted
 
 
 def reason_of(error: OsmosisRolloutError | None) -> FailureReason:
-    """Returns the reason for an exception that escaped from an agent; None is an exception of the agent's own."""
+    """Returns the reason for an exception that escaped from an agent. `error` is None for a foreign exception."""
     if error is None:
         return FailureReason.AGENT_EXCEPTION
     if isinstance(error, ReplyUnreadable):
         return FailureReason.REPLY_UNREADABLE
-    if isinstance(error, CallError) and isinstance(error, _UNREACHABLE):
+    if isinstance(error, OsmosisTransportError | OsmosisTimeoutError | ResourceExhausted):
         return FailureReason.TRAINER_UNREACHABLE
     return _BY_BOUNDARY.get(error.boundary, FailureReason.AGENT_EXCEPTION)
 
 
 def read_reason(text: str, field: str) -> FailureReason | str:
-    """Returns a reason from the wire; one of a newer version as its text. Raises InvalidArgument naming `field`."""
+    """Returns the received reason. An unknown reason is returned as a str.
+
+    Raises InvalidArgument naming `field` for a text that cannot be a reason.
+    """
     try:
         return FailureReason(text) if text else ""
     except ValueError:

@@ -1,8 +1,8 @@
-"""JSON values: what may travel, and the text they travel as.
+"""JSON values that can be sent, and their text.
 
-A JSON value is made of dict with str keys, list, str, int, float, bool and None, nests at
-most 256 levels, and holds no NaN, no infinity and no unpaired surrogate. Everything that is
-not so is refused with InvalidArgument naming the field, on the way in and on the way out.
+A JSON value consists of dict with str keys, list, str, int, float, bool and None. It nests at most 256 levels, and has
+no NaN, no infinity and no unpaired surrogate. The sender and the receiver refuse any other value with an
+InvalidArgument that names the field.
 """
 
 import json
@@ -19,15 +19,15 @@ from osmosis_grpc.errors import InvalidArgument
 MAX_DEPTH = 256
 """Levels of lists and objects within one value."""
 
-_MAX_DIGITS = 4300  # what Python reads back
+_MAX_DIGITS = 4300  # the most digits that Python parses
 _TOO_LARGE = 10**_MAX_DIGITS
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-"""An empty object that nobody can fill, for the many places that hold one."""
+"""An empty, read-only object. All values with an empty object share it."""
 _ITEM_BYTES = 64
-"""What a list, an object or an item of one takes in memory, about."""
+"""The approximate memory of a list, an object or one item, in bytes."""
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"')
 _STEPS = np.zeros(256, np.int8)
-"""By the byte of a bracket: one level up, or one down."""
+"""The change of the level at each byte: 1 at an opening bracket, -1 at a closing bracket."""
 _STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
 _NESTED = (dict, list, tuple)
 _PLAIN: dict[type, Callable[[Any], Any]] = {str: str.__str__, int: int.__int__, float: float.__float__}
@@ -36,14 +36,10 @@ _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",",
 _encode_sorted = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True).encode
 
 
-class _Refused(ValueError):
-    pass
-
-
 def copy(value: Any, field: str, levels: int = MAX_DEPTH) -> Any:
-    """A deep copy of a JSON value, checked on the way: later changes to `value` do not reach it.
+    """Returns a checked deep copy of a JSON value. Later changes of `value` do not change the copy.
 
-    Tuples become lists, and subclasses the plain types. Raises InvalidArgument naming `field`.
+    Tuples become lists, and values of subclasses become the plain types. Raises InvalidArgument naming `field`.
     """
     kind = type(value)
     if kind is str:
@@ -74,7 +70,7 @@ def copy(value: Any, field: str, levels: int = MAX_DEPTH) -> Any:
 
 
 def check_key(key: Any, field: str) -> str:
-    """A key as a plain str. Raises InvalidArgument naming `field`."""
+    """Returns a key as a plain str. Raises InvalidArgument naming `field` for a key that is no valid text."""
     if type(key) is str and key.isascii():
         return key
     if not isinstance(key, str):
@@ -83,26 +79,29 @@ def check_key(key: Any, field: str) -> str:
 
 
 def check_text(text: str, field: str) -> str:
-    """A text that can be written as UTF-8. Raises InvalidArgument naming `field`."""
+    """Returns the text. Raises InvalidArgument naming `field` if it cannot be written as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InvalidArgument(field, "holds an unpaired surrogate") from None
+        raise InvalidArgument(field, "has an unpaired surrogate") from None
     return text
 
 
 def render(value: Any) -> str:
-    """The JSON text of a value that was checked before."""
+    """Returns the JSON text of a value that was checked before."""
     return _encode(value)
 
 
 def canonical(value: Any) -> str:
-    """The JSON text with sorted keys: equal for equal values, and only for those."""
+    """Returns the JSON text with sorted keys. Equal texts mean equal values."""
     return _encode_sorted(value)
 
 
 def parse(text: str, field: str, levels: int = MAX_DEPTH) -> Any:
-    """The value of a JSON text of at most so many levels. Raises InvalidArgument naming `field`."""
+    """Returns the value of a JSON text. Raises InvalidArgument naming `field` for another text.
+
+    The text has at most `levels` levels.
+    """
     try:
         value = _decode(text)
         if text.count("[") + text.count("{") > levels and _depth(text) > levels:
@@ -110,7 +109,7 @@ def parse(text: str, field: str, levels: int = MAX_DEPTH) -> Any:
         if "\\u" in text:
             _encode(value).encode()
     except UnicodeEncodeError:
-        raise InvalidArgument(field, "holds an unpaired surrogate") from None
+        raise InvalidArgument(field, "has an unpaired surrogate") from None
     except RecursionError:
         raise InvalidArgument(field, f"nests more than {MAX_DEPTH} levels") from None
     except ValueError as error:
@@ -125,9 +124,9 @@ def _depth(text: str) -> int:
 
 
 class Unparsed:
-    """A JSON object as its text, which was checked before. Its value takes many times the memory of its text.
+    """A JSON object that is kept as its text. The text was checked before, and takes much less memory than the object.
 
-    `read` is called with the bytes that the value takes, about, each time the text is parsed.
+    value() calls `read` with the approximate memory of the object in bytes, and then parses the text.
     """
 
     __slots__ = ("_read", "text")
@@ -138,22 +137,22 @@ class Unparsed:
 
     @classmethod
     def checked(cls, text: str, field: str) -> "Unparsed":
-        """Returns the object of a text. Raises InvalidArgument naming `field` for a text that is no JSON object."""
+        """Returns a checked text. Raises InvalidArgument naming `field` for a text that is no JSON object."""
         parse_object(text, field)
         return cls(text)
 
     def value(self) -> dict[str, Any]:
-        """Returns the object, made anew."""
+        """Parses the text and returns a new object."""
         self._read(len(self.text) + _ITEM_BYTES * sum(self.text.count(mark) for mark in "[{,"))
         return parse_object(self.text, "")
 
     def for_reader(self, read: Callable[[int], None]) -> "Unparsed":
-        """Returns the same text for somebody else."""
+        """Returns an Unparsed with the same text and another `read`."""
         return Unparsed(self.text, read)
 
 
 def parse_object(text: str, field: str, levels: int = MAX_DEPTH) -> dict[str, Any]:
-    """The object of a JSON text; an empty text is an empty object."""
+    """Returns the object of a JSON text; an empty object for an empty text. Raises InvalidArgument naming `field`."""
     if not text:
         return {}
     value = parse(text, field, levels)
@@ -162,21 +161,29 @@ def parse_object(text: str, field: str, levels: int = MAX_DEPTH) -> dict[str, An
     return value
 
 
+def is_finite(number: Any) -> bool:
+    """Returns whether a number can be sent as a float. A number that is too large for a float cannot."""
+    try:
+        return math.isfinite(number)
+    except (OverflowError, ValueError):
+        return False
+
+
 def _constant(name: str) -> NoReturn:
-    raise _Refused(f"{name} is not a JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _finite(text: str) -> float:
     value = float(text)
     if math.isinf(value):
-        raise _Refused(f"{text} is out of range")
+        raise ValueError(f"{text} is out of range")
     return value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        raise _Refused("a key stands twice in one object")
+        raise ValueError("an object has the same key twice")
     return value
 
 

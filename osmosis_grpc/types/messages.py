@@ -1,8 +1,8 @@
-"""Messages: plain dicts in OpenAI's chat format, and the few rules they obey.
+"""Messages: plain dicts in OpenAI's chat format, and the rules for them.
 
-A message is what an agent loop appends to its list and a model server returns. It is kept
-as it is, with unknown keys, nulls and vendor fields; only its role must be one that every
-model server knows.
+Agent loops append messages to their lists, and model servers return messages. A message stays unchanged, with unknown
+keys, nulls and vendor fields. Its role is checked, because every model server must know the role. All other keys and
+values only need to be valid JSON.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,13 +12,13 @@ from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import jsontext
 
 Message = dict[str, Any]
-"""An OpenAI-style message: a role, usually a content, and whatever else."""
+"""An OpenAI-style message: a role, usually a content, and any other keys."""
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 
 
 def copy_message(message: Any, field: str) -> Message:
-    """A checked deep copy of one message. Raises InvalidArgument naming the place below `field`."""
+    """Returns a checked deep copy of one message. Raises InvalidArgument with a path that begins with `field`."""
     if not isinstance(message, dict):
         meant = "; use its .message" if isinstance(getattr(message, "message", None), dict) else ""
         raise InvalidArgument(field, f"a message is a dict, not a {type(message).__name__}{meant}")
@@ -26,31 +26,26 @@ def copy_message(message: Any, field: str) -> Message:
     copied: Message = {}
     for key, value in message.items():
         if type(value) is str and type(key) is str and value.isascii() and key.isascii():
-            copied[key] = value  # most are
+            copied[key] = value  # the usual case
         else:
             copied[jsontext.check_key(key, field)] = jsontext.copy(value, f"{field}.{key}")
     return copied
 
 
 def copy_messages(messages: Iterable[Any], field: str) -> list[Message]:
-    """Checked deep copies of messages."""
+    """Returns checked deep copies of messages. Raises InvalidArgument with a path that begins with `field`."""
     return [copy_message(message, f"{field}[{index}]") for index, message in enumerate(messages)]
 
 
 def check_role(role: Any, field: str) -> None:
-    """Refuse a role that no model server knows."""
-    if type(role) is str and role in ROLES:
-        return
+    """Raises InvalidArgument for a role that model servers do not know."""
     if not isinstance(role, str) or role not in ROLES:
         raise InvalidArgument(f"{field}.role", f"{role!r} is not one of {', '.join(sorted(ROLES))}")
 
 
 def text_size(messages: Sequence[Message]) -> int:
-    """Roughly how many bytes messages take in memory: for budgets, not for limits."""
-    size = 0
-    for message in messages:
-        size += _size(message)
-    return size
+    """Returns the approximate memory of messages in bytes. Use it for budgets, and not for exact limits."""
+    return sum(map(_size, messages))
 
 
 def _size(value: Any) -> int:

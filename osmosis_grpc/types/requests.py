@@ -1,4 +1,4 @@
-"""What starts a rollout."""
+"""Requests that start a rollout."""
 
 import math
 import re
@@ -21,71 +21,73 @@ DEFAULT_MAX_TOKENS_TOTAL = 8192
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rollouts of one prompt that are compared with one another."""
+    """The group of a rollout. The rollouts of a group have the same prompt and are compared with each other."""
 
     id: str
     index: int = 0
     size: int = 0
-    """0 when not told."""
+    """0 if it is unknown."""
 
 
 @fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRequest:
-    """A rollout as its agent sees it."""
+    """A request for a rollout, as its agent gets it."""
 
     rollout_id: str
     messages: Sequence[Message] = ()
     """The conversation to start from."""
     completion_params: Mapping[str, Any] = field(default_factory=dict)
-    """Sampling parameters, under OpenAI's names; pass them on with ctx.chat(messages, **params)."""
+    """Sampling parameters, under OpenAI's names. The agent passes them to ctx.chat(messages, **params)."""
     max_turns: int = DEFAULT_MAX_TURNS
-    """Advice: the most turns."""
+    """The most turns. This is advice for the agent; the server does not enforce it."""
     max_tokens_total: int = DEFAULT_MAX_TOKENS_TOTAL
-    """Advice: the most tokens of the whole rollout."""
+    """The most tokens of the whole rollout. This is advice for the agent; the server does not enforce it."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Whatever the trainer wants the agent to know. On an agent server it is parsed when it is read."""
+    """Any data from the trainer for the agent. An agent server parses it when the agent first reads it."""
     label: str | None = None
     """The reference answer."""
     attempt: int = 1
-    """From 1, raised by the trainer."""
+    """The number of the attempt, from 1. The trainer raises it."""
     agent_loop: str = ""
-    """The agent loop asked for; empty where there is only one."""
+    """The name of the agent loop; empty if the server has only one."""
     group: Group | None = None
     priority: int = 0
-    """Higher leaves the queue first."""
+    """A rollout with a higher priority leaves the queue first."""
     agent_timeout: float | None = None
-    """Seconds from acceptance, queue time included; None: the server's limit, half an hour unless set otherwise."""
+    """The rollout ends this many seconds after its acceptance; the time in the queue counts.
+
+    None means the server's limit, half an hour by default."""
     grader_timeout: float | None = None
-    """Seconds for the grader."""
+    """The most seconds for the grader."""
     tool_server_url: str | None = None
-    """A tool server of the trainer's."""
+    """The URL of a tool server of the trainer."""
     idempotency_key: str | None = None
     """Another name for the rollout."""
     evaluation: bool = False
-    """Whether it measures the policy: its outcome says so and is never trained on."""
+    """Whether the rollout only measures the policy. Its completion has the same flag, and is never trained on."""
     server_url: str = ""
-    """The trainer's address, where it speaks HTTP."""
+    """The trainer's address, if the trainer speaks HTTP."""
     api_key: str | None = field(default=None, repr=False)
-    """The trainer's key, where it speaks HTTP. Never shown."""
+    """The trainer's key, if the trainer speaks HTTP. The repr does not show it."""
 
 
 _METADATA: Any = RolloutRequest.__dict__["metadata"]
-"""Its slot, which may hold a text that is not parsed."""
+"""The slot of `metadata`. Its value can be an unparsed text."""
 
 
 def unread_metadata(request: RolloutRequest) -> Mapping[str, Any] | jsontext.Unparsed:
-    """Returns a request's metadata as it is held: unparsed while nobody has read it."""
-    held: Mapping[str, Any] | jsontext.Unparsed = _METADATA.__get__(request)
-    return held
+    """Returns a request's metadata. Metadata from the network stays unparsed until the agent first reads it."""
+    metadata: Mapping[str, Any] | jsontext.Unparsed = _METADATA.__get__(request)
+    return metadata
 
 
 def _read_metadata(request: RolloutRequest) -> Mapping[str, Any]:
-    held = unread_metadata(request)
-    if isinstance(held, jsontext.Unparsed):
-        held = held.value()
-        _METADATA.__set__(request, held)
-    return held
+    metadata = unread_metadata(request)
+    if isinstance(metadata, jsontext.Unparsed):
+        metadata = metadata.value()
+        _METADATA.__set__(request, metadata)
+    return metadata
 
 
 RolloutRequest.metadata = property(_read_metadata, _METADATA.__set__)  # type: ignore[assignment, misc]
@@ -93,28 +95,28 @@ RolloutRequest.metadata = property(_read_metadata, _METADATA.__set__)  # type: i
 
 @dataclass(frozen=True, slots=True)
 class CallbackTls:
-    """A callback over TLS."""
+    """TLS of a callback."""
 
     server_name: str = ""
-    """The name that the trainer's certificate carries; the host of the target when not given."""
+    """The name in the trainer's certificate. If it is empty, the certificate must name the target's host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Callback:
-    """Where a trainer listens."""
+    """The address of a trainer that listens for callbacks."""
 
     target: str
     """HOST:PORT."""
     credential: str = field(default="", repr=False)
-    """A bearer token. Never shown."""
+    """A bearer token. The repr does not show it."""
     state: bytes = field(default=b"", repr=False)
-    """Echoed in every chat and completion."""
+    """Bytes of the trainer. Every chat and every completion sends them back."""
     delta: bool = False
-    """Whether chats may refer to an earlier chat instead of repeating it."""
+    """Whether the trainer accepts a chat that refers to an earlier chat instead of repeating its messages."""
     tls: CallbackTls | None = None
-    """Set: speak TLS."""
+    """TLS for the callback; None for plain text."""
     run_id: str = ""
-    """Names the run of the trainer; where it is empty the target does."""
+    """The name of the trainer's run. If it is empty, the target names the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,19 +130,19 @@ class TraceContext:
 @fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitRequest:
-    """A request as it arrives: the rollout, where its calls go, and what tells it from another."""
+    """A request as the server gets it: the rollout, its callback, and a digest for comparing requests."""
 
     request: RolloutRequest
     callback: Callback | None = None
     trace: TraceContext | None = None
     digest: bytes = b""
-    """Equal for equal bodies; callback and trace context are not part of the body."""
+    """A digest of the request without its callback and trace context. Equal requests have equal digests."""
     size: int = 0
-    """Bytes on the wire."""
+    """The size of the request on the wire, in bytes."""
 
 
 def copy_of(request: RolloutRequest, **changes: Any) -> RolloutRequest:
-    """A request with other values in some fields: dataclasses.replace without its checks, in a third of its time."""
+    """Returns a copy of a request with `changes`. It does the same as dataclasses.replace, in a third of the time."""
     new = object.__new__(RolloutRequest)
     changes.setdefault("metadata", unread_metadata(request))
     for name in RolloutRequest.__slots__:
@@ -149,11 +151,11 @@ def copy_of(request: RolloutRequest, **changes: Any) -> RolloutRequest:
 
 
 def check_id(value: str, name: str) -> None:
-    """Refuse an id that is not one visible path segment of 1 to 256 characters."""
+    """Raises InvalidArgument for an id that is not one visible path segment of 1 to 256 characters."""
     if not isinstance(value, str):
         raise InvalidArgument(name, f"is a {type(value).__name__}, not a str")
     if value.isalnum() and value.isascii() and len(value) <= MAX_ID_CHARS:
-        return  # what most are, at a glance
+        return  # a fast check for the usual case
     if not value or len(value) > MAX_ID_CHARS:
         raise InvalidArgument(name, f"has {len(value)} characters, not 1 to {MAX_ID_CHARS}")
     jsontext.check_text(value, name)
@@ -162,32 +164,32 @@ def check_id(value: str, name: str) -> None:
     if value in (".", "..") or "/" in value or "\\" in value:
         raise InvalidArgument(name, "is not one path segment")
     if not value.isprintable() and _CONTROL.search(value):
-        raise InvalidArgument(name, "holds a control character")
+        raise InvalidArgument(name, "has a control character")
 
 
 def check_header(value: str, name: str) -> str:
-    """Refuse a text that cannot stand in a header; returns it."""
+    """Returns the text. Raises InvalidArgument if it cannot be sent in a header."""
     if len(value) > MAX_HEADER_CHARS:
         raise InvalidArgument(name, f"is longer than {MAX_HEADER_CHARS} characters")
     if not value.isascii() or not value.isprintable():
-        raise InvalidArgument(name, "holds a character that cannot stand in a header")
+        raise InvalidArgument(name, "has a character that cannot be sent in a header")
     return value
 
 
-def check_run_id(value: str, name: str) -> None:
-    """Refuse a name of a trainer's run that is too long or cannot be printed."""
+def check_run_id(value: str, name: str) -> str:
+    """Returns the name of a trainer's run. Raises InvalidArgument if the name is too long or cannot be printed."""
     if len(value) > MAX_ID_CHARS:
         raise InvalidArgument(name, f"has {len(value)} characters, more than {MAX_ID_CHARS}")
-    check_header(value, name)
+    return check_header(value, name)
 
 
 def check_params(params: Mapping[str, Any], name: str) -> None:
-    """Refuse sampling parameters out of bounds; those without known bounds pass."""
+    """Raises InvalidArgument for a sampling parameter that is out of bounds. Only some parameters have bounds."""
     for key, low, high in (("temperature", 0.0, math.inf), ("top_p", 0.0, 1.0)):
         value = params.get(key)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not jsontext.is_finite(value):
             raise InvalidArgument(f"{name}.{key}", f"{reprlib.repr(value)} is not a finite number")
         if not low <= value <= high:
             raise InvalidArgument(f"{name}.{key}", f"{value} is " + ("negative" if value < low else f"above {high}"))
@@ -197,20 +199,7 @@ def check_params(params: Mapping[str, Any], name: str) -> None:
 
 
 def own_params(params: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A checked deep copy of sampling parameters, as they come back off the wire: temperature 1 is 1.0."""
+    """Returns a checked deep copy of sampling parameters. It has floats where the wire has floats: 1 becomes 1.0."""
     own: dict[str, Any] = jsontext.copy(dict(params), name)
     check_params(own, name)
     return own | {key: float(own[key]) for key in ("temperature", "top_p") if own.get(key) is not None}
-
-
-def _is_finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
-
-
-def check_seconds(value: float | None, name: str) -> None:
-    """Refuse a duration that is not finite and greater than zero; None passes."""
-    if value is not None and not (math.isfinite(value) and value > 0):
-        raise InvalidArgument(name, f"{value:g} s is not a time greater than zero")

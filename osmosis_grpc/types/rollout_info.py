@@ -1,11 +1,10 @@
-"""A rollout as its server knows it, for whoever asks."""
+"""The state of rollouts on a server."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from osmosis_grpc.types.completion import Completion, RolloutState
-from osmosis_grpc.types.earlier_run import EndedBy
+from osmosis_grpc.types.completion import Completion, EndedBy, RolloutState
 from osmosis_grpc.types.fast_init import fast_init
 from osmosis_grpc.types.requests import Group, InitRequest
 from osmosis_grpc.types.tools import ToolDict
@@ -13,7 +12,7 @@ from osmosis_grpc.types.tools import ToolDict
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a rollout is doing, and since when (Unix seconds)."""
+    """The current activity of a rollout, and the time when it began, in Unix seconds."""
 
     description: str
     since: float
@@ -21,7 +20,7 @@ class Activity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutInfo:
-    """Where a rollout stands."""
+    """The state of a rollout."""
 
     rollout_id: str
     attempt: int
@@ -36,48 +35,49 @@ class RolloutInfo:
     last_number: int = 0
     """The number of its newest event."""
     undelivered: bool = False
-    """Ended, and its completion has not reached the trainer."""
+    """Whether the rollout has ended and its completion has not reached the trainer."""
     completion: Completion | None = None
-    """Its result, once there is one; left out of lists."""
+    """The result of the rollout. It is None before the end, and in lists of rollouts."""
 
 
 @fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournaledRollout:
-    """A rollout as a journal keeps it: what has to be known to go on with it in another process."""
+    """A rollout in a journal, with everything that another process needs to continue it."""
 
     init: InitRequest
     tools: Sequence[ToolDict]
     owner: str
     attachment_id: str
-    """Of the attachment that its calls go to; empty for a callback."""
+    """The attachment to the rollout's trainer; empty for a rollout with a callback."""
     sequence: int
-    """Its place in the order of acceptance."""
+    """The rollout's position in the order of acceptance."""
     agent_loop: str
     accept_time: float
     """Unix seconds."""
     start_time: float | None = None
     end_time: float | None = None
     state: RolloutState = RolloutState.ACCEPTED
-    """ACCEPTED while it has not begun, RUNNING while it has, or how it ended."""
+    """ACCEPTED before the start, RUNNING after the start, or the state in which the rollout ended."""
     completion: Completion | None = None
     ended_by: EndedBy = EndedBy()
-    undelivered: bool = False
     settled: bool = False
-    """No further event is possible."""
+    """Whether no further event is possible."""
     last_number: int = 0
-    """Of its newest committed event."""
+    """The number of its newest committed event."""
     damage: str = ""
-    """What of it is not what was written; then only its ids, owner and callback are used, and it ends FAILED."""
+    """The damage of the rollout's rows in the journal; empty if there is no damage.
+
+    A damaged rollout ends FAILED. Then only its ids, its owner and its callback are used."""
     accepted_at: float = 0.0
-    """By the journal's clock, which stands still while no process has the journal."""
+    """The time of the acceptance, by the journal's clock. This clock stops while no process has the journal open."""
     deaths: int = 0
-    """How often the server's process died while its agent ran, since its last new reply."""
+    """The number of times that the server's process died while the agent ran. A new reply sets it to 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class CancelResult:
-    """What a cancel did to one rollout."""
+    """The effect of a cancel on one rollout."""
 
     rollout_id: str
     attempt: int = 0
@@ -88,22 +88,22 @@ class CancelResult:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the rollout ends by this cancel."""
+        """Whether this cancel ends the rollout."""
         return self.disposition == "CANCELLED"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What a server can take and what it has."""
+    """The capacity of a server, and its rollouts."""
 
     max_concurrent: int
     max_queued: int
     running: int = 0
     queued: int = 0
     abandoned: int = 0
-    """Ended rollouts whose agent did not stop; each keeps its slot until it does."""
+    """Ended rollouts with an agent that did not stop. Each keeps its slot until its agent stops."""
     undelivered: int = 0
     expired: int = 0
-    """Completions given up since the start because their time was up."""
+    """The number of completions that expired before their delivery, since the server's start."""
     completed: int = 0
-    """Rollouts that ended since the start, whatever is still known of them."""
+    """The number of rollouts that ended since the server's start. Evicted rollouts count, too."""

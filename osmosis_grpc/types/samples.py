@@ -1,4 +1,4 @@
-"""Samples and segments: what a trainer trains on."""
+"""Samples and segments: the data for training."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,41 +15,44 @@ from osmosis_grpc.types.tokens import ArrayEquality, Ids, Logprobs, TokenBlock, 
 @fast_init
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Segment(ArrayEquality):
-    """A stretch of a sample whose tokens only grow. Made by assembly.Assembler."""
+    """A part of a sample. Each prompt in it begins with all tokens of the prompts and replies before it.
+
+    segment_assembly.Assembler makes segments.
+    """
 
     ids: Ids
     """uint32, shape (n,): prompts and replies in order."""
     logprobs: Logprobs
-    """float32, shape (number of ones in the mask,)."""
+    """float32, one logprob for each token with mask 1."""
     mask_runs: tuple[int, ...]
-    """Run lengths of the loss mask: zeros first, then ones, in turn."""
+    """The loss mask as run lengths. Runs of zeros and runs of ones alternate; the first run is zeros."""
     versions: tuple[VersionSpan, ...] = ()
-    """Policy versions of the tokens under mask 1; empty when none was told."""
+    """Policy versions of the tokens with mask 1; empty if they are unknown."""
     chats: tuple[int, ...] = ()
-    """The chats whose replies are in it."""
+    """The numbers of the chats whose replies are in the segment."""
     drift_index: int | None = None
-    """Where a prompt parted from the tokens of the chat it continues, if that is why this began."""
+    """The index at which the first prompt differs from the tokens of the earlier chat. None if it does not differ."""
 
     @property
     def referred(self) -> bool:
-        """Whether its tokens were left out, because their receiver answered `chats` itself."""
+        """Whether the segment's tokens were left out, because the receiver answered `chats` itself."""
         return not len(self.ids) and any(self.mask_runs)
 
     @property
     def sampled(self) -> int:
-        """How many tokens are under mask 1."""
+        """The number of tokens with mask 1."""
         return sum(self.mask_runs[1::2])
 
     def mask(self) -> NDArray[np.bool_]:
-        """The loss mask, bool, shape (n,): `ids[mask]` are the tokens that the policy sampled."""
+        """Returns the loss mask, bool, shape (n,). `ids[mask]` are the tokens that the policy sampled."""
         values = np.arange(len(self.mask_runs)) % 2 == 1
         return np.repeat(values, self.mask_runs)
 
     def aligned_logprobs(self) -> Logprobs:
-        """Returns the logprobs beside `ids`, float32, shape (n,): 0.0 where the mask is 0.
+        """Returns the logprobs aligned with `ids`, float32, shape (n,). They are 0.0 where the mask is 0.
 
-        0.0 and not NaN, because a loss multiplies by the mask, and NaN times 0 is NaN. Raises
-        InvalidArgument for a segment whose tokens were left out.
+        NaN would not work there: a loss multiplies by the mask, and NaN times 0 is NaN. Raises InvalidArgument for a
+        segment without its tokens.
         """
         if self.referred:
             numbers = ", ".join(map(str, self.chats))
@@ -59,7 +62,7 @@ class Segment(ArrayEquality):
         return aligned
 
     def check(self, field_path: str) -> None:
-        """Refuse a segment whose parts do not agree. Raises InvalidArgument."""
+        """Raises InvalidArgument for a segment whose parts do not agree."""
         if self.referred and not len(self.logprobs) and self.chats:
             return
         if sum(self.mask_runs) != len(self.ids):
@@ -76,22 +79,22 @@ class SampledChat(ArrayEquality):
 
     number: int
     continues: int
-    """The chat it continues; 0 for none."""
+    """The earlier chat that this chat continues; 0 for none."""
     prompt_ids: Ids | None
-    """uint32, shape (p,): the whole prompt; None when the sampler did not tell it."""
+    """uint32, shape (p,): the whole prompt; None if the sampler did not return it."""
     tokens: TokenBlock | None
-    """The reply; None when the sampler did not tell it."""
+    """The tokens of the reply; None if the sampler did not return them."""
 
 
 @fast_init
 @dataclass(frozen=True, slots=True)
 class ChatRef:
-    """The answered chat that a conversation begins with."""
+    """An answered chat. A conversation begins with its messages and its reply."""
 
     sample: str
     number: int
     prefix_len: int = 0
-    """How many leading messages are that chat's, its reply included; 0 where they were left out."""
+    """The number of leading messages that come from this chat, its reply included; 0 if they were left out."""
 
 
 @fast_init
@@ -102,13 +105,13 @@ class Sample:
     messages: Sequence[Message] = ()
     """The conversation as the agent left it."""
     begins: ChatRef | None = None
-    """The answered chat that `messages` begin with, where they do."""
+    """The newest answered chat whose messages and reply are the beginning of `messages`; None if there is none."""
     segments: tuple[Segment, ...] = ()
-    """Its tokens, also those of a rollout that failed; empty when not trainable. To train, use
-    Completion.trainable_samples()."""
+    """The tokens of the sample; empty if the sample is not trainable. A failed rollout can have segments, too, so use
+    Completion.trainable_samples() for training."""
     reward: float | None = None
     trainable: bool = False
-    """Whether its tokens are exact. It says nothing about how the rollout ended."""
+    """Whether the tokens are exact. It does not depend on how the rollout ended."""
     not_trainable_reason: str = ""
     chats: tuple[SampledChat, ...] = ()
-    """Every chat's tokens, where the samples were assembled from the trainer's own chats."""
+    """The tokens of every chat, if the trainer assembled the sample from its own chats; otherwise empty."""

@@ -1,8 +1,10 @@
-"""What an agent server says of itself, as RolloutClient.info() and drain() return it."""
+"""Information about an agent server, as RolloutClient.info() and drain() return it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from osmosis_grpc.types.jsontext import MAX_DEPTH
+from osmosis_grpc.types.requests import MAX_ID_CHARS
 from osmosis_grpc.types.rollout_info import Capacity
 from osmosis_grpc.types.tools import ToolDict
 
@@ -13,9 +15,9 @@ class AgentLoopInfo:
 
     name: str
     tools: Sequence[ToolDict]
-    """The tools that it offers a request that names none in particular."""
+    """The tools that the agent loop lists without a request."""
     version: str
-    """A digest of its source; empty if it is not known."""
+    """A digest of its source; empty if it is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +26,10 @@ class ServerLimits:
 
     max_message_bytes: int
     max_metadata_bytes: int
-    max_json_depth: int
-    max_rollout_id_chars: int
+    max_json_depth: int = MAX_DEPTH
+    max_rollout_id_chars: int = MAX_ID_CHARS
     agent_timeout: float | None
-    """Seconds that a rollout may take at most; None: as long as it likes."""
+    """The most seconds of a rollout; None for no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,23 +40,23 @@ class ServerInfo:
     protocol_min: int
     protocol_max: int
     process_uuid: str
-    """Another one after each start."""
+    """The id of the process. Each start makes a new id."""
     journal_id: str
-    """Names its store; a server that has forgotten its rollouts has another one."""
+    """The id of the server's journal. A server that has lost its rollouts has a new id."""
     start_time: float
     """Unix time."""
     agent_loops: Sequence[AgentLoopInfo]
     capacity: Capacity
     limits: ServerLimits
     draining: bool
-    """Whether it takes no new rollouts."""
+    """Whether the server refuses new rollouts because it drains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainResult:
-    """What a server still has when a drain begins."""
+    """The rollouts that a server still has when a drain begins."""
 
     running: int
     queued: int
     undelivered: int
-    """Rollouts that have ended and are not delivered."""
+    """Ended rollouts whose completion is not delivered."""

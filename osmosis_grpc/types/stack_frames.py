@@ -1,8 +1,9 @@
-"""Which lines of an agent's own code an exception passed. Never holds the value of a variable.
+"""The lines of an agent's own code in the traceback of an exception. The values of variables are left out.
 
-Own code is what is neither the standard library's, nor this project's, nor an installed package's.
+An agent's own code is all code except the standard library, this project and installed packages.
 """
 
+import contextlib
 import linecache
 import os
 import sys
@@ -13,36 +14,36 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 MOST_FRAMES = 5
-"""Frames of a failure."""
+"""The most frames of a failure."""
 _MOST_CHARS = 256
-"""Characters of a frame's file, of its function and of its line of code."""
+"""The most characters of each text in a frame: the file, the function and the line of code."""
 
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_EXAMPLES = os.path.join(_OURS, "testing") + os.sep  # its agents stand for a user's
+_EXAMPLES = os.path.join(_OURS, "testing") + os.sep  # its agents count as a user's code
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages", "osmosis_gateway"))
 
 Line = tuple[str, int, str]
-"""An absolute file name, a line from 1, and the function it is in."""
+"""An absolute file name, a line number from 1, and the name of the function that has the line."""
 
 
 @dataclass(frozen=True, slots=True)
 class StackFrame:
-    """One line of the agent's code that was being executed."""
+    """One line of the agent's code in a traceback."""
 
     file: str
-    """Relative to the server's working folder, or to the folder that its module was found in."""
+    """The path, relative to the server's working folder or to the folder of sys.path that has the file."""
     line: int
-    """From 1."""
+    """The line number, from 1."""
     function: str
     code: str = ""
-    """The line itself, without indentation; empty where there is no source."""
+    """The line itself, without indentation; empty if there is no source."""
 
 
 def own_lines(error: BaseException, most: int = MOST_FRAMES) -> list[Line]:
-    """Returns the last lines of own code that an exception passed, the innermost last.
+    """Returns the last lines of the agent's own code in a traceback. The innermost line is last.
 
-    An exception without any has the lines of installed packages instead, which may be the agent's.
+    If there are none, it returns the lines of installed packages, because the agent can be an installed package.
     """
     own: deque[Line] = deque(maxlen=most)
     installed: deque[Line] = deque(maxlen=most)
@@ -55,7 +56,7 @@ def own_lines(error: BaseException, most: int = MOST_FRAMES) -> list[Line]:
 
 
 def own_frames(error: BaseException) -> tuple[StackFrame, ...]:
-    """Returns the same lines as they are reported: short paths, and with their code."""
+    """Returns the lines of own_lines() for a Failure, with short paths and with the code of each line."""
     return tuple(
         StackFrame(_cut(short_path(file)), line, _cut(function), _cut(_code(file, line)))
         for file, line, function in own_lines(error)
@@ -63,36 +64,33 @@ def own_frames(error: BaseException) -> tuple[StackFrame, ...]:
 
 
 def is_installed(file: str) -> bool:
-    """Whether a file belongs to an installed package."""
+    """Returns whether a file belongs to an installed package."""
     return any(part in file for part in _INSTALLED) and not file.startswith(_OURS)
 
 
 def is_own(file: str) -> bool:
-    """Whether a file is the user's: neither generated, nor the standard library's, nor this project's."""
+    """Returns whether a file is the user's: not generated, not the standard library's and not this project's."""
     return not file.startswith((_STDLIB, _OURS, "<")) or file.startswith(_EXAMPLES)
 
 
 def short_path(file: str) -> str:
-    """Returns a file's path relative to the working folder, else to its folder on sys.path, else its end."""
+    """Returns a file's path relative to the working folder or to a folder of sys.path.
+
+    Returns the last two parts of the path if the file is in none of these folders.
+    """
     file = os.path.abspath(file)
     roots = sorted({os.path.abspath(folder) for folder in sys.path if folder}, key=len, reverse=True)
     if not is_installed(file):
-        roots = [*_working_folder(), *roots]
+        with contextlib.suppress(OSError):  # the folder was deleted
+            roots.insert(0, os.getcwd())
     for root in roots:
         if len(root) > 1 and file.startswith(root + os.sep):
             return file[len(root) + 1 :]
     return os.path.join("...", *file.split(os.sep)[-2:])
 
 
-def _working_folder() -> list[str]:
-    try:
-        return [os.getcwd()]
-    except OSError:  # it was deleted
-        return []
-
-
 def _lines(error: BaseException) -> Iterator[Line]:
-    """The lines of an exception, then those of the first exception that a group holds."""
+    """Yields the lines of an exception's traceback. For a group, then yields the lines of its first exception."""
     link: BaseException | None = error
     for _ in range(16):
         if link is None:

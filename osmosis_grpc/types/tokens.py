@@ -1,7 +1,7 @@
 """Token blocks: ids with logprobs, as NumPy arrays of fixed width.
 
-Ids are uint32 and logprobs float32, one-dimensional. They come from the sampler, or they are
-absent; nothing here invents them. Arrays read from the wire are read-only views.
+Ids are uint32 and logprobs are float32. Both are one-dimensional. The sampler returns them, or they are absent. This
+module never estimates them. Received arrays are read-only views.
 """
 
 import math
@@ -21,7 +21,7 @@ Ids = NDArray[np.uint32]
 Logprobs = NDArray[np.float32]
 
 MAX_LOGPROB = 1e-3
-"""Logprobs above this are refused: a little above zero is rounding, more is a mistake."""
+"""The highest valid logprob. Rounding can make a logprob slightly greater than zero; a larger one is an error."""
 _HIGHEST = float(np.float32(MAX_LOGPROB))
 
 TENSOR_DTYPES: Mapping[str, str | None] = MappingProxyType(
@@ -41,11 +41,11 @@ TENSOR_DTYPES: Mapping[str, str | None] = MappingProxyType(
         "bool": "|b1",
     }
 )
-"""Element types by name, with NumPy's word for each; NumPy has none for bfloat16."""
+"""The element types by name, each with NumPy's name. NumPy has no name for bfloat16."""
 
 
 class ArrayEquality:
-    """Equality of dataclasses that hold arrays: field by field, NaN equal to NaN."""
+    """Equality of dataclasses with arrays. It compares field by field. NaN equals NaN."""
 
     __slots__ = ()
 
@@ -68,7 +68,7 @@ def _same(one: Any, other: Any) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """An array that travels beside tokens. The first dimension counts tokens."""
+    """An array with values for each token. The first dimension counts tokens."""
 
     dtype: str
     """A key of TENSOR_DTYPES."""
@@ -78,7 +78,7 @@ class Tensor:
 
     @classmethod
     def of(cls, array: ArrayLike) -> "Tensor":
-        """A tensor of a NumPy array. Raises InvalidArgument for a dtype that has no name here."""
+        """Returns a tensor of a NumPy array. Raises InvalidArgument for a dtype that is not in TENSOR_DTYPES."""
         made = np.ascontiguousarray(array)
         name = made.dtype.name
         wire = TENSOR_DTYPES.get(name)
@@ -87,11 +87,11 @@ class Tensor:
         return cls(dtype=name, shape=made.shape, data=made.astype(wire, copy=False).tobytes())
 
     def numpy(self) -> NDArray[Any]:
-        """The array, read-only; bfloat16 comes as its raw uint16."""
+        """Returns a read-only array. For bfloat16 the array has the raw values as uint16."""
         return np.frombuffer(self.data, dtype=TENSOR_DTYPES[self.dtype] or "<u2").reshape(self.shape)
 
     def check(self, tokens: int, field_path: str) -> None:
-        """Refuse a tensor whose bytes or first dimension do not agree."""
+        """Raises InvalidArgument if the bytes do not fit the shape, or the shape does not fit the number of tokens."""
         if self.dtype not in TENSOR_DTYPES:
             raise InvalidArgument(f"{field_path}.type", "is not a tensor type")
         width = np.dtype(TENSOR_DTYPES[self.dtype] or "<u2").itemsize
@@ -104,12 +104,12 @@ class Tensor:
 @fast_init
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenBlock(ArrayEquality):
-    """Tokens with what is known about each of them."""
+    """Tokens with their logprobs and further values."""
 
     ids: Ids
     """uint32, shape (n,)."""
     logprobs: Logprobs | None = None
-    """float32, shape (n,), NaN where missing; None when none is known."""
+    """float32, shape (n,). A missing logprob is NaN; None if all are missing."""
     extras: Mapping[str, Tensor] = field(default_factory=lambda: NOTHING)
     """Further arrays per token, by name."""
     _complete: bool | None = field(default=None, init=False, repr=False, compare=False)
@@ -118,7 +118,7 @@ class TokenBlock(ArrayEquality):
     def of(
         cls, ids: ArrayLike, logprobs: ArrayLike | None = None, extras: Mapping[str, Tensor] | None = None
     ) -> "TokenBlock":
-        """A checked block of anything array-like. Raises InvalidArgument naming the field."""
+        """Returns a checked block of array-like values. Raises InvalidArgument naming the field."""
         given = _flat(ids, "ids")
         if given.size and (given.dtype.kind not in "iu" or int(given.min()) < 0 or int(given.max()) > 0xFFFFFFFF):
             raise InvalidArgument("ids", "token ids are integers from 0 to 2**32 - 1")
@@ -131,7 +131,7 @@ class TokenBlock(ArrayEquality):
         return block
 
     def check(self, field_path: str) -> None:
-        """Refuse lengths that differ and logprobs that are none. Raises InvalidArgument."""
+        """Raises InvalidArgument for arrays of different lengths and for impossible logprobs."""
         count = len(self.ids)
         if self.logprobs is not None and self._complete is None:
             complete = check_logprobs(self.logprobs, count, "ids", field_path)
@@ -148,21 +148,21 @@ class TokenBlock(ArrayEquality):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays."""
+        """The bytes of all arrays."""
         own = self.ids.nbytes + (0 if self.logprobs is None else self.logprobs.nbytes)
         return own + sum(len(tensor.data) for tensor in self.extras.values())
 
 
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
-    """A run of tokens sampled by one version of the policy."""
+    """A number of consecutive tokens, and the version of the policy that sampled them."""
 
     version: str
     tokens: int
 
 
 def _flat(values: ArrayLike, name: str, dtype: str | None = None) -> NDArray[Any]:
-    """A one-dimensional array of numbers."""
+    """Returns a one-dimensional array of numbers. Raises InvalidArgument."""
     try:
         with np.errstate(over="ignore"):
             array: NDArray[Any] = np.asarray(values, dtype=dtype, order="C")
@@ -174,15 +174,15 @@ def _flat(values: ArrayLike, name: str, dtype: str | None = None) -> NDArray[Any
 
 
 def check_logprobs(logprobs: Logprobs, count: int, of: str, field_path: str) -> bool:
-    """Refuse another length than `count`, infinities, and values above MAX_LOGPROB, in `logprobs` of a field.
+    """Returns whether every logprob is present.
 
-    Returns whether none is missing.
+    Raises InvalidArgument if there are not `count` logprobs, for infinities, and for values above MAX_LOGPROB.
     """
     if len(logprobs) != count:
         raise InvalidArgument(f"{field_path}.logprobs", f"{len(logprobs)} logprobs for {count} {of}")
     if not count:
         return True
-    # In half the time of min() and max(); both are NaN when one is missing.
+    # This takes half the time of min() and max(). `lowest` and `highest` are both NaN if a logprob is missing.
     lowest, highest = logprobs.item(logprobs.argmin()), logprobs.item(logprobs.argmax())
     if highest <= _HIGHEST and lowest > -math.inf:
         return True

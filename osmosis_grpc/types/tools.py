@@ -1,4 +1,4 @@
-"""Tool schemas in OpenAI's function format, as the dicts that travel."""
+"""Tool schemas in OpenAI's function format, as dicts."""
 
 import sys
 from collections.abc import Iterable
@@ -12,8 +12,8 @@ ToolDict = dict[str, Any]
 
 
 def dump_model(value: Any) -> Any:
-    """Returns a pydantic model as a dict, and any other value as it is. Does not import pydantic."""
-    pydantic = sys.modules.get("pydantic")  # without it no value can be a model
+    """Returns a pydantic model as a dict, and any other value unchanged. Does not import pydantic."""
+    pydantic = sys.modules.get("pydantic")  # if pydantic was not imported, no value can be a model
     if pydantic is not None and isinstance(value, pydantic.BaseModel):
         return value.model_dump(exclude_none=True)
     return value
@@ -22,7 +22,7 @@ def dump_model(value: Any) -> Any:
 def tool_dicts(tools: Iterable[Any] | None, field: str = "tools") -> list[ToolDict]:
     """Returns the tools of an agent as checked dicts. Tools are dicts or schema objects; None means no tools.
 
-    Raises InvalidArgument naming the tool that is neither.
+    Raises InvalidArgument naming a tool that is neither a dict nor a schema.
     """
     made: list[ToolDict] = []
     if tools is not None and not isinstance(tools, list | tuple):

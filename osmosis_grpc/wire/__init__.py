@@ -1,6 +1,5 @@
-"""Between the protocol's messages and Python's values: one file per proto file.
+"""Converts between the protocol's messages and Python's values: one file per proto file.
 
-`to_wire` and `from_wire` are each other's inverse. Whatever comes off the wire is checked
-here, once; what is out of bounds raises InvalidArgument naming the field. Nothing here
-sends or receives.
+Each `to_wire` is the inverse of its `from_wire`. This package checks every value from the wire once. It raises
+InvalidArgument naming the field if a value is out of bounds. Nothing in this package sends or receives.
 """

@@ -1,7 +1,7 @@
-"""attach.proto: frames as bytes, and who the two sides say they are.
+"""attach.proto: frames as bytes, and the checks of the two hellos.
 
-A frame is serialized once, by itself; a message is its frames' bytes joined. So nothing is
-copied into a list first, and whoever sends knows each frame's size.
+Each frame is serialized once and alone. The bytes of a message are the joined bytes of its frames. So no frame is first
+copied into a repeated field, and the sender knows the size of each frame.
 """
 
 from google.protobuf.message import Message
@@ -25,30 +25,26 @@ _SERVER = {field.name: field.number for field in pb.ServerFrame.DESCRIPTOR.field
 
 
 def trainer_frame(kind: str, message: Message) -> bytes:
-    """A frame of a trainer's, ready to be joined with others."""
-    return _frame(_TRAINER[kind], message)
+    """Returns the bytes of a trainer's frame, to be joined with others."""
+    return _joined(_TRAINER[kind], message.SerializeToString())
 
 
 def server_frame(kind: str, message: Message) -> bytes:
-    """A frame of an agent server's, ready to be joined with others."""
-    return _frame(_SERVER[kind], message)
+    """Returns the bytes of an agent server's frame, to be joined with others."""
+    return _joined(_SERVER[kind], message.SerializeToString())
 
 
 def chat_frame(chat: bytes) -> bytes:
-    """A chat, as wire.trainer.chat_bytes makes it."""
+    """Returns the frame of a chat. chat_bytes() has serialized the chat."""
     return _joined(_SERVER["chat"], chat)
 
 
 def complete_frame(completion: Completion) -> bytes:
-    """A completion that refers to its chats, fit to be sent."""
+    """Returns the frame of a completion that refers to its chats, cut to MAX_COMPLETION_BYTES."""
     report = referring_bytes(completion)
     if len(report) > MAX_COMPLETION_BYTES:
         report = fit(rollout_pb2.Completion.FromString(report)).SerializeToString()
     return _joined(_SERVER["complete"], head(_COMPLETION, len(report)) + report)
-
-
-def _frame(number: int, message: Message) -> bytes:
-    return _joined(number, message.SerializeToString())
 
 
 def _joined(number: int, body: bytes) -> bytes:
@@ -57,7 +53,7 @@ def _joined(number: int, body: bytes) -> bytes:
 
 
 def chat_reply_frame(rollout_id: str, attempt: int, sample: str, number: int, reply: bytes | CallError) -> bytes:
-    """The answer to a chat: a reply as wire.trainer.reply_bytes makes it, or a refusal."""
+    """Returns the frame that answers a chat. `reply` is an error, or the bytes that reply_bytes() returned."""
     message = pb.ChatReply(rollout_id=rollout_id, attempt=attempt, sample=sample, number=number)
     if isinstance(reply, CallError):
         message.status.CopyFrom(refusal(reply))
@@ -70,19 +66,19 @@ def chat_reply_frame(rollout_id: str, attempt: int, sample: str, number: int, re
 
 
 def refusal(error: CallError) -> error_pb2.Status:
-    """A status as a value: wire-equal to google.rpc.Status."""
+    """Returns an error as the status of a frame. Its bytes equal those of google.rpc.Status."""
     status = error_pb2.Status()
     status.MergeFromString(to_status(error).SerializeToString())
     return status
 
 
 def refused(status: error_pb2.Status) -> CallError:
-    """The exception that a status in a frame stands for."""
+    """Returns the exception for the status of a frame."""
     return from_code(status.code, status.message, status.details)
 
 
 def check_trainer_hello(hello: pb.TrainerHello) -> None:
-    """Raises InvalidArgument naming the field, FailedPrecondition without a version in common."""
+    """Raises InvalidArgument naming a bad field. Raises FailedPrecondition if the sides share no protocol version."""
     least, most = ATTACHMENT_ID_CHARS
     if not least <= len(hello.attachment_id) <= most:
         raise InvalidArgument(
@@ -90,13 +86,13 @@ def check_trainer_hello(hello: pb.TrainerHello) -> None:
         )
     check_text(hello.attachment_id, "hello.attachment_id")
     if not hello.attachment_id.isprintable():
-        raise InvalidArgument("hello.attachment_id", "holds a control character")
+        raise InvalidArgument("hello.attachment_id", "has a control character")
     wants_delta(hello.history, "hello.history", default=True)
     check_protocol(hello)
 
 
 def check_protocol(hello: pb.TrainerHello | pb.ServerHello | control_pb2.GetServerInfoResponse) -> None:
-    """Raises FailedPrecondition without a version in common."""
+    """Raises FailedPrecondition if the two sides share no protocol version."""
     least, most = PROTOCOL
     if hello.protocol_min > most or hello.protocol_max < least:
         raise FailedPrecondition(

@@ -1,4 +1,4 @@
-"""event.proto: one row of the table per kind of event."""
+"""event.proto: a table with one row for each kind of event."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,12 +6,14 @@ from functools import lru_cache
 from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import event_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import EndedBy, events, jsontext
 from osmosis_grpc.types.events import TrajectoryEvent
 from osmosis_grpc.wire import times
+from osmosis_grpc.wire.field_conversion import Codec, Converter
 from osmosis_grpc.wire.message import (
+    TOOLS,
     frozen_bytes,
     message_from_wire,
     message_to_wire,
@@ -20,7 +22,6 @@ from osmosis_grpc.wire.message import (
     params_to_wire,
     tool_call_from_wire,
     tool_call_to_wire,
-    tool_to_wire,
     tools_from_wire,
 )
 from osmosis_grpc.wire.protobuf_encoding import head, repeated, varint
@@ -32,23 +33,17 @@ from osmosis_grpc.wire.rollout import (
     init_to_wire,
     referring_bytes,
 )
-from osmosis_grpc.wire.trainer import (
-    outcome_from_wire,
-    outcome_to_wire,
-    purpose_from_wire,
-    purpose_to_wire,
-    reply_bytes,
-    reply_from_wire,
-    reply_to_wire,
-    tools_to_wire,
-)
+from osmosis_grpc.wire.trainer import OUTCOMES, PURPOSES, reply_bytes, reply_from_wire, tools_to_wire
 
 
 def event_to_wire(event: TrajectoryEvent, *, tokens: bool = True) -> pb.TrajectoryEvent:
-    """An event; a completion in it is only its head. Without `tokens` a reply comes without its token blocks."""
+    """Returns an event as a message. A completion has no messages and no segments in it.
+
+    Without `tokens`, a reply has no tokens in it.
+    """
     field, to_wire, _ = _KINDS[type(event.kind)]
     if not tokens and isinstance(event.kind, events.ChatAnswered):
-        bare = replace(event.kind.response, tokens=None, prompt_ids=None, prompt_prefix=0)
+        bare = replace(event.kind.response, tokens=None, prompt_ids=None, prompt_prefix=0, wire=b"")
         event = replace(event, kind=replace(event.kind, response=bare))
     return pb.TrajectoryEvent(
         rollout_id=event.rollout_id,
@@ -60,33 +55,26 @@ def event_to_wire(event: TrajectoryEvent, *, tokens: bool = True) -> pb.Trajecto
 
 
 def event_from_wire(message: pb.TrajectoryEvent) -> TrajectoryEvent:
-    """An event. Raises InvalidArgument for a kind of a newer protocol."""
+    """Returns the event of a message. Raises InvalidArgument for a kind of a newer protocol."""
     field = message.WhichOneof("kind")
     if field is None:
-        raise InvalidArgument("kind", f"event {message.number} is of a kind that is not known here")
+        raise InvalidArgument("kind", f"event {message.number} has an unknown kind")
     kind = _FROM_WIRE[field](getattr(message, field))
     return TrajectoryEvent(message.rollout_id, message.attempt, message.number, times.unix(message.time), kind)
 
 
 def kind_to_bytes(kind: events.EventKind) -> tuple[int, bytes]:
-    """What happened as a journal keeps it: its field's number, and its wire form.
+    """Returns the kind of an event in a journal's form: the number of its field, and its bytes.
 
-    A completion is told as to a trainer that answered its chats: they stand in the events before it.
+    A completion only refers to its chats, because the earlier events have the chats.
     """
     field, to_wire, _ = _KINDS[type(kind)]
-    if isinstance(kind, events.ChatAnswered):
-        return _NUMBERS[field], _answered_bytes(kind)
-    if isinstance(kind, events.ChatRequested):
-        return _NUMBERS[field], _requested_bytes(kind)
-    if isinstance(kind, events.Ended):
-        completion = referring_bytes(kind.completion)
-        by = _ended_by(kind.by).SerializeToString()
-        return _NUMBERS[field], b"".join((head(_COMPLETION, len(completion)), completion, by))
-    return _NUMBERS[field], to_wire(kind).SerializeToString()
+    to_bytes = _TO_BYTES.get(type(kind))
+    return _NUMBERS[field], to_bytes(kind) if to_bytes else to_wire(kind).SerializeToString()
 
 
 def kind_from_bytes(number: int, data: bytes) -> events.EventKind:
-    """What happened, from what a journal kept. Raises InvalidArgument."""
+    """Returns the kind of an event from its journal's form; see kind_to_bytes(). Raises InvalidArgument."""
     field = _FIELDS[number]
     message = getattr(pb.TrajectoryEvent(), field)
     message.MergeFromString(data)
@@ -94,8 +82,9 @@ def kind_from_bytes(number: int, data: bytes) -> events.EventKind:
 
 
 def _answered_bytes(kind: events.ChatAnswered) -> bytes:
-    """Without a look at the reply, where its wire form is at hand."""
-    reply, latency = kind.response.wire or reply_bytes(kind.response), times.duration_bytes(kind.latency)
+    """Serializes an answered chat. Uses the reply's received bytes if the reply has them."""
+    reply = kind.response.wire or reply_bytes(kind.response)
+    latency = times.duration(kind.latency).SerializeToString()
     return b"".join(
         (
             _sample(kind.sample),
@@ -109,20 +98,6 @@ def _answered_bytes(kind: events.ChatAnswered) -> bytes:
     )
 
 
-def _accepted(kind: events.Accepted) -> pb.AcceptedEvent:
-    return pb.AcceptedEvent(
-        request=init_to_wire(kind.init, secrets=False), tools=[tool_to_wire(tool) for tool in kind.tools]
-    )
-
-
-def _read_accepted(m: pb.AcceptedEvent) -> events.Accepted:
-    return events.Accepted(init_from_wire(m.request), tools_from_wire(m.tools, "tools"))
-
-
-def _requested(kind: events.ChatRequested) -> pb.ChatRequestedEvent:
-    return pb.ChatRequestedEvent.FromString(_requested_bytes(kind))
-
-
 def _requested_bytes(kind: events.ChatRequested) -> bytes:
     rest = b""
     if kind.params or kind.tools is not None:
@@ -134,7 +109,7 @@ def _requested_bytes(kind: events.ChatRequested) -> bytes:
             varint(_NUMBER, kind.number),
             varint(_CONTINUES, kind.continues),
             repeated(_MESSAGES, map(frozen_bytes, kind.messages)),
-            varint(_PURPOSE, purpose_to_wire(kind.purpose)),
+            varint(_PURPOSE, PURPOSES.numbers[kind.purpose]),
             rest,
         )
     )
@@ -142,7 +117,7 @@ def _requested_bytes(kind: events.ChatRequested) -> bytes:
 
 @lru_cache(256)
 def _sample(name: str) -> bytes:
-    """The field that events of a sample begin with."""
+    """Returns the serialized name of a sample. The events of a sample begin with these bytes."""
     return pb.ChatRequestedEvent(sample=name).SerializeToString()
 
 
@@ -154,17 +129,7 @@ def _read_requested(m: pb.ChatRequestedEvent) -> events.ChatRequested:
         messages=messages_from_wire(m.messages, "messages"),
         params=params_from_wire(m.sampling, "sampling"),
         tools=tools_from_wire(m.tools.tools, "tools.tools") if m.HasField("tools") else None,
-        purpose=purpose_from_wire(m.purpose),
-    )
-
-
-def _answered(kind: events.ChatAnswered) -> pb.ChatAnsweredEvent:
-    return pb.ChatAnsweredEvent(
-        sample=kind.sample,
-        number=kind.number,
-        response=reply_to_wire(kind.response),
-        latency=times.duration(kind.latency),
-        recorded_number=kind.recorded_number,
+        purpose=PURPOSES.read(m.purpose, "purpose"),
     )
 
 
@@ -178,129 +143,69 @@ def _read_answered(m: pb.ChatAnsweredEvent) -> events.ChatAnswered:
     )
 
 
-def _failed(kind: events.ChatFailed) -> pb.ChatFailedEvent:
-    return pb.ChatFailedEvent(
-        sample=kind.sample, number=kind.number, code=kind.code, message=kind.message, will_retry=kind.will_retry
-    )
+def _ended(kind: events.Ended, completion: rollout_pb2.Completion | None) -> pb.EndedEvent:
+    return pb.EndedEvent(completion=completion, process_uuid=kind.by.process_uuid, trainer_run=kind.by.trainer_run)
 
 
-def _read_failed(m: pb.ChatFailedEvent) -> events.ChatFailed:
-    return events.ChatFailed(sample=m.sample, number=m.number, code=m.code, message=m.message, will_retry=m.will_retry)
-
-
-def _returned(kind: events.ToolReturned) -> pb.ToolReturnedEvent:
-    return pb.ToolReturnedEvent(
-        tool_call_id=kind.tool_call_id,
-        name=kind.name,
-        error=kind.error,
-        latency=times.duration(kind.latency),
-        message=message_to_wire(kind.message) if kind.message is not None else None,
-    )
-
-
-def _read_returned(m: pb.ToolReturnedEvent) -> events.ToolReturned:
-    return events.ToolReturned(
-        tool_call_id=m.tool_call_id,
-        name=m.name,
-        error=m.error,
-        latency=times.seconds(m.latency),
-        message=message_from_wire(m.message, "message") if m.HasField("message") else None,
-    )
-
-
-def _closed(kind: events.SegmentClosed) -> pb.SegmentClosedEvent:
-    return pb.SegmentClosedEvent(
-        sample=kind.sample,
-        index=kind.index,
-        chats=kind.chats,
-        tokens=kind.tokens,
-        sampled_tokens=kind.sampled_tokens,
-        drift_index=kind.drift_index,
-    )
-
-
-def _read_closed(m: pb.SegmentClosedEvent) -> events.SegmentClosed:
-    return events.SegmentClosed(
-        sample=m.sample,
-        index=m.index,
-        chats=tuple(m.chats),
-        tokens=m.tokens,
-        sampled_tokens=m.sampled_tokens,
-        drift_index=m.drift_index if m.HasField("drift_index") else None,
-    )
-
-
-def _delivered(kind: events.Delivered) -> pb.DeliveredEvent:
-    outcome = outcome_to_wire(kind.outcome) if kind.outcome else trainer_pb2.COMPLETE_OUTCOME_UNSPECIFIED
-    return pb.DeliveredEvent(outcome=outcome, given_up=kind.given_up, tries=kind.tries)
-
-
-def _ended(kind: events.Ended) -> pb.EndedEvent:
-    message = _ended_by(kind.by)
-    message.completion.CopyFrom(fit(completion_to_wire(kind.completion, head=True)))
-    return message
-
-
-def _ended_by(by: EndedBy) -> pb.EndedEvent:
-    return pb.EndedEvent(process_uuid=by.process_uuid, trainer_run=by.trainer_run)
+def _ended_bytes(kind: events.Ended) -> bytes:
+    completion = referring_bytes(kind.completion)
+    return b"".join((head(_COMPLETION, len(completion)), completion, _ended(kind, None).SerializeToString()))
 
 
 def _read_ended(m: pb.EndedEvent) -> events.Ended:
     return events.Ended(completion_from_wire(m.completion, "completion"), EndedBy(m.process_uuid, m.trainer_run))
 
 
+def _converter(kind: type[events.EventKind], **codecs: Codec) -> "_Row":
+    message = getattr(pb, f"{kind.__name__}Event")
+    converter = Converter(kind, message, **codecs)
+    return _FIELD_OF[message.DESCRIPTOR], converter.to_wire, converter.from_wire
+
+
+_ONEOF = pb.TrajectoryEvent.DESCRIPTOR.oneofs_by_name["kind"].fields
+_FIELD_OF = {field.message_type: field.name for field in _ONEOF}
 _Row = tuple[str, Callable[[Any], Any], Callable[[Any], events.EventKind]]
 _KINDS: dict[type[events.EventKind], _Row] = {
-    events.Accepted: ("accepted", _accepted, _read_accepted),
-    events.Started: (
-        "started",
-        lambda k: pb.StartedEvent(queue_time=times.duration(k.queue_time), agent_version=k.agent_version),
-        lambda m: events.Started(times.seconds(m.queue_time), m.agent_version),
+    events.Accepted: _converter(
+        events.Accepted,
+        init=Codec(lambda init: init_to_wire(init, secrets=False), lambda m, path: init_from_wire(m), "request"),
+        tools=TOOLS,
     ),
-    events.Resumed: (
-        "resumed",
-        lambda k: pb.ResumedEvent(previous_last_number=k.previous_last_number),
-        lambda m: events.Resumed(m.previous_last_number),
+    events.ChatRequested: (
+        "chat_requested",
+        lambda k: pb.ChatRequestedEvent.FromString(_requested_bytes(k)),
+        _read_requested,
     ),
-    events.ChatRequested: ("chat_requested", _requested, _read_requested),
-    events.ChatAnswered: ("chat_answered", _answered, _read_answered),
-    events.ChatFailed: ("chat_failed", _failed, _read_failed),
-    events.ToolCalled: (
-        "tool_called",
-        lambda k: pb.ToolCalledEvent(call=tool_call_to_wire(k.call)),
-        lambda m: events.ToolCalled(tool_call_from_wire(m.call, "call")),
+    events.ChatAnswered: (
+        "chat_answered",
+        lambda k: pb.ChatAnsweredEvent.FromString(_answered_bytes(k)),
+        _read_answered,
     ),
-    events.ToolReturned: ("tool_returned", _returned, _read_returned),
-    events.Logged: (
-        "logged",
-        lambda k: pb.LoggedEvent(name=k.name, data_json=jsontext.render(k.data) if k.data else ""),
-        lambda m: events.Logged(m.name, jsontext.parse_object(m.data_json, "data_json")),
+    events.ToolCalled: _converter(events.ToolCalled, call=Codec(tool_call_to_wire, tool_call_from_wire)),
+    events.ToolReturned: _converter(events.ToolReturned, message=Codec(message_to_wire, message_from_wire)),
+    events.Logged: _converter(
+        events.Logged,
+        data=Codec(lambda data: jsontext.render(data) if data else "", jsontext.parse_object, "data_json"),
     ),
-    events.SampleAdded: (
-        "sample_added",
-        lambda k: pb.SampleAddedEvent(sample=k.sample),
-        lambda m: events.SampleAdded(m.sample),
-    ),
-    events.SegmentClosed: ("segment_closed", _closed, _read_closed),
-    events.CancelAsked: (
-        "cancel_asked",
-        lambda k: pb.CancelAskedEvent(reason=k.reason),
-        lambda m: events.CancelAsked(m.reason),
-    ),
-    events.Graded: (
-        "graded",
-        lambda k: pb.GradedEvent(sample=k.sample, reward=k.reward),
-        lambda m: events.Graded(m.sample, m.reward if m.HasField("reward") else None),
-    ),
-    events.Ended: ("ended", _ended, _read_ended),
-    events.Delivered: (
-        "delivered",
-        _delivered,
-        lambda m: events.Delivered(outcome_from_wire(m.outcome), m.given_up, m.tries),
-    ),
+    events.Ended: ("ended", lambda k: _ended(k, fit(completion_to_wire(k.completion, head=True))), _read_ended),
+    events.Delivered: _converter(events.Delivered, outcome=OUTCOMES.codec(None)),
+    events.Started: _converter(events.Started),
+    events.Resumed: _converter(events.Resumed),
+    events.ChatFailed: _converter(events.ChatFailed),
+    events.SampleAdded: _converter(events.SampleAdded),
+    events.SegmentClosed: _converter(events.SegmentClosed),
+    events.CancelAsked: _converter(events.CancelAsked),
+    events.Graded: _converter(events.Graded),
 }
+_TO_BYTES: dict[type[events.EventKind], Callable[[Any], bytes]] = {
+    events.ChatRequested: _requested_bytes,
+    events.ChatAnswered: _answered_bytes,
+    events.Ended: _ended_bytes,
+}
+"""The kinds that are serialized without a message. ChatRequested and ChatAnswered are frequent. Ended has another form
+in a journal."""
 _FROM_WIRE = {field: from_wire for field, _, from_wire in _KINDS.values()}
-_NUMBERS = {field.name: field.number for field in pb.TrajectoryEvent.DESCRIPTOR.oneofs_by_name["kind"].fields}
+_NUMBERS = {field.name: field.number for field in _ONEOF}
 _FIELDS = {number: field for field, number in _NUMBERS.items()}
 _NUMBER, _CONTINUES, _MESSAGES, _PURPOSE = (
     pb.ChatRequestedEvent.DESCRIPTOR.fields_by_name[name].number

@@ -1,8 +1,8 @@
 """message.proto: messages, tool calls, tool schemas, sampling parameters, usage.
 
-Every one of them is the same kind of thing: an object some of whose keys are typed. A value
-of the typed type goes into its field, every other key into `extra_json`; back again the two
-are merged. So nothing is lost, whatever an agent or a model server puts into a message.
+Each of them is an object with some typed keys. If a typed key has a value of the expected type, the value is stored in
+the key's field. All other keys are stored in `extra_json`. Reading merges the fields and `extra_json`, so no key is
+lost.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,52 +17,47 @@ from osmosis_grpc.types import jsontext
 from osmosis_grpc.types.jsontext import MAX_DEPTH
 from osmosis_grpc.types.messages import Message, check_role
 from osmosis_grpc.types.requests import check_params
+from osmosis_grpc.wire.field_conversion import Codec
 from osmosis_grpc.wire.protobuf_encoding import remembered
 
 P = TypeVar("P", bound=Proto)
 MAX_ITEMS = 65_536
-"""Messages of a list, together with their tool calls and parts; also tools. A million would block everything for half
-a minute while they are read."""
+"""The most items of a list of messages, in which tool calls and parts count, too. Also the most tools of a list.
+
+A million items would block the event loop for half a minute."""
 _INT64 = 2**63
 _NUMBERS = (int, float)
 
 
 def message_to_wire(message: Mapping[str, Any]) -> pb.Message:
-    """A message, its role present and known."""
-    if len(message) == 2 and type(message.get("content")) is str:  # most are
+    """Returns a message as a protobuf message. The role must have been checked before."""
+    if len(message) == 2 and type(message.get("content")) is str:  # the usual case
         return pb.Message(role=message["role"], text=message["content"])
-    out = pb.Message(role=message["role"])
-    extra = {}
+    out, rest = pb.Message(), {}
     for key, value in message.items():
         kind = type(value)
-        if key == "role":
-            continue
         if key == "content" and kind is str:
             out.text = value
         elif key == "content" and value is None:
             out.null_content = True
         elif key == "content" and kind is list and all(type(part) is dict for part in value):
-            out.parts.parts.extend(_object_to_wire(pb.ContentPart(), part, _TEXTS["part"]) for part in value)
+            out.parts.parts.extend(_object_to_wire(pb.ContentPart(), part, "part") for part in value)
             out.parts.SetInParent()
         elif key == "tool_calls" and kind is list and value and all(type(call) is dict for call in value):
             out.tool_calls.extend(tool_call_to_wire(call) for call in value)
-        elif key in ("tool_call_id", "name") and kind is str:
-            setattr(out, key, value)
         else:
-            extra[key] = value
-    if extra:
-        out.extra_json = jsontext.render(extra)
-    return out
+            rest[key] = value
+    return _object_to_wire(out, rest, "message")
 
 
 @remembered
 def frozen_bytes(message: Message) -> bytes:
-    """The wire form of a message that nobody changes any more."""
+    """Returns the bytes of a message. The message must not change afterwards."""
     return message_to_wire(message).SerializeToString()
 
 
 def message_from_wire(message: pb.Message, field: str) -> Message:
-    """A message as a dict. Raises InvalidArgument naming the place below `field`."""
+    """Returns a message as a dict. Raises InvalidArgument naming the path below `field`."""
     check_role(message.role, field)
     out: Message = {"role": intern(message.role)}
     content = message.WhichOneof("content")
@@ -71,8 +66,7 @@ def message_from_wire(message: pb.Message, field: str) -> Message:
     elif content == "parts":
         _check_items(len(message.parts.parts), f"{field}.parts.parts")
         out["content"] = [
-            _object_from_wire(part, _TEXTS["part"], f"{field}.parts.parts[{i}]", _LEVELS["part"])
-            for i, part in enumerate(message.parts.parts)
+            _object_from_wire(part, "part", f"{field}.parts.parts[{i}]") for i, part in enumerate(message.parts.parts)
         ]
     elif content == "null_content":
         out["content"] = None
@@ -88,7 +82,7 @@ def message_from_wire(message: pb.Message, field: str) -> Message:
 
 
 def messages_from_wire(messages: Sequence[pb.Message], field: str) -> list[Message]:
-    """Messages as dicts."""
+    """Returns messages as dicts. Raises InvalidArgument for more than MAX_ITEMS items."""
     items = len(messages)
     for message in messages:
         items += len(message.tool_calls)
@@ -100,32 +94,32 @@ def messages_from_wire(messages: Sequence[pb.Message], field: str) -> list[Messa
 
 def _check_items(count: int, field: str) -> None:
     if count > MAX_ITEMS:
-        raise InvalidArgument(field, f"hold {count} items, more than {MAX_ITEMS}")
+        raise InvalidArgument(field, f"have {count} items, more than {MAX_ITEMS}")
 
 
 def tool_call_to_wire(call: Mapping[str, Any]) -> pb.ToolCall:
-    """A tool call."""
-    return _nested_to_wire(pb.ToolCall(), call, _TEXTS["call"], _TEXTS["function_call"])
+    """Returns a tool call as a message."""
+    return _nested_to_wire(pb.ToolCall(), call, "call", "function_call")
 
 
 def tool_call_from_wire(call: pb.ToolCall, field: str) -> dict[str, Any]:
-    """A tool call as a dict."""
+    """Returns a tool call as a dict."""
     return _nested_from_wire(call, "call", "function_call", field)
 
 
 def tool_to_wire(tool: Mapping[str, Any]) -> pb.Tool:
-    """A tool schema."""
+    """Returns a tool schema as a message."""
     function = tool.get("function")
     if type(function) is not dict or "parameters" not in function:
-        return _nested_to_wire(pb.Tool(), tool, _TEXTS["tool"], _TEXTS["function"])
+        return _nested_to_wire(pb.Tool(), tool, "tool", "function")
     rest = {key: value for key, value in function.items() if key != "parameters"}
-    out = _nested_to_wire(pb.Tool(), {**tool, "function": rest}, _TEXTS["tool"], _TEXTS["function"])
+    out = _nested_to_wire(pb.Tool(), {**tool, "function": rest}, "tool", "function")
     out.function.parameters_json = jsontext.render(function["parameters"])
     return out
 
 
 def tool_from_wire(tool: pb.Tool, field: str) -> dict[str, Any]:
-    """A tool schema as a dict."""
+    """Returns a tool schema as a dict."""
     out = _nested_from_wire(tool, "tool", "function", field)
     if tool.function.HasField("parameters_json"):
         path = f"{field}.function.parameters_json"
@@ -137,32 +131,25 @@ def tool_from_wire(tool: pb.Tool, field: str) -> dict[str, Any]:
 
 
 def tools_from_wire(tools: Sequence[pb.Tool], field: str) -> list[dict[str, Any]]:
-    """Tool schemas as dicts."""
+    """Returns tool schemas as dicts. Raises InvalidArgument for more than MAX_ITEMS."""
     _check_items(len(tools), field)
     return [tool_from_wire(tool, f"{field}[{i}]") for i, tool in enumerate(tools)]
 
 
+TOOLS = Codec(lambda tools: [tool_to_wire(tool) for tool in tools], tools_from_wire)
+"""The codec of a list of tool schemas."""
+
+
 def params_to_wire(params: Mapping[str, Any]) -> pb.SamplingParams:
-    """Sampling parameters. Raises InvalidArgument naming the one that is out of bounds."""
+    """Returns sampling parameters as a message. Raises InvalidArgument naming a parameter that is out of bounds."""
     check_params(params, "sampling")
-    out = pb.SamplingParams()
-    extra = {}
-    for key, value in params.items():
-        fits = _PARAMS.get(key)
-        if fits is not None and fits(value):
-            setattr(out, key, value)
-        elif key == "stop" and type(value) is list and value and all(type(item) is str for item in value):
-            out.stop.extend(value)
-        else:
-            extra[key] = value
-    if extra:
-        out.extra_json = jsontext.render(jsontext.copy(extra, "sampling"))
-    return out
+    return _object_to_wire(pb.SamplingParams(), params, "params", check="sampling")
 
 
 def params_from_wire(params: pb.SamplingParams, field: str) -> dict[str, Any]:
-    """Sampling parameters as a dict. Raises InvalidArgument naming the one that is out of bounds."""
-    out: dict[str, Any] = {key: getattr(params, key) for key in _PARAMS if params.HasField(key)}  # type: ignore[arg-type]
+    """Returns sampling parameters as a dict. Raises InvalidArgument naming a parameter that is out of bounds."""
+    single: Any = [key for key in _FIELDS["params"] if key != "stop"]
+    out = {key: getattr(params, key) for key in single if params.HasField(key)}
     if params.stop:
         out["stop"] = list(params.stop)
     out = _merge(out, params.extra_json, field, MAX_DEPTH)
@@ -171,14 +158,14 @@ def params_from_wire(params: pb.SamplingParams, field: str) -> dict[str, Any]:
 
 
 def usage_to_wire(usage: Mapping[str, Any]) -> pb.Usage:
-    """Token counts."""
-    return _object_to_wire(pb.Usage(), usage, _COUNTS, _is_int64)
+    """Returns token counts as a message."""
+    return _object_to_wire(pb.Usage(), usage, "usage")
 
 
 def usage_from_wire(usage: pb.Usage, field: str) -> dict[str, Any]:
-    """Token counts as a dict. Raises InvalidArgument for a negative one."""
-    out = _object_from_wire(usage, _COUNTS, field, MAX_DEPTH)
-    for key in _COUNTS:
+    """Returns token counts as a dict. Raises InvalidArgument for a negative count."""
+    out = _object_from_wire(usage, "usage", field)
+    for key in _FIELDS["usage"]:
         count = out.get(key)
         if isinstance(count, _NUMBERS) and count < 0:
             raise InvalidArgument(f"{field}.{key}", "is negative")
@@ -197,13 +184,24 @@ def _is_text(value: object) -> bool:
     return type(value) is str
 
 
-_TEXTS = {
-    "part": ("type", "text"),
-    "call": ("id", "type"),
-    "function_call": ("name", "arguments"),
-    "tool": ("type",),
-    "function": ("name", "description"),
+_FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
+    "message": {"role": lambda value: True, "tool_call_id": _is_text, "name": _is_text},
+    "part": dict.fromkeys(("type", "text"), _is_text),
+    "call": dict.fromkeys(("id", "type"), _is_text),
+    "function_call": dict.fromkeys(("name", "arguments"), _is_text),
+    "tool": {"type": _is_text},
+    "function": dict.fromkeys(("name", "description"), _is_text),
+    "usage": dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), _is_int64),
+    "params": {
+        "temperature": _is_number,
+        "top_p": _is_number,
+        "max_tokens": _is_int64,
+        "seed": _is_int64,
+        "logprobs": lambda value: type(value) is bool,
+        "stop": lambda value: type(value) is list and bool(value) and all(map(_is_text, value)),
+    },
 }
+"""The typed keys of each object, each with a function that returns whether a value fits the key's field."""
 _LEVELS = {
     "message": MAX_DEPTH + 1,
     "part": MAX_DEPTH - 1,
@@ -211,53 +209,48 @@ _LEVELS = {
     "function_call": MAX_DEPTH - 2,
     "tool": MAX_DEPTH,
     "function": MAX_DEPTH - 1,
+    "usage": MAX_DEPTH,
 }
-"""The levels of each object, itself included, so that each key of a message and each tool nests at most 256."""
-_COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
-_PARAMS: dict[str, Callable[[object], bool]] = {
-    "temperature": _is_number,
-    "top_p": _is_number,
-    "max_tokens": _is_int64,
-    "seed": _is_int64,
-    "logprobs": lambda value: type(value) is bool,
-}
+"""The most levels of each object, the object included. Each key of a message and each tool has at most 256 levels."""
 
 
-def _object_to_wire(
-    out: P, value: Mapping[str, Any], keys: tuple[str, ...], fits: Callable[[object], bool] = _is_text
-) -> P:
-    extra = {}
+def _object_to_wire(out: P, value: Mapping[str, Any], kind: str, check: str = "") -> P:
+    """Sets the typed fields, and puts all other keys into extra_json.
+
+    If `check` is a field's name, the other keys are checked first, and InvalidArgument names that field.
+    """
+    fields, extra = _FIELDS[kind], {}
     for key, item in value.items():
-        if key in keys and fits(item):
-            setattr(out, key, item)
-        else:
+        if key not in fields or not fields[key](item):
             extra[key] = item
+        elif type(item) is list:
+            getattr(out, key).extend(item)
+        else:
+            setattr(out, key, item)
     if extra:
-        out.extra_json = jsontext.render(extra)  # type: ignore[attr-defined]
+        out.extra_json = jsontext.render(jsontext.copy(extra, check) if check else extra)  # type: ignore[attr-defined]
     return out
 
 
-def _object_from_wire(message: Any, keys: tuple[str, ...], field: str, levels: int) -> dict[str, Any]:
-    out = {key: getattr(message, key) for key in keys if message.HasField(key)}
-    return _merge(out, message.extra_json, field, levels) if message.extra_json else out
+def _object_from_wire(message: Any, kind: str, field: str) -> dict[str, Any]:
+    out = {key: getattr(message, key) for key in _FIELDS[kind] if message.HasField(key)}
+    return _merge(out, message.extra_json, field, _LEVELS[kind]) if message.extra_json else out
 
 
-def _nested_to_wire(out: P, value: Mapping[str, Any], keys: tuple[str, ...], function_keys: tuple[str, ...]) -> P:
+def _nested_to_wire(out: P, value: Mapping[str, Any], outer: str, inner: str) -> P:
     function = value.get("function")
     if type(function) is dict:
-        inner = out.function  # type: ignore[attr-defined]
-        _object_to_wire(inner, function, function_keys)
-        inner.SetInParent()
+        _object_to_wire(out.function, function, inner).SetInParent()  # type: ignore[attr-defined]
         value = {key: item for key, item in value.items() if key != "function"}
-    return _object_to_wire(out, value, keys)
+    return _object_to_wire(out, value, outer)
 
 
 def _nested_from_wire(message: Any, outer: str, inner: str, field: str) -> dict[str, Any]:
-    out = _object_from_wire(message, _TEXTS[outer], field, _LEVELS[outer])
+    out = _object_from_wire(message, outer, field)
     if message.HasField("function"):
         if "function" in out:
             raise InvalidArgument(f"{field}.extra_json", "repeats the typed key 'function'")
-        out["function"] = _object_from_wire(message.function, _TEXTS[inner], f"{field}.function", _LEVELS[inner])
+        out["function"] = _object_from_wire(message.function, inner, f"{field}.function")
     return out
 
 

@@ -1,7 +1,7 @@
-"""The little of protobuf's encoding that is written by hand: fields before which a length stands, and numbers.
+"""The two parts of protobuf's encoding that this project writes itself: length-delimited fields, and numbers.
 
-A message is its fields in any order, so what is the same in many messages is made once, and
-joined with what is not.
+The bytes of a message are the bytes of its fields in any order. So a field with the same value in many messages is
+serialized once, and its bytes are joined with the other fields.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,25 +17,25 @@ _REMEMBERED_BYTES = 64 * 1024
 
 @lru_cache(4096)
 def head(field: int, length: int) -> bytes:
-    """What stands before a length-delimited field: its tag and its length. Fields below 16."""
+    """Returns the tag and the length that begin a length-delimited field. `field` is below 16."""
     return bytes((field << 3 | _LENGTH_DELIMITED,)) + _base128(length)
 
 
 @lru_cache(4096)
 def varint(field: int, value: int) -> bytes:
-    """A field of a number that is not negative; nothing for 0, which need not be told. Fields below 16."""
+    """Returns the field of a number that is not negative. Returns no bytes for 0, the default. `field` is below 16."""
     return bytes((field << 3,)) + _base128(value) if value else b""
 
 
 def repeated(field: int, parts: Iterable[bytes]) -> bytes:
-    """A repeated field of bytes or messages."""
+    """Returns a repeated field of bytes or messages."""
     return b"".join([piece for part in parts for piece in (head(field, len(part)), part)])
 
 
 def remembered(make: Callable[[T], bytes]) -> Callable[[T], bytes]:
-    """`make`, with what it made of the latest values at hand: of values that nobody changes any more.
+    """Caches the results of `make` for the newest values, by the identity of the value. Such a value must not change.
 
-    What a chat says and how a rollout ended goes to the trainer and into the journal.
+    The bytes of messages and completions are needed twice: for the trainer and for the journal.
     """
     latest: dict[int, tuple[T, bytes]] = {}
 

@@ -1,15 +1,23 @@
-"""rollout.proto: what starts a rollout, where it stands, how it ended."""
+"""rollout.proto: requests to start a rollout, its state, and its completion."""
 
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, get_args
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import tokens_pb2
-from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.errors import Boundary, InvalidArgument
 from osmosis_grpc.types import jsontext
-from osmosis_grpc.types.completion import Cause, Completion, CompletionStatus, Failure, RolloutMetrics, RolloutState
+from osmosis_grpc.types.completion import (
+    Cause,
+    Completion,
+    CompletionStatus,
+    EarlierRun,
+    Failure,
+    RolloutMetrics,
+    RolloutState,
+)
 from osmosis_grpc.types.failure_reasons import read_reason
 from osmosis_grpc.types.requests import (
     DEFAULT_MAX_TOKENS_TOTAL,
@@ -29,36 +37,54 @@ from osmosis_grpc.types.rollout_info import Activity, RolloutInfo
 from osmosis_grpc.types.samples import ChatRef, Sample
 from osmosis_grpc.types.stack_frames import StackFrame
 from osmosis_grpc.wire import times
-from osmosis_grpc.wire.earlier_run import earlier_from_wire, earlier_to_wire
+from osmosis_grpc.wire.field_conversion import Codec, Converter, EnumNames
 from osmosis_grpc.wire.message import message_to_wire, messages_from_wire, params_from_wire, params_to_wire
 from osmosis_grpc.wire.protobuf_encoding import remembered
 from osmosis_grpc.wire.tokens import check_reward, sample_from_wire, sample_to_wire
 
 MAX_METADATA_BYTES = 1024 * 1024
-"""The default bound of metadata_json."""
+"""The default limit of metadata_json."""
 
 NOT_SERVED = ("grader_timeout",)
-"""Fields of InitRequest that this server refuses by name."""
+"""Fields of InitRequest that this server refuses."""
 
-STATES: dict[RolloutState, pb.RolloutState.ValueType] = {
-    state: pb.RolloutState.Value(f"ROLLOUT_STATE_{state}") for state in RolloutState
-}
-_STATE_OF: dict[int, RolloutState] = {number: state for state, number in STATES.items()}
-_STATUSES = {status: pb.CompletionStatus.Value(f"COMPLETION_STATUS_{status}") for status in CompletionStatus}
-_STATUS_OF: dict[int, CompletionStatus] = {number: status for status, number in _STATUSES.items()}
-_Boundary = Literal["agent", "tool", "trainer", "grader", "server"]
-_BOUNDARIES: dict[_Boundary, pb.FailureBoundary.ValueType] = {
-    "agent": pb.FAILURE_BOUNDARY_AGENT,
-    "tool": pb.FAILURE_BOUNDARY_TOOL,
-    "trainer": pb.FAILURE_BOUNDARY_TRAINER,
-    "grader": pb.FAILURE_BOUNDARY_GRADER,
-    "server": pb.FAILURE_BOUNDARY_SERVER,
-}
-_BOUNDARY_OF: dict[int, _Boundary] = {number: name for name, number in _BOUNDARIES.items()}
+MAX_CHANGES = 20
+"""The most names of changed files and packages in a message."""
+
+STATES = EnumNames(RolloutState, pb.RolloutState, "a state")
+_STATUSES = EnumNames(CompletionStatus, pb.CompletionStatus, "a completion status")
+_BOUNDARIES: EnumNames[Boundary] = EnumNames(get_args(Boundary), pb.FailureBoundary, "a boundary")
+_GROUP = Converter(Group, pb.Group)
+_HEADER = Codec(str, check_header)
+_TRACE = Converter(TraceContext, pb.TraceContext, traceparent=_HEADER, tracestate=_HEADER)
+# The next three messages are fields of the messages below. Their converters must be made first.
+Converter(CallbackTls, pb.CallbackTls, server_name=_HEADER)
+Converter(Cause, pb.Cause)
+Converter(StackFrame, pb.StackFrame)
+ACTIVITY = Converter(Activity, pb.Activity)
+EARLIER_RUN = Converter(
+    EarlierRun,
+    pb.EarlierRun,
+    changes=Codec(lambda changes: changes[:MAX_CHANGES], lambda changes, path: tuple(changes[:MAX_CHANGES])),
+)
+FAILURE = Converter(
+    Failure,
+    pb.Failure,
+    boundary=Codec(_BOUNDARIES.numbers.__getitem__, _BOUNDARIES.read),
+    reason=Codec(str, read_reason),
+)
+METRICS = Converter(
+    RolloutMetrics,
+    pb.Metrics,
+    **{
+        f"{name}_ms": Codec(lambda ms: times.duration(ms / 1000), lambda m, path: times.seconds(m) * 1000, name)
+        for name in ("total_latency", "llm_latency", "tool_latency")
+    },
+)
 
 
 def check_served(message: pb.InitRequest, max_metadata_bytes: int = MAX_METADATA_BYTES) -> None:
-    """Refuse what this server does not serve. Raises InvalidArgument naming the field."""
+    """Raises InvalidArgument for a field that this server does not support, and for metadata above the limit."""
     for name in NOT_SERVED:
         if message.HasField(name):  # type: ignore[arg-type]
             raise InvalidArgument(name, "is not served by this server")
@@ -67,7 +93,7 @@ def check_served(message: pb.InitRequest, max_metadata_bytes: int = MAX_METADATA
 
 
 def init_from_wire(message: pb.InitRequest) -> InitRequest:
-    """A request to start a rollout, checked. Raises InvalidArgument naming the field."""
+    """Returns a checked request to start a rollout. Raises InvalidArgument naming the field."""
     check_id(message.rollout_id, "rollout_id")
     if message.idempotency_key:
         check_id(message.idempotency_key, "idempotency_key")
@@ -83,7 +109,7 @@ def init_from_wire(message: pb.InitRequest) -> InitRequest:
         ),
         metadata=_metadata_from_wire(message.metadata_json),
         label=message.label if message.HasField("label") else None,
-        group=_group_from_wire(message.group) if message.HasField("group") else None,
+        group=_checked_group(message.group) if message.HasField("group") else None,
         priority=message.priority,
         agent_timeout=(
             times.checked_seconds(message.agent_timeout, "agent_timeout") if message.HasField("agent_timeout") else None
@@ -97,21 +123,17 @@ def init_from_wire(message: pb.InitRequest) -> InitRequest:
         idempotency_key=message.idempotency_key or None,
         evaluation=message.evaluation,
     )
-    callback = _callback_from_wire(message.callback) if message.HasField("callback") else None
-    trace = None
-    if message.HasField("trace_context"):
-        trace = TraceContext(message.trace_context.traceparent, message.trace_context.tracestate)
-        for name, value in (("traceparent", trace.traceparent), ("tracestate", trace.tracestate)):
-            check_header(value, f"trace_context.{name}")
+    callback = _CALLBACK.field_of(message, "callback")
+    trace = _TRACE.field_of(message, "trace_context")
     return InitRequest(
         request=request, callback=callback, trace=trace, digest=_digest(message), size=message.ByteSize()
     )
 
 
 def init_to_wire(init: InitRequest, *, secrets: bool = True) -> pb.InitRequest:
-    """A request to start a rollout; without its callback's credential and state where `secrets` is false."""
-    request = init.request
-    message = pb.InitRequest(
+    """Returns a request as a message. If `secrets` is False, it leaves out the callback's credential and state."""
+    request, group, trace = init.request, init.request.group, init.trace
+    return pb.InitRequest(
         rollout_id=request.rollout_id,
         attempt=request.attempt,
         agent_loop=request.agent_loop,
@@ -127,19 +149,14 @@ def init_to_wire(init: InitRequest, *, secrets: bool = True) -> pb.InitRequest:
         tool_server_url=request.tool_server_url or "",
         idempotency_key=request.idempotency_key or "",
         evaluation=request.evaluation,
+        group=_GROUP.to_wire(group) if group else None,
+        trace_context=_TRACE.to_wire(trace) if trace else None,
+        callback=_callback_to_wire(init.callback, secrets=secrets) if init.callback else None,
     )
-    if request.group is not None:
-        message.group.CopyFrom(group_to_wire(request.group))
-    if init.trace is not None:
-        message.trace_context.traceparent = init.trace.traceparent
-        message.trace_context.tracestate = init.trace.tracestate
-    if init.callback is not None:
-        message.callback.CopyFrom(_callback_to_wire(init.callback, secrets=secrets))
-    return message
 
 
 def _metadata_from_wire(text: str) -> Any:
-    """Metadata that is parsed when it is read. Raises InvalidArgument."""
+    """Returns checked metadata. The result keeps the text and parses it when it is read. Raises InvalidArgument."""
     return jsontext.Unparsed.checked(text, "metadata_json") if text else {}
 
 
@@ -159,61 +176,15 @@ def _digest(message: pb.InitRequest) -> bytes:
     return hashlib.sha256(body.SerializeToString(deterministic=True)).digest()
 
 
-def group_to_wire(group: Group) -> pb.Group:
-    """A group."""
-    return pb.Group(id=group.id, index=group.index, size=group.size)
-
-
-def _group_from_wire(group: pb.Group) -> Group:
-    check_id(group.id, "group.id")
-    if group.size and group.index >= group.size:
-        raise InvalidArgument("group.index", f"{group.index} is not below the group's size, {group.size}")
-    return Group(group.id, group.index, group.size)
-
-
-def callback_to_bytes(callback: Callback, *, secrets: bool) -> bytes:
-    """Return a callback as a serialized message; without its credential and state if `secrets` is False."""
-    return _callback_to_wire(callback, secrets=secrets).SerializeToString(deterministic=True)
-
-
-def callback_from_bytes(data: bytes) -> Callback:
-    """Return the callback of a serialized message. Raises an error for bytes that are not one."""
-    return _callback_from_wire(pb.Callback.FromString(data))
-
-
-def _callback_to_wire(callback: Callback, *, secrets: bool) -> pb.Callback:
-    return pb.Callback(
-        target=callback.target,
-        credential=callback.credential if secrets else "",
-        state=callback.state if secrets else b"",
-        history=pb.HISTORY_FORM_DELTA if callback.delta else pb.HISTORY_FORM_UNSPECIFIED,
-        tls=None if callback.tls is None else pb.CallbackTls(server_name=callback.tls.server_name),
-        run_id=callback.run_id,
-    )
-
-
-def _callback_from_wire(callback: pb.Callback) -> Callback:
-    if not callback.target:
-        raise InvalidArgument("callback.target", "is empty")
-    check_header(callback.credential, "callback.credential")
-    check_run_id(callback.run_id, "callback.run_id")
-    return Callback(
-        target=callback.target,
-        credential=callback.credential,
-        state=callback.state,
-        delta=wants_delta(callback.history, "callback.history", default=False),
-        tls=_tls_from_wire(callback.tls) if callback.HasField("tls") else None,
-        run_id=callback.run_id,
-    )
-
-
-def _tls_from_wire(tls: pb.CallbackTls) -> CallbackTls:
-    check_header(tls.server_name, "callback.tls.server_name")
-    return CallbackTls(tls.server_name)
+def _checked_group(message: pb.Group, path: str = "group") -> Group:
+    check_id(message.id, f"{path}.id")
+    if message.size and message.index >= message.size:
+        raise InvalidArgument(f"{path}.index", f"{message.index} is not below the group's size, {message.size}")
+    return _GROUP.from_wire(message)
 
 
 def wants_delta(form: int, field: str, *, default: bool) -> bool:
-    """Whether a trainer wants histories as deltas. Raises InvalidArgument for a form that is not known."""
+    """Returns whether a trainer wants histories as deltas. Raises InvalidArgument for an unknown form."""
     forms = {
         int(pb.HISTORY_FORM_UNSPECIFIED): default,
         int(pb.HISTORY_FORM_FULL): False,
@@ -224,57 +195,45 @@ def wants_delta(form: int, field: str, *, default: bool) -> bool:
     return forms[form]
 
 
-def state_from_wire(state: int) -> RolloutState | None:
-    """A state; None for unspecified ones and those of a newer protocol."""
-    return _STATE_OF.get(state)
+def _target(target: str, path: str) -> str:
+    if not target:
+        raise InvalidArgument(path, "is empty")
+    return target
 
 
-def activity_to_wire(activity: Activity) -> pb.Activity:
-    """What a rollout is doing."""
-    return pb.Activity(description=activity.description, since=times.timestamp(activity.since))
+_CALLBACK = Converter(
+    Callback,
+    pb.Callback,
+    target=Codec(str, _target),
+    credential=_HEADER,
+    delta=Codec(
+        lambda delta: pb.HISTORY_FORM_DELTA if delta else pb.HISTORY_FORM_UNSPECIFIED,
+        lambda form, path: wants_delta(form, path, default=False),
+        "history",
+    ),
+    run_id=Codec(str, check_run_id),
+)
 
 
-def rollout_to_wire(info: RolloutInfo) -> pb.Rollout:
-    """Where a rollout stands."""
-    return pb.Rollout(
-        rollout_id=info.rollout_id,
-        attempt=info.attempt,
-        agent_loop=info.agent_loop,
-        state=STATES[info.state],
-        activity=activity_to_wire(info.activity),
-        group=group_to_wire(info.group) if info.group else None,
-        accept_time=times.timestamp(info.accept_time),
-        start_time=times.timestamp(info.start_time) if info.start_time is not None else None,
-        end_time=times.timestamp(info.end_time) if info.end_time is not None else None,
-        last_number=info.last_number,
-        undelivered=info.undelivered,
-        completion=fit(completion_to_wire(info.completion)) if info.completion else None,
-    )
+def _callback_to_wire(callback: Callback, *, secrets: bool) -> pb.Callback:
+    return _CALLBACK.to_wire(callback if secrets else replace(callback, credential="", state=b""))
 
 
-def rollout_from_wire(message: pb.Rollout) -> RolloutInfo:
-    """Where a rollout stands."""
-    return RolloutInfo(
-        rollout_id=message.rollout_id,
-        attempt=message.attempt,
-        agent_loop=message.agent_loop,
-        state=_STATE_OF.get(message.state, RolloutState.ACCEPTED),
-        activity=Activity(message.activity.description, times.unix(message.activity.since)),
-        group=_group_from_wire(message.group) if message.HasField("group") else None,
-        accept_time=times.unix(message.accept_time),
-        start_time=times.unix(message.start_time) if message.HasField("start_time") else None,
-        end_time=times.unix(message.end_time) if message.HasField("end_time") else None,
-        last_number=message.last_number,
-        undelivered=message.undelivered,
-        completion=completion_from_wire(message.completion, "completion") if message.HasField("completion") else None,
-    )
+def callback_to_bytes(callback: Callback, *, secrets: bool) -> bytes:
+    """Returns a serialized callback. If `secrets` is False, it leaves out the credential and the state."""
+    return _callback_to_wire(callback, secrets=secrets).SerializeToString(deterministic=True)
+
+
+def callback_from_bytes(data: bytes) -> Callback:
+    """Returns the callback of a serialized message. Raises DecodeError or InvalidArgument for other bytes."""
+    return _CALLBACK.from_wire(pb.Callback.FromString(data), "callback.")
 
 
 def completion_to_wire(completion: Completion, *, head: bool = False, refer: bool = False) -> pb.Completion:
-    """A completion; its `head` leaves out messages and segments.
+    """Returns a completion as a message. With `head` it leaves out messages and segments.
 
-    With `refer` it leaves out what a trainer has that answered the chats itself. The messages of
-    a sample that is the only one are those of the completion and are not repeated.
+    `refer` is for a receiver that answered the chats. With it, the message names these chats instead of repeating
+    their messages and tokens. A single sample has the same messages as the completion, so they are not repeated.
     """
     samples: dict[str, tokens_pb2.Sample] = {}
     for name, sample in completion.samples.items():
@@ -294,60 +253,56 @@ def completion_to_wire(completion: Completion, *, head: bool = False, refer: boo
         rollout_id=completion.rollout_id,
         attempt=completion.attempt,
         result_id=completion.result_id,
-        status=_STATUSES[completion.status],
+        status=_STATUSES.numbers[completion.status],
         finish_reason=completion.finish_reason,
-        failure=failure_to_wire(completion.failure) if completion.failure else None,
+        failure=FAILURE.to_wire(completion.failure) if completion.failure else None,
         messages=[message_to_wire(message) for message in messages],
         messages_after=pb.ChatRef(sample=begins.sample, number=begins.number) if begins else None,
-        group=group_to_wire(completion.group) if completion.group else None,
+        group=_GROUP.to_wire(completion.group) if completion.group else None,
         reward=completion.reward,
         samples=samples,
-        metrics=metrics_to_wire(completion.metrics),
+        metrics=METRICS.to_wire(completion.metrics),
         extra_json=jsontext.render(completion.extra_fields) if completion.extra_fields else "",
         omitted=completion.omitted,
         evaluation=completion.evaluation,
         agent_version=completion.agent_version,
-        from_journal=earlier_to_wire(completion.from_journal),
+        from_journal=EARLIER_RUN.to_wire(completion.from_journal) if completion.from_journal else None,
     )
 
 
 @remembered
 def referring_bytes(completion: Completion) -> bytes:
-    """The wire form of a completion for whoever knows its chats."""
+    """Returns the bytes of a completion for a receiver that knows its chats."""
     return completion_to_wire(completion, refer=True).SerializeToString()
 
 
 MAX_COMPLETION_BYTES = 16 * 1024 * 1024
-"""The most bytes of a completion on the wire."""
+"""The most bytes of a completion in a message."""
 
 
 def fit(message: pb.Completion, limit: int = MAX_COMPLETION_BYTES) -> pb.Completion:
-    """The same completion within `limit` bytes: what is too much is left out, and named in `omitted`."""
-    for name in sorted(message.samples):
-        if message.ByteSize() > limit and message.samples[name].segments:
-            message.samples[name].ClearField("segments")
-            message.omitted.append(f"samples[{name}].segments")
-    if message.ByteSize() > limit:
-        if message.messages:
-            message.ClearField("messages")
-            message.omitted.append("messages")
-        for name in sorted(message.samples):
-            if message.samples[name].messages:
-                message.samples[name].ClearField("messages")
-                message.omitted.append(f"samples[{name}].messages")
-    if message.ByteSize() > limit and message.extra_json:
-        message.ClearField("extra_json")
-        message.omitted.append("extra_json")
+    """Cuts a completion to `limit` bytes and returns it. Its field `omitted` names the fields that were left out."""
+    samples = [(f"samples[{name}].", message.samples[name]) for name in sorted(message.samples)]
+    steps: list[list[tuple[str, Any, str]]] = [
+        *([(path, sample, "segments")] for path, sample in samples),
+        [("", message, "messages"), *((path, sample, "messages") for path, sample in samples)],
+        [("", message, "extra_json")],
+    ]
+    for step in steps:
+        if message.ByteSize() <= limit:
+            break
+        for path, part, field in step:
+            if getattr(part, field):
+                part.ClearField(field)
+                message.omitted.append(path + field)
     return message
 
 
 def completion_from_wire(message: pb.Completion, field: str) -> Completion:
-    """A completion, checked. Raises InvalidArgument naming the place below `field`."""
+    """Returns a checked completion. Raises InvalidArgument with a path that begins with `field`."""
     check_id(message.rollout_id, f"{field}.rollout_id")
-    status = _STATUS_OF.get(message.status)
-    if status is None:
-        raise InvalidArgument(f"{field}.status", f"{message.status} is not a completion status")
-    failure = _failure_from_wire(message.failure, f"{field}.failure") if message.HasField("failure") else None
+    status = _STATUSES.read(message.status, f"{field}.status")
+    failure = FAILURE.field_of(message, "failure", f"{field}.")
     reward = check_reward(message.reward, f"{field}.reward") if message.HasField("reward") else None
     if reward is not None and status is not CompletionStatus.COMPLETED:
         raise InvalidArgument(f"{field}.reward", f"a rollout that ended {status} carries no reward")
@@ -370,15 +325,15 @@ def completion_from_wire(message: pb.Completion, field: str) -> Completion:
         failure=failure,
         messages=messages,
         begins=begins,
-        group=_group_from_wire(message.group) if message.HasField("group") else None,
+        group=_checked_group(message.group) if message.HasField("group") else None,
         reward=reward,
         samples=_with_messages(samples, messages, begins),
-        metrics=_metrics_from_wire(message.metrics),
+        metrics=METRICS.from_wire(message.metrics),
         extra_fields=jsontext.parse_object(message.extra_json, f"{field}.extra_json"),
         omitted=tuple(message.omitted),
         evaluation=message.evaluation,
         agent_version=message.agent_version,
-        from_journal=earlier_from_wire(message),
+        from_journal=EARLIER_RUN.field_of(message, "from_journal"),
     )
 
 
@@ -393,60 +348,10 @@ def _with_messages(
     return {name: replace(only, messages=messages, begins=begins)}
 
 
-def failure_to_wire(failure: Failure) -> pb.Failure:
-    """Why a rollout did not complete."""
-    return pb.Failure(
-        boundary=_BOUNDARIES[failure.boundary],
-        message=failure.message,
-        retryable=failure.retryable,
-        causes=[pb.Cause(type=cause.type, message=cause.message) for cause in failure.causes],
-        file=failure.file,
-        line=failure.line,
-        frames=[pb.StackFrame(file=f.file, line=f.line, function=f.function, code=f.code) for f in failure.frames],
-        reason=failure.reason,
-    )
-
-
-def _failure_from_wire(message: pb.Failure, field: str) -> Failure:
-    boundary = _BOUNDARY_OF.get(message.boundary)
-    if boundary is None:
-        raise InvalidArgument(f"{field}.boundary", f"{message.boundary} is not a boundary")
-    causes = tuple(Cause(cause.type, cause.message) for cause in message.causes)
-    frames = tuple(StackFrame(frame.file, frame.line, frame.function, frame.code) for frame in message.frames)
-    reason = read_reason(message.reason, f"{field}.reason")
-    return Failure(boundary, message.message, message.retryable, causes, message.file, message.line, frames, reason)
-
-
-def metrics_to_wire(metrics: RolloutMetrics) -> pb.Metrics:
-    """What a rollout took."""
-    return pb.Metrics(
-        total_latency=times.duration(metrics.total_latency_ms / 1000),
-        llm_latency=times.duration(metrics.llm_latency_ms / 1000),
-        tool_latency=times.duration(metrics.tool_latency_ms / 1000),
-        num_llm_calls=metrics.num_llm_calls,
-        num_tool_calls=metrics.num_tool_calls,
-        prompt_tokens=metrics.prompt_tokens,
-        response_tokens=metrics.response_tokens,
-        max_context_tokens=metrics.max_context_tokens,
-        queue_time=times.duration(metrics.queue_time),
-        model_time=times.duration(metrics.model_time),
-        tool_time=times.duration(metrics.tool_time),
-        overhead_time=times.duration(metrics.overhead_time),
-    )
-
-
-def _metrics_from_wire(message: pb.Metrics) -> RolloutMetrics:
-    return RolloutMetrics(
-        total_latency_ms=times.seconds(message.total_latency) * 1000,
-        llm_latency_ms=times.seconds(message.llm_latency) * 1000,
-        tool_latency_ms=times.seconds(message.tool_latency) * 1000,
-        num_llm_calls=message.num_llm_calls,
-        num_tool_calls=message.num_tool_calls,
-        prompt_tokens=message.prompt_tokens,
-        response_tokens=message.response_tokens,
-        max_context_tokens=message.max_context_tokens,
-        queue_time=times.seconds(message.queue_time),
-        model_time=times.seconds(message.model_time),
-        tool_time=times.seconds(message.tool_time),
-        overhead_time=times.seconds(message.overhead_time),
-    )
+ROLLOUT = Converter(
+    RolloutInfo,
+    pb.Rollout,
+    state=STATES.codec(RolloutState.ACCEPTED),
+    group=Codec(_GROUP.to_wire, _checked_group),
+    completion=Codec(lambda completion: fit(completion_to_wire(completion)), completion_from_wire),
+)

@@ -1,12 +1,12 @@
-"""error.proto and google.rpc: the one table between exceptions and statuses.
+"""error.proto and google.rpc: converts between exceptions and statuses.
 
-Every gRPC code has one exception class and the other way round. Details travel as the
-standard google.rpc messages wherever one fits, and as those of error.proto elsewhere. They
-ride in a header, so texts are kept short.
+Each gRPC code has one exception class. A detail is a standard google.rpc message if such a message fits. Otherwise it
+is a message of error.proto. A status is sent in a header, so its texts are short.
 """
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError, Message
@@ -39,7 +39,7 @@ CLASSES: dict[int, type[CallError]] = {
         errors.Unauthenticated,
     )
 }
-"""The exception of every code but OK."""
+"""The exception class of every code except OK."""
 
 _MAX_TEXT = 1000
 _MAX_DETAIL = 200
@@ -47,25 +47,20 @@ _MAX_VIOLATIONS = 8
 
 
 def to_status(error: CallError) -> status_pb2.Status:
-    """The status that an exception travels as."""
+    """Returns the status for an exception."""
     status = status_pb2.Status(code=error.code, message=clip(describe(error), _MAX_TEXT))
     for detail in _details(error):
         status.details.add().Pack(detail)
     return status
 
 
-def from_status(status: status_pb2.Status) -> CallError:
-    """The exception that a status stands for."""
-    return from_code(status.code, status.message, status.details)
-
-
 def from_code(code: int, message: str, details: Iterable[any_pb2.Any] = ()) -> CallError:
-    """The exception of a code, its message and its details."""
+    """Returns the exception for a code, its message and its details."""
     found: dict[type[Message], Message] = {}
     for packed in details:
         for detail in _READ:
             if packed.TypeName() == detail.DESCRIPTOR.full_name:
-                with contextlib.suppress(DecodeError):  # the code says what matters
+                with contextlib.suppress(DecodeError):  # the code alone is enough
                     found[detail] = detail.FromString(packed.value)
     kind = CLASSES.get(code, errors.UnknownError)
     build = _BUILD.get(kind)
@@ -118,51 +113,42 @@ _READ: tuple[type[Message], ...] = (
 
 
 def _invalid(message: str, found: _Found) -> CallError:
-    bad = found.get(error_details_pb2.BadRequest)
-    rows = (
-        [(v.field, v.description) for v in bad.field_violations]
-        if isinstance(bad, error_details_pb2.BadRequest)
-        else []
-    )
+    bad: Any = found.get(error_details_pb2.BadRequest, error_details_pb2.BadRequest())
+    rows = [(v.field, v.description) for v in bad.field_violations]
     return errors.InvalidArgument(*rows[0], rows[1:]) if rows else errors.InvalidArgument("", message)
 
 
-def _not_found(message: str, found: _Found) -> CallError:
-    info = found.get(error_details_pb2.ResourceInfo, error_details_pb2.ResourceInfo())
-    assert isinstance(info, error_details_pb2.ResourceInfo)
-    return errors.NotFound(message, kind=info.resource_type, name=info.resource_name)
+def _precondition(message: str, found: _Found) -> CallError:
+    unknown: Any = found.get(error_pb2.UnknownChat)
+    if unknown is not None:
+        return errors.UnknownChat(unknown.sample, unknown.number)
+    failure: Any = found.get(error_details_pb2.PreconditionFailure, error_details_pb2.PreconditionFailure())
+    kind, subject = next(((row.type, row.subject) for row in failure.violations), ("", ""))
+    return errors.FailedPrecondition(message, kind=kind, subject=subject)
 
 
-def _attempt(kind: type[errors.AlreadyExists] | type[errors.Aborted]) -> Callable[[str, _Found], CallError]:
+def _of_detail(
+    make: Callable[..., CallError], detail: type[Message], /, **fields: str
+) -> Callable[[str, _Found], CallError]:
+    """Returns a function that makes an exception. The exception's attributes are fields of the detail."""
+
     def build(message: str, found: _Found) -> CallError:
-        current = found.get(error_pb2.CurrentAttempt, error_pb2.CurrentAttempt())
-        assert isinstance(current, error_pb2.CurrentAttempt)
-        return kind(message, rollout_id=current.rollout_id, attempt=current.attempt)
+        known = found.get(detail, detail())
+        return make(message, **{name: getattr(known, field) for name, field in fields.items()})
 
     return build
 
 
-def _out_of_range(message: str, found: _Found) -> CallError:
-    gone = found.get(error_pb2.EventsGone, error_pb2.EventsGone())
-    assert isinstance(gone, error_pb2.EventsGone)
-    return errors.OutOfRange(message, first_number=gone.first_number, first_cursor=gone.first_cursor)
-
-
-def _precondition(message: str, found: _Found) -> CallError:
-    unknown = found.get(error_pb2.UnknownChat)
-    if isinstance(unknown, error_pb2.UnknownChat):
-        return errors.UnknownChat(unknown.sample, unknown.number)
-    failure = found.get(error_details_pb2.PreconditionFailure)
-    rows = failure.violations if isinstance(failure, error_details_pb2.PreconditionFailure) else ()
-    kind, subject = (rows[0].type, rows[0].subject) if rows else ("", "")
-    return errors.FailedPrecondition(message, kind=kind, subject=subject)
-
-
+_ATTEMPT = {"rollout_id": "rollout_id", "attempt": "attempt"}
 _BUILD: dict[type[CallError], Callable[[str, _Found], CallError]] = {
     errors.InvalidArgument: _invalid,
-    errors.NotFound: _not_found,
-    errors.AlreadyExists: _attempt(errors.AlreadyExists),
-    errors.Aborted: _attempt(errors.Aborted),
-    errors.OutOfRange: _out_of_range,
+    errors.NotFound: _of_detail(
+        errors.NotFound, error_details_pb2.ResourceInfo, kind="resource_type", name="resource_name"
+    ),
+    errors.AlreadyExists: _of_detail(errors.AlreadyExists, error_pb2.CurrentAttempt, **_ATTEMPT),
+    errors.Aborted: _of_detail(errors.Aborted, error_pb2.CurrentAttempt, **_ATTEMPT),
+    errors.OutOfRange: _of_detail(
+        errors.OutOfRange, error_pb2.EventsGone, first_number="first_number", first_cursor="first_cursor"
+    ),
     errors.FailedPrecondition: _precondition,
 }

@@ -11,27 +11,22 @@ _NANOS = 1_000_000_000
 
 
 def duration(seconds: float) -> Duration:
-    """A Duration of so many seconds."""
+    """Returns seconds as a Duration."""
     nanos = round(seconds * _NANOS)
-    if 0 <= nanos < _NANOS:  # most are
+    if 0 <= nanos < _NANOS:  # the usual case
         return Duration(nanos=nanos)
     sign = -1 if nanos < 0 else 1
     whole, rest = divmod(abs(nanos), _NANOS)
     return Duration(seconds=sign * whole, nanos=sign * rest)
 
 
-def duration_bytes(seconds: float) -> bytes:
-    """A Duration as it stands on the wire."""
-    return duration(seconds).SerializeToString()
-
-
 def seconds(message: Duration) -> float:
-    """The seconds of a Duration."""
+    """Returns the seconds of a Duration."""
     return message.seconds + message.nanos / _NANOS
 
 
 def checked_seconds(message: Duration, field: str) -> float:
-    """The seconds of a Duration that has to be greater than zero."""
+    """Returns the seconds of a Duration. Raises InvalidArgument for a Duration that is not valid or not positive."""
     value = seconds(message)
     if value <= 0 or abs(message.nanos) >= _NANOS or message.seconds > 315_576_000_000:
         raise InvalidArgument(field, f"{value:g} s is not a time greater than zero")
@@ -39,12 +34,12 @@ def checked_seconds(message: Duration, field: str) -> float:
 
 
 def timestamp(unix: float) -> Timestamp:
-    """A Timestamp of Unix seconds."""
+    """Returns Unix seconds as a Timestamp."""
     whole = math.floor(unix)
     carry, nanos = divmod(round((unix - whole) * _NANOS), _NANOS)
     return Timestamp(seconds=whole + carry, nanos=nanos)
 
 
 def unix(message: Timestamp) -> float:
-    """The Unix seconds of a Timestamp."""
+    """Returns the Unix seconds of a Timestamp."""
     return message.seconds + message.nanos / _NANOS

@@ -1,9 +1,9 @@
 """tokens.proto: packed arrays between NumPy and the wire, without a loop over tokens.
 
-Fixed-width packed fields are raw little-endian arrays after a tag and a length. So an array
-is written by handing exactly these bytes to the parser, and read from the serialized block,
-where the arrays' lengths say where they stand; both cost a copy, not a conversion, on every
-protobuf from 6.31 on.
+In protobuf, a packed field of fixed width is a tag, a length, and the raw little-endian array. To write an array, this
+module passes these bytes to protobuf's parser. To read an array, it serializes the block, and computes the position of
+the array from the arrays' lengths. Both ways copy the array once and convert no elements. This needs protobuf 6.31 or
+later.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,44 +28,42 @@ _NO_LOGPROBS: Logprobs = np.empty(0, dtype="<f4")
 
 
 def block_to_wire(block: TokenBlock) -> pb.TokenBlock:
-    """A token block."""
-    out = pb.TokenBlock()
-    _write(out, block.ids, block.logprobs)
-    for name, tensor in block.extras.items():
-        out.extras[name].CopyFrom(pb.Tensor(type=_TENSOR_TYPES[tensor.dtype], shape=tensor.shape, data=tensor.data))
-    return out
+    """Returns a token block as a message."""
+    return pb.TokenBlock.FromString(block_bytes(block))
 
 
 def block_from_wire(message: pb.TokenBlock, field: str) -> TokenBlock:
-    """A token block, checked; its arrays are read-only views. Raises InvalidArgument."""
+    """Returns a checked token block. Its arrays are read-only views. Raises InvalidArgument."""
     ids, logprobs = _read(message)
-    extras = _extras(message.extras, field) if message.extras else NOTHING
-    block = TokenBlock(ids, logprobs if len(logprobs) else None, extras)
+    block = TokenBlock(
+        ids, logprobs if len(logprobs) else None, _extras(message.extras, field) if message.extras else NOTHING
+    )
     block.check(field)
     return block
 
 
 def block_bytes(block: TokenBlock) -> bytes:
-    """A token block as it stands on the wire."""
-    if block.extras:
-        return block_to_wire(block).SerializeToString()
-    return b"".join(_parts(block.ids, block.logprobs))
+    """Returns a serialized token block."""
+    arrays = array_bytes(block.ids, block.logprobs)
+    if not block.extras:
+        return arrays
+    extras = {
+        name: pb.Tensor(type=_TENSOR_TYPES[tensor.dtype], shape=tensor.shape, data=tensor.data)
+        for name, tensor in block.extras.items()
+    }
+    return arrays + pb.TokenBlock(extras=extras).SerializeToString()
 
 
-def ids_bytes(ids: Ids) -> bytes:
-    """Ids without logprobs as they stand on the wire."""
-    return b"".join(_parts(ids, None))
-
-
-def ids_to_wire(ids: Ids) -> pb.TokenBlock:
-    """Ids without logprobs."""
-    out = pb.TokenBlock()
-    _write(out, ids, None)
-    return out
+def array_bytes(ids: Ids, logprobs: Logprobs | None = None) -> bytes:
+    """Returns the serialized fields of ids and logprobs. They are the same in a token block and in a segment."""
+    parts = [head(_IDS, ids.nbytes), ids.astype("<u4", copy=False).tobytes()]
+    if logprobs is not None:
+        parts += [head(_LOGPROBS, logprobs.nbytes), logprobs.astype("<f4", copy=False).tobytes()]
+    return b"".join(parts)
 
 
 def ids_from_wire(message: pb.TokenBlock, field: str) -> Ids:
-    """Ids that may come without logprobs; a read-only view. Raises InvalidArgument."""
+    """Returns the ids of a block as a read-only view. The block needs no logprobs. Raises InvalidArgument."""
     ids, logprobs = _read(message)
     if len(logprobs):
         check_logprobs(logprobs, len(ids), "ids", field)
@@ -73,29 +71,29 @@ def ids_from_wire(message: pb.TokenBlock, field: str) -> Ids:
 
 
 def spans_to_wire(spans: Sequence[VersionSpan]) -> list[pb.VersionSpan]:
-    """Policy versions."""
+    """Returns policy versions as messages."""
     return [pb.VersionSpan(version=span.version, tokens=span.tokens) for span in spans]
 
 
 def spans_from_wire(spans: Sequence[pb.VersionSpan]) -> tuple[VersionSpan, ...]:
-    """Policy versions."""
+    """Returns the policy versions of messages."""
     return tuple(VersionSpan(span.version, span.tokens) for span in spans)
 
 
 def segment_to_wire(segment: Segment) -> pb.Segment:
-    """A segment."""
+    """Returns a segment as a message."""
     out = pb.Segment(
         mask_runs=segment.mask_runs,
         versions=spans_to_wire(segment.versions),
         chats=segment.chats,
         drift_index=segment.drift_index,
     )
-    _write(out, segment.ids, segment.logprobs)
+    out.MergeFromString(array_bytes(segment.ids, segment.logprobs))
     return out
 
 
 def segment_from_wire(message: pb.Segment, field: str) -> Segment:
-    """A segment, checked. Raises InvalidArgument."""
+    """Returns a checked segment. Raises InvalidArgument."""
     ids, logprobs = _read(message)
     segment = Segment(
         ids=ids,
@@ -110,12 +108,15 @@ def segment_from_wire(message: pb.Segment, field: str) -> Segment:
 
 
 def segment_reference(segment: Segment) -> pb.Segment:
-    """A segment for a trainer that answered its chats: without the tokens."""
+    """Returns a segment without its tokens, for a trainer that answered its chats."""
     return pb.Segment(mask_runs=segment.mask_runs, chats=segment.chats, drift_index=segment.drift_index)
 
 
 def sample_to_wire(sample: Sample, *, refer: bool = False) -> pb.Sample:
-    """A sample; with `refer` what the trainer has answered itself is left out."""
+    """Returns a sample as a message. With `refer` it leaves out the tokens and messages that the trainer knows.
+
+    The trainer knows them because it answered the chats.
+    """
     begins = sample.begins if refer else None
     segment = segment_reference if refer else segment_to_wire
     return pb.Sample(
@@ -129,7 +130,7 @@ def sample_to_wire(sample: Sample, *, refer: bool = False) -> pb.Sample:
 
 
 def sample_from_wire(message: pb.Sample, field: str, name: str = "main") -> Sample:
-    """A sample, checked. Raises InvalidArgument."""
+    """Returns a checked sample. Raises InvalidArgument."""
     return Sample(
         messages=messages_from_wire(message.messages, f"{field}.messages"),
         begins=ChatRef(name, message.messages_after) if message.messages_after else None,
@@ -141,43 +142,29 @@ def sample_from_wire(message: pb.Sample, field: str, name: str = "main") -> Samp
 
 
 def check_reward(reward: float, field: str) -> float:
-    """A reward is a finite number. Raises InvalidArgument."""
+    """Returns the reward. Raises InvalidArgument unless it is a finite number."""
     if not np.isfinite(reward):
         raise InvalidArgument(field, f"{reward} is not a finite number")
     return reward
-
-
-def _write(out: pb.TokenBlock | pb.Segment, ids: Ids, logprobs: Logprobs | None) -> None:
-    out.MergeFromString(b"".join(_parts(ids, logprobs)))
-
-
-def _parts(ids: Ids, logprobs: Logprobs | None) -> list[bytes]:
-    parts = [head(_IDS, ids.nbytes), ids.astype("<u4", copy=False).tobytes()]
-    if logprobs is not None:
-        parts += [head(_LOGPROBS, logprobs.nbytes), logprobs.astype("<f4", copy=False).tobytes()]
-    return parts
 
 
 def _read(message: pb.TokenBlock | pb.Segment) -> tuple[Ids, Logprobs]:
     count, known = len(message.ids), len(message.logprobs)
     if not count and not known:
         return _NO_IDS, _NO_LOGPROBS
-    data = message.SerializeToString()  # in the order of the fields' numbers: these two come first
-    ids, at = _NO_IDS, 0
-    if count:
-        at = len(head(_IDS, 4 * count))
-        ids = np.frombuffer(data, _UINT32, count, at)
-        at += 4 * count
+    data = message.SerializeToString()  # fields are in the order of their numbers, so these two come first
+    at = len(head(_IDS, 4 * count)) if count else 0
+    ids = np.frombuffer(data, _UINT32, count, at)
     if not known:
         return ids, _NO_LOGPROBS
-    return ids, np.frombuffer(data, _FLOAT32, known, at + len(head(_LOGPROBS, 4 * known)))
+    return ids, np.frombuffer(data, _FLOAT32, known, at + 4 * count + len(head(_LOGPROBS, 4 * known)))
 
 
 def _extras(extras: Mapping[str, Any], field: str) -> dict[str, Tensor]:
-    made = {}
     for name, tensor in extras.items():
-        dtype = _TENSOR_NAMES.get(tensor.type)
-        if dtype is None:
+        if tensor.type not in _TENSOR_NAMES:
             raise InvalidArgument(f"{field}.extras[{name}].type", f"{tensor.type} is not a tensor type")
-        made[name] = Tensor(dtype=dtype, shape=tuple(tensor.shape), data=tensor.data)
-    return made
+    return {
+        name: Tensor(dtype=_TENSOR_NAMES[tensor.type], shape=tuple(tensor.shape), data=tensor.data)
+        for name, tensor in extras.items()
+    }

@@ -1,8 +1,9 @@
 """trainer.proto: chats and completions between server and trainer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from sys import intern
+from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2 as pb
@@ -11,6 +12,7 @@ from osmosis_grpc.types import jsontext
 from osmosis_grpc.types.chat import ChatPurpose, ChatRequest, ChatResponse
 from osmosis_grpc.types.completion import Outcome
 from osmosis_grpc.types.requests import check_id
+from osmosis_grpc.wire.field_conversion import EnumNames
 from osmosis_grpc.wire.message import (
     frozen_bytes,
     message_from_wire,
@@ -25,32 +27,28 @@ from osmosis_grpc.wire.message import (
 )
 from osmosis_grpc.wire.protobuf_encoding import head, repeated, varint
 from osmosis_grpc.wire.tokens import (
+    array_bytes,
     block_bytes,
     block_from_wire,
-    block_to_wire,
-    ids_bytes,
     ids_from_wire,
-    ids_to_wire,
     spans_from_wire,
     spans_to_wire,
 )
 
-_PURPOSES = {ChatPurpose.POLICY: pb.CHAT_PURPOSE_POLICY, ChatPurpose.JUDGE: pb.CHAT_PURPOSE_JUDGE}
-_PURPOSE_OF: dict[int, ChatPurpose] = {number: purpose for purpose, number in _PURPOSES.items()}
-_PURPOSE_OF[pb.CHAT_PURPOSE_UNSPECIFIED] = ChatPurpose.POLICY
-_TOKENS, _PROMPT = 4, 5  # the fields of ChatResponse that hold arrays
-_FULL, _DELTA = 5, 6  # those of ChatRequest that hold a history
-_FULL_MESSAGES, _CONTINUES, _DELTA_MESSAGES = 1, 1, 2  # those of the histories
+PURPOSES = EnumNames(ChatPurpose, pb.ChatPurpose, "a purpose")
+PURPOSES.names[pb.CHAT_PURPOSE_UNSPECIFIED] = ChatPurpose.POLICY
+OUTCOMES = EnumNames(Outcome, pb.CompleteOutcome, "an outcome")
+_TOKENS, _PROMPT = 4, 5  # the fields of ChatResponse that have arrays
+_FULL, _DELTA = 5, 6  # the fields of ChatRequest that have a history
+_FULL_MESSAGES, _CONTINUES, _DELTA_MESSAGES = 1, 1, 2  # the fields of the histories
 _NUMBER = pb.ChatRequest.DESCRIPTOR.fields_by_name["number"].number
-_OUTCOMES = {outcome: pb.CompleteOutcome.Value(f"COMPLETE_OUTCOME_{outcome}") for outcome in Outcome}
-_OUTCOME_OF: dict[int, Outcome] = {number: outcome for outcome, number in _OUTCOMES.items()}
 
 
 def chat_bytes(request: ChatRequest, *, delta: bool = False, all_tools: bool = True) -> bytes:
-    """A chat; with `delta` by reference to the chat that it continues, where it continues one.
+    """Returns a serialized chat. The messages must not change afterwards.
 
-    Without `all_tools` the tools are left out where they are the rollout's. Its messages are not
-    changed any more.
+    With `delta`, a chat that continues an earlier chat has only the messages after that chat's reply. Without
+    `all_tools`, the tools are left out if they are the rollout's tools.
     """
     parts = [
         _name(request.rollout_id, request.attempt, request.sample, request.purpose),
@@ -76,13 +74,13 @@ def chat_bytes(request: ChatRequest, *, delta: bool = False, all_tools: bool = T
 
 @lru_cache(1024)
 def _name(rollout_id: str, attempt: int, sample: str, purpose: ChatPurpose) -> bytes:
-    """What all chats of a sample begin with."""
-    name = pb.ChatRequest(rollout_id=rollout_id, attempt=attempt, sample=sample, purpose=_PURPOSES[purpose])
+    """Returns serialized fields. The chats of a sample with the same purpose begin with these bytes."""
+    name = pb.ChatRequest(rollout_id=rollout_id, attempt=attempt, sample=sample, purpose=PURPOSES.numbers[purpose])
     return name.SerializeToString()
 
 
 def chat_from_wire(message: pb.ChatRequest, timeout: float | None = None, credential: str = "") -> ChatRequest:
-    """A chat, checked; of a delta it has only the new messages. Raises InvalidArgument naming the field."""
+    """Returns a checked chat. A delta has only the new messages. Raises InvalidArgument naming the field."""
     check_id(message.rollout_id, "rollout_id")
     check_id(message.sample, "sample")
     if message.number == 0:
@@ -103,58 +101,23 @@ def chat_from_wire(message: pb.ChatRequest, timeout: float | None = None, creden
         tools=tools_from_wire(message.tools.tools, "tools.tools") if message.HasField("tools") else None,
         tools_overridden=message.HasField("tools"),
         params=params_from_wire(message.sampling, "sampling") if message.HasField("sampling") else {},
-        purpose=purpose_from_wire(message.purpose),
+        purpose=PURPOSES.read(message.purpose, "purpose"),
         state=message.state,
         credential=credential,
         timeout=timeout,
     )
 
 
-def tools_to_wire(tools: "Sequence[object] | None") -> message_pb2.Tools | None:
-    """A chat's own tools, None for those of the rollout."""
+def tools_to_wire(tools: Sequence[Mapping[str, Any]] | None) -> message_pb2.Tools | None:
+    """Returns a chat's own tools as a message; None if it uses the rollout's tools."""
     if tools is None:
         return None
-    return message_pb2.Tools(tools=[tool_to_wire(tool) for tool in tools])  # type: ignore[arg-type]
-
-
-def purpose_to_wire(purpose: ChatPurpose) -> pb.ChatPurpose.ValueType:
-    """What a reply is for."""
-    return _PURPOSES[purpose]
-
-
-def purpose_from_wire(purpose: int) -> ChatPurpose:
-    """What a reply is for. Raises InvalidArgument for one that is not known."""
-    known = _PURPOSE_OF.get(purpose)
-    if known is None:
-        raise InvalidArgument("purpose", f"{purpose} is not a purpose")
-    return known
-
-
-def reply_to_wire(response: ChatResponse) -> pb.ChatResponse:
-    """A reply."""
-    message = _reply_head(response)
-    if response.tokens is not None:
-        message.tokens.CopyFrom(block_to_wire(response.tokens))
-    if response.prompt_ids is not None:
-        message.prompt.CopyFrom(ids_to_wire(response.prompt_ids))
-    return message
+    return message_pb2.Tools(tools=[tool_to_wire(tool) for tool in tools])
 
 
 def reply_bytes(response: ChatResponse) -> bytes:
-    """A reply as it stands on the wire, its arrays copied once."""
-    parts = [_reply_head(response).SerializeToString()]
-    if response.tokens is not None:
-        tokens = block_bytes(response.tokens)
-        parts += [head(_TOKENS, len(tokens)), tokens]
-    if response.prompt_ids is not None:
-        prompt = ids_bytes(response.prompt_ids)
-        parts += [head(_PROMPT, len(prompt)), prompt]
-    return b"".join(parts)
-
-
-def _reply_head(response: ChatResponse) -> pb.ChatResponse:
-    """A reply without its arrays."""
-    return pb.ChatResponse(
+    """Returns a serialized reply. Its arrays are copied once."""
+    rest = pb.ChatResponse(
         message=message_to_wire(response.message),
         finish_reason=response.finish_reason,
         usage=usage_to_wire(response.usage) if response.usage is not None else None,
@@ -162,10 +125,18 @@ def _reply_head(response: ChatResponse) -> pb.ChatResponse:
         versions=spans_to_wire(response.versions) if response.versions else (),
         extra_json=jsontext.render(response.extra) if response.extra else "",
     )
+    parts = [rest.SerializeToString()]
+    if response.tokens is not None:
+        tokens = block_bytes(response.tokens)
+        parts += [head(_TOKENS, len(tokens)), tokens]
+    if response.prompt_ids is not None:
+        prompt = array_bytes(response.prompt_ids)
+        parts += [head(_PROMPT, len(prompt)), prompt]
+    return b"".join(parts)
 
 
 def reply_from_wire(message: pb.ChatResponse, *, keep: bool = False) -> ChatResponse:
-    """A reply, checked; with its wire form where that is to be kept. Raises InvalidArgument naming the field."""
+    """Returns a checked reply. With `keep` the reply also has its bytes. Raises InvalidArgument naming the field."""
     finish_reason, data = message.finish_reason, message.SerializeToString() if keep else b""
     response = ChatResponse(
         message=message_from_wire(message.message, "message"),
@@ -181,13 +152,3 @@ def reply_from_wire(message: pb.ChatResponse, *, keep: bool = False) -> ChatResp
     )
     response.check(arrays=False)
     return response
-
-
-def outcome_to_wire(outcome: Outcome) -> pb.CompleteOutcome.ValueType:
-    """What became of a completion."""
-    return _OUTCOMES[outcome]
-
-
-def outcome_from_wire(outcome: int) -> Outcome | None:
-    """What became of a completion; None for an answer that says nothing."""
-    return _OUTCOME_OF.get(outcome)

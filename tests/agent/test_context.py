@@ -72,7 +72,7 @@ async def test_an_event_may_have_no_data():
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "expected"),
     [
         (float("nan"), "nan"),
         (float("inf"), "inf"),
@@ -95,12 +95,12 @@ async def test_an_event_may_have_no_data():
     ],
     ids=lambda value: repr(value)[:30] if not isinstance(value, int) or value < 10 else "5,000 digits",
 )
-async def test_what_is_not_json_is_logged_as_its_repr(value, told):
+async def test_what_is_not_json_is_logged_as_its_repr(value, expected):
     kind = await logged("step", value=value)
     text = jsontext.render(dict(kind.data))
     text.encode()
-    if told is not None:
-        assert json.loads(text) == {"value": told}
+    if expected is not None:
+        assert json.loads(text) == {"value": expected}
 
 
 async def test_a_value_without_a_bottom_is_cut():
@@ -111,7 +111,7 @@ async def test_a_value_without_a_bottom_is_cut():
     jsontext.copy(dict(kind.data), "data")
 
 
-async def test_a_value_that_cannot_even_be_told_does_not_end_the_rollout():
+async def test_a_value_without_a_repr_does_not_end_the_rollout():
     class Worse:
         def __repr__(self):
             raise RuntimeError("no repr")
@@ -136,9 +136,9 @@ async def test_the_name_stands_beside_data_of_any_name():
     assert (kind.name, dict(kind.data)) == ("step", names)
 
 
-@pytest.mark.parametrize(("name", "told"), [("", ""), (5, "5"), ("é", "é"), ("\ud800", "?")])
-async def test_a_name_becomes_text_that_can_travel(name, told):
-    assert (await logged(name)).name.encode() == told.encode()
+@pytest.mark.parametrize(("name", "expected"), [("", ""), (5, "5"), ("é", "é"), ("\ud800", "?")])
+async def test_a_name_becomes_text_that_can_travel(name, expected):
+    assert (await logged(name)).name.encode() == expected.encode()
 
 
 async def test_a_key_becomes_text_that_can_travel():

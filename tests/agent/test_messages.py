@@ -86,8 +86,8 @@ def test_role(message, role):
 @pytest.mark.parametrize("role", ["assistant", "tool", "user", "system", "Assistant", None])
 def test_who_speaks(role):
     message = {"role": role}
-    told = (is_assistant_message(message), is_tool_message(message), is_user_message(message))
-    assert told == (role == "assistant", role == "tool", role == "user")
+    expected = (is_assistant_message(message), is_tool_message(message), is_user_message(message))
+    assert expected == (role == "assistant", role == "tool", role == "user")
 
 
 def test_roles_are_counted():

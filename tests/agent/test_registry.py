@@ -108,7 +108,7 @@ def test_the_process_has_one_of_its_own(registered):
     assert "test-registry" not in list_agent_loops()
 
 
-def test_an_unknown_name_is_told_with_the_known_ones(registered):
+def test_the_error_for_an_unknown_name_lists_the_known_ones(registered):
     with pytest.raises(AgentLoopNotFoundError) as caught:
         get_agent_loop("test-registrx")
     assert (caught.value.name, caught.value.available) == ("test-registrx", sorted(list_agent_loops()))

@@ -73,7 +73,7 @@ agent = Agent()
 
 
 @pytest.mark.parametrize("command", ["validate", "serve"])
-def test_t16_an_agent_of_an_installed_sdk_is_told_the_prefix(tmp_path, command):
+def test_t16_an_agent_of_an_installed_sdk_gets_the_prefix(tmp_path, command):
     package = tmp_path / "osmosis_ai" / "rollout"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("class RolloutAgentLoop: ...")

@@ -5,7 +5,7 @@ import inspect
 import numpy as np
 import pytest
 
-from osmosis_grpc.agent.reward import osmosis_reward
+from osmosis_grpc.agent.reward_decorator import osmosis_reward
 
 
 @osmosis_reward

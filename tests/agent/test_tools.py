@@ -170,13 +170,13 @@ class Unserializable:
 BAD = {
     "raises": (ValueError("no such file"), "Error: no such file"),
     "raises without a text": (KeyError(), "Error: KeyError"),
-    "raises what cannot be told": (Unreadable(), "Error: "),
+    "raises an error without a text": (Unreadable(), "Error: "),
     "raises ToolExecutionError": (ToolExecutionError("broken"), "Error: broken"),
     "times out": (TimeoutError(), "Error: TimeoutError"),
     "returns None": (None, "Error: the tool returned nothing"),
     "returns what JSON has no key for": ({(1, 2): 3}, "Error: "),
     "returns a circle": ([], "Error: "),
-    "returns what cannot be told": ([Unserializable()], "Error: "),
+    "returns a value that cannot be sent": ([Unserializable()], "Error: "),
 }
 BAD["returns a circle"][0].append(BAD["returns a circle"][0])
 
@@ -332,8 +332,8 @@ async def test_what_is_done_to_a_message_later_does_not_change_its_event():
 
     _, seen = await rollout(executor, calls("good"))
     kept[0]["content"] = "changed"
-    told = next(event.kind for event in seen if isinstance(event.kind, events.ToolReturned))
-    assert told.message["content"] == "good done"
+    received = next(event.kind for event in seen if isinstance(event.kind, events.ToolReturned))
+    assert received.message["content"] == "good done"
 
 
 async def test_a_running_tool_is_what_a_rollout_is_doing():
@@ -346,14 +346,14 @@ async def test_a_running_tool_is_what_a_rollout_is_doing():
     assert "tool slow_one" in completion.failure.message
 
 
-async def test_a_message_that_cannot_travel_is_told_to_the_model_as_an_error():
+async def test_a_message_that_cannot_be_sent_is_an_error_for_the_model():
     async def executor(tool_call):
         return {"role": "tool", "tool_call_id": tool_call["id"], "content": "\ud800"}
 
     completion, seen = await rollout(executor, calls("bad"))
     assert completion.status is CompletionStatus.COMPLETED
     (returned,) = [event.kind for event in seen if isinstance(event.kind, events.ToolReturned)]
-    assert returned.error == "the tool's message.content: holds an unpaired surrogate"
+    assert returned.error == "the tool's message.content: has an unpaired surrogate"
     assert returned.message["content"] == f"Error: {returned.error}"
     assert [event.number for event in seen] == list(range(1, len(seen) + 1))
 
@@ -373,7 +373,7 @@ async def test_tools_outside_of_a_rollout_leave_no_trace():
     assert not [event for event in seen if isinstance(event.kind, events.ToolCalled)]
 
 
-async def test_after_the_end_of_its_rollout_a_tool_is_told_so():
+async def test_after_the_end_of_its_rollout_a_tool_gets_an_error():
     background, release = [], asyncio.Event()
 
     class Leaving(Tooling):
@@ -401,7 +401,7 @@ UNSENDABLE = {"a role that is a number": {"role": 5}, "a role of its own": {"rol
 
 @pytest.mark.parametrize("message", UNSENDABLE.values(), ids=UNSENDABLE.keys())
 async def test_what_a_tool_returns_never_spoils_the_trajectory(message):
-    """Every event can be written and read: one that could not would end everybody's event stream."""
+    """Every event can be written and read: one that could not would end all event streams."""
 
     class Agent(RolloutAgentLoop):
         name = "agent"

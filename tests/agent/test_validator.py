@@ -146,7 +146,7 @@ def codes(agent: object) -> list[str]:
     return [finding.code for finding in validate_agent_loop(agent).findings]
 
 
-def test_everything_is_told_at_once():
+def test_everything_is_reported_at_once():
     result = validate_agent_loop(agents.Everything())
     assert [(f.code, (re.findall(r"tools\[\d\](?: \(\w+\))?", f.message) or [""])[0]) for f in result.findings] == [
         ("EMPTY_NAME", ""),
@@ -198,7 +198,7 @@ def test_messages_say_what_is_wrong():
     assert message(agents.Generator()) == "run of Generator is an async generator: it yields"
 
 
-def test_an_exception_of_get_tools_is_told_with_its_line():
+def test_an_exception_of_get_tools_is_reported_with_its_line():
     assert message(agents.GetToolsException()) == (
         f"get_tools raised KeyError: 'name' (at {SOURCE}:{line_of('# raises')})"
     )

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from osmosis_grpc.agent.version import AgentVersion, changes
+from osmosis_grpc.agent.source_version import AgentVersion, changes
 from osmosis_grpc.testing.calculator import CalculatorAgent
 
 AGENT = """

@@ -114,7 +114,7 @@ class Breaker:
             await until(true, timeout=PATIENCE)
 
 
-def told(figures: Figures, completions: list[Completion], seconds: float) -> str:
+def summary(figures: Figures, completions: list[Completion], seconds: float) -> str:
     """The figures as a line."""
     attempts = Counter(completion.attempt for completion in completions)
     return json.dumps(

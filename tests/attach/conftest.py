@@ -15,6 +15,6 @@ def quick_redial(monkeypatch: pytest.MonkeyPatch) -> None:
     async def quick(connect: Any, ended: Any, **pauses: Any) -> None:
         await redial(connect, ended, pauses=(0.02, 0.2))
 
-    monkeypatch.setattr("osmosis_grpc.trainer.transports.dialling.redial", quick)
+    monkeypatch.setattr("osmosis_grpc.trainer.transports.transport.redial", quick)
     for name in ("initial", "min", "max"):
         monkeypatch.setitem(channel_options.CLIENT_DEFAULTS, f"grpc.{name}_reconnect_backoff_ms", 200)

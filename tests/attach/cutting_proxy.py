@@ -59,7 +59,7 @@ class CuttingProxy:
         self.address = ""
         self.connections: set[Connection] = set()
         self.refusing = False
-        """Whether whoever dials is turned away."""
+        """Whether new connections are refused."""
         self._holding_new: set[Direction] = set()
         self._server: asyncio.Server
         self._tasks: set[asyncio.Task[None]] = set()

@@ -21,8 +21,8 @@ async def main(way: str, address: str) -> None:
     async with Trainer(targets, ToolCallingMock(), listen=listen_on, config=TrainerConfig(lost_after=20)) as trainer:
         print("ready", flush=True)
         async for completion in trainer.run(asked):
-            told = {"rollout_id": completion.rollout_id, "status": completion.status, "reward": completion.reward}
-            print(json.dumps(told), flush=True)
+            line = {"rollout_id": completion.rollout_id, "status": completion.status, "reward": completion.reward}
+            print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def made_of(text: str, count: int) -> TokenBlock:
 
 
 def spoken(request: ChatRequest) -> np.ndarray:
-    """A prompt as a chat template makes it: equal messages give equal ids, whoever sampled them."""
+    """A prompt as a chat template makes it: equal messages have equal ids."""
     known = [] if request.known_ids is None else [request.known_ids]
     new = request.messages[request.prefix_len if known else 0 :]
     return np.concatenate([*known, *(made_of(m["content"], size_of(m["content"])).ids for m in new)]).astype("<u4")
@@ -81,7 +81,7 @@ class CountingPolicy:
 
     def attempts(self, rollout_id: str) -> set[int]:
         """In which attempts it was asked anything for a rollout."""
-        return {attempt for told, attempt, _, _ in self.calls if told == rollout_id}
+        return {attempt for name, attempt, _, _ in self.calls if name == rollout_id}
 
 
 def requests(name: str, count: int, *, turns: int = 3, think: float = 0.02) -> Iterator[RolloutRequest]:

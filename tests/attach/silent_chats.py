@@ -4,18 +4,11 @@ import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from osmosis_grpc.trainer import (
-    ChatRequest,
-    ChatResponse,
-    Completion,
-    RolloutClient,
-    RolloutRequest,
-    Trainer,
-    TrainerServer,
-)
+from osmosis_grpc.trainer import ChatRequest, ChatResponse, Completion, RolloutClient, RolloutRequest, Trainer
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.policies import CountingPolicy, check_run, requests
 from tests.attach.servers import ServerProcess
+from tests.callback_trainer import CallbackTrainer
 from tests.waiting import until
 
 WAYS = ("attach", "callback", "dial-out")
@@ -66,7 +59,7 @@ class _Deployment:
         return await trainer.rollout(request)
 
     async def callback(self, request: RolloutRequest) -> Completion:
-        trainer = await self.stack.enter_async_context(TrainerServer(self.policy))
+        trainer = await self.stack.enter_async_context(CallbackTrainer(self.policy))
         target = await self._past_the_proxy(trainer.callback().target)
         client = await self.stack.enter_async_context(RolloutClient((await self._server()).address))
         await client.init(request, callback=trainer.callback(target=target))

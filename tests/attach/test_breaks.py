@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_grpc.storage.ledger.ledger import Ledger
+from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.trainer import Completion, Trainer
 from osmosis_grpc.trainer.config import TrainerConfig
-from tests.attach.breaker import Breaker, Figures, told
+from tests.attach.breaker import Breaker, Figures, summary
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.policies import CountingPolicy, check_run, check_whole, requests
 from tests.attach.servers import ServerProcess
@@ -31,7 +31,6 @@ async def broken_run(
     in_flight: int = 64,
     drain_timeout: float = 2.0,
     ledger: Path | None = None,
-    transport: str = "attach",
 ) -> tuple[Figures, list[Completion]]:
     """Rollouts over a proxy that cuts, and a server that is killed: what was broken, and how they ended."""
     policy, began = CountingPolicy(), time.monotonic()
@@ -39,9 +38,7 @@ async def broken_run(
     async with (
         ServerProcess("--max-concurrent", "128", "--drain-timeout", str(drain_timeout)) as server,
         CuttingProxy(server.address) as proxy,
-        Trainer(
-            [proxy.address], policy, transport=transport, ledger=ledger, config=TrainerConfig(lost_after=60)
-        ) as trainer,
+        Trainer([proxy.address], policy, ledger=ledger, config=TrainerConfig(lost_after=60)) as trainer,
     ):
         breaker = Breaker(proxy, server, trainer, policy, completions)
         breaking = asyncio.create_task(breaker.run(rollouts, cuts, restarts))
@@ -54,7 +51,7 @@ async def broken_run(
             figures = await breaking
         finally:
             breaking.cancel()
-    print(told(figures, completions, time.monotonic() - began))
+    print(summary(figures, completions, time.monotonic() - began))
     check_run([request.rollout_id for request in asked], completions, policy)
     return figures, completions
 
@@ -71,7 +68,7 @@ async def test_the_same_of_a_trainer_with_a_ledger(quick_redial, tmp_path):
     figures, completions = await broken_run(60, 6, {3: KILL}, in_flight=24, ledger=tmp_path / "ledger")
     assert figures.cuts == figures.with_open_chat == 6
     assert {completion.attempt for completion in completions} == {1, 2}
-    ledger = await Ledger.open(tmp_path / "ledger", 60.0)
+    ledger = await SqliteLedger.open(tmp_path / "ledger", 60.0)
     assert ledger.unconfirmed == {}
     confirmed = {row.rollout_id: (row.attempt, row.result_id) for row in ledger.take_restored()}
     assert confirmed == {c.rollout_id: (c.attempt, c.result_id) for c in completions}
@@ -116,7 +113,7 @@ async def test_chats_that_come_before_the_lost_answer_to_an_init_have_their_tool
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drain_timeout", [0.0, 0.3])
-async def test_a_server_that_is_told_to_stop_too_soon_loses_no_rollout(quick_redial, drain_timeout):
+async def test_a_server_that_is_stopped_too_soon_loses_no_rollout(quick_redial, drain_timeout):
     """What it did not finish ends FAILED and may be tried again, or is tried again by the trainer itself."""
     policy, completions = CountingPolicy(), []
     policy.gate.clear()

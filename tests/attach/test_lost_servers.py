@@ -189,10 +189,10 @@ async def test_no_server_at_all_is_unavailable_and_names_the_targets(transport):
         one.refusing = other.refusing = True
         async with trainer_at([one.address, other.address], CountingPolicy(), 0.3, transport) as trainer:
             (first, second) = requests("nobody", 2)
-            with pytest.raises(Unavailable) as told:
+            with pytest.raises(Unavailable) as raised:
                 await trainer.rollout(first)
-            assert one.address in str(told.value)
-            assert other.address in str(told.value)
+            assert one.address in str(raised.value)
+            assert other.address in str(raised.value)
             with pytest.raises(Unavailable, match=one.address):
                 await trainer.rollout(second)
 

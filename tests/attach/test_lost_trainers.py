@@ -15,6 +15,7 @@ from osmosis_grpc.types import events
 from tests.attach.agents import Talker
 from tests.attach.policies import REPLIED, CountingPolicy, Key, check_run, check_whole, made_of, requests, size_of
 from tests.processes import ROOT
+from tests.waiting import ended
 
 
 @asynccontextmanager
@@ -23,8 +24,8 @@ async def killed_trainer(target: str, name: str, count: int) -> AsyncIterator[No
     command = [sys.executable, "-m", "tests.attach.trainer_process", target, name, str(count)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         try:
-            told = [json.loads(await asyncio.to_thread(process.stdout.readline)) for _ in range(count)]
-            assert {line["answered"] for line in told} == {f"{name}-{n}" for n in range(count)}
+            lines = [json.loads(await asyncio.to_thread(process.stdout.readline)) for _ in range(count)]
+            assert {line["answered"] for line in lines} == {f"{name}-{n}" for n in range(count)}
             yield
         finally:
             process.kill()
@@ -51,10 +52,10 @@ async def test_rollouts_of_a_killed_trainer_end_after_the_grace_period_and_the_n
             completions.append(completion)
         async with RolloutClient(server.address) as client:
             for n in range(5):
-                ended = await client.wait(f"old-{n}")
-                assert ended.status == "FAILED"
-                assert (ended.failure.boundary, ended.failure.retryable) == ("trainer", True)
-                assert ended.finish_reason == "trainer_lost"
+                completion = await ended(client, f"old-{n}")
+                assert completion.status == "FAILED"
+                assert (completion.failure.boundary, completion.failure.retryable) == ("trainer", True)
+                assert completion.finish_reason == "trainer_lost"
         more = [completion async for completion in trainer.run(list(requests("more", 3)))]
     check_run([request.rollout_id for request in asked], completions, policy)
     assert [completion.status for completion in more] == ["COMPLETED"] * 3
@@ -91,7 +92,7 @@ async def test_a_new_trainer_gets_completions_that_the_killed_one_did_not_take(s
     policy, asked = CountingPolicy(), list(requests("late", 5))
     async with RolloutClient(server.address) as client:
         for request in asked:
-            assert (await client.wait(request.rollout_id)).finish_reason == "trainer_lost"
+            assert (await ended(client, request.rollout_id)).finish_reason == "trainer_lost"
     async with Trainer([server.address], policy) as trainer:
         completions = [completion async for completion in trainer.run(asked)]
     assert [completion.finish_reason for completion in completions] == ["trainer_lost"] * 5

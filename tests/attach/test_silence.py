@@ -7,11 +7,12 @@ import pytest
 
 from osmosis_grpc.link import frame_stream
 from osmosis_grpc.server import callbacks
-from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerConfig, TrainerServer
+from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerConfig
 from tests.attach.agents import Talker
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.policies import CountingPolicy, check_run, requests
 from tests.attach.silent_chats import WAYS, SilentOnce, silent_rollout
+from tests.callback_trainer import CallbackTrainer
 from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("quick_redial")
@@ -57,9 +58,9 @@ async def test_a_chat_that_is_silent_for_longer_than_a_proxy_allows_is_joined(tm
 @pytest.mark.slow
 async def test_a_chat_that_is_cut_for_longer_than_the_grace_was_with_its_trainer(stack, serve, monkeypatch):
     """Each call stands until the proxy cuts it: no time in which the trainer was away."""
-    monkeypatch.setattr(callbacks, "HELD", 0.4)
+    monkeypatch.setattr(callbacks, "REACHED_AFTER", 0.4)
     policy = SilentOnce(4.0)
-    trainer = await stack.enter_async_context(TrainerServer(policy))
+    trainer = await stack.enter_async_context(CallbackTrainer(policy))
     proxy = await stack.enter_async_context(CuttingProxy(trainer.callback().target, idle_limit=0.5))
     client = await stack.enter_async_context(RolloutClient((await serve(Talker(), trainer_grace=1.0)).address))
     [request] = requests("held", 1)

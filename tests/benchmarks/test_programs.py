@@ -22,21 +22,37 @@ def figures(name: str, *options: str) -> dict:
 
 @pytest.mark.parametrize("mode", ["attach", "callback", "http", "sdk", "tuned"])
 def test_every_mode_makes_its_rollouts(mode):
-    told = figures("rollouts", "--mode", mode, *WORK)
-    assert (told["mode"], told["rollouts"], told["lost"]) == (mode, 24, 0)
-    assert told["rollouts_per_s"] > 0
-    assert told["wire_bytes_per_rollout"] > 3 * 16 * 8
-    assert told["machine"]["cores"] == os.cpu_count()
+    shown = figures("rollouts", "--mode", mode, *WORK)
+    assert (shown["mode"], shown["rollouts"], shown["lost"]) == (mode, 24, 0)
+    assert shown["rollouts_per_s"] > 0
+    assert shown["wire_bytes_per_rollout"] > 3 * 16 * 8
+    assert shown["machine"]["cores"] == os.cpu_count()
 
 
 def test_bytes_over_an_attachment_grow_with_the_turns_and_no_faster():
-    told = figures("growth", "--rollouts", "8", "--in-flight", "4")
-    assert told["times_from_32_to_128_turns"] <= 4.2, told
+    shown = figures("growth", "--rollouts", "8", "--in-flight", "4")
+    assert shown["times_from_32_to_128_turns"] <= 4.2, shown
 
 
 def test_many_in_flight_all_end():
-    told = figures("in_flight", "--rollouts", "300", "--turns", "2", "--latency", "0.5")
-    assert told["lost"] == 0
+    shown = figures("in_flight", "--rollouts", "300", "--turns", "2", "--latency", "0.5")
+    assert shown["lost"] == 0
+
+
+@pytest.mark.parametrize("mode", ["attach", "callback", "http"])
+def test_the_added_time_is_measured_in_both_runs(mode):
+    shown = figures("added_time", "--mode", mode, "--rollouts", "64", "--turns", "3", "--tokens", "16")
+    assert shown["lost"] == 0
+    assert shown["one_in_flight"]["chats"] > 0
+    assert shown["256_in_flight"]["chats"] > 0
+
+
+@pytest.mark.parametrize("burden", ["stalled", "hostile"])
+def test_a_burden_leaves_two_trainers_a_rate(burden):
+    few = ("--attachments", "30", "--trainers", "3") if burden == "hostile" else ()
+    shown = figures("noisy_neighbours", "--burden", burden, "--alternations", "1", "--seconds", "1", *few)
+    assert len(shown["ratios"]) == 1
+    assert shown["rollouts_per_s_with_burden"] > 0
 
 
 def test_an_option_that_nothing_serves_is_refused():

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_grpc.storage.ledger.ledger import ChatRow, Ledger
+from osmosis_grpc.storage.ledger import ChatRow, SqliteLedger
 from osmosis_grpc.types import Completion, CompletionStatus
 from tests.damaged import flip
-from tests.storage.journals import keeping
+from tests.storage.journals import opened
 from tests.storage.test_damage import TEXT, change, written
 
 
@@ -33,7 +33,7 @@ def all_bytes(folder: Path) -> dict[str, bytes]:
 
 async def kept_ledger(path: Path) -> None:
     """A ledger with three outcomes of two chats each."""
-    ledger = await Ledger.open(path, 60.0)
+    ledger = await SqliteLedger.open(path, 60.0)
     for name in ("a", "b", "c"):
         ledger.record_assignment(
             name, 1, b"init of " + name.encode(), "target 127.0.0.1:9", "", lambda value, error: None
@@ -71,9 +71,9 @@ async def test_x09_doctor_names_rollouts_and_rows(doctor, tmp_path):
     code, stdout, _ = doctor("--state-dir", tmp_path / "state", "--ledger", ledger)
     assert code == 1
     lines = stdout.splitlines()
-    assert re.search(r"^  r4 attempt 1: row \d+ of events: checksum does not agree$", stdout, re.MULTILINE)
+    assert re.search(r"^  r4 attempt 1: row \d+ of events: checksum does not match$", stdout, re.MULTILINE)
     assert "  r5 attempt 1: events: event 9 is missing" in lines
-    assert "  b attempt 1: row 4 of chat: checksum does not agree" in lines
+    assert "  b attempt 1: row 4 of chat: checksum does not match" in lines
     assert max(len(line) for line in lines if str(tmp_path) not in line) <= 80
     code, stdout, _ = doctor("--state-dir", tmp_path / "state", "--ledger", ledger, "--json")
     records = [json.loads(line) for line in stdout.splitlines()]
@@ -93,7 +93,7 @@ async def test_x09_doctor_reads_a_file_that_sqlite_does_not(doctor, tmp_path):
     before = all_bytes(tmp_path)
     code, stdout, _ = doctor("--state-dir", tmp_path)
     assert code == 1
-    assert "  the file: the format in its head" in stdout
+    assert "  the file: the format in its header" in stdout
     assert "6 rollouts" in stdout
     assert all_bytes(tmp_path) == before
 
@@ -111,11 +111,11 @@ async def test_x09_doctor_says_what_it_cannot_read(doctor, tmp_path):
 
 
 async def test_x09_doctor_looks_while_a_server_has_it(doctor, tmp_path):
-    async with keeping(tmp_path) as kept:
-        kept.accept("r0")
-        await kept.commit()
+    async with opened(tmp_path) as user:
+        user.accept("r0")
+        await user.commit()
         code, stdout, stderr = doctor("--state-dir", tmp_path)
         assert (code, stderr) == (0, ""), stdout
         assert "1 rollouts" in stdout
-        kept.end("r0")
-        await kept.commit()
+        user.end("r0")
+        await user.commit()

@@ -41,7 +41,7 @@ def test_t17_a_missing_extra_is_one_line_that_can_be_pasted(tmp_path, module, ar
     assert advised(line) == ["pip", "install", "-e", f"{ROOT}[server]"]
 
 
-def test_t17_the_name_of_the_distribution_stands_once():
+def test_t17_the_name_of_the_distribution_is_written_once():
     project = (ROOT / "pyproject.toml").read_text()
     assert f'\nname = "{DISTRIBUTION}"\n' in project
     sources = [*(ROOT / "osmosis_grpc").rglob("*.py"), *(ROOT / "gateway").rglob("*.py")]

@@ -124,7 +124,7 @@ AGENTS = {
         [("TOOL_RAISED", "raises")],
         'the tool get_weather raised NameError: name \'fetch\' is not defined, called with {"city": "text"}',
     ),
-    "a tool whose exception is told to the model": Agent(
+    "a tool whose exception is sent to the model": Agent(
         """
         class Agent(Loop):
             async def execute(self, call):
@@ -182,7 +182,7 @@ AGENTS = {
                 time.sleep(0.6)  # blocks
         """,
         [("BLOCKING_CALL", "blocks")],
-        "the tool slow blocked the event loop for 0.",
+        "the tool slow blocked the event loop for ",
     ),
     "a tool that is never called": Agent(
         """
@@ -513,7 +513,7 @@ def test_another_branch_on_purpose_is_no_warning(forked, tmp_path, line):
     assert codes == []
 
 
-def test_sampling_parameters_that_nobody_knows_are_warned_of(forked, tmp_path):
+def test_unknown_sampling_parameters_are_warned_of(forked, tmp_path):
     parameters = "model='gpt-4o', temprature=0.3, top_p=0.5, top_k=3, max_tokens=9, seed=1, stop=['x']"
     codes, text = verdict(forked, tmp_path, chats(f"await ctx.chat(messages, {parameters})"))
     assert codes == [("warning", "UNKNOWN_PARAMETER")] * 2

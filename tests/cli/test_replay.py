@@ -12,8 +12,9 @@ import pytest
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.storage.journal.schema import JOURNAL
-from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
+from osmosis_grpc.trainer import RolloutClient, Trainer
 from osmosis_grpc.types import RolloutState
+from tests.callback_trainer import CallbackTrainer
 from tests.processes import run, server_process
 
 AGENTS = """
@@ -98,7 +99,7 @@ async def record(address):
     async with Trainer([address], policy) as trainer:
         for attempt in (1, 2):
             await trainer.rollout(rollout_id="attached", agent_loop="steady", attempt=attempt, messages=QUESTION)
-    async with TrainerServer(policy) as trainer, RolloutClient(address) as client:
+    async with CallbackTrainer(policy) as trainer, RolloutClient(address) as client:
 
         async def start(name, agent_loop):
             await client.init(rollout_id=name, agent_loop=agent_loop, messages=QUESTION, callback=trainer.callback())
@@ -136,7 +137,11 @@ def replay(folder, forked):
     def start(*arguments, module="agents:agents", state="state", **variables):
         modules = ("-m", module) if module else ()
         command = ("-m", "osmosis_grpc", "replay", *arguments, *modules, "--state-dir", str(state))
-        return forked.run(*command, cwd=folder, env=os.environ | variables)
+        done = forked.run(*command, cwd=folder, env=os.environ | variables)
+        # On a busy machine, the watchdog may find the event loop blocked.
+        lines = [line for line in done.stderr.splitlines(keepends=True) if "has been blocked" not in line]
+        done.stderr = "".join(lines)
+        return done
 
     return start
 
@@ -180,7 +185,7 @@ def test_an_attempt_and_records(replay):
     assert "printed by run" in done.stderr
 
 
-def test_an_agent_that_asks_something_else_is_told_where(replay):
+def test_a_different_chat_is_reported_with_its_place(replay):
     done = replay("called", WORD="awful")
     assert done.returncode == 1
     lines = done.stdout.splitlines()
@@ -197,17 +202,17 @@ def test_an_agent_that_asks_something_else_is_told_where(replay):
 
 
 @pytest.mark.parametrize(
-    ("variables", "told"),
+    ("variables", "reported"),
     [
         ({"TEMPERATURE": "0.6"}, "params"),
         ({"REWARD": "0.5"}, "result different: reward"),
         ({"CHATS": "1"}, "  main 2  not asked"),
     ],
 )
-def test_other_differences(replay, variables, told):
+def test_other_differences(replay, variables, reported):
     done = replay("called", **variables)
     assert done.returncode == 1
-    assert told in done.stdout
+    assert reported in done.stdout
 
 
 def test_a_chat_that_was_not_asked_before(replay):
@@ -278,14 +283,14 @@ MISTAKES = [
 ONE_AFTER_ANOTHER = """
 import contextlib, io, json, sys
 from osmosis_grpc.cli import build
-told = []
+reported = []
 for arguments in json.loads(sys.argv[1]):
     with contextlib.redirect_stderr(io.StringIO()) as stderr:
         try:
             build()(["replay", *arguments])
         except SystemExit as error:
-            told.append((error.code, stderr.getvalue()))
-print(json.dumps(told))
+            reported.append((error.code, stderr.getvalue()))
+print(json.dumps(reported))
 """
 
 
@@ -306,9 +311,9 @@ def test_what_cannot_be_replayed(folder):
         commands.append([*arguments, *(text for option in options for text in option)])
     done = run("-c", ONE_AFTER_ANOTHER, json.dumps(commands), cwd=folder)
     rows = json.loads(done.stdout)
-    for (code, stderr), (arguments, _, told) in zip(rows, MISTAKES, strict=True):
+    for (code, stderr), (arguments, _, reported) in zip(rows, MISTAKES, strict=True):
         assert code == 2, (arguments, stderr)
-        assert told in " ".join(stderr.split())
+        assert reported in " ".join(stderr.split())
         assert "Traceback" not in stderr
 
 

@@ -11,9 +11,11 @@ import time
 import pytest
 
 from osmosis_grpc.policies import ToolCallingMock
-from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from osmosis_grpc.trainer import RolloutClient
 from osmosis_grpc.types import CompletionStatus
+from tests.callback_trainer import CallbackTrainer
 from tests.processes import ROOT, run, server_process
+from tests.waiting import until
 
 CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop")
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
@@ -34,16 +36,21 @@ class Noisy(RolloutAgentLoop):
         print("printed by run")
         return ctx.complete([], reward=1.0)
 
+def begin():
+    open("begun", "w").close()
+
 class Hanging(RolloutAgentLoop):
     name = "hanging"
     def get_tools(self, request):
         return []
     async def run(self, ctx):
+        begin()
         await asyncio.sleep(3600)
 
 class Deaf(Hanging):
     name = "deaf"
     async def run(self, ctx):
+        begin()
         while True:
             try:
                 await asyncio.sleep(3600)
@@ -53,6 +60,7 @@ class Deaf(Hanging):
 class Blocking(Hanging):
     name = "blocking"
     async def run(self, ctx):
+        begin()
         time.sleep(3600)
 
 agents = [Noisy(), Hanging(), Deaf(), Blocking]
@@ -68,7 +76,7 @@ def folder(tmp_path):
 
 
 async def roll(address, **request):
-    async with TrainerServer(ToolCallingMock()) as trainer, RolloutClient(address) as client:
+    async with CallbackTrainer(ToolCallingMock()) as trainer, RolloutClient(address) as client:
         await client.init(rollout_id="r", messages=QUESTION, callback=trainer.callback(), **request)
         return await asyncio.wait_for(trainer.completion("r"), 20)
 
@@ -208,13 +216,13 @@ def test_log_folder(folder):
 async def _drained(folder, agent_loop, *arguments):
     """A rollout runs; SIGTERM; its completion and the exit code."""
     with server_process("-m", "agents:agents", *arguments, cwd=folder) as (process, address):
-        async with TrainerServer(ToolCallingMock()) as trainer, RolloutClient(address) as client:
+        async with CallbackTrainer(ToolCallingMock()) as trainer, RolloutClient(address) as client:
             await client.init(rollout_id="r", agent_loop=agent_loop, callback=trainer.callback())
-            await asyncio.sleep(0.3)  # the agent has begun
+            await until((folder / "begun").exists)
             process.send_signal(signal.SIGTERM)
             code = await asyncio.to_thread(process.wait, 30)
             try:
-                return await asyncio.wait_for(trainer.completion("r"), 1), code
+                return await asyncio.wait_for(trainer.completion("r"), 2), code
             except TimeoutError:
                 return None, code
 
@@ -234,12 +242,12 @@ async def test_sigterm_ends_the_process_whatever_the_agent_does(folder, agent_lo
 
 async def test_a_second_signal_stops_at_once(folder):
     with server_process("-m", "agents:agents", "--drain-timeout", "600", cwd=folder) as (process, address):
-        async with TrainerServer(ToolCallingMock()) as trainer, RolloutClient(address) as client:
+        async with CallbackTrainer(ToolCallingMock()) as trainer, RolloutClient(address) as client:
             await client.init(rollout_id="r", agent_loop="hanging", callback=trainer.callback())
         process.send_signal(signal.SIGTERM)
         assert json.loads(process.stdout.readline())["event"] == "draining"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 128 + signal.SIGTERM
+        assert process.wait(30) == 128 + signal.SIGTERM
         *_, last = process.stderr.read().splitlines()
         assert json.loads(last)["event"] == "stopped at once: 1 rollout did not end"
 

@@ -11,8 +11,9 @@ import pytest
 
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
+from osmosis_grpc.trainer import RolloutClient, Trainer
 from osmosis_grpc.types import CompletionStatus
+from tests.callback_trainer import CallbackTrainer
 from tests.processes import server_process
 from tests.waiting import until
 
@@ -77,7 +78,7 @@ async def test_two_trainers_at_once_and_a_callback_beside_them(folder):
     async with (
         Trainer([], replies["one"], listen="127.0.0.1:0") as one,
         Trainer([], replies["two"], listen="127.0.0.1:0") as two,
-        TrainerServer(ToolCallingMock()) as third,
+        CallbackTrainer(ToolCallingMock()) as third,
     ):
         connect = ("--connect", one.address, "--connect", two.address, "--connect", one.address)
         with server_process("-m", "talking:agent", *connect, cwd=folder) as (_, address):

@@ -15,7 +15,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from osmosis_grpc.trainer import RolloutClient
+from tests.callback_trainer import CallbackTrainer
 from tests.processes import run, server_process, serving
 
 SERVE = ("-m", "osmosis_grpc.serve")
@@ -69,8 +70,8 @@ def test_t01_a_second_server_in_the_same_folder_is_refused_in_one_line(tmp_path)
 def test_a_start_that_is_refused_leaves_no_folder(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        told = refusal(run(*SERVE, *CALCULATOR, "--no-http", "--grpc-port", port, cwd=tmp_path, env=NO_SETTINGS))
-    assert "the port is in use" in told
+        reported = refusal(run(*SERVE, *CALCULATOR, "--no-http", "--grpc-port", port, cwd=tmp_path, env=NO_SETTINGS))
+    assert "the port is in use" in reported
     assert list(tmp_path.iterdir()) == []
 
 
@@ -94,23 +95,23 @@ BROKEN = {
 @pytest.mark.parametrize(("source", "line", "says"), BROKEN.values(), ids=BROKEN)
 def test_t06_a_module_that_cannot_be_imported_is_one_line(forked, tmp_path, source, line, says):
     (tmp_path / "broken.py").write_text(source)
-    told = refusal(forked.run(*SERVE, "-m", "broken:agent", "--no-journal", cwd=tmp_path))
-    assert told.startswith(f"broken:agent: {says}")
-    assert told.endswith(f" at {tmp_path / 'broken.py'}:{line}")
+    reported = refusal(forked.run(*SERVE, "-m", "broken:agent", "--no-journal", cwd=tmp_path))
+    assert reported.startswith(f"broken:agent: {says}")
+    assert reported.endswith(f" at {tmp_path / 'broken.py'}:{line}")
 
 
 def test_t06_an_agent_loop_that_cannot_be_made_is_one_line(forked, tmp_path):
     (tmp_path / "broken.py").write_text(
         AGENT.replace("def get_tools", "def __init__(self, x): ...\n    def get_tools").replace("\nagent = Agent()", "")
     )
-    told = refusal(forked.run(*SERVE, "-m", "broken:Agent", "--no-journal", cwd=tmp_path))
-    assert told.startswith("broken:Agent: TypeError: ")
+    reported = refusal(forked.run(*SERVE, "-m", "broken:Agent", "--no-journal", cwd=tmp_path))
+    assert reported.startswith("broken:Agent: TypeError: ")
 
 
 def test_t06_a_missing_attribute_is_one_line_with_the_file(forked, tmp_path):
     (tmp_path / "server.py").write_text(AGENT)
-    told = refusal(forked.run(*SERVE, "-m", "server:agnet", "--no-journal", cwd=tmp_path))
-    assert told == f"server has no attribute 'agnet'; it has: Agent, agent ({tmp_path / 'server.py'})"
+    reported = refusal(forked.run(*SERVE, "-m", "server:agnet", "--no-journal", cwd=tmp_path))
+    assert reported == f"server has no attribute 'agnet'; it has: Agent, agent ({tmp_path / 'server.py'})"
 
 
 @pytest.mark.slow
@@ -129,7 +130,7 @@ def test_t06_replay_says_the_same(forked, tmp_path):
 
 
 async def roll(address):
-    async with TrainerServer(lambda request: None) as trainer, RolloutClient(address) as client:
+    async with CallbackTrainer(lambda request: None) as trainer, RolloutClient(address) as client:
         question = [{"role": "user", "content": "?"}]
         await client.init(rollout_id="r", messages=question, callback=trainer.callback())
         return await asyncio.wait_for(trainer.completion("r"), 30)
@@ -225,9 +226,9 @@ def test_t19_an_address_that_cannot_be_bound_is_one_line(tmp_path, host, port, r
                 other.bind(("::1", port))
                 other.listen()
             arguments = ("--host", host, "--grpc-port", str(port), "--no-http", "--no-journal", "--insecure")
-            told = refusal(run(*SERVE, *CALCULATOR, *arguments, cwd=tmp_path))
-    assert told.startswith(f"cannot listen on {host}:{port}: {reason}")
-    assert told.endswith("; --grpc-port chooses another port")
+            reported = refusal(run(*SERVE, *CALCULATOR, *arguments, cwd=tmp_path))
+    assert reported.startswith(f"cannot listen on {host}:{port}: {reason}")
+    assert reported.endswith("; --grpc-port chooses another port")
 
 
 def certificate(folder, name, curve):
@@ -265,8 +266,8 @@ def test_t19_a_wrong_tls_key_is_one_line(tmp_path, cert, key, says):
     certificate(tmp_path, "other", ec.SECP256R1())
     certificate(tmp_path, "odd", ec.SECP256K1())
     arguments = ("--tls-cert", cert, "--tls-key", key, "--grpc-port", "0", "--no-http", "--no-journal")
-    told = refusal(run(*SERVE, *CALCULATOR, *arguments, cwd=tmp_path))
-    assert told.startswith(f"--tls-cert, --tls-key, --tls-client-ca: {says}")
+    reported = refusal(run(*SERVE, *CALCULATOR, *arguments, cwd=tmp_path))
+    assert reported.startswith(f"--tls-cert, --tls-key, --tls-client-ca: {says}")
 
 
 @pytest.mark.parametrize(
@@ -293,6 +294,6 @@ async def test_t19_a_trainers_port_in_use_is_one_line(capfd):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}: the port is in use"):
-            async with TrainerServer(lambda request: None, port=port):
+            async with CallbackTrainer(lambda request: None, port=port):
                 pass
     assert capfd.readouterr().err == ""

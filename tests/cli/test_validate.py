@@ -38,7 +38,7 @@ class Good(RolloutAgentLoop):
 COMMAND = """
 import typer
 import osmosis_grpc.cli.trial as trial
-import osmosis_grpc.cli.validate as command
+import osmosis_grpc.cli.commands as command
 {before}
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command()(command.validate)
@@ -181,7 +181,7 @@ def test_the_help_of_flags_names_no_argument_and_breaks_no_line(forked, command)
     if command != "demo":
         assert re.search(r"--module MODULE:ATTR .*\n? *\[required\]", done.stdout)
     if command == "replay":
-        assert "The agent's tools do run again" in done.stdout
+        assert "The agent's tools run again" in done.stdout
 
 
 def test_without_a_module_the_usage_is_shown(here):
@@ -201,7 +201,7 @@ def test_without_a_module_the_usage_is_shown(here):
         ("from collections.abc import Sized\nSized()  # here", "TypeError: Can't instantiate abstract class Sized"),
     ],
 )
-def test_an_exception_of_the_module_is_told_with_its_line(here, source, says):
+def test_an_exception_of_the_module_is_reported_with_its_line(here, source, says):
     here.write(source)
     done = here.validate("-m", "agent:agent")
     (line,) = done.stderr.splitlines()
@@ -294,7 +294,7 @@ agent = {how}
     assert here.findings() == [("MISSING_GET_TOOLS_METHOD", place), ("MISSING_RUN_METHOD", place)]
 
 
-def test_a_missing_run_is_told_with_what_else_is_wrong(here):
+def test_a_missing_run_is_reported_with_the_other_problems(here):
     here.write("""
         class Agent(RolloutAgentLoop):  # here
             get_tools = Good.get_tools
@@ -399,8 +399,8 @@ def test_the_message_of_a_blocking_call_names_time_and_function(here):
     """,
     )
     done = here.validate("-m", "agent:agent", "--run")
-    assert "the event loop was blocked for 0.5" in done.stdout
-    assert f" s at {here.place('blocks')} in run" in done.stdout
+    place = re.escape(str(here.place("blocks")))
+    assert re.search(rf"the event loop was blocked for \d\.\d\d s at {place} in run", done.stdout)
 
 
 def test_what_blocks_for_a_moment_only_is_fine(here):
@@ -481,7 +481,7 @@ def test_an_agent_without_tools_is_not_asked_for_any(here):
     )
 
 
-def test_an_exception_of_run_is_told_with_its_line(here):
+def test_an_exception_of_run_is_reported_with_its_line(here):
     found = running(
         here,
         """
@@ -494,7 +494,7 @@ def test_an_exception_of_run_is_told_with_its_line(here):
     assert "run raised KeyError: 'label'" in here.validate("-m", "agent:agent", "--run").stdout
 
 
-def test_a_chat_that_the_engine_refuses_is_told_with_the_line_of_the_agent(here):
+def test_a_chat_that_the_engine_refuses_is_reported_with_the_line_of_the_agent(here):
     found = running(
         here,
         """
@@ -509,7 +509,7 @@ def test_a_run_that_fails_without_an_exception(here, body):
     assert running(here, body) == [("RUN_FAILED", here.place("run"))]
 
 
-def test_a_run_that_never_ends_is_told_with_the_line_it_waits_at(here):
+def test_a_run_that_never_ends_is_reported_with_the_line_where_it_waits(here):
     found = running(
         here,
         """
@@ -546,13 +546,13 @@ def test_a_run_that_blocks_forever_does_not_keep_the_command(outside):
         time.sleep(3600)  # blocks
     """,
         "--timeout",
-        "0.5",
-        before="trial.GRACE = 0.5",
+        "2",
+        before="trial.GRACE = 3",
     )
     assert found == [("BLOCKING_CALL", here.place("blocks"))]
 
 
-def test_all_that_a_run_shows_is_told_at_once(here):
+def test_all_problems_of_a_run_are_reported_at_once(here):
     found = running(
         here,
         """
@@ -590,6 +590,6 @@ def test_an_agent_that_is_not_valid_is_not_run(here):
 
 
 def test_importing_the_command_imports_nothing_heavy():
-    check = "import sys, osmosis_grpc.cli.validate; print(*{'grpc', 'numpy', 'fastapi', 'pydantic'} & set(sys.modules))"
+    check = "import sys, osmosis_grpc.cli.commands; print(*{'grpc', 'numpy', 'fastapi', 'pydantic'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

@@ -24,7 +24,8 @@ import asyncio, sys
 import google.protobuf, grpc
 import numpy as np
 from osmosis_grpc.policies import ToolCallingMock
-from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from osmosis_grpc.trainer import RolloutClient
+from osmosis_grpc.trainer.transports.callback.recorder import CallbackRecorder
 from osmosis_grpc.types import ChatRequest, TokenBlock
 from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import TrainerServiceStub
 from osmosis_grpc._gen.osmosis.rollout.v1 import event_pb2, services_pb2_grpc, tokens_pb2, trainer_pb2
@@ -37,8 +38,11 @@ assert list(wire.ids) == list(range(4096))
 again = tokens_pb2.TokenBlock.FromString(wire.SerializeToString())
 assert block_from_wire(again, "x") == block
 
+async def record(completion, state, credential):
+    pass
+
 async def main():
-    async with TrainerServer(ToolCallingMock()) as trainer:
+    async with CallbackRecorder(ToolCallingMock(), record) as trainer:
         async with grpc.aio.insecure_channel(trainer.address) as channel:
             question = {"role": "user", "content": "What is 1 + 2?"}
             request = ChatRequest(rollout_id="r", messages=[question])

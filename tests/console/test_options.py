@@ -149,7 +149,7 @@ def test_t20_a_wrong_value_is_refused_by_the_variables_name(monkeypatch, variabl
 
 
 @pytest.mark.parametrize(
-    ("flag", "text", "told"),
+    ("flag", "text", "reported"),
     [
         ("--grpc-port", "abc", "'abc' is not a whole number"),
         ("--grpc-port", "1.5", "'1.5' is not a whole number"),
@@ -158,10 +158,10 @@ def test_t20_a_wrong_value_is_refused_by_the_variables_name(monkeypatch, variabl
         ("--drain-timeout", "nan", "nan is not in the range 0 to 86400"),
     ],
 )
-def test_a_wrong_value_is_shown_in_plain_words(flag, text, told):
+def test_a_wrong_value_is_shown_in_plain_words(flag, text, reported):
     with pytest.raises(ValueError) as refused:
         by_flags(flag, text)
-    assert str(refused.value) == f"{flag}: {told}"
+    assert str(refused.value) == f"{flag}: {reported}"
 
 
 def test_a_switch_that_is_neither_on_nor_off_is_said_in_plain_words(monkeypatch):
@@ -360,6 +360,16 @@ class Process:
         return await asyncio.to_thread(self.process.communicate, timeout=30)
 
 
+SMALL = {
+    "SERVER_MODULE": CALCULATOR,
+    "SERVER_GRPC_PORT": "0",
+    "SERVER_NO_HTTP": "true",
+    "SERVER_NO_JOURNAL": "true",
+    "SERVER_JSON_RECORDS": "true",
+}
+"""Variables of a server with the calculator, without HTTP and without a journal."""
+
+
 @pytest.mark.slow
 async def test_t20_variables_take_effect_addresses_journal_log_trainers(tmp_path):
     grpc, http = free_port(), free_port()
@@ -407,11 +417,7 @@ async def test_t20_variables_take_effect_security(tmp_path):
     server = Process(
         "osmosis_grpc.serve",
         tmp_path,
-        SERVER_MODULE=CALCULATOR,
-        SERVER_GRPC_PORT="0",
-        SERVER_NO_HTTP="true",
-        SERVER_NO_JOURNAL="true",
-        SERVER_JSON_RECORDS="true",
+        **SMALL,
         SERVER_TOKEN="lab=secret",
         SERVER_TLS_CERT=str(tmp_path / "tls" / "server.pem"),
         SERVER_TLS_KEY=str(tmp_path / "tls" / "server.key"),
@@ -434,11 +440,7 @@ async def test_t20_variables_take_effect_reload_and_switches(tmp_path):
     server = Process(
         "osmosis_grpc.serve",
         tmp_path,
-        SERVER_MODULE=CALCULATOR,
-        SERVER_GRPC_PORT="0",
-        SERVER_NO_HTTP="true",
-        SERVER_NO_JOURNAL="true",
-        SERVER_JSON_RECORDS="true",
+        **SMALL,
         SERVER_RELOAD="true",
         SERVER_HOST="0.0.0.0",
         SERVER_INSECURE="true",

@@ -1,7 +1,9 @@
-"""docs/architecture.md shows the packages that there are."""
+"""docs/architecture.md shows all packages, and every path and name in it and in docs/decisions.md exists."""
 
 import re
 import tomllib
+
+import pytest
 
 from tests.processes import ROOT
 
@@ -19,3 +21,27 @@ def test_the_picture_shows_every_package():
     assert {name for row in layers_shown for name in row if not name.startswith("(")} - {"__main__"} == shown
     for path in re.findall(r"\| `([a-z_/]+\.py)`", text):
         assert (package / path).exists() or (ROOT / path).exists(), path
+
+
+PAGES = [ROOT / "docs" / "architecture.md", ROOT / "docs" / "decisions.md"]
+NAMED = sorted({(page.name, name) for page in PAGES for name in re.findall(r"`([^`\n]+)`", page.read_text())})
+SOURCES = [
+    path
+    for folder in ("osmosis_grpc", "gateway", "proto", "tests", "benchmarks")
+    for ending in ("py", "proto", "sql", "json")
+    for path in (ROOT / folder).rglob(f"*.{ending}")
+]
+WORDS = {word for path in [*SOURCES, ROOT / "Makefile"] for word in re.findall(r"[A-Za-z_]\w*", path.read_text())}
+
+
+@pytest.mark.parametrize(("page", "name"), NAMED)
+def test_every_name_of_a_page_is_in_the_tree(page, name):
+    if name.startswith("/") or name == "chttp2_hpack_parser":
+        return  # an HTTP route, and a name of gRPC
+    if re.fullmatch(r"[\w./-]*(/[\w./-]*|\.(py|proto|md))", name):
+        assert any(str(path).endswith(f"/{name}") for path in SOURCES) or any(
+            (ROOT / top / name).exists() for top in ("", "osmosis_grpc")
+        ), name
+    else:
+        unknown = [word for word in re.findall(r"[A-Za-z_]\w*_\w+|[A-Z][a-z]+[A-Z]\w+", name) if word not in WORDS]
+        assert unknown == []

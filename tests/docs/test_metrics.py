@@ -32,10 +32,10 @@ async def test_the_table_of_a_server_is_what_its_page_shows(tmp_path):
         AgentServer([CalculatorAgent()], port=0, state_dir=tmp_path / "state") as server,
         serve_metrics(server) as http,
     ):
-        told = await asyncio.to_thread(lambda: urllib.request.urlopen(f"http://{http.address}/metrics").read())
+        page = await asyncio.to_thread(lambda: urllib.request.urlopen(f"http://{http.address}/metrics").read())
         listed = rows(server.metrics)
     assert SERVER.splitlines() == listed
-    page = Page(told.decode())
+    page = Page(page.decode())
     shown = {
         (name + "_total" * (family.type == "counter"), family.type, family.documentation)
         for name, family in page.families.items()

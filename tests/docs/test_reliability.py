@@ -27,7 +27,7 @@ def test_every_row_has_a_line():
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line.split("|")[1].strip())
-def test_what_a_line_names_is_there(line):
+def test_the_tests_of_each_line_exist(line):
     _, _, done, where, _ = line.split("|")
     named = re.findall(r"(tests/[\w/]+\.py)?((?:::\w+)*)", where)
     path = ""

@@ -28,7 +28,7 @@ PATIENCE = 3.0
 
 
 class Clock:
-    """The machine's clocks, moved ahead at will."""
+    """The machine's clocks; tests move them ahead."""
 
     ahead = 0.0
 
@@ -40,7 +40,7 @@ class Clock:
 
 
 class Trainer:
-    """Answers chats by its policy and takes completions; keeps all it was asked."""
+    """Answers chats by its policy, records completions, and keeps all calls."""
 
     def __init__(self, policy=None, key=None):
         self.policy = policy or EchoPolicy()
@@ -104,15 +104,23 @@ class Host:
         """A rollout from its Init to its completion."""
         return await self.settled(await self.start(rollout_id, **fields))
 
+    async def running(self, count=1):
+        """Wait until the agents of so many rollouts have begun."""
+        await until(lambda: self.engine.capacity().running >= count)
+        await asyncio.sleep(0)
+
     async def until(self, condition):
         """Wait until something is true."""
         await until(condition)
 
     async def until_listed(self, *ids):
         """Wait until exactly these rollouts are kept."""
-        async with asyncio.timeout(PATIENCE):
-            while [row.rollout_id for row in (await self.engine.rollouts.page("me"))[0]] != list(ids):
-                await asyncio.sleep(0.002)  # between two looks
+
+        async def listed():
+            rows, _ = await self.engine.rollouts.page("me")
+            return [row.rollout_id for row in rows] == list(ids)
+
+        await until(listed)
 
     def kinds(self, record, kind=object):
         """What happened in a rollout, or only what is of one kind."""

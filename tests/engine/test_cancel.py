@@ -158,7 +158,7 @@ async def test_twice(hosting):
     release = asyncio.Event()
     async with hosting(slow_to_stop, stop_again_after=(60.0,)) as h:
         record = await h.start()
-        await asyncio.sleep(0.01)  # the agent has begun
+        await h.running()
         assert h.engine.cancel("me", rollout_id="r1", reason="first")[0].cancelled
         rows = h.engine.cancel("me", rollout_id="r1", reason="second")
         assert rows == [CancelResult("r1", 1, "CANCELLED", RolloutState.RUNNING)]
@@ -293,7 +293,7 @@ async def test_a_second_such_cancel_does_not_revive_the_first(hosting):
 async def test_a_cancel_of_an_attempt_to_come_cancels_the_current_one_too(hosting):
     async with hosting(hangs) as h:
         first = await h.start(attempt=1)
-        await asyncio.sleep(0.01)  # the agent has begun
+        await h.running()
         assert h.engine.cancel("me", rollout_id="r1", attempt=2)[0].cancelled
         assert (await h.settled(first)).status is CompletionStatus.CANCELLED
         assert (await h.run(attempt=2)).status is CompletionStatus.CANCELLED
@@ -398,7 +398,7 @@ async def test_a_group(hosting):
                 ("e", "another", Group("g1")),
             ]
         }
-        await asyncio.sleep(0.01)  # the agent has begun
+        await h.running(5)
         rows = h.engine.cancel("me", group_id="g1", reason="group")
         assert [(row.rollout_id, row.cancelled) for row in rows] == [("a", True), ("b", True)]
         for name in "ab":
@@ -413,7 +413,7 @@ async def test_all_of_ones_own(hosting):
     async with hosting(hangs, max_concurrent=2) as h:
         theirs = await h.start("theirs", owner="another")
         mine = [await h.start(f"r{n}") for n in range(4)]
-        await asyncio.sleep(0.01)  # the agent has begun
+        await h.running(2)
         rows = h.engine.cancel("me", reason="all")
         assert [(row.rollout_id, row.cancelled) for row in rows] == [(f"r{n}", True) for n in range(4)]
         for record in mine:

@@ -151,7 +151,7 @@ async def test_an_edited_history_continues_nothing_it_does_not_hold(hosting):
 
 
 @pytest.mark.parametrize(("first", "second"), [(1, True), (1, 1.0), (0, False), (True, 1.0)])
-async def test_numbers_that_are_equal_and_not_the_same_are_told_apart(hosting, first, second):
+async def test_equal_numbers_of_different_types_are_distinguished(hosting, first, second):
     async def run(ctx):
         reply = await ctx.chat([{**user("a"), "n": first}])
         await ctx.chat([{**user("a"), "n": second}, reply.message, user("b")])
@@ -220,8 +220,8 @@ async def test_what_a_request_says(hosting):
         assert (dict(second.params), second.tools, second.purpose) == ({}, [TOOL], ChatPurpose.JUDGE)
         assert first.state == second.state == b"mine"
         assert 0 < second.timeout <= first.timeout <= 30.0
-        told = [(dict(k.params), k.tools, k.purpose) for k in h.kinds(record, events.ChatRequested)]
-        assert told == [(dict(first.params), None, first.purpose), (dict(second.params), [TOOL], second.purpose)]
+        received = [(dict(k.params), k.tools, k.purpose) for k in h.kinds(record, events.ChatRequested)]
+        assert received == [(dict(first.params), None, first.purpose), (dict(second.params), [TOOL], second.purpose)]
 
 
 async def test_a_try_waits_no_longer_than_its_limit(hosting):
@@ -579,11 +579,11 @@ async def test_a_result_holds_what_the_sampler_told(hosting):
     async with hosting(run) as h:
         h.trainer.policy = policy
         record = await started(h)
-        told = h.kinds(record, events.ChatAnswered)[0].response.message
+        received = h.kinds(record, events.ChatAnswered)[0].response.message
     result = results[0]
     assert result.message == {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning": "hm"}
-    assert result.message is not told
-    assert result.message["tool_calls"][0] is not told["tool_calls"][0]
+    assert result.message is not received
+    assert result.message["tool_calls"][0] is not received["tool_calls"][0]
     assert (result.token_ids.dtype, result.token_ids.tolist()) == (np.dtype("<u4"), [1, 2])
     assert result.logprobs.dtype == np.dtype("<f4")
     assert result.logprobs[0] == -0.5

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from osmosis_grpc.engine.destination import AT_ONCE
+from osmosis_grpc.engine.unreachable_trainers import AT_ONCE
 from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.types import Outcome, events
 from tests.engine.conftest import Trainer
@@ -65,7 +65,7 @@ async def run(ctx):
 async def leave_waiting(h, deployment, count):
     """So many completions that were tried once and wait."""
     records = [await h.start(f"r{n}", trainer=deployment.callback(n)) for n in range(count)]
-    await h.until(lambda: h.engine.destinations.waiting == count)
+    await h.until(lambda: h.engine.context.destinations.waiting == count)
     deployment.away = False
     return records
 
@@ -78,7 +78,7 @@ async def test_one_that_is_taken_lets_the_others_go(hosting):
         for record in records:
             await h.settled(record)
             assert h.kinds(record, events.Delivered) == [events.Delivered(Outcome.RECORDED, "", 2)]
-        assert (h.engine.destinations.waiting, h.engine.destinations.retrying) == (0, 0)
+        assert (h.engine.context.destinations.waiting, h.engine.context.destinations.retrying) == (0, 0)
 
 
 async def test_a_chat_that_is_answered_lets_them_go(hosting):
@@ -116,16 +116,16 @@ async def test_those_of_another_trainer_wait(hosting):
         assert (deployment.tries["r0"], record.delivery.undelivered) == (1, True)
 
 
-async def test_who_is_told_how_long_to_wait_does_so(hosting):
+async def test_a_retry_after_is_obeyed(hosting):
     deployment = Deployment()
     deployment.away = False
     async with hosting(run, outbox_delay=(0.01, 3600.0)) as h:
-        deployment.refuses["told"] = Unavailable("not yet", retry_after=1800.0)
-        record = await h.start("told", trainer=deployment.callback("told"))
-        await h.until(lambda: deployment.tries["told"] == 1 and not deployment.open)
+        deployment.refuses["received"] = Unavailable("not yet", retry_after=1800.0)
+        record = await h.start("received", trainer=deployment.callback("received"))
+        await h.until(lambda: deployment.tries["received"] == 1 and not deployment.open)
         for n in range(3):
             await h.settled(await h.start(f"r{n}", trainer=deployment.callback(n)))
-        assert (deployment.tries["told"], record.delivery.undelivered) == (1, True)
+        assert (deployment.tries["received"], record.delivery.undelivered) == (1, True)
 
 
 async def test_who_is_woken_in_vain_waits_out_its_next_pause(hosting):
@@ -152,7 +152,7 @@ async def test_the_place_of_one_that_fails_goes_to_the_next(hosting, final):
         if not final:  # nothing shows that the trainer is still there
             await h.start("newer", trainer=deployment.callback("newer"))
         await h.settled(records[-1])
-        await h.until(lambda: not h.engine.destinations.retrying)
+        await h.until(lambda: not h.engine.context.destinations.retrying)
 
 
 @pytest.mark.parametrize("dropped", [True, False])
@@ -160,11 +160,11 @@ async def test_one_that_goes_elsewhere_gives_its_place_back(hosting, dropped):
     deployment, new = Deployment(), Trainer(key="new")
     async with hosting(run, outbox_delay=NEVER) as h:
         (record,) = await leave_waiting(h, deployment, 1)
-        h.engine.destinations.reached(deployment)
+        h.engine.context.destinations.reached(deployment)
         if dropped:
             h.engine.outbox.drop(record)
         else:
             await h.init("r0", trainer=new)
         await h.settled(record)
         assert deployment.tries["r0"] == 1
-        assert not h.engine.destinations.retrying
+        assert not h.engine.context.destinations.retrying

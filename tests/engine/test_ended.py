@@ -1,4 +1,4 @@
-"""RolloutAgentLoop.ended: told once of every rollout that get_tools was asked for, whether it ran or not."""
+"""RolloutAgentLoop.ended is called once for each rollout that get_tools was called for."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ class Agent(RolloutAgentLoop):
     name = "agent"
 
     def __init__(self, raises=None):
-        self.told = []
+        self.calls = []
         self.raises = raises
 
     def get_tools(self, request):
@@ -26,7 +26,7 @@ class Agent(RolloutAgentLoop):
         return ctx.complete([])
 
     def ended(self, rollout_id, attempt):
-        self.told.append((rollout_id, attempt))
+        self.calls.append((rollout_id, attempt))
         if self.raises:
             raise self.raises
 
@@ -41,11 +41,11 @@ async def test_of_one_that_completed_one_that_was_refused_and_one_that_never_ran
         waiting = await h.start("waiting")
         h.engine.cancel("me", rollout_id="waiting")
         await h.settled(waiting)
-        assert agent.told == [("completed", 1), ("refused", 1), ("waiting", 1)]
+        assert agent.calls == [("completed", 1), ("refused", 1), ("waiting", 1)]
         newer = await h.start("running", attempt=2)
         await h.settled(newer)
         await h.settled(running)
-    assert agent.told[3:] == [("running", 1), ("running", 2)]
+    assert agent.calls[3:] == [("running", 1), ("running", 2)]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), SystemExit(3)])
@@ -55,5 +55,5 @@ async def test_what_it_raises_harms_nobody(hosting, caplog, error):
         assert (await h.run("one")).status == "COMPLETED"
         assert (await h.run("two")).status == "COMPLETED"
         assert h.engine.capacity().running == 0
-    assert len(agent.told) == 2
+    assert len(agent.calls) == 2
     assert "ended() of agent loop agent raised" in caplog.text

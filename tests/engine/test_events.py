@@ -292,7 +292,7 @@ async def test_what_is_no_cursor(hosting, cursor):
             h.engine.rollouts.follow_all("me", cursor, False)
 
 
-async def test_an_old_cursor_is_out_of_range_and_told_where_to_go_on(hosting):
+async def test_an_old_cursor_is_out_of_range_with_the_first_valid_one(hosting):
     async with hosting(done, record_ttl=100.0) as h:
         await h.run("old")
         old = h.engine.log.cursor(2)
@@ -307,7 +307,7 @@ async def test_an_old_cursor_is_out_of_range_and_told_where_to_go_on(hosting):
         assert await read(h.engine.rollouts.follow_all("me", "", False), 4) == found
 
 
-async def test_a_follower_left_behind_is_told_so(hosting):
+async def test_a_follower_left_behind_gets_out_of_range(hosting):
     async with hosting(done, record_ttl=100.0, idle_interval=0.01) as h:
         stream = h.engine.rollouts.follow_all("me", "", True)
         await anext(stream)

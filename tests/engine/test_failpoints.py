@@ -1,4 +1,4 @@
-"""A process is killed where it was told to be, and says where: the kill loop's histories go by that."""
+"""A failpoint kills the process and prints its name, which the kill loop reads."""
 
 import signal
 

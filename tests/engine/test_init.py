@@ -238,11 +238,11 @@ SCHEMA = OpenAIFunctionToolSchema(function=OpenAIFunctionSchema(name="add", desc
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "expected"),
     [(None, []), ([], []), ((), []), ([TOOL], [TOOL]), ((TOOL, TOOL), [TOOL, TOOL])],
     ids=["None", "a list", "a tuple", "one", "two"],
 )
-async def test_tools_reach_the_caller_and_the_agent(hosting, given, told):
+async def test_tools_reach_the_caller_and_the_agent(hosting, given, expected):
     seen = []
 
     async def run(ctx):
@@ -251,10 +251,10 @@ async def test_tools_reach_the_caller_and_the_agent(hosting, given, told):
 
     async with hosting(run, get_tools=lambda request: given) as h:
         record = await h.start()
-        assert record.tools == told
+        assert record.tools == expected
         await h.settled(record)
-        assert seen == [told]
-        assert h.kinds(record, events.Accepted)[0].tools == told
+        assert seen == [expected]
+        assert h.kinds(record, events.Accepted)[0].tools == expected
 
 
 async def test_tools_may_be_schema_objects(hosting):
@@ -424,7 +424,7 @@ async def test_a_higher_attempt_supersedes(hosting):
         h.check_whole(second)
 
 
-async def test_a_lower_attempt_is_told_the_current_one(hosting):
+async def test_a_lower_attempt_is_refused_with_the_current_one(hosting):
     calls = []
     async with hosting(done, get_tools=lambda request: calls.append(request.attempt)) as h:
         first = await h.start(attempt=1)

@@ -12,7 +12,7 @@ from tests.storage.disk import Disk
 
 
 class Slow(Talker):
-    """Takes its time to tell its tools."""
+    """Has a slow get_tools."""
 
     def __init__(self):
         super().__init__()
@@ -70,10 +70,10 @@ async def test_nothing_is_waited_for_where_nothing_is_written(folder, hosting):
         await h.engine.log.flush()
         await h.engine.log.flush()
     async with hosting(Talker()) as h:
-        told = []
+        received = []
         h.engine.cancel("me", rollout_id="r1")
-        h.engine.log.barrier(told.append)
-        assert told == [None]
+        h.engine.log.barrier(received.append)
+        assert received == [None]
 
 
 async def test_of_a_running_rollout(folder):

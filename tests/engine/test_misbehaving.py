@@ -277,16 +277,16 @@ GOOD_REWARDS = {
 }
 
 
-@pytest.mark.parametrize(("given", "told"), GOOD_REWARDS.values(), ids=GOOD_REWARDS)
-async def test_a_finite_number_is_a_reward(hosting, given, told):
+@pytest.mark.parametrize(("given", "expected"), GOOD_REWARDS.values(), ids=GOOD_REWARDS)
+async def test_a_finite_number_is_a_reward(hosting, given, expected):
     async with hosting(completing(reward=given)) as h:
         record = await h.start()
         completion = await h.settled(record)
         h.check_whole(record)
     assert completion.status is CompletionStatus.COMPLETED
     assert completion.failure is None
-    assert completion.reward == told
-    assert type(completion.reward) is type(told)
+    assert completion.reward == expected
+    assert type(completion.reward) is type(expected)
 
 
 @pytest.mark.parametrize("reason", ["\ud800", 5, None, "", "stop"], ids=repr)

@@ -34,7 +34,7 @@ def delivered(h, record):
     return h.kinds(record, events.Delivered)
 
 
-async def test_a_completion_is_told_once(hosting):
+async def test_a_completion_is_delivered_once(hosting):
     async with hosting(done) as h:
         record = await h.start()
         completion = await h.settled(record)
@@ -115,15 +115,16 @@ async def test_a_final_refusal_settles(hosting, error):
 
 
 async def test_it_expires_with_its_record(hosting):
-    async with hosting(done, record_ttl=100.0) as h:
+    async with hosting(done, record_ttl=10_000.0) as h:
         h.trainer.answers = [Unavailable("away")] * 100_000
         record = await h.start()
         await h.until(lambda: len(h.trainer.completions) > 2)
-        h.clock.ahead += 99.0
-        await asyncio.sleep(0.06)  # time for what must not come
+        h.clock.ahead += 9_000.0
+        before = len(h.trainer.completions)
+        await h.until(lambda: len(h.trainer.completions) > before + 1)
         assert (record.delivery.undelivered, h.engine.outbox.expired) == (True, 0)
-        h.clock.ahead += 2.0
-        await h.settled(record)
+        h.clock.ahead += 2_000.0
+        await h.until(lambda: not record.delivery.undelivered)
         tries = len(h.trainer.completions)
         assert (record.delivery.undelivered, h.engine.capacity().expired) == (False, 1)
         assert h.engine.capacity().undelivered == 0
@@ -142,7 +143,7 @@ async def test_until_then_it_is_kept(hosting):
         assert record.delivery.undelivered
 
 
-async def test_its_expiry_is_told(hosting):
+async def test_its_expiry_is_recorded(hosting):
     seen = []
     async with hosting(done, record_ttl=0.05, sinks=[seen.append]) as h:
         h.trainer.answers = [Unavailable("away")] * 100_000
@@ -250,7 +251,7 @@ async def test_the_new_place_is_given_its_time(hosting):
         assert record.delivery.undelivered
 
 
-async def test_a_settled_one_is_not_told_again(hosting):
+async def test_a_settled_one_is_not_delivered_again(hosting):
     async with hosting(done) as h:
         record = await h.start()
         await h.settled(record)
@@ -320,7 +321,7 @@ async def test_closing_ends_what_lives_and_delivers_it(hosting):
         ended = await h.start("r0", agent_timeout=0.02)
         await h.settled(ended)
         records = [await h.start(f"r{n}") for n in range(1, 5)]
-        await asyncio.sleep(0.01)  # the agents have begun
+        await h.running(2)
         await h.engine.shutdown.close(3.0)
         for record in records:
             completion = record.delivery.completion
@@ -342,7 +343,7 @@ async def test_closing_does_not_wait_for_an_agent_that_does_not_stop(hosting):
     release = asyncio.Event()
     async with hosting(stubborn) as h:
         record = await h.start()
-        await asyncio.sleep(0.01)  # the agents have begun
+        await h.running()
         await h.engine.shutdown.close(3.0)
         assert record.delivery.completion.failure.boundary == "server"
         h.check_whole(record)
@@ -372,9 +373,8 @@ async def test_leaving_the_engine_ends_what_runs(hosting, waits):
     before = asyncio.all_tasks()
     async with hosting(run, max_concurrent=1) as h:
         running, queued = await h.start("running"), await h.start("queued")
-        await asyncio.sleep(0.01)  # the agents have begun
+        await h.running()
     await h.until(lambda: asyncio.all_tasks() == before)
-    await asyncio.sleep(0.01)  # the agents have begun
     for record in (running, queued):
         assert record.state is RolloutState.FAILED
         assert (record.delivery.completion.failure.boundary, record.delivery.completion.failure.retryable) == (
@@ -395,7 +395,7 @@ async def test_leaving_the_engine_may_be_interrupted(hosting):
     async def host():
         async with hosting(run, stop_again_after=(60.0,)) as h:
             await h.start()
-            await asyncio.sleep(0.01)  # the agents have begun
+            await h.running()
 
     stopping, release = asyncio.Event(), asyncio.Event()
     before, threads = asyncio.all_tasks(), threading.active_count()

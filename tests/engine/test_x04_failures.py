@@ -5,16 +5,16 @@ import dataclasses
 
 import pytest
 
-import osmosis_grpc.storage.journal.store
+import osmosis_grpc.storage.journal.sqlite_journal
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.engine import runner
 from osmosis_grpc.engine.config import EngineConfig
-from osmosis_grpc.engine.destination import Destinations
 from osmosis_grpc.engine.engine import Engine
+from osmosis_grpc.engine.record_table import RecordTable
 from osmosis_grpc.engine.runner import Runner
-from osmosis_grpc.engine.table import RecordTable
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.engine.tombstones import Tombstones
+from osmosis_grpc.engine.unreachable_trainers import Destinations
 from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.storage import SqliteJournal
 from osmosis_grpc.types import CompletionStatus, events
@@ -129,7 +129,9 @@ async def test_h01_a_sweep_that_raises_ends_nothing(h, once, caplog):
 
 
 async def test_x10_an_outcome_that_cannot_be_written(h, once):
-    raised = once(osmosis_grpc.storage.journal.store, "kind_to_bytes", lambda kind: isinstance(kind, events.Ended))
+    raised = once(
+        osmosis_grpc.storage.journal.sqlite_journal, "kind_to_bytes", lambda kind: isinstance(kind, events.Ended)
+    )
     await ends_as_ours(h)
     assert raised
 

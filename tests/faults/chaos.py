@@ -5,6 +5,7 @@ What is patched is grpc.aio.server and FrameStream, so that real servers, client
 
 import asyncio
 import contextlib
+import copy
 import functools
 import random
 from collections import Counter
@@ -90,9 +91,7 @@ class Losing:
             if fault == "response":
                 await handler(request, context)
             elif fault == "in_flight":
-                own: Any = request.__class__()
-                own.CopyFrom(request)
-                task = asyncio.create_task(_quietly(handler(own, _Nobody(context))))
+                task = asyncio.create_task(_quietly(handler(copy.deepcopy(request), _Nobody(context))))
                 self._late.add(task)
                 task.add_done_callback(self._late.discard)
             return await context.abort(grpc.StatusCode.UNAVAILABLE, f"{fault} lost")

@@ -1,4 +1,4 @@
-"""Disks that are full, and are not any more."""
+"""Disks that are full, and later have space again."""
 
 import resource
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 
 class Limited:
-    """A process whose files grow no further while it is full."""
+    """A process whose files cannot grow while it is full."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -45,16 +45,16 @@ class Small:
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[Small]:
-    """Skips where nothing may be mounted."""
+    """Skip the test if this user cannot mount file systems."""
     with mounted(folder, "-t", "tmpfs", "-o", "size=4m", "none"):
         yield Small(folder)
 
 
 @contextmanager
 def mounted(folder: Path, *arguments: str) -> Iterator[None]:
-    told = subprocess.run(["mount", *arguments, str(folder)], capture_output=True, text=True, check=False)
-    if told.returncode:
-        pytest.skip(f"may not mount: {told.stderr.strip()}")
+    received = subprocess.run(["mount", *arguments, str(folder)], capture_output=True, text=True, check=False)
+    if received.returncode:
+        pytest.skip(f"may not mount: {received.stderr.strip()}")
     try:
         yield
     finally:

@@ -16,14 +16,14 @@ from grpc_health.v1 import health_pb2
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, rollout_pb2, tokens_pb2, trainer_pb2
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.raw import RawAgentServer
+from osmosis_grpc.testing.raw.connections import OPTIONS
 from osmosis_grpc.testing.raw.server_frames import referring
-from osmosis_grpc.testing.raw.stream import OPTIONS
 from osmosis_grpc.testing.raw.trainer_frames import init
-from osmosis_grpc.trainer import Trainer, TrainerServer
+from osmosis_grpc.trainer import Trainer
+from tests.callback_trainer import CallbackTrainer
 from tests.credentials import shown
 from tests.server.attached import bystander
 
@@ -60,7 +60,7 @@ class Deployment(logging.Handler):
         self.server: AgentServer
         self.drained: AgentServer
         """One of its own for Drain, which cannot be taken back."""
-        self.callbacks: TrainerServer
+        self.callbacks: CallbackTrainer
         self.dialled: Any
         """A trainer that agent servers dial."""
         self.addresses: dict[str, str] = {}
@@ -78,7 +78,7 @@ class Deployment(logging.Handler):
         self.run(self._begin())
 
     async def _begin(self) -> None:
-        config = EngineConfig(
+        config = ServerConfig(
             max_concurrent=100_000,
             trainer_grace=1.0,
             retry_delay=(0.05, 0.1),
@@ -91,7 +91,7 @@ class Deployment(logging.Handler):
         enter = self._stack.enter_async_context
         self.server = await enter(AgentServer([Agent()], port=0, config=config))
         self.drained = await enter(AgentServer([Agent()], port=0))
-        self.callbacks = await enter(TrainerServer(lambda request: answer(request, "fine"), ttl=4.0))
+        self.callbacks = await enter(CallbackTrainer(lambda request: answer(request, "fine"), ttl=4.0))
         self.dialled = await enter(Trainer([], lambda request: answer(request, "fine"), listen="127.0.0.1:0"))
         self.addresses = {
             "RolloutService": self.server.address,
@@ -166,7 +166,7 @@ class Deployment(logging.Handler):
 
     def completion(self, rollout_id: str = "") -> trainer_pb2.CompleteRequest:
         """A good CompleteRequest with a sample in it."""
-        told = rollout_pb2.Completion(
+        received = rollout_pb2.Completion(
             rollout_id=rollout_id or f"d{next(NUMBERS):08}",
             attempt=1,
             result_id="a result",
@@ -175,15 +175,15 @@ class Deployment(logging.Handler):
             reward=1.0,
             extra_json="{}",
         )
-        told.messages.add(role="user", text="Hello")
-        told.metrics.num_llm_calls = 1
-        told.metrics.total_latency.seconds = 1
+        received.messages.add(role="user", text="Hello")
+        received.metrics.num_llm_calls = 1
+        received.metrics.total_latency.seconds = 1
         segment = tokens_pb2.Segment(ids=[1, 2, 3], logprobs=[-1.0], mask_runs=[2, 1], chats=[1])
         segment.versions.add(version="v", tokens=1)
-        sample = told.samples["main"]
+        sample = received.samples["main"]
         sample.segments.append(segment)
         sample.trainable, sample.reward = True, 1.0
-        return trainer_pb2.CompleteRequest(completion=told, state=b"s")
+        return trainer_pb2.CompleteRequest(completion=received, state=b"s")
 
     async def call(self, address: str, method: str, data: bytes, *, stream: bool) -> str:
         """Send bytes to a method: the name of the status that comes; OK also where none comes soon."""

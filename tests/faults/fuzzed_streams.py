@@ -15,14 +15,14 @@ from osmosis_grpc.testing.raw.trainer_frames import cancel, init, recorded
 from tests.faults.fuzzed import LIMIT, NUMBERS, Deployment
 
 LOST = "Internal error from Core"
-"""What grpc.aio's client makes of a write that met the end of its stream: the status that came is not told then."""
+"""The error of grpc.aio's client for a write after the end of its stream; it does not have the status."""
 _WIDE = 1_000_000
 _LAST = 5000  # frames after which a stream is begun anew
 _CHANGING = {"window", "draining"}  # kinds after which nothing may come any more
 
 
 class _Forgetful(RawTrainer):
-    """Keeps no events: thousands of subscriptions to everything are told everything."""
+    """Keeps no events: thousands of subscriptions get every event."""
 
     def open(self) -> RawStream:
         stream = super().open()
@@ -76,8 +76,8 @@ class Trainerly:
         def found() -> Any:
             if chats:
                 return next((chat for chat in stream.all("chat") if chat.rollout_id == rollout_id), None)
-            told = (one.completion for one in stream.all("complete"))
-            return next((completion for completion in told if completion.rollout_id == rollout_id), None)
+            received = (one.completion for one in stream.all("complete"))
+            return next((completion for completion in received if completion.rollout_id == rollout_id), None)
 
         try:
             await stream.until(lambda: found() is not None or stream.over is not None)
@@ -155,10 +155,10 @@ class Serverly:
         if kind == "init_reply":
             return accepted(rollout, message_pb2.Tool(type="function"))
         if kind == "event":
-            told = attach_pb2.ServerFrame()
-            told.MergeFrom(_SERVERS[kind])
-            told.event.response.event.rollout_id = rollout.rollout_id
-            return told
+            received = attach_pb2.ServerFrame()
+            received.MergeFrom(_SERVERS[kind])
+            received.event.response.event.rollout_id = rollout.rollout_id
+            return received
         frame = attach_pb2.ServerFrame()
         frame.MergeFrom(_SERVERS[kind])
         return frame
@@ -179,7 +179,7 @@ class Serverly:
         return self._rollout
 
     async def settle(self, kind: str) -> None:
-        """A completion of nobody's is answered after everything before it."""
+        """Wait for the answer to an unknown completion, which comes after all earlier answers."""
         mark = f"mark-{next(NUMBERS)}"
         nobody = rollout_pb2.InitRequest(rollout_id=mark, attempt=1)
         stream = self.raw.stream
@@ -217,10 +217,10 @@ async def _on_a_stream(side: Any, make: Callable[[], Awaitable[Any]]) -> Any:
 
 
 def _chat_reply(asked: trainer_pb2.ChatRequest) -> attach_pb2.TrainerFrame:
-    told = attach_pb2.ChatReply(
+    received = attach_pb2.ChatReply(
         rollout_id=asked.rollout_id, attempt=asked.attempt, sample=asked.sample, number=asked.number
     )
-    response = told.response
+    response = received.response
     response.message.role, response.message.text, response.finish_reason = "assistant", "fine", "stop"
     response.usage.total_tokens = 3
     response.tokens.ids.extend([1, 2])
@@ -231,7 +231,7 @@ def _chat_reply(asked: trainer_pb2.ChatRequest) -> attach_pb2.TrainerFrame:
     response.prompt.ids.extend([7, 8])
     response.versions.add(version="v", tokens=2)
     response.extra_json = '{"a": 1}'
-    return attach_pb2.TrainerFrame(chat_reply=told)
+    return attach_pb2.TrainerFrame(chat_reply=received)
 
 
 _REFS = [attach_pb2.RolloutRef(rollout_id="r", attempt=1)]

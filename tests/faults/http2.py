@@ -34,7 +34,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def block(headers: Iterable[tuple[str, str]]) -> bytes:
-    """Headers as literals that nobody keeps."""
+    """Encode headers as literals that are not indexed."""
     return b"".join(b"\0" + _text(name) + _text(value) for name, value in headers)
 
 
@@ -114,17 +114,17 @@ async def connection(address: str, settings: bytes = NO_TABLE):
 
 def outcome(frames: list[tuple[int, int, int, bytes]]) -> str:
     """How a call ended: grpc-status 3, http 415, RST 7, GOAWAY 1, or nothing."""
-    told: dict[str, str] = {}
+    received: dict[str, str] = {}
     for kind, _, _, payload in frames:
         if kind == HEADERS:
-            told |= dict(_unpacked(payload))
+            received |= dict(_unpacked(payload))
         elif kind == RST:
             return f"RST {int.from_bytes(payload, 'big')}"
         elif kind == GOAWAY:
             return f"GOAWAY {int.from_bytes(payload[4:8], 'big')}"
-    if "grpc-status" in told:
-        return f"grpc-status {told['grpc-status']}"
-    return f"http {told[':status']}" if ":status" in told else "nothing"
+    if "grpc-status" in received:
+        return f"grpc-status {received['grpc-status']}"
+    return f"http {received[':status']}" if ":status" in received else "nothing"
 
 
 def _unpacked(data: bytes) -> Iterable[tuple[str, str]]:

@@ -27,7 +27,7 @@ from osmosis_grpc.types import (
 
 LOGGED = 5
 LASTING = 10
-"""One in so many is never delivered."""
+"""One of so many rollouts is never delivered."""
 
 
 async def main(folder: str) -> None:
@@ -53,8 +53,8 @@ async def main(folder: str) -> None:
             init=init, tools=[], owner="", attachment_id="p", sequence=number, agent_loop="a", accept_time=now
         )
         for at, kind in enumerate(kinds, 1):
-            told = name if lasts and at == len(kinds) else ""
-            store.append(TrajectoryEvent(name, 1, at, now, kind), 0, told, entry if at == 1 else None)
+            received = name if lasts and at == len(kinds) else ""
+            store.append(TrajectoryEvent(name, 1, at, now, kind), 0, received, entry if at == 1 else None)
         if not number % 5:
             await asyncio.sleep(0.002)  # the next transaction
             store.sweep()

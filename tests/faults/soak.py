@@ -10,10 +10,11 @@ tasks and threads are those before the first rollout and after the last.
 """
 
 import asyncio
+import itertools
 import os
 import time
 from argparse import Namespace
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,7 @@ import numpy as np
 from benchmarks.figures import Broken, Parser, measured, progress, show
 from benchmarks.policy import scripted
 from benchmarks.work import Turns
-from osmosis_grpc.engine import EngineConfig
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.trainer import RolloutRequest, Trainer, TrainerConfig
 
 CHATS, TOKENS = 2, 32
@@ -48,116 +48,88 @@ def held() -> dict[str, int]:
     }
 
 
-class Soak:
-    """One soak: the rollouts, and what was seen of the process meanwhile."""
+async def measure(given: Namespace) -> dict[str, Any]:
+    """Run the rollouts and sample the process meanwhile. Raises Broken."""
+    done = failed = most = 0
+    began = 0.0
+    samples: list[tuple[int, int]] = []  # rollouts done and bytes, once a second, from twice the ttl onward
 
-    def __init__(self, given: Namespace) -> None:
-        self._given = given
-        self._began = 0.0
-        self._done = 0
-        self._counted_from: int | None = None
-        self._failed = 0
-        self._samples: list[tuple[int, int]] = []
-        """Rollouts done and bytes, once a second, from twice the ttl onward."""
-        self._most = 0
-
-    async def run(self) -> dict[str, Any]:
-        """The whole of it. Raises Broken."""
-        given = self._given
-        config = EngineConfig(
-            record_ttl=given.ttl, memory_budget=given.budget * 1024**2, max_concurrent=2 * given.in_flight
-        )
-        server = AgentServer([Turns()], port=0, config=config, state_dir=given.state_dir)
-        async with (
-            server,
-            Trainer(
-                server.address, scripted(TOKENS), ledger=given.ledger, config=TrainerConfig(ttl=2 * given.ttl)
-            ) as trainer,
-        ):
-            await self._roll(trainer, self._first())
-            await asyncio.sleep(SETTLE)  # what is over releases its resources
-            before = held()
-            self._began, self._done = time.monotonic(), 0
-            sampling = asyncio.create_task(self._sample())
-            await self._roll(trainer, self._requests())
-            sampling.cancel()
-            self._samples.append((self._done, resident()))
-            seconds = time.monotonic() - self._began
-            await asyncio.sleep(SETTLE)  # what is over releases its resources
-            after = held()
-        if self._failed:
-            raise Broken(f"{self._failed} rollouts did not complete")
-        return self._figures(before, after, seconds)
-
-    async def _roll(self, trainer: Trainer, requests: AsyncIterator[RolloutRequest]) -> None:
-        async with aclosing(trainer.run(requests, max_in_flight=self._given.in_flight)) as completions:
+    async def roll(trainer: Trainer, requests: AsyncIterator[RolloutRequest] | Iterator[RolloutRequest]) -> None:
+        nonlocal done, failed
+        async with aclosing(trainer.run(requests, max_in_flight=given.in_flight)) as completions:
             async for completion in completions:
-                self._done += 1
-                self._failed += completion.status != "COMPLETED"
+                done += 1
+                failed += completion.status != "COMPLETED"
                 await completion.confirm()
 
-    async def _first(self) -> AsyncIterator[RolloutRequest]:
-        for index in range(50):
-            yield _request(f"first-{index}")
-
-    async def _requests(self) -> AsyncIterator[RolloutRequest]:
+    async def requests() -> AsyncIterator[RolloutRequest]:
         """At an even rate, until enough are counted."""
-        number = 0
-        while self._counted_from is None or self._done - self._counted_from < self._given.rollouts:
-            pause = self._began + number / self._given.rate - time.monotonic()
-            if pause > 0:
-                await asyncio.sleep(pause)  # the even rate
-            number += 1
-            yield _request(f"soak-{number}")
+        for number in itertools.count():
+            if samples and done - samples[0][0] >= given.rollouts:
+                return
+            await asyncio.sleep(max(0.0, began + number / given.rate - time.monotonic()))  # the even rate
+            yield request(f"soak-{number}")
 
-    async def _sample(self) -> None:
+    async def sample() -> None:
+        nonlocal most
         while True:
             await asyncio.sleep(1.0)  # between two samples
-            elapsed, size = time.monotonic() - self._began, resident()
-            self._most = max(self._most, size)
-            if elapsed >= 2 * self._given.ttl:
-                if self._counted_from is None:
-                    self._counted_from = self._done
-                self._samples.append((self._done, size))
+            elapsed, size = time.monotonic() - began, resident()
+            most = max(most, size)
+            if elapsed >= 2 * given.ttl:
+                samples.append((done, size))
             if int(elapsed) % 30 == 0:
-                progress(f"{elapsed:.0f} s: {self._done} rollouts, {size / 1e6:.0f} MB")
+                progress(f"{elapsed:.0f} s: {done} rollouts, {size / 1e6:.0f} MB")
 
-    def _figures(self, before: dict[str, int], after: dict[str, int], seconds: float) -> dict[str, Any]:
-        done, sizes = np.array(self._samples, dtype=float).T
-        slope, _ = np.polyfit(done, sizes, 1)
-        return {
-            "bytes_per_rollout": round(float(slope), 1),
-            "rollouts_counted": int(done[-1] - done[0]),
-            "rollouts": self._done,
-            "rollouts_per_s": round(self._done / seconds, 1),
-            "rss_mb": {
-                "at_first": round(sizes[0] / 1e6, 1),
-                "at_last": round(sizes[-1] / 1e6, 1),
-                "most": round(self._most / 1e6, 1),
-            },
-            "before": before,
-            "after": after,
-            "same": before == after,
-        }
+    config = ServerConfig(
+        record_ttl=given.ttl, memory_budget=given.budget * 1024**2, max_concurrent=2 * given.in_flight
+    )
+    server = AgentServer([Turns()], port=0, config=config, state_dir=given.state_dir)
+    keeping = TrainerConfig(ttl=2 * given.ttl)
+    async with server, Trainer(server.address, scripted(TOKENS), ledger=given.ledger, config=keeping) as trainer:
+        await roll(trainer, (request(f"first-{index}") for index in range(50)))
+        await asyncio.sleep(SETTLE)  # what is over releases its resources
+        before = held()
+        began, done = time.monotonic(), 0
+        sampling = asyncio.create_task(sample())
+        await roll(trainer, requests())
+        sampling.cancel()
+        samples.append((done, resident()))
+        seconds = time.monotonic() - began
+        await asyncio.sleep(SETTLE)  # what is over releases its resources
+        after = held()
+    if failed:
+        raise Broken(f"{failed} rollouts did not complete")
+    counted, sizes = np.array(samples, dtype=float).T
+    slope, _ = np.polyfit(counted, sizes, 1)
+    return {
+        "bytes_per_rollout": round(float(slope), 1),
+        "rollouts_counted": int(counted[-1] - counted[0]),
+        "rollouts": done,
+        "rollouts_per_s": round(done / seconds, 1),
+        "rss_mb": {
+            "at_first": round(sizes[0] / 1e6, 1),
+            "at_last": round(sizes[-1] / 1e6, 1),
+            "most": round(most / 1e6, 1),
+        },
+        "before": before,
+        "after": after,
+        "same": before == after,
+    }
 
 
-def _request(rollout_id: str) -> RolloutRequest:
+def request(rollout_id: str) -> RolloutRequest:
+    """Returns a rollout of two chats."""
     return RolloutRequest(rollout_id=rollout_id, messages=[{"role": "user", "content": "go"}], max_turns=CHATS)
 
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("--rollouts", type=int, default=100_000, metavar="N", help="[100000]")
-    parser.add_argument("--rate", type=float, default=300.0, metavar="N", help="rollouts a second at most [300]")
-    parser.add_argument("--ttl", type=float, default=60.0, metavar="S", help="[60]")
-    parser.add_argument("--budget", type=int, default=256, metavar="MIB", help="[256]")
-    parser.add_argument("--in-flight", type=int, default=32, metavar="N", help="[32]")
+    parser.amounts(rollouts=100_000, rate=300.0, ttl=60.0, budget=256, in_flight=32)
     parser.add_argument("--state-dir", type=Path, metavar="DIR", help="keep a journal there")
     parser.add_argument("--ledger", type=Path, metavar="FILE", help="keep a ledger there")
     given = parser.parse_args()
-    if given.rollouts < 1 or given.rate <= 0 or given.ttl <= 0 or given.budget < 1 or given.in_flight < 1:
-        parser.error("--rollouts, --budget and --in-flight are at least 1, --rate and --ttl greater than 0")
-    show(measured(Soak(given).run()), given.json)
+    show(measured(measure(given)), given.json)
 
 
 if __name__ == "__main__":

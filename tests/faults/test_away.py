@@ -5,10 +5,11 @@ import time
 
 import pytest
 
-from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerConfig, TrainerServer
+from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerConfig
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.policies import CountingPolicy, check_whole, requests
 from tests.attach.servers import ServerProcess
+from tests.callback_trainer import CallbackTrainer
 from tests.waiting import is_empty, until
 
 COUNT = 100
@@ -74,7 +75,7 @@ async def test_away_from_its_attachment(stack, tmp_path, seconds):
 async def test_away_from_its_callbacks(stack, tmp_path, seconds):
     server = await stack.enter_async_context(ServerProcess("--state-dir", str(tmp_path)))
     policy = CountingPolicy(turns=1)
-    trainer = await stack.enter_async_context(TrainerServer(policy))
+    trainer = await stack.enter_async_context(CallbackTrainer(policy))
     proxy = await stack.enter_async_context(CuttingProxy(trainer.callback().target))
     client = await stack.enter_async_context(RolloutClient(server.address))
     asked = list(requests("away", COUNT, turns=1, think=8.0))

@@ -9,10 +9,11 @@ import pytest
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, services_pb2_grpc
 from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext, RolloutResult
 from osmosis_grpc.server import AgentServer
-from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
+from osmosis_grpc.trainer import RolloutClient, Trainer
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.policies import CountingPolicy, check_run, check_whole, requests
 from tests.attach.servers import ServerProcess
+from tests.callback_trainer import CallbackTrainer
 from tests.faults.soak import resident
 
 DARK, LIGHT, TIMES = 5.0, 3.0, 4
@@ -33,7 +34,7 @@ async def test_blackouts_under_load(stack, tmp_path):
     """Over an attachment and with callbacks at a time; each is dark for five seconds, four times."""
     server = await stack.enter_async_context(ServerProcess("--state-dir", str(tmp_path)))
     attached, called, completions = CountingPolicy(), CountingPolicy(), []
-    trainer = await stack.enter_async_context(TrainerServer(called))
+    trainer = await stack.enter_async_context(CallbackTrainer(called))
     up = await stack.enter_async_context(CuttingProxy(server.address))
     back = await stack.enter_async_context(CuttingProxy(trainer.address))
     client = await stack.enter_async_context(RolloutClient(server.address))
@@ -78,7 +79,7 @@ class Chatterer(RolloutAgentLoop):
 
 
 @pytest.mark.long
-async def test_a_hundred_readers_that_are_too_slow_hold_nobody_up(tmp_path):
+async def test_a_hundred_slow_readers_delay_no_other_reader(tmp_path):
     """They read one event in a tenth of a second; memory is the log's own, and who reads on misses nothing."""
     readers = 100
     async with (

@@ -1,4 +1,4 @@
-"""F15, F16: handlers called twice, calls lost on their way there or back, commits that happen and are told as failed.
+"""F15, F16: handlers called twice, calls lost in either direction, commits that succeed and are reported as failed.
 
 Whatever is lost, each effect comes once: an agent runs once, a chat is sampled once, a completion is applied once.
 """
@@ -10,11 +10,11 @@ from collections import Counter
 
 import pytest
 
-from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import Unavailable
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.server import attachment as attachments
-from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
+from osmosis_grpc.trainer import RolloutClient, Trainer
+from tests.callback_trainer import CallbackTrainer
 from tests.faults.chaos import FAULTS, Losing, intercept, losing_frames, twice
 from tests.faults.kill_loop.agents import Passenger, Traveller
 from tests.faults.kill_loop.trainer import requests
@@ -47,7 +47,7 @@ class Counting:
 
 async def called_back(server: AgentServer, policy: Counted, count: int = COUNT) -> list:
     """Rollouts with callbacks; each Init is asked until it is answered."""
-    async with TrainerServer(policy) as trainer, RolloutClient(server.address) as client:
+    async with CallbackTrainer(policy) as trainer, RolloutClient(server.address) as client:
 
         async def one(request):
             while True:
@@ -70,7 +70,7 @@ async def test_handlers_called_twice_have_one_effect(stack, tmp_path, monkeypatc
     seen = twice(monkeypatch)
     for way in ("callback", "attach"):
         agents, policy, completions = Counting(), Counted(tmp_path), []
-        async with AgentServer(agents.loops, port=0, config=EngineConfig(**QUICK)) as server:
+        async with AgentServer(agents.loops, port=0, config=ServerConfig(**QUICK)) as server:
             if way == "callback":
                 completions = await called_back(server, policy)
             else:
@@ -92,7 +92,7 @@ async def test_calls_lost_there_back_and_in_between_have_one_effect(stack, tmp_p
     losing = Losing(P, seed)
     intercept(monkeypatch, losing.wrap)
     agents, policy = Counting(), Counted(tmp_path)
-    async with AgentServer(agents.loops, port=0, config=EngineConfig(**QUICK)) as server:
+    async with AgentServer(agents.loops, port=0, config=ServerConfig(**QUICK)) as server:
         completions = await called_back(server, policy)
     check_equal(completions, expected, policy)
     assert agents.runs == Counter(dict.fromkeys(expected, 1))
@@ -109,7 +109,7 @@ async def test_frames_lost_though_the_stream_lives_are_asked_for_again(tmp_path,
     monkeypatch.setattr(attachments, "RESEND_INTERVAL", 0.05)
     lost = losing_frames(monkeypatch, {"chat", "chat_reply", "complete", "complete_reply"}, P, seed)
     agents, policy, completions = Counting(), Counted(tmp_path), []
-    config = EngineConfig(**QUICK, chat_silence=0.2)
+    config = ServerConfig(**QUICK, chat_silence=0.2)
     async with AgentServer(agents.loops, port=0, config=config) as server, Trainer(server.address, policy) as trainer:
         await gathering(trainer, COUNT, completions)
         await until(lambda: not server.engine.capacity().undelivered)
@@ -145,12 +145,12 @@ def late(monkeypatch):
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(1, 7))
 @pytest.mark.parametrize("way", ["attach", "callback"])
-async def test_commits_that_are_told_as_failed_have_one_effect(tmp_path, late, seed, way):
+async def test_commits_that_are_reported_as_failed_have_one_effect(tmp_path, late, seed, way):
     """Execute and time out: the journal has what its server thinks it has not."""
     expected = await undisturbed(tmp_path, COUNT)
     agents, policy, completions = Counting(), Counted(tmp_path), []
     late.dice, late.probability = random.Random(seed), 0.1
-    state, config = tmp_path / "state", EngineConfig(**QUICK)
+    state, config = tmp_path / "state", ServerConfig(**QUICK)
     async with AgentServer(agents.loops, port=0, config=config, state_dir=state) as server:
         port = server.port
         if way == "callback":

@@ -7,12 +7,12 @@ import grpc
 import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, services_pb2_grpc
-from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.engine.engine import SystemClock
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.server import app as server_app
-from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerConfig, TrainerServer
-from osmosis_grpc.trainer import server as trainer_server
+from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerConfig
+from osmosis_grpc.trainer.transports.callback import listener
+from tests.callback_trainer import CallbackTrainer
 from tests.faults.kill_loop.agents import Passenger, Traveller
 from tests.faults.kill_loop.trainer import requests
 from tests.faults.pure import Counted, check_equal, gathering, undisturbed
@@ -31,7 +31,7 @@ async def test_a_wall_clock_that_jumps_expires_nothing(tmp_path, monkeypatch, ju
     expected = await undisturbed(tmp_path, COUNT)
     policy, completions, ahead = Counted(tmp_path), [], [0.0]
     monkeypatch.setattr(SystemClock, "time", staticmethod(lambda: time.time() + ahead[0]))
-    config = EngineConfig(**QUICK, record_ttl=60.0)
+    config = ServerConfig(**QUICK, record_ttl=60.0)
     async with AgentServer(AGENTS, port=0, config=config, state_dir=tmp_path / "state") as server:
         async with Trainer(server.address, policy) as trainer:
             policy.gate.clear()
@@ -48,34 +48,26 @@ async def test_a_wall_clock_that_jumps_expires_nothing(tmp_path, monkeypatch, ju
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("way", ["attach", "callback"])
-async def test_connections_that_are_told_to_go_away(tmp_path, monkeypatch, way):
+@pytest.mark.parametrize("transport", ["attach", "callback"])
+async def test_connections_that_get_goaway(tmp_path, monkeypatch, transport):
     """F18. Every connection lives for a quarter of a second at most."""
     expected = await undisturbed(tmp_path, COUNT)
     old = {"grpc.max_connection_age_ms": 250, "grpc.max_connection_age_grace_ms": 50}
-    for module in (server_app, trainer_server):
+    for module in (server_app, listener):
         defaults = module.server_options()
         monkeypatch.setattr(module, "server_options", lambda defaults=defaults: (*defaults, *old.items()))
     policy, completions = Counted(tmp_path), []
-    async with AgentServer(AGENTS, port=0, config=EngineConfig(**QUICK)) as server:
-        if way == "attach":
-            async with Trainer(server.address, policy, config=TrainerConfig(longest_pause=0.05)) as trainer:
-                policy.gate.clear()
-                at_work = gathering(trainer, COUNT, completions)
-                reading = asyncio.create_task(_numbers(trainer, "r1"))
-                await asyncio.sleep(1.0)  # four lives
-                policy.gate.set()
-                await at_work
-                numbers = await reading
-                assert numbers == list(range(1, len(numbers) + 1))
-        else:
-            async with TrainerServer(policy) as trainer, RolloutClient(server.address) as client:
-                policy.gate.clear()
-                for request in requests(COUNT, set()):
-                    await client.init(request, callback=trainer.callback())
-                await asyncio.sleep(1.0)  # longer than a lifetime
-                policy.gate.set()
-                completions = [await trainer.completion(name, 20) for name in expected]
+    async with AgentServer(AGENTS, port=0, config=ServerConfig(**QUICK)) as server:
+        config = TrainerConfig(longest_pause=0.05)
+        async with Trainer(server.address, policy, transport=transport, config=config) as trainer:
+            policy.gate.clear()
+            at_work = gathering(trainer, COUNT, completions)
+            reading = asyncio.create_task(_numbers(trainer, "r1"))
+            await asyncio.sleep(1.0)  # four lives
+            policy.gate.set()
+            await at_work
+            numbers = await reading
+            assert numbers == list(range(1, len(numbers) + 1))
     check_equal(completions, expected, policy)
 
 
@@ -86,24 +78,19 @@ async def _numbers(trainer, rollout_id: str) -> list[int]:
 
 @pytest.mark.long
 async def test_a_trainer_that_comes_back_at_another_address(tmp_path):
-    """F19. An equal Init with the new callback is all it takes; replies that were given are given again."""
+    """F19. The trainer sends equal Inits with its new callback; replies that were given are given again."""
     expected = await undisturbed(tmp_path, COUNT)
-    policy, ledger = Counted(tmp_path), tmp_path / "ledger.db"
-    config = EngineConfig(**QUICK)
-    async with (
-        AgentServer(AGENTS, port=0, config=config, state_dir=tmp_path / "state") as server,
-        RolloutClient(server.address) as client,
-    ):
-        async with TrainerServer(policy, ledger=ledger) as first:
-            for request in requests(COUNT, set()):
-                await client.init(request, callback=first.callback())
+    policy, ledger, completions = Counted(tmp_path), tmp_path / "ledger.db", []
+    config = ServerConfig(**QUICK)
+    async with AgentServer(AGENTS, port=0, config=config, state_dir=tmp_path / "state") as server:
+        async with Trainer(server.address, policy, transport="callback", ledger=ledger) as first:
+            at_work = gathering(first, COUNT, [])
             await until(lambda: len(policy.calls) >= 3 * COUNT)
             old = first.address
-        async with TrainerServer(policy, ledger=ledger) as second:
+        await at_work
+        async with Trainer(server.address, policy, transport="callback", ledger=ledger) as second:
             assert second.address != old
-            for request in requests(COUNT, set()):
-                assert not (await client.init(request, callback=second.callback())).created
-            completions = [await second.completion(name, 20) for name in expected]
+            await gathering(second, COUNT, completions)
     assert {completion.attempt for completion in completions} == {1}
     assert max(policy.calls.values()) <= 2, "what was not committed is sampled again, once"
     policy.calls.clear()
@@ -117,23 +104,23 @@ async def test_a_trainer_that_stops_with_chats_open_ends_no_rollout(tmp_path):
     """grpc cancels a stopping server's handlers; to the agent server that is a cut, and no answer."""
     policy = Counted(tmp_path)
     async with (
-        AgentServer(AGENTS, port=0, config=EngineConfig(**QUICK)) as server,
+        AgentServer(AGENTS, port=0, config=ServerConfig(**QUICK)) as server,
         RolloutClient(server.address) as client,
     ):
         policy.gate.clear()
-        async with TrainerServer(policy, tokens=TOKEN) as trainer:
+        async with CallbackTrainer(policy, tokens=TOKEN) as trainer:
             (request,) = list(requests(2, {"r0"}))
             await client.init(request, callback=trainer.callback())
             await until(lambda: policy.open)
         policy.gate.set()
-        async with TrainerServer(policy, tokens=TOKEN, port=trainer.port) as trainer:
+        async with CallbackTrainer(policy, tokens=TOKEN, port=trainer.port) as trainer:
             assert (await trainer.completion("r1", 20)).status == "COMPLETED"
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
 async def test_ten_thousand_streams_leave_nothing_behind(tmp_path):
-    """F25. Streams of events, opened by somebody who never reads and leaves."""
+    """F25. Streams of events of a client that never reads and leaves."""
     streams, warm = 10_000, 2_000
     policy, completions = Counted(tmp_path), []
     async with AgentServer(AGENTS, port=0) as server, Trainer(server.address, policy) as trainer:

@@ -1,4 +1,4 @@
-"""F2: the server is killed while its journal drops what is old and gives its room back."""
+"""F2: the server is killed while its journal drops old rollouts and shrinks its file."""
 
 import random
 import sqlite3
@@ -18,17 +18,17 @@ KILLS = 20
 @pytest.mark.long
 @pytest.mark.timeout(180)
 def test_a_kill_in_the_middle_of_it_costs_nothing(tmp_path):
-    """Twenty times on one folder, at any moment of it."""
+    """Twenty times on one folder, at random moments."""
     dice, lasting, dropped = random.Random(7), set(), 0
     for _ in range(KILLS):
         command = [sys.executable, "-m", "tests.faults.journal_process", str(tmp_path)]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-            told = [process.stdout.readline()]
+            received = [process.stdout.readline()]
             time.sleep(dice.uniform(0.0, 0.4))  # a kill at any moment
             process.kill()
-            told += process.stdout.readlines()
+            received += process.stdout.readlines()
         assert process.returncode == -9
-        lasting |= {line.split()[1] for line in told if line.endswith("\n")}
+        lasting |= {line.split()[1] for line in received if line.endswith("\n")}
         with closing(sqlite3.connect(tmp_path / "journal.db")) as database:
             assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
             rows = database.execute(

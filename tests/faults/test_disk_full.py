@@ -1,4 +1,4 @@
-"""F4, F5: the disk is full, read-only, torn or spoiled. Nothing is taken in that cannot be kept; what runs goes on."""
+"""F4, F5: the disk is full or read-only, or the file is damaged. New rollouts are refused; running ones go on."""
 
 import asyncio
 import os
@@ -6,33 +6,27 @@ import random
 import signal
 import sqlite3
 
-import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.trainer import RolloutClient, Trainer
 from osmosis_grpc.types import Callback
 from tests.attach.policies import CountingPolicy, check_run, requests
 from tests.attach.servers import ServerProcess
+from tests.deployment import health
 from tests.faults.disks import Limited, mounted, small_disk
 from tests.processes import run
 from tests.waiting import is_empty, until
 
 CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop", "--no-http", "--grpc-port", "0")
-SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-async def health(address: str, service: str = "") -> int:
-    async with grpc.aio.insecure_channel(address) as channel:
-        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
-        return answer.status
+SERVING, NOT_SERVING = "SERVING", "NOT_SERVING"
 
 
 async def healthy(address: str) -> None:
-    async with asyncio.timeout(10):
-        while await health(address) != SERVING:
-            await asyncio.sleep(0.05)  # between two looks at the health
+    async def serving() -> bool:
+        return await health(address) == "SERVING"
+
+    await until(serving)
 
 
 def running(trainer, asked, completions) -> asyncio.Task:
@@ -93,7 +87,7 @@ async def test_a_full_disk_takes_nothing_in_and_stops_nothing(stack, disk):
 
 @pytest.mark.long
 async def test_a_disk_that_fills_up_by_itself(stack, tmp_path):
-    """What is refused for want of room is put back by the trainer, and runs once there is room."""
+    """The trainer sends refused rollouts again, and they run once the disk has space."""
     with small_disk(tmp_path) as disk:
         server = await stack.enter_async_context(ServerProcess("--state-dir", str(disk.folder)))
         policy, completions = CountingPolicy(latency=(0.0, 0.002)), []
@@ -105,7 +99,7 @@ async def test_a_disk_that_fills_up_by_itself(stack, tmp_path):
                 await asyncio.sleep(0.05)  # between two looks at the health
                 assert not at_work.done(), "4 MiB were enough: ask for more"
             before = len(completions)
-            await until(lambda: not policy.open, "what ran is over")
+            await until(lambda: not policy.open, "running rollouts have ended")
             disk.folder.parent.joinpath("ballast").touch()
             os.system(f"mount -o remount,size=64m {disk.folder.parent}")
             await at_work
@@ -131,7 +125,9 @@ def test_a_file_that_is_no_journal_is_said(tmp_path):
     assert "cannot be used as a journal" in result.stderr
     assert "--no-journal" in result.stderr
     assert "Traceback" not in result.stderr
-    assert (tmp_path / "journal.db").read_bytes().startswith(b"this is my diary"), "nobody's file is overwritten"
+    assert (tmp_path / "journal.db").read_bytes().startswith(b"this is my diary"), (
+        "a file of another program is not overwritten"
+    )
 
 
 async def written(folder, stack, count: int = 12) -> list[str]:
@@ -152,7 +148,7 @@ async def written(folder, stack, count: int = 12) -> list[str]:
 
 @pytest.mark.long
 async def test_x09_a_spoiled_journal_is_read_into_a_fresh_one(stack, tmp_path):
-    """64 bytes of each page are spoiled, the head of each among them; the spoiled file is kept."""
+    """64 bytes of each page are damaged, its header included; the damaged file is kept."""
     done = await written(tmp_path, stack)
     with sqlite3.connect(tmp_path / "journal.db") as database:
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")

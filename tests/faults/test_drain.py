@@ -42,15 +42,15 @@ async def test_what_runs_goes_on_or_fails_and_what_waits_waits(stack, tmp_path):
     policy.gate.clear()
     await until(lambda: policy.open >= 20, "a chat open in each that runs")
     before = {completion.rollout_id for completion in completions}
-    told = await stopped(server)
+    received = await stopped(server)
     assert server.process.returncode == 0
     failed = [completion for completion in completions if completion.status == "FAILED"]
     assert {(c.finish_reason, c.failure.boundary, c.failure.retryable) for c in failed} <= {
         ("shutdown", "server", True)
     }
     assert {c.rollout_id for c in failed} <= passengers(40)
-    assert told["kept"] == 40 - len(completions)
-    assert told["undelivered"] == 0
+    assert received["kept"] == 40 - len(completions)
+    assert received["undelivered"] == 0
     policy.gate.set()
     await server.start()
     await at_work
@@ -73,8 +73,8 @@ async def test_what_runs_may_finish_within_the_limit(stack, tmp_path):
     await until(lambda: len(policy.calls) > 60, "all have begun")
     server.signal(signal.SIGTERM)
     out, _ = await asyncio.to_thread(server.process.communicate, timeout=25)
-    told = json.loads(out.splitlines()[-1])
-    assert (server.process.returncode, told["undelivered"], told["kept"]) == (0, 0, 0)
+    received = json.loads(out.splitlines()[-1])
+    assert (server.process.returncode, received["undelivered"], received["kept"]) == (0, 0, 0)
     await at_work
     check_equal(completions, expected, policy)
 
@@ -92,10 +92,10 @@ async def test_what_is_undelivered_stays_for_the_next_process(stack, tmp_path):
     proxy.refusing = True
     proxy.cut()
     info = await client.info()
-    told = await stopped(server)
+    received = await stopped(server)
     assert server.process.returncode == 0
-    assert told["kept"] + told["undelivered"] + len(completions) >= 20
-    assert told["undelivered"]
+    assert received["kept"] + received["undelivered"] + len(completions) >= 20
+    assert received["undelivered"]
     await server.start()
     proxy.refusing = False
     await at_work

@@ -15,7 +15,8 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, rollout_pb2, servi
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.calculator import agent_loop
-from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
+from osmosis_grpc.trainer import RolloutClient, Trainer
+from tests.callback_trainer import CallbackTrainer
 from tests.processes import ROOT, server_process
 from tests.server.test_bad_input import refused, violations
 
@@ -23,7 +24,7 @@ CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop")
 USER = message_pb2.Message(role="user", text="What is 1 + 2?")
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
 TARGETS = [
-    # never, whoever asks
+    # never, for any caller
     "169.254.169.254:{port}",
     "169.254.0.1:{port}",
     "[fe80::1]:{port}",
@@ -43,7 +44,7 @@ TARGETS = [
     "192.0.0.192:80",
     "[64:ff9b::a9fe:a9fe]:{port}",
     "[2002:a9fe:a9fe::]:{port}",
-    # not on this machine, and nobody has authenticated
+    # not on this machine, and without authentication
     "10.0.0.1:{port}",
     "172.16.0.1:{port}",
     "192.168.1.1:{port}",
@@ -117,7 +118,7 @@ TARGETS = [
 
 
 class Canary:
-    """Listens where nobody may come: TCP, a unix socket, UDP for DNS. `seen` is who came."""
+    """Listens where no call may arrive: TCP, a unix socket, UDP for DNS. `seen` has the callers."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -161,7 +162,7 @@ def init(target: str, rollout_id: str = "r", credential: str = "") -> rollout_pb
 
 
 async def test_where_a_callback_may_not_lead(canary, tmp_path):
-    """A1: refused by name, and nobody is asked or dialled."""
+    """A1: refused by name, without a lookup and without a connection."""
     assert len(TARGETS) > 60
     async with AgentServer([agent_loop], port=0) as server, grpc.aio.insecure_channel(server.address) as channel:
         stub = services_pb2_grpc.RolloutServiceStub(channel)
@@ -189,7 +190,7 @@ async def test_a_name_is_looked_up_once(canary, monkeypatch):
     monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
     async with (
         AgentServer([agent_loop], port=0) as server,
-        TrainerServer(ToolCallingMock()) as trainer,
+        CallbackTrainer(ToolCallingMock()) as trainer,
         grpc.aio.insecure_channel(server.address) as channel,
     ):
         stub = services_pb2_grpc.RolloutServiceStub(channel)
@@ -209,7 +210,7 @@ async def test_proxies_of_the_environment_see_nothing(canary, monkeypatch):
     for name, value in proxies.items():
         monkeypatch.setenv(name, value)
     with server_process(*CALCULATOR, env=os.environ | proxies) as (_, address):
-        async with TrainerServer(ToolCallingMock()) as trainer, RolloutClient(address) as client:
+        async with CallbackTrainer(ToolCallingMock()) as trainer, RolloutClient(address) as client:
             await client.init(rollout_id="r", messages=QUESTION, callback=trainer.callback())
             assert (await trainer.completion("r", 20)).status == "COMPLETED"
         async with Trainer(address, ToolCallingMock()) as attached:
@@ -298,7 +299,7 @@ async def test_ids_are_one_path_segment_and_no_file_is_named_by_them(tmp_path):
         env=os.environ
         | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "gateway"), os.environ.get("PYTHONPATH", "")])},
     ) as (process, address):
-        async with channel_to(address) as stub, TrainerServer(ToolCallingMock()) as trainer:
+        async with channel_to(address) as stub, CallbackTrainer(ToolCallingMock()) as trainer:
             for bad in REFUSED_IDS:
                 error = await refused(stub.Init(init(trainer.address, bad)))
                 assert (error.code(), violations(error)) == (grpc.StatusCode.INVALID_ARGUMENT, ["rollout_id"]), bad

@@ -8,7 +8,7 @@ import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2, services_pb2_grpc
 from osmosis_grpc.policies.scripted import EchoPolicy
-from osmosis_grpc.trainer import TrainerServer
+from tests.callback_trainer import CallbackTrainer
 from tests.processes import server_process
 
 AGENT = """
@@ -44,7 +44,7 @@ async def test_x07_metadata_that_no_agent_reads_is_not_parsed(tmp_path):
     (tmp_path / "agents.py").write_text(AGENT)
     arguments = ["-m", "agents:agent_loop", "--state-dir", "state", "--drain-timeout", "0"]
     with server_process(*arguments, cwd=tmp_path) as (process, address):
-        async with TrainerServer(EchoPolicy()) as trainer, grpc.aio.insecure_channel(address) as channel:
+        async with CallbackTrainer(EchoPolicy()) as trainer, grpc.aio.insecure_channel(address) as channel:
             init = services_pb2_grpc.RolloutServiceStub(channel).Init
             callback = rollout_pb2.Callback(target=trainer.callback().target)
             await init(rollout_pb2.InitRequest(rollout_id="first", callback=callback))

@@ -23,7 +23,7 @@ for top in ("osmosis_grpc", "osmosis_gateway"):
 def test_every_module_is_imported_without_a_network():
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-n", "true"], check=False).returncode:
         pytest.skip("may not make a network namespace")
-    told = subprocess.run(
+    received = subprocess.run(
         ["unshare", "-n", sys.executable, "-c", ALL], cwd=ROOT, capture_output=True, text=True, timeout=50, check=False
     )
-    assert (told.returncode, told.stderr) == (0, "")
+    assert (received.returncode, received.stderr) == (0, "")

@@ -8,82 +8,51 @@ import asyncio
 import contextlib
 import os
 import random
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import OsmosisRolloutError
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.server import AgentServer
-from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerConfig, TrainerServer
+from osmosis_grpc.trainer import Trainer, TrainerConfig
+from tests.deployment import USER, deployment
 from tests.faults.lines import Injected, executed, raising
-from tests.supervise.deployment import FAST, USER, Hangs, SlowTools, Talk
 from tests.waiting import until
 
-FOLDERS = tuple(f"osmosis_grpc/{name}/" for name in ("engine", "server", "journal", "trainer"))
+FOLDERS = tuple(f"osmosis_grpc/{name}/" for name in ("engine", "server", "storage", "trainer"))
 SEED = int(os.environ.get("OSMOSIS_SEED", "1"))
 LINES = 40
 PATIENCE = 20.0
 """Seconds after which a caller counts as one that waits for ever."""
-ATTACHED = {"a1": "talk", "a2": "slow tools", "a3": "hangs"}
-CALLED_BACK = {"c1": "talk", "c2": "slow tools", "c3": "hangs"}
+ROLLOUTS = {
+    "attach": {"a1": "talk", "a2": "slow tools", "a3": "hangs"},
+    "callback": {"c1": "talk", "c2": "slow tools", "c3": "hangs"},
+}
+"""Agent loops by transport and rollout id."""
 
 
-class Deployment:
-    """An agent server, an attached trainer with a ledger, a callback trainer, and rollouts of both."""
+class Rollouts:
+    """Rollouts of two trainers with ledgers, one of each transport, at one agent server."""
 
-    def __init__(self, folder):
-        self.folder = folder
-        self.stack = AsyncExitStack()
+    def __init__(self, server, trainers):
+        self.server, self.trainers = server, trainers
 
-    async def __aenter__(self):
-        config = EngineConfig(**(FAST | {"trainer_grace": 5.0, "get_tools_timeout": 3.0, "chat_silence": 2.0}))
-        loops = [Talk(), SlowTools(), Hangs()]
-        enter = self.stack.enter_async_context
-        self.server = await enter(AgentServer(loops, port=0, config=config, state_dir=self.folder / "state"))
-        self.trainer = await enter(
-            Trainer(
-                [self.server.address],
-                policy,
-                ledger=self.folder / "ledger.db",
-                config=TrainerConfig(lost_after=5.0, longest_pause=0.5),
-            )
-        )
-        self.called = await enter(TrainerServer(policy))
-        self.client = await enter(RolloutClient(self.server.address, timeout=PATIENCE / 3))
-        return self
-
-    async def __aexit__(self, *exc):
-        with contextlib.suppress(Injected):
-            await self.stack.aclose()
-
-    async def attached(self, rollout_id, agent_loop):
-        """A rollout over the attachment: its completion, or the error that its caller gets."""
-        return await self.trainer.rollout(
+    async def rollout(self, transport, rollout_id, agent_loop):
+        """Returns a rollout's completion. Raises the error that its caller gets."""
+        return await self.trainers[transport].rollout(
             rollout_id=rollout_id,
             agent_loop=agent_loop,
             messages=[USER],
             agent_timeout=0.5 if agent_loop == "hangs" else 30.0,
         )
 
-    async def called_back(self, rollout_id, agent_loop):
-        """A rollout with a callback, asked for until its Init is taken or refused for good."""
-        timeout = 0.5 if agent_loop == "hangs" else 30.0
-        await self.client.init(
-            rollout_id=rollout_id,
-            agent_loop=agent_loop,
-            messages=[USER],
-            agent_timeout=timeout,
-            callback=self.called.callback(),
-        )
-        return await self.called.completion(rollout_id)
-
     async def all_end(self):
         """Run all rollouts. Returns the names of those whose callers still wait after PATIENCE."""
-        asked = {name: self.attached(name, loop) for name, loop in ATTACHED.items()}
-        asked |= {name: self.called_back(name, loop) for name, loop in CALLED_BACK.items()}
-        tasks = {name: asyncio.create_task(work) for name, work in asked.items()}
+        tasks = {
+            name: asyncio.create_task(self.rollout(transport, name, agent_loop))
+            for transport, names in ROLLOUTS.items()
+            for name, agent_loop in names.items()
+        }
         done, waiting = await asyncio.wait(tasks.values(), timeout=PATIENCE)
         for task in waiting:
             task.cancel()
@@ -106,6 +75,21 @@ class Deployment:
         return dict(self.server.engine.rollouts.in_flight())
 
 
+@asynccontextmanager
+async def rollouts(folder):
+    """Yields Rollouts whose journal and ledger are in `folder`."""
+    config = TrainerConfig(lost_after=5.0, longest_pause=0.5)
+    limits = {"trainer_grace": 5.0, "get_tools_timeout": 3.0, "chat_silence": 2.0}
+    with contextlib.suppress(Injected):
+        async with deployment(folder / "state", **limits) as deployed, AsyncExitStack() as stack:
+            trainers = {}
+            for transport in ROLLOUTS:
+                ledger = folder / f"{transport}.db"
+                trainer = Trainer(deployed.server.address, policy, transport=transport, ledger=ledger, config=config)
+                trainers[transport] = await stack.enter_async_context(trainer)
+            yield Rollouts(deployed.server, trainers)
+
+
 async def policy(request):
     await asyncio.sleep(0.01)  # the trainer's latency
     return answer(request, f"reply {request.number}", tokens=3)
@@ -113,22 +97,22 @@ async def policy(request):
 
 async def known_lines(folder):
     """The lines that rollouts execute while nothing is wrong."""
-    async with Deployment(folder) as deployment:
+    async with rollouts(folder) as running:
         with executed(FOLDERS) as seen:
-            assert await deployment.all_end() == []
+            assert await running.all_end() == []
     return sorted(seen)
 
 
 async def inject(folder, line):
     """Raise at this line. Returns what is wrong after that, an empty text when nothing is."""
-    async with Deployment(folder) as deployment:
+    async with rollouts(folder) as running:
         with raising(line) as fired:
-            waiting = await deployment.all_end()
-        failed = deployment.failed
-        unended = {} if failed else await deployment.unended()
+            waiting = await running.all_end()
+        failed = running.failed
+        unended = {} if failed else await running.unended()
     if failed:
-        async with Deployment(folder) as deployment:
-            waiting, unended = await deployment.all_end(), await deployment.unended()
+        async with rollouts(folder) as running:
+            waiting, unended = await running.all_end(), await running.unended()
     if waiting or unended:
         return f"{line[0]}:{line[1]} in {fired}: {waiting} wait, {unended} have no end, failed {failed}"
     return ""

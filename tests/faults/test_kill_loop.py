@@ -27,13 +27,18 @@ def killed(who: str, replies: str, kills: int, seed: int) -> dict:
     ],
 )
 def test_six_kills_lose_nothing(who, replies):
-    told = killed(who, replies, 6, seed=11)
-    assert sum(told["kills"].values()) == 6
-    assert (told["accepted"], told["delivered"], told["applied"]) == (40, 40, 40)
-    assert (told["lost"], told["applied_twice"], told["sampled_twice"], told["other_breaks"]) == (0, 0, 0, {})
-    assert told["replayed_equal"] == told["replayable"] == 32
+    received = killed(who, replies, 6, seed=11)
+    assert sum(received["kills"].values()) == 6
+    assert (received["accepted"], received["delivered"], received["applied"]) == (40, 40, 40)
+    assert (received["lost"], received["applied_twice"], received["sampled_twice"], received["other_breaks"]) == (
+        0,
+        0,
+        0,
+        {},
+    )
+    assert received["replayed_equal"] == received["replayable"] == 32
     if who == "server":
-        assert told["resampled"] == 0
+        assert received["resampled"] == 0
 
 
 # The judge is judged, too: each promise that is broken is named, with the lines that show it.
@@ -91,11 +96,11 @@ def test_what_is_not_delivered_is_named(tmp_path):
     assert found.promise == "delivered"
 
 
-@pytest.mark.parametrize(("runs", "promises"), [(2, ["replayed"]), (3, [])])
-def test_a_rollout_that_is_killed_without_a_new_reply_may_end_failed(tmp_path, runs, promises):
-    """After the run that got the reply, three more without one end it."""
+@pytest.mark.parametrize(("kills", "promises"), [(3, ["replayed"]), (4, [])])
+def test_a_rollout_whose_server_is_killed_again_and_again_may_end_failed(tmp_path, kills, promises):
     run = ("server", "run", "r", ("talker",), None)
+    kill = ("loop", "killed", "", ("server", 1, "anywhere"), None)
     failed = {"status": "FAILED", "reason": "crashed_server", "digest": ""}
     end = ("trainer", "applied", "r", (1, "result"), failed)
-    evidence = history(tmp_path / "history", run, *GOOD[:2], *[run] * runs, end)
+    evidence = history(tmp_path / "history", run, *GOOD[:2], *[kill] * kills, end)
     assert [found.promise for found in evidence.broken()] == promises

@@ -12,22 +12,21 @@ import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, message_pb2, rollout_pb2, services_pb2_grpc, trainer_pb2
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.server import AgentServer
-from osmosis_grpc.trainer import TrainerServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.types import events
+from tests.callback_trainer import CallbackTrainer
 from tests.credentials import shown
 from tests.waiting import until
 
 USER = message_pb2.Message(role="user", text="Hello")
 SOON = 20.0
-FAST = EngineConfig(max_concurrent=2000, max_queued=10_000, stop_again_after=(0.05, 0.1), retry_delay=(0.01, 0.02))
+FAST = ServerConfig(max_concurrent=2000, max_queued=10_000, stop_again_after=(0.05, 0.1), retry_delay=(0.01, 0.02))
 
 
 class Counted(RolloutAgentLoop):
-    """Counts what it runs, and chats as often as it is told."""
+    """Counts its runs, and makes as many chats as requested."""
 
     name: ClassVar[str] = "counted"
 
@@ -63,9 +62,9 @@ class Recorded:
         )
 
     async def Complete(self, request: Any, context: Any) -> Any:
-        told = request.completion
-        known = self.completions.setdefault((told.rollout_id, told.attempt), [])
-        known.append(told)
+        received = request.completion
+        known = self.completions.setdefault((received.rollout_id, received.attempt), [])
+        known.append(received)
         outcome = trainer_pb2.COMPLETE_OUTCOME_RECORDED
         return trainer_pb2.CompleteResponse(outcome=outcome)
 
@@ -73,7 +72,7 @@ class Recorded:
         raise NotImplementedError
 
     def results(self, rollout_id: str, attempt: int = 1) -> int:
-        """How many results were told: an Init that comes after the end has the same one sent again."""
+        """The number of different results: an Init after the end gets the same one again."""
         return len({completion.result_id for completion in self.completions[rollout_id, attempt]})
 
 
@@ -92,7 +91,7 @@ async def recording(stack: Any, **options: Any) -> tuple[Recorded, str]:
     return trainer, f"127.0.0.1:{port}"
 
 
-async def serving(stack: Any, config: EngineConfig = FAST, **options: Any) -> tuple[Counted, AgentServer]:
+async def serving(stack: Any, config: ServerConfig = FAST, **options: Any) -> tuple[Counted, AgentServer]:
     agent = Counted()
     return agent, await stack.enter_async_context(AgentServer([agent], port=0, config=config, **options))
 
@@ -131,10 +130,10 @@ async def test_the_same_init_a_thousand_times_over_ten_connections_runs_once(sta
     trainer, target = await recording(stack)
     callers = await stubs(stack, server.address, 10)
     calls = [stub.Init(request(target, "r"), timeout=SOON) for _ in range(100) for stub in callers]
-    told = Counter(await asyncio.gather(*map(outcome, calls)))
-    assert sorted(told.values()) == [1, 999]
-    assert {status for status, _ in told} == {"STARTED", "OK"}
-    assert len({body for _, body in told}) == 1
+    received = Counter(await asyncio.gather(*map(outcome, calls)))
+    assert sorted(received.values()) == [1, 999]
+    assert {status for status, _ in received} == {"STARTED", "OK"}
+    assert len({body for _, body in received}) == 1
     await until(lambda: trainer.completions)
     assert (agent.ran, trainer.results("r")) == ({("r", 1): 1}, 1)
 
@@ -145,15 +144,15 @@ async def test_of_different_bodies_at_once_one_wins(stack):
     trainer, target = await recording(stack)
     callers = await stubs(stack, server.address, 5)
     calls = [stub.Init(request(target, "r", label=str(n)), timeout=SOON) for n in range(20) for stub in callers]
-    told = Counter(status for status, _ in await asyncio.gather(*map(outcome, calls)))
-    assert told == {"STARTED": 1, "OK": 4, "ALREADY_EXISTS": 95}
+    received = Counter(status for status, _ in await asyncio.gather(*map(outcome, calls)))
+    assert received == {"STARTED": 1, "OK": 4, "ALREADY_EXISTS": 95}
     await until(lambda: trainer.completions)
     assert (agent.ran, trainer.results("r")) == ({("r", 1): 1}, 1)
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 27))])
 async def test_init_cancel_result_and_deadline_raced(stack, seed):
-    """F22: 200 rollouts a seed. The first end stands, one completion is sent for each, events tell the same."""
+    """F22: 200 rollouts a seed. The first end stands, one completion is sent for each, events agree."""
     print(f"seed {seed}")
     drawn = random.Random(seed)
     agent, server = await serving(stack)
@@ -183,8 +182,8 @@ async def test_init_cancel_result_and_deadline_raced(stack, seed):
         assert trainer.results(name) == 1
         info = await callers[0].GetRollout(control_pb2.GetRolloutRequest(rollout_id=name))
         assert info.rollout.completion.status == completion.status
-        told = [event.kind for event in server.engine.journal.events(name, 1, 0, 1000)]
-        assert sum(isinstance(kind, events.Ended) for kind in told) == 1
+        received = [event.kind for event in server.engine.journal.events(name, 1, 0, 1000)]
+        assert sum(isinstance(kind, events.Ended) for kind in received) == 1
         assert agent.ran[name, 1] <= 1
     left = server.engine.capacity()
     assert (left.running, left.queued, left.abandoned) == (0, 0, 0)
@@ -219,7 +218,7 @@ async def test_each_call_made_twice_has_the_effect_of_one(stack):
             for volatile in ("started", "running"):
                 if volatile in answer_.DESCRIPTOR.fields_by_name:
                     answer_.ClearField(volatile)
-        if name not in ("GetRollout", "ListRollouts", "Drain"):  # these tell what is, which changes
+        if name not in ("GetRollout", "ListRollouts", "Drain"):  # their answers change
             assert first == second or name == "Cancel", name
     await until(lambda: trainer.completions)
     assert (sum(agent.ran.values()) <= 1, len(trainer.completions["r", 1])) == (True, 1)
@@ -232,7 +231,7 @@ async def test_each_of_the_trainers_calls_made_twice_has_the_effect_of_one(stack
         sampled.append(request)
         return answer(request, f"reply {len(sampled)}")
 
-    trainer = await stack.enter_async_context(TrainerServer(policy))
+    trainer = await stack.enter_async_context(CallbackTrainer(policy))
     channel = await stack.enter_async_context(grpc.aio.insecure_channel(trainer.address))
     stub = services_pb2_grpc.TrainerServiceStub(channel)
     chat = trainer_pb2.ChatRequest(rollout_id="r", sample="main", number=1)
@@ -241,8 +240,8 @@ async def test_each_of_the_trainers_calls_made_twice_has_the_effect_of_one(stack
     assert await stub.Chat(chat, metadata=own) == await stub.Chat(chat, metadata=own)
     assert len(sampled) == 1
     completion = rollout_pb2.Completion(rollout_id="r", attempt=1, result_id="x", status=1, finish_reason="stop")
-    told = trainer_pb2.CompleteRequest(completion=completion)
-    outcomes = [(await stub.Complete(told, metadata=own)).outcome for _ in range(2)]
+    received = trainer_pb2.CompleteRequest(completion=completion)
+    outcomes = [(await stub.Complete(received, metadata=own)).outcome for _ in range(2)]
     assert outcomes == [trainer_pb2.COMPLETE_OUTCOME_RECORDED, trainer_pb2.COMPLETE_OUTCOME_ALREADY_RECORDED]
     assert (await trainer.completion("r", SOON)).result_id == "x"
     with pytest.raises(TimeoutError):
@@ -250,7 +249,7 @@ async def test_each_of_the_trainers_calls_made_twice_has_the_effect_of_one(stack
 
 
 class Steps(RolloutAgentLoop):
-    """Awaits many things in turn; `reached` tells the step."""
+    """Awaits many things in turn; `reached` is the step."""
 
     name: ClassVar[str] = "steps"
     steps: ClassVar[tuple[str, ...]] = (
@@ -319,7 +318,7 @@ class Steps(RolloutAgentLoop):
 @pytest.mark.parametrize("how", ["cancel", "deadline"])
 @pytest.mark.parametrize("step", Steps.steps)
 async def test_stopped_at_each_await(stack, step, how):
-    """F28: nothing of the rollout is left, and one completion tells why."""
+    """F28: nothing of the rollout is left, and one completion has the reason."""
     agent = Steps(step)
     trainer, target = await recording(stack)
     server = await stack.enter_async_context(AgentServer([agent], port=0, config=FAST))

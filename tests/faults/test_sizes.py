@@ -9,9 +9,10 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2, services_pb2, serv
 from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES, MAX_REPLY_BYTES
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.testing.raw import RawTrainer
-from osmosis_grpc.testing.raw.stream import OPTIONS
+from osmosis_grpc.testing.raw.connections import OPTIONS
 from osmosis_grpc.testing.raw.trainer_frames import HEARTBEAT, chat_reply, init, reply
-from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from osmosis_grpc.trainer import RolloutClient
+from tests.callback_trainer import CallbackTrainer
 from tests.processes import server_process
 
 MIB = 2**20
@@ -34,7 +35,7 @@ def peak(pid: int) -> int:
 
 async def a_rollout(address: str, rollout_id: str) -> None:
     """An bystander one still runs."""
-    async with TrainerServer(ToolCallingMock()) as trainer, RolloutClient(address) as client:
+    async with CallbackTrainer(ToolCallingMock()) as trainer, RolloutClient(address) as client:
         await client.init(rollout_id=rollout_id, messages=QUESTION, callback=trainer.callback())
         assert (await trainer.completion(rollout_id, 20)).status == "COMPLETED"
 

@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
-from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
+from osmosis_grpc.trainer import RolloutClient, Trainer
 from tests.attach.policies import CountingPolicy, check_run, check_whole, requests
 from tests.attach.servers import ServerProcess
+from tests.callback_trainer import CallbackTrainer
 from tests.faults.kill_loop.history import VARIABLE, read
 from tests.faults.pure import AGENTS, undisturbed
 from tests.processes import ROOT
@@ -34,7 +35,7 @@ async def test_a_server_that_stands_still(stack, tmp_path):
     server = await stack.enter_async_context(ServerProcess("--state-dir", str(tmp_path)))
     attached, called, completions = CountingPolicy(), CountingPolicy(), []
     trainer = await stack.enter_async_context(Trainer([server.address], attached))
-    callback = await stack.enter_async_context(TrainerServer(called))
+    callback = await stack.enter_async_context(CallbackTrainer(called))
     client = await stack.enter_async_context(RolloutClient(server.address))
     asked = list(requests("still", 60))
 

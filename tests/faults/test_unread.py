@@ -1,4 +1,4 @@
-"""Peers that ask without end and never read: what waits for them is bounded, and nobody else notices (A8, A11)."""
+"""Peers that send without end and never read: their queue is bounded, and others are not affected (A8, A11)."""
 
 import asyncio
 import contextlib
@@ -8,14 +8,13 @@ import grpc
 import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, services_pb2
-from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.link import frame_stream
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.raw import RawTrainer
+from osmosis_grpc.testing.raw.connections import ACCEPT, ATTACH
 from osmosis_grpc.testing.raw.server_frames import accepted, chat, complete
 from osmosis_grpc.testing.raw.server_frames import hello as server_hello
-from osmosis_grpc.testing.raw.stream import ACCEPT, ATTACH
 from osmosis_grpc.testing.raw.trainer_frames import HEARTBEAT, init, recorded
 from osmosis_grpc.trainer import Trainer
 from osmosis_grpc.types import RolloutRequest
@@ -28,7 +27,7 @@ LONG = "x" * 2000
 
 
 class Unread:
-    """A stream on which somebody writes and never reads. `over` is set when it has ended."""
+    """A stream whose client writes and never reads. `over` is set after its end."""
 
     def __init__(self, address: str, method: str, request: Any) -> None:
         options = (("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0))  # a window that does not grow
@@ -113,8 +112,8 @@ def equal_inits(trainer: RawTrainer) -> list[Any]:
 
 
 def completions_again(trainer: RawTrainer) -> list[Any]:
-    told = trainer.stream.all("complete")[0].completion
-    return [init("ended", turns=0), recorded(told)] * 100
+    received = trainer.stream.all("complete")[0].completion
+    return [init("ended", turns=0), recorded(received)] * 100
 
 
 @pytest.mark.parametrize(
@@ -184,7 +183,7 @@ async def test_two_sides_under_load_do_not_wait_for_one_another(watched):
         def get_tools(self, request: Any) -> Any:
             return [tool]
 
-    config = EngineConfig(max_concurrent=200)
+    config = ServerConfig(max_concurrent=200)
     async with (
         AgentServer([Tooled()], port=0, config=config) as server,
         Trainer(server.address, lambda request: answer(request, "z" * 30_000)) as trainer,

@@ -8,7 +8,8 @@ import pytest
 
 from osmosis_grpc.errors import CallError
 from osmosis_grpc.policies.scripted import EchoPolicy
-from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from osmosis_grpc.trainer import RolloutClient
+from tests.callback_trainer import CallbackTrainer
 from tests.processes import serving
 
 PATIENCE = 20.0
@@ -19,7 +20,7 @@ PATIENCE = 20.0
 async def test_x04_a_server_without_a_part_exits_with_1(part, tmp_path):
     arguments = ("-m", "tests.faults.dying:agents", "--no-validate", "-p", "0", "--state-dir", str(tmp_path / "state"))
     with serving(*arguments) as (process, ready):
-        async with TrainerServer(EchoPolicy()) as trainer, RolloutClient(ready["grpc"], timeout=PATIENCE) as client:
+        async with CallbackTrainer(EchoPolicy()) as trainer, RolloutClient(ready["grpc"], timeout=PATIENCE) as client:
 
             async def ask():
                 """Ask until the server answers no more: no caller waits for ever."""

@@ -1,7 +1,7 @@
-"""X9: one bit is flipped somewhere in a journal or a ledger. Nothing changes without a report, and all goes on.
+"""X9: one flipped bit in a journal or a ledger. No outcome changes without a report, and all other rollouts go on.
 
-A scene is made once: rollouts that are delivered, undelivered and running, as a killed process leaves them. Each flip
-takes a copy of it, starts the real server and the real trainer on it, and compares what comes.
+A fixture makes a scene: the files of a killed process, with delivered, undelivered and running rollouts. Each flip
+copies the scene, starts a real server and a real trainer on the copy, and compares the outcomes.
 """
 
 import asyncio
@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import DataLoss, Unavailable
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.storage.examine import examine
 from osmosis_grpc.storage.journal.schema import JOURNAL
 from osmosis_grpc.storage.ledger.schema import LEDGER
@@ -30,18 +29,18 @@ from osmosis_grpc.trainer import (
     RolloutRequest,
     TokenBlock,
     Trainer,
-    TrainerServer,
 )
+from tests.callback_trainer import CallbackTrainer
 from tests.damaged import flip
 from tests.waiting import is_empty, until
 
 PATIENCE = 60.0
 DONE, LATE, OPEN = ([f"{name}-{n}" for n in range(4)] for name in ("done", "late", "open"))
-ENGINE = EngineConfig(outbox_delay=(0.02, 0.1), retry_delay=(0.02, 0.1), stop_again_after=(0.05, 0.1))
+ENGINE = ServerConfig(outbox_delay=(0.02, 0.1), retry_delay=(0.02, 0.1), stop_again_after=(0.05, 0.1))
 
 
 class Adder(RolloutAgentLoop):
-    """Asks three times, the second time with a long message. It may be run again."""
+    """Sends three chats, the third with a long message. It is replayable."""
 
     name = "adder"
     replayable = True
@@ -59,7 +58,7 @@ class Adder(RolloutAgentLoop):
 
 
 class Policy:
-    """Says the same to the same question. While it is closed, second chats of rollouts `open-N` wait."""
+    """Gives the same reply to the same question. While it is closed, second chats of rollouts `open-N` wait."""
 
     def __init__(self, *, closed: bool) -> None:
         self.waiting = 0
@@ -80,12 +79,12 @@ class Policy:
         )
 
 
-def asked(name: str) -> RolloutRequest:
+def request_of(name: str) -> RolloutRequest:
     return RolloutRequest(rollout_id=name, messages=[{"role": "user", "content": f"add, {name}"}])
 
 
-def told(completion: Completion) -> tuple:
-    """What matters of an outcome."""
+def compared(completion: Completion) -> tuple:
+    """Return the parts of an outcome that are compared."""
     samples = completion.samples.values()
     tokens = [segment.ids.tolist() for sample in samples for segment in sample.segments]
     return completion.status, completion.reward, str(completion.messages), str(tokens)
@@ -96,20 +95,20 @@ def is_lost(completion: Completion) -> bool:
 
 
 def checkpoint(database: Path) -> None:
-    """What was written so far goes from the write-ahead log to the file itself."""
+    """Move all commits from the write-ahead log to the file."""
     with closing(sqlite3.connect(database)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
-def left(database: Path, folder: Path) -> None:
-    """A file as a process that is killed now leaves it."""
+def copy_after_kill(database: Path, folder: Path) -> None:
+    """Copy a file as a kill at this moment leaves it."""
     folder.mkdir(exist_ok=True)
     for suffix in ("", "-wal"):
         shutil.copy(f"{database}{suffix}", folder / f"{database.name}{suffix}")
 
 
-def places(scene: Path, name: str, count: int, seed: int) -> list[tuple[str, int]]:
-    """Bits of the file and of its log: heads, and anywhere."""
+def random_bits(scene: Path, name: str, count: int, seed: int) -> list[tuple[str, int]]:
+    """Return random bits of a file and of its log, some of them in the headers."""
     dice, found = random.Random(seed), []
     files = [(scene / name, 100), (scene / f"{name}-wal", 32)]
     for number in range(count):
@@ -120,7 +119,7 @@ def places(scene: Path, name: str, count: int, seed: int) -> list[tuple[str, int
 
 
 def quiet_port() -> int:
-    """A port that nobody gets by chance: servers come and go on it."""
+    """Return a port outside the ephemeral range, for servers that start on it again and again."""
     for port in random.Random(os.getpid()).sample(range(20_000, 30_000), 1_000):
         with socket.socket() as one:
             if one.connect_ex(("127.0.0.1", port)):
@@ -131,39 +130,39 @@ def quiet_port() -> int:
 # The journal.
 
 
-class Taking:
-    """Takes completions; it may refuse those of some rollouts for now."""
+class Recorder:
+    """Records completions, and refuses those of some rollouts."""
 
     def __init__(self, refused: list[str]) -> None:
         self.refused = refused
         self.seen: set[str] = set()
-        self.taken: dict[str, Completion] = {}
+        self.recorded: dict[str, Completion] = {}
 
     async def __call__(self, completion: Completion, state: bytes, credential: str) -> None:
         self.seen.add(completion.rollout_id)
         if completion.rollout_id in self.refused:
             raise Unavailable("not now", retry_after=0.05)
-        self.taken.setdefault(completion.rollout_id, completion)
+        self.recorded.setdefault(completion.rollout_id, completion)
 
 
 @pytest.fixture
 async def journal(tmp_path: Path) -> tuple[Path, int]:
-    """A journal's folder, and the port of the callbacks."""
+    """Return a journal's folder, and the port of the callbacks."""
     state, scene = tmp_path / "state", tmp_path / "scene"
-    taking, policy = Taking(LATE), Policy(closed=True)
+    recorder, policy = Recorder(LATE), Policy(closed=True)
     async with (
-        TrainerServer(policy, port=quiet_port(), recorder=taking, tokens=TOKEN) as trainer,
+        CallbackTrainer(policy, port=quiet_port(), recorder=recorder, tokens=TOKEN) as trainer,
         AgentServer([Adder()], port=0, config=ENGINE, state_dir=state) as server,
         RolloutClient(server.address) as client,
     ):
         for names in (DONE, LATE, OPEN):
             for name in names:
-                await client.init(asked(name), callback=trainer.callback())
+                await client.init(request_of(name), callback=trainer.callback())
             if names is DONE:
-                await until(lambda: len(taking.taken) == len(DONE))
+                await until(lambda: len(recorder.recorded) == len(DONE))
                 checkpoint(state / "journal.db")
-        await until(lambda: taking.seen >= set(LATE) and policy.waiting == len(OPEN))
-        left(state / "journal.db", scene)
+        await until(lambda: recorder.seen >= set(LATE) and policy.waiting == len(OPEN))
+        copy_after_kill(state / "journal.db", scene)
         shutil.copytree(state / "credentials", scene / "credentials")
         return scene, trainer.port
 
@@ -172,10 +171,10 @@ TOKEN = "a-token-by-which-a-trainer-knows-its-callbacks"
 
 
 async def after_journal(folder: Path, port: int) -> dict[str, Completion | str]:
-    """What becomes of all rollouts: completions that are delivered, and what the server says of the settled ones."""
-    taking, found = Taking([]), {}
+    """Return all outcomes: delivered completions, and the server's answers for settled rollouts."""
+    recorder, found = Recorder([]), {}
     async with (
-        TrainerServer(Policy(closed=False), port=port, recorder=taking, tokens=TOKEN),
+        CallbackTrainer(Policy(closed=False), port=port, recorder=recorder, tokens=TOKEN),
         AgentServer([Adder()], port=0, config=ENGINE, state_dir=folder) as server,
         RolloutClient(server.address) as client,
     ):
@@ -187,37 +186,37 @@ async def after_journal(folder: Path, port: int) -> dict[str, Completion | str]:
                 found[name] = str(error)
             except Exception as error:
                 found[name] = f"{type(error).__name__}: {error}"
-    return found | taking.taken
+    return found | recorder.recorded
 
 
 def check(found: dict, expected: dict, names: list[str], log: str, where: object) -> None:
-    """Each rollout is there as it should be, or has failed with DATA_LOSS and is named."""
+    """Check that each rollout is unchanged, or has failed with DATA_LOSS and is in the log."""
     for name in names:
         got = found.get(name)
-        if isinstance(got, Completion) and told(got) == expected[name]:
+        if isinstance(got, Completion) and compared(got) == expected[name]:
             continue
         assert name in log, (
-            f"{where}: {name} is {got and (told(got) if isinstance(got, Completion) else got)}, unreported"
+            f"{where}: {name} is {got and (compared(got) if isinstance(got, Completion) else got)}, unreported"
         )
-        assert got is None or isinstance(got, str) or is_lost(got), f"{where}: {name} became {told(got)}"
+        assert got is None or isinstance(got, str) or is_lost(got), f"{where}: {name} became {compared(got)}"
 
 
 async def flipped_journals(scene: Path, port: int, tmp_path: Path, caplog, count: int, seed: int) -> None:
-    whole = await after_journal(shutil.copytree(scene, tmp_path / "whole"), port)
-    expected = {name: told(completion) for name, completion in whole.items()}
+    undamaged = await after_journal(shutil.copytree(scene, tmp_path / "undamaged"), port)
+    expected = {name: compared(completion) for name, completion in undamaged.items()}
     assert {status for status, *_ in expected.values()} == {"COMPLETED"}
     assert set(expected) == {*DONE, *LATE, *OPEN}
     kept = lost = 0
-    for name, bit in places(scene, "journal.db", count, seed):
+    for name, bit in random_bits(scene, "journal.db", count, seed):
         folder = shutil.copytree(scene, tmp_path / "flipped")
         flip(folder / name, bit)
-        told_before = examine(folder / "journal.db", JOURNAL)
+        examined = examine(folder / "journal.db", JOURNAL)
         caplog.clear()
         found = await after_journal(folder, port)
         check(found, expected, [*DONE, *LATE, *OPEN], caplog.text, (name, bit))
-        right = sum(isinstance(c, Completion) and told(c) == expected[n] for n, c in found.items())
+        right = sum(isinstance(c, Completion) and compared(c) == expected[n] for n, c in found.items())
         assert right >= len(expected) - 1, f"{(name, bit)}: one bit costs one rollout at most\n{caplog.text}"
-        assert right == len(expected) or not told_before.is_sound, f"{(name, bit)}: doctor finds nothing"
+        assert right == len(expected) or not examined.is_sound, f"{(name, bit)}: doctor finds nothing"
         kept, lost = kept + right, lost + len(expected) - right
         shutil.rmtree(folder)
     print(f"{count} bits: {kept} outcomes as before, {lost} reported")
@@ -240,7 +239,7 @@ async def test_x09_300_flipped_bits_in_the_journal(journal, tmp_path, caplog):
 
 @pytest.fixture
 async def ledger(tmp_path: Path) -> tuple[Path, int]:
-    """A ledger with its server's journal, and the port of the server."""
+    """Return a ledger with its server's journal, and the port of the server."""
     state, scene = tmp_path / "state", tmp_path / "scene"
     policy, path = Policy(closed=True), tmp_path / "ledger"
     async with (
@@ -248,17 +247,17 @@ async def ledger(tmp_path: Path) -> tuple[Path, int]:
         AsyncExitStack() as stack,
     ):
         trainer = await stack.enter_async_context(Trainer([server.address], policy, ledger=path))
-        for completion in [await trainer.rollout(asked(name)) for name in DONE]:
+        for completion in [await trainer.rollout(request_of(name)) for name in DONE]:
             await completion.confirm()
         for name in LATE[:2]:
-            await trainer.rollout(asked(name))
+            await trainer.rollout(request_of(name))
         checkpoint(path)
         for name in LATE[2:]:
-            await trainer.rollout(asked(name))
-        running = [asyncio.create_task(trainer.rollout(asked(name))) for name in OPEN]
+            await trainer.rollout(request_of(name))
+        running = [asyncio.create_task(trainer.rollout(request_of(name))) for name in OPEN]
         await until(lambda: policy.waiting == len(OPEN))
-        left(path, scene)
-        left(state / "journal.db", scene / "state")
+        copy_after_kill(path, scene)
+        copy_after_kill(state / "journal.db", scene / "state")
         port = server.port
         for task in running:
             task.cancel()
@@ -267,7 +266,7 @@ async def ledger(tmp_path: Path) -> tuple[Path, int]:
 
 
 async def after_ledger(folder: Path, port: int) -> dict[str, Completion]:
-    """All outcomes that the application gets, what it asks for again included."""
+    """Return all outcomes that the application gets, those of repeated requests included."""
     found: dict[str, Completion] = {}
     async with (
         AgentServer([Adder()], port=port, config=ENGINE, state_dir=folder / "state"),
@@ -279,27 +278,27 @@ async def after_ledger(folder: Path, port: int) -> dict[str, Completion]:
                 found[completion.rollout_id] = completion
                 await completion.confirm()
         for name in {*LATE, *OPEN} - set(found):
-            found[name] = await trainer.rollout(asked(name))
+            found[name] = await trainer.rollout(request_of(name))
     return found
 
 
 async def flipped_ledgers(scene: Path, port: int, tmp_path: Path, caplog, count: int, seed: int) -> None:
-    whole = await after_ledger(shutil.copytree(scene, tmp_path / "whole"), port)
-    expected = {name: told(completion) for name, completion in whole.items()}
+    undamaged = await after_ledger(shutil.copytree(scene, tmp_path / "undamaged"), port)
+    expected = {name: compared(completion) for name, completion in undamaged.items()}
     assert {status for status, *_ in expected.values()} == {"COMPLETED"}
     assert set(expected) == {*LATE, *OPEN}
     lost = 0
-    for name, bit in places(scene, "ledger", count, seed):
+    for name, bit in random_bits(scene, "ledger", count, seed):
         folder = shutil.copytree(scene, tmp_path / "flipped")
         flip(folder / name, bit)
-        told_before = examine(folder / "ledger", LEDGER)
+        examined = examine(folder / "ledger", LEDGER)
         caplog.clear()
         found = await after_ledger(folder, port)
         check(found, expected, [*LATE, *OPEN], caplog.text, (name, bit))
-        right = sum(told(found[name]) == outcome for name, outcome in expected.items())
+        right = sum(compared(found[name]) == outcome for name, outcome in expected.items())
         assert right >= len(expected) - 1, f"{(name, bit)}: one bit costs one rollout at most\n{caplog.text}"
         assert not set(found) & set(DONE), f"{(name, bit)}: what was confirmed is handed out again"
-        assert right == len(expected) or not told_before.is_sound, f"{(name, bit)}: doctor finds nothing"
+        assert right == len(expected) or not examined.is_sound, f"{(name, bit)}: doctor finds nothing"
         lost += len(expected) - right
         shutil.rmtree(folder)
     print(f"{count} bits: {lost} outcomes reported as lost")

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from osmosis_gateway.calls import Calls
 from osmosis_gateway.http_server import HttpServer, serve_http, tokens_of
 from osmosis_gateway.in_process import InProcessRollouts
+from osmosis_gateway.legacy_trainers import HttpTrainers
+from osmosis_gateway.outgoing_calls import Calls
 from osmosis_gateway.routes import HttpAccess, add_routes, gateway_app
-from osmosis_gateway.trainers import HttpTrainers
 from osmosis_grpc.rollout import RolloutClientSettings, RolloutServerSettings, RolloutSettings
 
 CHAT, COMPLETED, INIT = "/v1/chat/completions", "/v1/rollout/completed", "/v1/rollout/init"
@@ -186,7 +186,7 @@ def listen(stack):
 
 @pytest.fixture
 async def trainer(listen):
-    """A trainer that answers as it is told."""
+    """A trainer that answers as it is reported."""
     return await listen()
 
 
@@ -198,7 +198,7 @@ async def _bounded(server, known, bounds):
         app = gateway_app("test")
         app.state.rollouts = InProcessRollouts(server.engine, trainers.peer)
         access = HttpAccess(
-            tokens=tokens_of(known), max_metadata_bytes=server.max_metadata_bytes, loopback=True, bounds=bounds
+            tokens=tokens_of(known), max_metadata_bytes=server.config.max_metadata_bytes, loopback=True, bounds=bounds
         )
         add_routes(app, access)
         async with HttpServer(app) as http:

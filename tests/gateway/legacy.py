@@ -1,7 +1,8 @@
-"""A trainer that speaks the old HTTP contract, made for tests: it says what it is told to, and remembers."""
+"""A trainer that speaks the old HTTP contract, for tests: it answers as a test sets it up, and records the calls."""
 
 import asyncio
 import json
+import time
 
 from aiohttp import web
 
@@ -25,7 +26,13 @@ class LegacyTrainer:
         self.in_flight = self.most_in_flight = 0
         self.peers = set()
         self.latency = 0.0
-        self._tokens = tokens
+        self.gate = asyncio.Event()
+        """Chats wait until it is set."""
+        self.gate.set()
+        self.tokens = tokens
+        """Whether replies carry tokens."""
+        self.times = []
+        """When each call arrived, by time.monotonic()."""
         self._mock = ToolCallingMock()
         self._numbers = {}
         self._arrived = asyncio.Event()
@@ -38,7 +45,7 @@ class LegacyTrainer:
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port, backlog=4096, reuse_address=True)
         await site.start()
-        self.port = site._server.sockets[0].getsockname()[1]
+        self.port = self._runner.addresses[0][1]
         return self
 
     async def __aexit__(self, *exc):
@@ -69,6 +76,7 @@ class LegacyTrainer:
         return self.completions[count - 1]
 
     def _hear(self, request):
+        self.times.append(time.monotonic())
         self.keys.append(request.headers.get("Authorization"))
         self.headers.append(dict(request.headers))
         self.peers.add(request.transport.get_extra_info("peername"))
@@ -80,8 +88,9 @@ class LegacyTrainer:
         self.in_flight += 1
         self.most_in_flight = max(self.in_flight, self.most_in_flight)
         try:
+            await self.gate.wait()
             if self.latency:
-                await asyncio.sleep(self.latency)
+                await asyncio.sleep(self.latency)  # as a model takes
             if self.chat_faults:
                 fault = self.chat_faults.pop(0)
                 status, headers = fault if isinstance(fault, tuple) else (fault, {})
@@ -98,7 +107,7 @@ class LegacyTrainer:
             "choices": [{"index": 0, "message": reply.message, "finish_reason": reply.finish_reason}],
             "usage": dict(reply.usage),
         }
-        if self._tokens:
+        if self.tokens:
             answer |= {
                 "token_ids": reply.tokens.ids.tolist(),
                 "logprobs": reply.tokens.logprobs.tolist(),

@@ -58,8 +58,8 @@ class OldAgentServer:
     async def chat_of(self, init: dict[str, Any], messages: Any = QUESTION, **more: Any) -> tuple[int, Any]:
         """The same, as the agent of one Init."""
         body = {"messages": messages, "rollout_id": init["rollout_id"]} | more
-        status, told, _ = await self.post(init, CHAT, json=body)
-        return status, told
+        status, answered, _ = await self.post(init, CHAT, json=body)
+        return status, answered
 
     async def complete(self, rollout_id: str, status: str = "COMPLETED", **more: Any) -> int:
         """Report a result: the acknowledgement's status."""
@@ -77,8 +77,8 @@ class OldAgentServer:
         shown = init["api_key"] if key is None else key
         sent = dict(headers) | ({"Authorization": f"Bearer {shown}"} if shown else {})
         async with self.session.post(init["server_url"] + path, headers=sent, **content) as got:
-            told = await got.text()
-            return got.status, json.loads(told) if got.content_type == "application/json" else told, got.headers
+            answered = await got.text()
+            return got.status, json.loads(answered) if got.content_type == "application/json" else answered, got.headers
 
     async def _health(self, request: web.Request) -> web.Response:
         return await self.health(request) if callable(self.health) else web.json_response(self.health)

@@ -5,21 +5,20 @@ import contextlib
 import gc
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
-import grpc
 import pytest_asyncio
 
 from osmosis_gateway.http_agent import HttpAgent
-from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
-from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import CallError
 from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.settings import RolloutClientSettings
-from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from osmosis_grpc.trainer import RolloutClient
+from tests.callback_trainer import CallbackTrainer
 from tests.gateway.legacy_agent import QUESTION, REPLY, OldAgentServer
-from tests.waiting import until
+from tests.waiting import ended, until
 
 SETTINGS = RolloutClientSettings(retry_base_delay=0.1, retry_max_delay=1.0)
 ENGINE = {"outbox_delay": (0.05, 0.2), "retry_delay": (0.05, 0.1), "stop_again_after": (0.05, 0.1)}
@@ -30,6 +29,7 @@ class Policy:
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
+        self.answered = 0
         self.gate = asyncio.Event()
         self.gate.set()
         self.reply: dict[str, Any] = REPLY
@@ -38,6 +38,7 @@ class Policy:
     async def __call__(self, request: Any) -> Any:
         self.asked.append(request)
         await self.gate.wait()
+        self.answered += 1
         if self.faults:
             raise self.faults.pop(0)
         return answer(request, self.reply, tokens=3)
@@ -51,7 +52,7 @@ class Deployment:
     loop: HttpAgent
     server: AgentServer
     client: RolloutClient
-    trainer: TrainerServer
+    trainer: CallbackTrainer
     policy: Policy
 
     async def init(self, rollout_id: str = "r1", **more: Any) -> Any:
@@ -71,10 +72,14 @@ class Deployment:
 
     async def wait(self, rollout_id: str = "r1", attempt: int = 0) -> Any:
         async with asyncio.timeout(10):
-            return await self.client.wait(rollout_id, attempt)
+            return await ended(self.client, rollout_id, attempt)
 
     async def asked(self, count: int = 1) -> None:
         await until(lambda: len(self.policy.asked) >= count)
+
+    async def open_chats(self, count: int = 1) -> None:
+        """Wait until so many chats of the old agents are open."""
+        await until(lambda: self.loop.open_chats == count)
 
     async def held(self) -> asyncio.Task[Any]:
         """r1 runs, and its first chat is with the trainer."""
@@ -94,7 +99,7 @@ class Deployment:
 
     def idle(self) -> bool:
         capacity = self.server.engine.capacity()
-        return not (self.loop._relays or self.loop._keys or capacity.running or capacity.queued)
+        return not (self.loop.runs or capacity.running or capacity.queued)
 
     async def fine_afterwards(self) -> None:
         """Nothing is kept, and the next rollout works."""
@@ -105,17 +110,18 @@ class Deployment:
         await self.finish("good")
 
 
-def once(client: RolloutClient) -> RolloutClient:
-    """The client without the channel's own tries: a test counts what one Init does."""
-    client._channel = grpc.aio.insecure_channel(client.target, options=[*client_options(), ("grpc.enable_retries", 0)])
-    client._stub = services_pb2_grpc.RolloutServiceStub(client._channel)
-    return client
+def once(target: str) -> RolloutClient:
+    """Return a client whose channel does not retry: a test counts the posts of one Init."""
+    options = client_options(grpc__enable_retries=0)
+    with patch("osmosis_grpc.trainer.rollout_client.client_options", lambda: options):
+        return RolloutClient(target)
 
 
 def left_over(*more: str) -> list[str]:
     """Tasks of ours that go on."""
     ours = ("Relay.", "_outcome", "settled", "HttpAgent", "run_asgi", "plays", *more)
-    names = [task.get_coro().__qualname__ for task in asyncio.all_tasks() if not task.done()]
+    work = [task.get_coro() for task in asyncio.all_tasks() if not task.done()]
+    names = [getattr(coroutine, "__qualname__", "") for coroutine in work]  # grpc's generators have none
     return [name for name in names if any(part in name for part in ours) and name != "Engine._run"]
 
 
@@ -138,16 +144,17 @@ async def builder(later):
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     async with contextlib.AsyncExitStack() as stack, contextlib.AsyncExitStack() as slow:
 
-        async def made(*, script=None, hosted=None, **config) -> Deployment:
+        async def made(*, script=None, hosted=None, old=None, **config) -> Deployment:
             enter = stack.enter_async_context
-            old = await slow.enter_async_context(OldAgentServer())
-            old.script = script
+            if old is None:
+                old = await slow.enter_async_context(OldAgentServer())
+                old.script = script
             loop = HttpAgent(old.url, **({"settings": SETTINGS} | (hosted or {})))
             await slow.enter_async_context(loop)
-            server = await enter(AgentServer([loop], port=0, config=EngineConfig(**(ENGINE | config))))
+            server = await enter(AgentServer([loop], port=0, config=ServerConfig(**(ENGINE | config))))
             policy = Policy()
-            trainer = await enter(TrainerServer(policy))
-            client = await enter(once(RolloutClient(server.address)))
+            trainer = await enter(CallbackTrainer(policy))
+            client = await enter(once(server.address))
             deployments.append(Deployment(old, loop, server, client, trainer, policy))
             return deployments[-1]
 

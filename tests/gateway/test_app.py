@@ -1,11 +1,11 @@
 """create_app: an application that a real HTTP server runs."""
 
 import asyncio
+import contextlib
 import signal
 import socket
 import subprocess
 import sys
-import time
 
 import httpx
 import pytest
@@ -21,7 +21,7 @@ from osmosis_grpc.rollout import (
 )
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from tests.gateway.legacy import LegacyTrainer
-from tests.waiting import until
+from tests.waiting import until, wait_until
 
 
 @pytest.fixture
@@ -121,18 +121,16 @@ def test_serve_agent_loop_serves_until_it_is_stopped(tmp_path):
     with subprocess.Popen(
         [sys.executable, str(script), str(port)], stdout=subprocess.PIPE, text=True, cwd=tmp_path
     ) as process:
-        deadline = time.monotonic() + 20
-        while True:
-            try:
-                answer = httpx.get(f"http://127.0.0.1:{port}/platform/health", headers={"Authorization": "t"})
-                break
-            except httpx.TransportError:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+
+        def asked():
+            with contextlib.suppress(httpx.TransportError):
+                return httpx.get(f"http://127.0.0.1:{port}/platform/health", headers={"Authorization": "t"})
+
+        answer = wait_until(asked)
         process.send_signal(signal.SIGINT)
-        told, _ = process.communicate(timeout=20)
+        reported, _ = process.communicate(timeout=20)
     assert answer.status_code == 200
-    assert told == "stopped FastAPI\n"
+    assert reported == "stopped FastAPI\n"
 
 
 def test_serve_agent_loop_refuses_what_is_not_safe_or_not_valid():
@@ -145,7 +143,7 @@ def test_serve_agent_loop_refuses_what_is_not_safe_or_not_valid():
         serve_agent_loop(type("Bad", (CalculatorAgent,), {"get_tools": lambda self, request: [5]})())
 
 
-async def test_what_does_not_end_in_time_is_told_to_its_trainer(monkeypatch, caplog):
+async def test_a_rollout_that_does_not_end_in_time_is_reported_to_its_trainer(monkeypatch, caplog):
     monkeypatch.setattr(app_module, "DRAIN_TIMEOUT", 0.2)
 
     async def run(self, ctx):

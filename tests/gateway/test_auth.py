@@ -73,7 +73,7 @@ async def test_nothing_else_does(closed, trainer):
     assert trainer.connections == 0
 
 
-async def test_a_token_stands_in_the_header_alone(closed, trainer):
+async def test_a_token_is_taken_from_the_header_only(closed, trainer):
     for query, more in (
         (f"?token={TOKEN}&access_token={TOKEN}&api_key={TOKEN}", {}),
         ("", {"cookie": f"token={TOKEN}"}),
@@ -104,7 +104,7 @@ async def test_an_accepted_token_is_not_the_trainers(closed, trainer):
 
 
 async def test_401_comes_before_the_body(closed):
-    """Also before anything that is wrong with it is told."""
+    """Also before anything that is wrong with it is reported."""
     for lines in (
         "Content-Length: 1000",
         "Content-Length: 99999999999",
@@ -147,7 +147,7 @@ async def test_any_token_that_fits_a_header_works(start, trainer, token):
     await trainer.completion()
 
 
-async def test_a_token_is_not_told(start, trainer, caplog, capfd):
+async def test_a_token_is_neither_logged_nor_answered(start, trainer, caplog, capfd):
     caplog.set_level(logging.DEBUG)
     gateway = await start(token=TOKEN)
     texts = []
@@ -182,10 +182,10 @@ async def test_the_environment_sets_it():
             return statuses, json.dumps(ready) + process.stdout.read() + process.stderr.read()
 
     async with RawTrainer() as trainer:
-        statuses, told = await asyncio.to_thread(run, trainer.body())
+        statuses, reported = await asyncio.to_thread(run, trainer.body())
         assert statuses == [401, 401, 202, 200, 401]
         assert (await trainer.completion())["status"] == "COMPLETED"
-    assert TOKEN[:-1] not in told
+    assert TOKEN[:-1] not in reported
 
 
 async def test_an_empty_token_stops_the_start():

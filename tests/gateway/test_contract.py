@@ -7,14 +7,13 @@ import aiohttp
 import pytest
 
 from osmosis_gateway.http_server import serve_http
-from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.rollout import RolloutAgentLoop, RolloutClientSettings, RolloutServerSettings, RolloutSettings
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient
 from osmosis_grpc.types import events
 from tests.gateway.legacy import LegacyTrainer
-from tests.waiting import until
+from tests.waiting import ended, until
 
 QUICK = RolloutClientSettings(retry_base_delay=0.1)
 
@@ -23,7 +22,7 @@ QUICK = RolloutClientSettings(retry_base_delay=0.1)
 async def gateway(*agents, client=QUICK, token=None, **config):
     """A server over gRPC and HTTP, a legacy trainer, and a session to post with."""
     settings = RolloutSettings(client=client, server=RolloutServerSettings(token=token))
-    engine = EngineConfig(**({"outbox_delay": (0.05, 0.2), "stop_again_after": (0.05, 0.1)} | config))
+    engine = ServerConfig(**({"outbox_delay": (0.05, 0.2), "stop_again_after": (0.05, 0.1)} | config))
     loops = list(agents) or [CalculatorAgent()]
     async with (
         AgentServer(loops, port=0, config=engine) as server,
@@ -98,7 +97,7 @@ async def test_a_rollout_from_its_init_to_its_result():
 async def test_tokens_are_taken_where_the_trainer_tells_them():
     async with gateway() as (server, trainer, session), RolloutClient(server.address) as client:
         await init(session, trainer.init_body())
-        completion = await client.wait("r1")
+        completion = await ended(client, "r1")
         seen = [event.kind async for event in client.events("r1")]
     sample = completion.samples["main"]
     assert sample.trainable
@@ -109,7 +108,7 @@ async def test_tokens_are_taken_where_the_trainer_tells_them():
 
 async def test_no_reward_and_no_tokens_are_left_out():
     async with gateway() as (_, trainer, session):
-        trainer._tokens = False
+        trainer.tokens = False
         await init(session, trainer.init_body(metadata={}))
         done = await trainer.completed()
     assert "reward" not in done
@@ -250,9 +249,11 @@ async def test_a_result_stays_on_record_until_it_is_delivered():
     async with gateway(client=client) as (server, trainer, session):
         trainer.complete_statuses = [500] * 7  # more than the quick tries of one round
         await init(session, trainer.init_body())
-        async with asyncio.timeout(10):
-            while (await health(session))["undelivered"] == 0:
-                await asyncio.sleep(0.01)
+
+        async def undelivered():
+            return (await health(session))["undelivered"]
+
+        await until(undelivered)
         async with RolloutClient(server.address) as grpc:
             rows = [row async for row in grpc.rollouts(undelivered=True)]
         await trainer.completed()

@@ -6,27 +6,33 @@ import aiohttp
 import pytest
 
 from osmosis_grpc.policies import ToolCallingMock
-from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from osmosis_grpc.trainer import RolloutClient
+from tests.callback_trainer import CallbackTrainer
 from tests.gateway.test_contract import health
 from tests.processes import serving
+from tests.waiting import until
 
 CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop")
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
 
 
+async def delivered(session):
+    """Return the counts once nothing waits for its delivery."""
+    counts = await health(session)
+    return None if counts["undelivered"] else counts
+
+
 async def five_rollouts(ready, name):
     """Run five rollouts to their delivered end; what /health and GetServerInfo count then."""
     async with (
-        TrainerServer(ToolCallingMock()) as trainer,
+        CallbackTrainer(ToolCallingMock()) as trainer,
         RolloutClient(ready["grpc"]) as client,
         aiohttp.ClientSession(f"http://{ready['http']}") as session,
     ):
         for number in range(5):
             await client.init(rollout_id=f"{name}-{number}", messages=QUESTION, callback=trainer.callback())
             await trainer.completion(f"{name}-{number}", timeout=20)
-        async with asyncio.timeout(10):
-            while (counts := await health(session))["undelivered"]:
-                await asyncio.sleep(0.01)
+        counts = await until(lambda: delivered(session))
         return counts["completed_rollouts"], (await client.info()).capacity.completed
 
 

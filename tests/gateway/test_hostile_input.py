@@ -9,9 +9,9 @@ import tracemalloc
 
 import pytest
 
-from osmosis_gateway import contract
+from osmosis_gateway import http_bodies
+from osmosis_gateway.bounded_json import Bounds
 from osmosis_gateway.http1 import BoundedProtocol
-from osmosis_gateway.request_body import Bounds
 from osmosis_gateway.routes import HttpAccess
 from osmosis_grpc.errors import InvalidArgument
 from tests.gateway.conftest import INIT
@@ -217,7 +217,7 @@ def test_a_list_of_nonsense_is_not_gone_through():
     tracemalloc.start()
     try:
         with pytest.raises(InvalidArgument, match="messages"):
-            contract.validated(contract.InitBody, json.loads(text("messages", json.dumps([0] * 20_000))))
+            http_bodies.validated(http_bodies.InitBody, json.loads(text("messages", json.dumps([0] * 20_000))))
         assert tracemalloc.get_traced_memory()[1] < 5 * MIB
     finally:
         tracemalloc.stop()
@@ -310,7 +310,7 @@ async def test_bounds_are_counted_to_the_byte(start, trainer):
     assert (await gateway.init(body.ljust(1000))).status_code == 202
 
 
-def test_the_usual_bounds():
+def test_the_default_bounds():
     assert HttpAccess(max_metadata_bytes=1).bounds == Bounds()
     assert Bounds().size == 64 * MIB
     assert 1 <= Bounds().seconds <= 60
@@ -367,7 +367,7 @@ async def test_a_dripping_body_is_cut(start, trainer):
     async def drip():
         while True:
             writer.write(b" ")
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # between two bytes
 
     dripping = asyncio.create_task(drip())
     async with asyncio.timeout(20):
@@ -388,7 +388,7 @@ async def test_a_body_that_never_comes_is_not_waited_for(start, trainer):
     await gateway.still_serves(trainer)
 
 
-async def test_a_cut_connection_is_nobodys_error(gateway, trainer, caplog):
+async def test_a_cut_connection_is_no_error(gateway, trainer, caplog):
     for _ in range(5):
         _, writer = await gateway.connect()
         writer.write(head(JSON, f"Content-Length: {len(text())}") + text()[:20])
@@ -411,10 +411,14 @@ async def test_many_bad_requests_at_once(gateway, trainer):
 # Connections that take their time
 
 
-async def test_answers_are_not_held_back(gateway):
+async def test_answers_are_not_held_back(gateway, monkeypatch):
+    made, seen = BoundedProtocol.connection_made, []
+    monkeypatch.setattr(
+        BoundedProtocol, "connection_made", lambda self, transport: (seen.append(transport), made(self, transport))
+    )
     await gateway.counts()
-    (connection,) = gateway.http._server.server_state.connections
-    assert connection.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    (transport,) = seen
+    assert transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 @pytest.mark.parametrize("data", [b"", b"POST /v1", head(JSON)[:-2]])

@@ -8,6 +8,7 @@ from osmosis_grpc.errors import FailedPrecondition, Internal, ResourceExhausted,
 from osmosis_grpc.types import RolloutState
 from tests.gateway.legacy_agent import CHAT, COMPLETED, QUESTION, REPLY
 from tests.gateway.legacy_deployment import builder, closings, usual  # noqa: F401  # fixtures
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -23,9 +24,9 @@ async def test_keys_that_are_not_ours(deployment, path):
     nonce, _, signature = right.partition(".")
     body = {"rollout_id": "r1", "messages": QUESTION, "status": "COMPLETED"}
     for wrong in ("", "wrong", nonce, f"{nonce}.", f".{signature}", right[:-1], f"{right}ü", f"x{right}"):
-        status, told, headers = await deployment.old.post(init, path, key=wrong, json=body)
+        status, reported, headers = await deployment.old.post(init, path, key=wrong, json=body)
         assert (status, headers["WWW-Authenticate"]) == (401, "Bearer")
-        assert right not in str(told)
+        assert right not in str(reported)
     assert deployment.policy.asked == []
     assert (await deployment.client.get("r1")).state is RolloutState.RUNNING
     await deployment.finish("r1")
@@ -106,8 +107,8 @@ async def test_chats_that_are_refused(deployment):
         assert (await deployment.old.chat("r1", **params))[0] == 422
     for name in ("sample", "purpose", "self"):  # arguments of RolloutContext.chat
         body = {"rollout_id": "r1", "messages": QUESTION, name: "x"}
-        status, told, _ = await deployment.old.post(deployment.old.of("r1"), CHAT, json=body)
-        assert (status, told["detail"][0]["loc"]) == (422, ["body", name])
+        status, reported, _ = await deployment.old.post(deployment.old.of("r1"), CHAT, json=body)
+        assert (status, reported["detail"][0]["loc"]) == (422, ["body", name])
     assert deployment.policy.asked == []
     assert await deployment.old.complete("r1", "ERROR", error_message="mine") == 200
     completion = await deployment.end()
@@ -129,7 +130,7 @@ async def test_a_chat_asked_again_after_hanging_up_joins(deployment):
     for _ in range(3):
         await hangs_up(deployment, temperature=0.5)
     chat = asyncio.create_task(deployment.old.chat("r1", temperature=0.5))
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)  # the chat arrives and joins, which nothing shows
     deployment.policy.gate.set()
     status, body = await chat
     assert (status, body["choices"][0]["message"]) == (200, REPLY)
@@ -142,7 +143,7 @@ async def test_a_reply_is_kept_for_one_who_hung_up(deployment):
     await deployment.init()
     await hangs_up(deployment)
     deployment.policy.gate.set()
-    await asyncio.sleep(0.1)
+    await until(lambda: deployment.policy.answered)
     assert (await deployment.old.chat("r1"))[0] == 200
     assert len(deployment.policy.asked) == 1
     assert (await deployment.old.chat("r1"))[0] == 200, "taken once: this is another chat"
@@ -183,8 +184,8 @@ async def test_after_a_refusal_the_agent_may_go_on(build, status):
     deployment = await build(trainer_grace=0.2)
     deployment.policy.faults = [ResourceExhausted("busy", retry_after=7.0)]
     await deployment.init()
-    told, body = await deployment.old.chat("r1")
-    assert (told, "busy" in body["detail"]) == (424, True)
+    reported, body = await deployment.old.chat("r1")
+    assert (reported, "busy" in body["detail"]) == (424, True)
     assert (await deployment.old.chat("r1"))[0] == 200
     assert await deployment.old.complete("r1", status) == 200
     completion = await deployment.end()

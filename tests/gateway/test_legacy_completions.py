@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from osmosis_gateway.request_body import Bounds
+from osmosis_gateway.bounded_json import Bounds
 from osmosis_grpc.types import events
 from tests.gateway.legacy_agent import COMPLETED, QUESTION, REPLY
 from tests.gateway.legacy_deployment import builder, closings, usual  # noqa: F401  # fixtures
@@ -46,13 +46,18 @@ async def test_odd_metrics_count_as_none(deployment, metrics):
 async def test_error_with_messages(deployment):
     await deployment.init()
     await deployment.old.chat("r1")
-    told = [*QUESTION, {"role": "assistant", "content": "other"}]
-    more = {"error_message": "broken", "final_messages": told, "finish_reason": "tool_error", "extra_fields": {"a": 1}}
+    reported = [*QUESTION, {"role": "assistant", "content": "other"}]
+    more = {
+        "error_message": "broken",
+        "final_messages": reported,
+        "finish_reason": "tool_error",
+        "extra_fields": {"a": 1},
+    }
     assert await deployment.old.complete("r1", "ERROR", **more) == 200
     completion = await deployment.end()
     assert (completion.status, completion.finish_reason) == ("FAILED", "tool_error")
     assert (completion.failure.boundary, completion.failure.message) == ("agent", "broken")
-    assert list(completion.messages) == told
+    assert list(completion.messages) == reported
     assert dict(completion.extra_fields) == {"a": 1}
 
 
@@ -71,7 +76,7 @@ async def test_error_without_messages(deployment):
     assert completion.metrics.num_tool_calls == 2
 
 
-async def test_the_first_completion_stands(deployment):
+async def test_the_first_completion_counts(deployment):
     await deployment.init()
     assert await deployment.old.complete("r1", final_messages=[*QUESTION, REPLY], reward=1.0) == 200
     assert await deployment.old.complete("r1", "ERROR", error_message="No attempts made") == 200
@@ -149,9 +154,9 @@ async def test_a_completion_that_was_cut_is_none(deployment):
     head = f"POST {COMPLETED} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {init['api_key']}\r\n"
     writer.write(f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body[:20])
     await writer.drain()
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # the half arrives, which nothing shows
     writer.transport.abort()
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)  # the server notices the end of the connection
     assert await deployment.old.complete("r1", reward=1.0) == 200
     completion = await deployment.end()
     assert (completion.status, completion.reward) == ("COMPLETED", 1.0)

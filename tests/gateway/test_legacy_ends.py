@@ -21,7 +21,7 @@ async def test_cancelled_while_it_waits(build):
     await deployment.init("r1")
     await deployment.init("r2")
     chat = asyncio.create_task(deployment.old.chat("r2"))
-    await asyncio.sleep(0.05)
+    await deployment.open_chats()
     await deployment.client.cancel("r2", reason="enough")
     assert (await chat)[0] == 410
     await deployment.gone("r2")
@@ -46,7 +46,7 @@ async def test_cancelled_before_its_init_was_answered(deployment):
     init = asyncio.create_task(deployment.init())
     await until(lambda: deployment.old.inits)
     chat = asyncio.create_task(deployment.old.chat("r1"))
-    await asyncio.sleep(0.05)
+    await deployment.open_chats()
     await deployment.client.cancel("r1")
     go.set()
     await init
@@ -92,7 +92,7 @@ async def test_many_cancelled_at_any_time(build):
 
     async def one(number: int) -> str:
         init = asyncio.create_task(deployment.init(f"r{number}"))
-        await asyncio.sleep(number * 0.002)
+        await asyncio.sleep(number * 0.002)  # each cancel meets another moment
         await deployment.client.cancel(f"r{number}")
         await init
         return (await deployment.end(f"r{number}")).status
@@ -143,7 +143,7 @@ async def test_waiting_is_no_silence(build):
     deployment = await build(hosted={"silence": 0.3}, max_concurrent=1)
     chat = await deployment.held()
     await deployment.init("r2")
-    await asyncio.sleep(0.45)
+    await asyncio.sleep(0.45)  # longer than the silence that counts as lost
     assert (await deployment.client.get("r1")).state is RolloutState.RUNNING
     deployment.policy.gate.set()
     assert (await chat)[0] == 200
@@ -161,7 +161,7 @@ async def test_our_server_stops(build, limit):
     chats = [await deployment.held()]
     await deployment.init("r2")
     chats.append(asyncio.create_task(deployment.old.chat("r2")))
-    await asyncio.sleep(0.05)
+    await deployment.open_chats(2)
     waits = [asyncio.create_task(deployment.end(rollout_id)) for rollout_id in ("r1", "r2")]
     await deployment.server.stop(limit)
     assert [(await chat)[0] for chat in chats] == [410, 410]
@@ -178,8 +178,8 @@ async def test_our_server_stops(build, limit):
 
 async def test_our_server_drains_and_the_old_agent_finishes(deployment):
     await deployment.init()
-    stop = asyncio.create_task(deployment.server.stop(5.0))
-    await asyncio.sleep(0.1)
+    stop = asyncio.create_task(deployment.server.stop(20.0))
+    await until(lambda: deployment.server.engine.shutdown.draining)
     with pytest.raises(Unavailable, match="draining"):
         await deployment.init("r2")
     assert deployment.old.posts == 1
@@ -194,7 +194,7 @@ async def test_our_server_stops_with_an_init_on_its_way(deployment):
     init = asyncio.create_task(deployment.init())
     await until(lambda: deployment.old.inits)
     chat = asyncio.create_task(deployment.old.chat("r1"))
-    await asyncio.sleep(0.05)
+    await deployment.open_chats()
     await deployment.server.__aexit__(None, None, None)
     with pytest.raises(CallError):
         await init

@@ -134,7 +134,7 @@ async def test_calls_are_held_while_the_rollout_waits(build):
         await deployment.init(rollout_id)
     chats = [asyncio.create_task(deployment.old.chat("r2", more)) for more in (QUESTION, [*QUESTION, REPLY, *QUESTION])]
     assert await deployment.old.complete("r3", final_messages=QUESTION, reward=0.0) == 200
-    await asyncio.sleep(0.2)
+    await deployment.open_chats(2)
     assert (deployment.policy.asked, [chat.done() for chat in chats]) == ([], [False, False])
     assert (await deployment.client.get("r3")).state is RolloutState.QUEUED
     await deployment.finish("r1")
@@ -150,7 +150,7 @@ async def test_calls_before_the_init_is_answered(deployment):
     async def works():
         deployment.old.tasks.add(asyncio.create_task(deployment.old.chat("r1")))
         assert await deployment.old.complete("r1", final_messages=QUESTION) == 200
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # a rollout that ended too early would have ended by then
 
     deployment.old.init_answers.append(deployment.old.answers(works))
     assert list((await deployment.init()).tools) == [TOOL]
@@ -272,8 +272,7 @@ async def test_our_process_was_started_again(build):
     """The old server knows the id already; our new process has an agent of its own all the same."""
     before = await build()
     await before.init()
-    after = await build(hosted={"name": "old"})
-    after.loop._base = type(after.loop._base).of(before.old.url, "url")
+    after = await build(hosted={"name": "old"}, old=before.old)
     assert (await after.init()).created
     first, second = before.old.inits
     assert (await before.old.chat_of(second))[0] == 200

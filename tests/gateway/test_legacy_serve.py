@@ -10,7 +10,8 @@ from osmosis_gateway.http_agent import HttpAgent
 from osmosis_grpc.engine import Engine
 from osmosis_grpc.errors import CallError, InvalidArgument
 from osmosis_grpc.storage import MemoryJournal
-from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from osmosis_grpc.trainer import RolloutClient
+from tests.callback_trainer import CallbackTrainer
 from tests.gateway.legacy_agent import QUESTION, TOOL, OldAgentServer, never, plays, says
 from tests.gateway.legacy_deployment import SETTINGS, Policy, left_over
 from tests.processes import run, serving
@@ -58,7 +59,7 @@ async def test_the_old_server_is_not_there():
         says(200, {"agent_loop": "x" * 300}),
     ],
 )
-async def test_health_that_names_nobody(old, health):
+async def test_health_without_a_name(old, health):
     old.health = health
     with pytest.raises(CallError):
         await enter_and_leave(old.url)
@@ -125,7 +126,7 @@ async def test_serve_hosts_it(old, monkeypatch):
     old.script = plays
     async with process("--legacy-agent", old.url, "--legacy-agent", f"two={old.url}") as (server, ready):
         assert ready["agent_loops"] == ["old", "two"]
-        async with TrainerServer(Policy()) as trainer, RolloutClient(ready["grpc"]) as client:
+        async with CallbackTrainer(Policy()) as trainer, RolloutClient(ready["grpc"]) as client:
 
             async def rollout(number: int):
                 name = ("old", "two")[number % 2]

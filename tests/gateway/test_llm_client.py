@@ -31,7 +31,7 @@ DEFAULTS = {"model": "default", "temperature": 1.0, "top_p": 1.0, "max_tokens": 
 
 
 class Trainer:
-    """Answers as told: `answers` holds statuses, (status, headers), seconds to wait as floats, or bytes of a 200."""
+    """Answers from `answers`, which holds statuses, (status, headers), seconds to wait as floats, or bytes of a 200."""
 
     def __init__(self) -> None:
         self.chats: list[Any] = []
@@ -79,14 +79,14 @@ class Trainer:
         self.headers.append(request.headers)
         said = self.answers.pop(0) if self.answers else None
         if isinstance(said, float):
-            await asyncio.sleep(said)
+            await asyncio.sleep(said)  # the time that a test gives the answer
             return usual
         if isinstance(said, bytes):
             return web.Response(body=said)
         if said is None:
             return usual
         status, headers = said if isinstance(said, tuple) else (said, {})
-        return web.Response(status=status, headers=headers, text="" if status == 204 else "told")
+        return web.Response(status=status, headers=headers, text="" if status == 204 else "reported")
 
 
 @pytest.fixture
@@ -264,7 +264,7 @@ async def test_retry_after_is_waited_for(trainer, llm):
     assert asyncio.get_running_loop().time() - began >= 0.95
 
 
-async def test_retry_after_is_told_in_the_end(trainer):
+async def test_retry_after_is_in_the_last_error(trainer):
     trainer.answers = [(503, {"Retry-After": "7"})]
     async with OsmosisLLMClient(trainer.url, "r1", max_retries=0, settings=SETTINGS) as llm:
         with pytest.raises(OsmosisServerError) as raised:
@@ -275,7 +275,7 @@ async def test_retry_after_is_told_in_the_end(trainer):
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 410, 422])
 async def test_4xx_is_final(trainer, llm, status):
     trainer.answers = [status, status]
-    with pytest.raises(OsmosisValidationError, match=f"{status}: told") as raised:
+    with pytest.raises(OsmosisValidationError, match=f"{status}: reported") as raised:
         await llm.chat_completions(QUESTION)
     assert raised.value.status_code == status
     with pytest.raises(OsmosisValidationError):
@@ -314,14 +314,14 @@ async def test_a_host_that_does_not_exist():
             await llm.chat_completions(QUESTION)
 
 
-async def test_the_key_is_not_told(trainer):
-    async with OsmosisLLMClient(trainer.url, "r1", "told", max_retries=0, settings=SETTINGS) as llm:
+async def test_the_key_is_in_no_error(trainer):
+    async with OsmosisLLMClient(trainer.url, "r1", "reported", max_retries=0, settings=SETTINGS) as llm:
         for status in (401, 500):
             trainer.answers = [status]
             with pytest.raises(CallError) as raised:
                 await llm.chat_completions(QUESTION)
-            assert "told" not in str(raised.value)
-        assert "told" not in repr(llm)
+            assert "reported" not in str(raised.value)
+        assert "reported" not in repr(llm)
 
 
 @pytest.mark.parametrize("key", ["a\nb", "ü", "a\x00b"])
@@ -393,9 +393,9 @@ async def test_a_completion(trainer, llm):
 async def test_metrics_of_ones_own(trainer, llm):
     own = RolloutMetrics(num_tool_calls=4, tool_latency_ms=1.5, num_llm_calls=2, total_latency_ms=9.0)
     await llm.complete_rollout("COMPLETED", [], metrics=own)
-    told = trainer.completions[0]["metrics"]
-    assert (told["num_tool_calls"], told["tool_latency_ms"], told["num_llm_calls"]) == (4, 1.5, 2)
-    assert told["total_latency_ms"] == 9.0
+    reported = trainer.completions[0]["metrics"]
+    assert (reported["num_tool_calls"], reported["tool_latency_ms"], reported["num_llm_calls"]) == (4, 1.5, 2)
+    assert reported["total_latency_ms"] == 9.0
 
 
 async def test_metrics_add_up(trainer, llm):

@@ -9,6 +9,7 @@ import pytest
 from tests.gateway.legacy import LegacyTrainer
 from tests.gateway.test_contract import health, init
 from tests.processes import serving
+from tests.waiting import until
 
 CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop", "-p", "0")
 
@@ -29,22 +30,22 @@ async def test_a_thousand_chats_are_in_flight_at_once():
             LegacyTrainer() as trainer,
             aiohttp.ClientSession(f"http://{ready['http']}", connector=connector) as session,
         ):
-            trainer.latency = 2.0
+            trainer.gate.clear()
             answers = await asyncio.gather(*(init(session, trainer.init_body(f"r{i}")) for i in range(1000)))
+            await until(lambda: trainer.in_flight == 1000, timeout=60)
+            trainer.gate.set()
             await trainer.completed(1000, seconds=40)
     finally:
         context.__exit__(None, None, None)
     assert {status for status, _, _ in answers} == {202}
-    assert trainer.most_in_flight == 1000
     assert len({done["rollout_id"] for done in trainer.completions}) == len(trainer.completions) == 1000
     assert {done["status"] for done in trainer.completions} == {"COMPLETED"}
 
 
 @pytest.mark.slow
 async def test_a_trainer_that_is_down_for_30_seconds_gets_every_result_once():
-    async def ended(session, count):
-        while (await health(session))["completed_rollouts"] < count:
-            await asyncio.sleep(0.05)
+    async def counted(session, name, count):
+        return (await health(session))[name] == count
 
     _, ready, context = await serve("--log-level", "error")
     try:
@@ -53,15 +54,12 @@ async def test_a_trainer_that_is_down_for_30_seconds_gets_every_result_once():
                 trainer.complete_statuses = [503] * 100
                 for i in range(20):
                     await init(session, trainer.init_body(f"r{i}"))
-                async with asyncio.timeout(20):
-                    await ended(session, 20)
+                await until(lambda: counted(session, "completed_rollouts", 20))
             await asyncio.sleep(30)
             assert (await health(session))["undelivered"] == 20
             async with LegacyTrainer(port=trainer.port) as back:
                 await back.completed(20, seconds=60)
-                async with asyncio.timeout(10):
-                    while (await health(session))["undelivered"]:
-                        await asyncio.sleep(0.05)
+                await until(lambda: counted(session, "undelivered", 0))
     finally:
         context.__exit__(None, None, None)
     assert trainer.completions == []

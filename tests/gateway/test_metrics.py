@@ -98,7 +98,7 @@ async def test_o3_a_gateway_alone_counts_what_it_passes_on(stack, trainer):
     assert page.value("grpc_server_call_started_total", grpc_method=chat) == 1
 
 
-async def test_o3_a_port_of_its_own_is_on_loopback_and_asks_nobody(stack):
+async def test_o3_a_separate_port_is_on_loopback_and_needs_no_token(stack):
     security = ServerSecurity(TOKEN, insecure=True)
     server = await stack.enter_async_context(
         AgentServer([CalculatorAgent()], host="0.0.0.0", port=0, security=security)

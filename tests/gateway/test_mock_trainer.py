@@ -152,7 +152,7 @@ async def test_the_parameters_are_taken(trainer):
         ("/v1/rollout/completed", {"status": "COMPLETED"}),
     ],
 )
-async def test_what_no_trainer_understands_is_refused(trainer, path, body):
+async def test_a_body_that_no_trainer_understands_is_refused(trainer, path, body):
     tracker = RolloutCompletionTracker()
     answer = await (await trainer(tracker)).post(path, json=body)
     assert (answer.status_code, tracker.responses) == (422, [])
@@ -167,8 +167,8 @@ async def test_completions_are_recorded(trainer):
     final = [USER, {"role": "assistant", "content": None, "tool_calls": []}]
     body = {"rollout_id": "a/b 1", "status": "COMPLETED", "final_messages": final, "reward": 0.0}
     for status in ("ERROR", "COMPLETED"):
-        told = {**body, "status": status, "error_message": None}
-        answer = await client.post("/v1/rollout/completed", json=told)
+        reported = {**body, "status": status, "error_message": None}
+        answer = await client.post("/v1/rollout/completed", json=reported)
         assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
     assert tracker.event.is_set()
     assert tracker.responses == [{**body, "status": "ERROR"}, body]

@@ -7,8 +7,8 @@ import sys
 import jsonschema_rs
 import pytest
 
-from osmosis_gateway.contract import InitBody
-from osmosis_gateway.request_body import Bounds
+from osmosis_gateway.bounded_json import Bounds
+from osmosis_gateway.http_bodies import InitBody
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from tests.gateway.conftest import INIT
 
@@ -68,7 +68,7 @@ async def test_no_reference_leads_nowhere(start):
             at = at[part]
 
 
-async def test_the_body_is_told_field_by_field(gateway):
+async def test_the_schema_has_every_field_of_the_body(gateway):
     (media,) = operations(await document(gateway))[INIT, "post"]["requestBody"]["content"].items()
     assert media[0] == "application/json"
     schema = media[1]["schema"]
@@ -79,13 +79,13 @@ async def test_the_body_is_told_field_by_field(gateway):
     jsonschema_rs.validator_for(schema)
 
 
-async def test_security_is_told_where_there_is_some(start):
+async def test_the_schema_names_the_security_of_a_guarded_server(start):
     open_spec, spec = await document(await start()), await document(await start(token="t"))
     assert not [row for row in operations(open_spec).values() if row.get("security")]
     rows = operations(spec)
     (scheme,) = rows[INIT, "post"]["security"][0]
-    told = spec["components"]["securitySchemes"][scheme]
-    assert (told["type"], told["scheme"]) == ("http", "bearer")
+    reported = spec["components"]["securitySchemes"][scheme]
+    assert (reported["type"], reported["scheme"]) == ("http", "bearer")
     assert rows[PLATFORM, "get"]["security"] == rows[METRICS, "get"]["security"] == rows[INIT, "post"]["security"]
     assert "security" not in rows[HEALTH, "get"]
     assert '"t"' not in json.dumps(spec)
@@ -107,7 +107,7 @@ class Broken(CalculatorAgent):
         raise RuntimeError("no \ud800 tools")
 
 
-async def test_every_status_that_is_given_is_told(start, trainer):
+async def test_the_schema_has_every_status_that_occurs(start, trainer):
     gate = asyncio.Event()
 
     async def held(writer):
@@ -115,9 +115,9 @@ async def test_every_status_that_is_given_is_told(start, trainer):
 
     def says(spec, path, method, answer):
         row = operations(spec)[path, method]["responses"][str(answer.status_code)]
-        ((media, told),) = row["content"].items()
+        ((media, reported),) = row["content"].items()
         assert answer.headers["content-type"] == media
-        whole = {"components": spec["components"]} | told["schema"]
+        whole = {"components": spec["components"]} | reported["schema"]
         jsonschema_rs.validator_for(whole).validate(answer.json())
         for name in row.get("headers", ()):
             assert int(answer.headers[name]) >= 0
@@ -150,11 +150,11 @@ async def test_every_status_that_is_given_is_told(start, trainer):
     says(spec, HEALTH, "get", await gateway.client.get(HEALTH))
     gate.set()
 
-    told = {(path, int(status)) for (path, _), row in operations(spec).items() for status in row["responses"]}
+    reported = {(path, int(status)) for (path, _), row in operations(spec).items() for status in row["responses"]}
     seen |= {(INIT, 400), (INIT, 408)}  # test_hostile_input sends what they are for
     seen |= {(METRICS, 200), (METRICS, 404), (METRICS, 501)}  # test_metrics has these
     seen |= {(HEALTH, 503), (PLATFORM, 503)}  # of a gateway that runs alone, whose server is away
-    assert told == seen
+    assert reported == seen
 
 
 async def test_other_methods_are_refused(start):
@@ -190,9 +190,9 @@ async def fuzz(gateway, *options):
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    told, _ = await process.communicate()
-    assert process.returncode == 0, told.decode()
-    return told.decode()
+    reported, _ = await process.communicate()
+    assert process.returncode == 0, reported.decode()
+    return reported.decode()
 
 
 @pytest.mark.slow
@@ -201,8 +201,8 @@ async def test_nothing_is_found_by_fuzzing(start, trainer, token):
     """positive_data_acceptance is left out: nearly every server_url is refused by the target policy."""
     gateway = await start(token=token)
     header = ["--header", f"Authorization: Bearer {token}"] if token else []
-    told = await fuzz(gateway, "--phases", "fuzzing", "--max-examples", "100", *header)
-    assert "Tested: 4" in told
+    reported = await fuzz(gateway, "--phases", "fuzzing", "--max-examples", "100", *header)
+    assert "Tested: 4" in reported
     await gateway.untouched()
     await gateway.client.aclose()
 

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from osmosis_gateway.contract import CompletedBody
+from osmosis_gateway.http_bodies import CompletedBody
 from osmosis_gateway.relay import LegacyAgentLost, Relay
 from osmosis_grpc.agent import RolloutContext
 from osmosis_grpc.errors import RolloutEndedError, Unavailable
 from osmosis_grpc.types import ChatResponse, RolloutRequest
+from tests.waiting import turns
 
 QUESTION = [{"role": "user", "content": "hi"}]
 DONE = CompletedBody(rollout_id="r1", status="COMPLETED")
@@ -83,7 +84,7 @@ async def relay():
     yield relay
     relay.close()
     del relay
-    await asyncio.sleep(0.01)
+    await turns(20)
     gc.collect()
     await asyncio.sleep(0)
     assert complaints == []
@@ -91,14 +92,9 @@ async def relay():
     assert not [name for name in names if name.startswith(("Relay.", "Asker."))]
 
 
-async def soon() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
 async def test_held_until_it_begins(relay, session, context):
     askers = [Asker(relay), Asker(relay, temperature=0.5)]
-    await soon()
+    await turns(20)
     assert session.chats == []
     relay.begin(context)
     assert [await asker.reply() for asker in askers] == ["1", "2"]
@@ -108,7 +104,7 @@ async def test_held_until_it_begins(relay, session, context):
 
 async def test_closed_before_it_began(relay, session):
     asker = Asker(relay)
-    await soon()
+    await turns(20)
     relay.close()
     with pytest.raises(RolloutEndedError):
         await asker.reply()
@@ -121,18 +117,18 @@ async def test_closed_with_an_open_chat(relay, session, context):
     session.gate.clear()
     relay.begin(context)
     asker = Asker(relay)
-    await soon()
+    await turns(20)
     relay.close()
     with pytest.raises(RolloutEndedError):
         await asker.reply()
     assert (len(session.chats), session.stopped, relay.pending) == (1, 1, [])
 
 
-async def test_closed_while_nobody_waits_for_the_chat(relay, session, context):
+async def test_closed_after_the_caller_of_a_chat_has_left(relay, session, context):
     session.gate.clear()
     relay.begin(context)
     asker = Asker(relay)
-    await soon()
+    await turns(20)
     asker.away = True
     relay.close()
     with pytest.raises(RolloutEndedError):
@@ -158,13 +154,13 @@ async def test_who_hung_up_is_joined(relay, session, context):
     session.gate.clear()
     relay.begin(context)
     first = Asker(relay)
-    await soon()
+    await turns(20)
     first.away = True
     second = Asker(relay)
-    await soon()
+    await turns(20)
     second.away = True
     third = Asker(relay)
-    await soon()
+    await turns(20)
     session.gate.set()
     assert await third.reply() == "1"
     assert (len(session.chats), relay.pending) == (1, [])
@@ -176,7 +172,7 @@ async def test_who_still_waits_is_not_joined(relay, session, context):
     session.gate.clear()
     relay.begin(context)
     askers = [Asker(relay) for _ in range(3)]
-    await soon()
+    await turns(20)
     session.gate.set()
     assert sorted([await asker.reply() for asker in askers]) == ["1", "2", "3"]
     assert relay.pending == []
@@ -187,10 +183,10 @@ async def test_two_at_once_do_not_both_join(relay, session, context):
     session.gate.clear()
     relay.begin(context)
     first = Asker(relay)
-    await soon()
+    await turns(20)
     first.away = True
     askers = [Asker(relay), Asker(relay)]
-    await soon()
+    await turns(20)
     session.gate.set()
     assert sorted([await asker.reply() for asker in askers]) == ["1", "2"]
     await first.task
@@ -200,10 +196,10 @@ async def test_other_messages_or_parameters_are_another_chat(relay, session, con
     session.gate.clear()
     relay.begin(context)
     first = Asker(relay, temperature=1.0)
-    await soon()
+    await turns(20)
     first.away = True
     others = [Asker(relay, temperature=0.9), Asker(relay), Asker(relay, [*QUESTION, *QUESTION], temperature=1.0)]
-    await soon()
+    await turns(20)
     session.gate.set()
     assert sorted([await asker.reply() for asker in others]) == ["2", "3", "4"]
     await first.task
@@ -212,7 +208,7 @@ async def test_other_messages_or_parameters_are_another_chat(relay, session, con
     assert relay.pending == []
 
 
-async def test_a_failure_is_told_once(relay, session, context):
+async def test_a_failure_is_reported_once(relay, session, context):
     session.faults.append(Unavailable("away"))
     relay.begin(context)
     with pytest.raises(Unavailable):
@@ -221,12 +217,12 @@ async def test_a_failure_is_told_once(relay, session, context):
     assert await Asker(relay).reply() == "2"
 
 
-async def test_a_failure_that_nobody_heard_is_not_kept(relay, session, context):
+async def test_a_failure_without_a_receiver_is_not_kept(relay, session, context):
     session.gate.clear()
     session.faults.append(Unavailable("away"))
     relay.begin(context)
     first = Asker(relay)
-    await soon()
+    await turns(20)
     first.away = True
     session.gate.set()
     with pytest.raises(Unavailable):
@@ -234,7 +230,7 @@ async def test_a_failure_that_nobody_heard_is_not_kept(relay, session, context):
     assert await Asker(relay).reply() == "2"
 
 
-async def test_the_first_completion_stands(relay):
+async def test_the_first_completion_counts(relay):
     relay.complete(DONE)
     relay.complete(CompletedBody(rollout_id="r1", status="ERROR"))
     assert await relay.completed(0.01) is DONE
@@ -249,13 +245,13 @@ async def test_an_open_chat_is_no_silence(relay, session, context):
     session.gate.clear()
     relay.begin(context)
     waiting = asyncio.create_task(relay.completed(0.1))
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # part of the silence
     asker = Asker(relay)
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.2)  # longer than the silence
     assert not waiting.done()
     session.gate.set()
     await asker.reply()
-    await asyncio.sleep(0.06)
+    await asyncio.sleep(0.06)  # with the part before the chat, longer than the silence
     assert not waiting.done(), "it counts from the chat's end"
     with pytest.raises(LegacyAgentLost):
         await waiting
@@ -266,19 +262,19 @@ async def test_a_chat_that_begins_as_the_same_one_ends_is_no_silence(relay, sess
     """The open chat is seen whatever the order in which the two are noticed."""
     relay.begin(context)
     waiting = asyncio.create_task(relay.completed(0.15))
-    await soon()
+    await turns(20)
     for cycles in range(12):
         session.gate.clear()
         first = Asker(relay)
-        await soon()
+        await turns(20)
         session.gate.set()
         for _ in range(cycles):
             await asyncio.sleep(0)
         second_gate = session.gate = asyncio.Event()
         second = Asker(relay)
-        await soon()
+        await turns(20)
         await first.reply()
-        await asyncio.sleep(0.2 if not second.task.done() else 0)
+        await asyncio.sleep(0.2 if not second.task.done() else 0)  # longer than the silence
         assert not waiting.done(), f"after {cycles} cycles"
         second_gate.set()
         await second.reply()
@@ -291,7 +287,7 @@ async def test_a_completion_ends_the_wait_beside_an_open_chat(relay, session, co
     relay.begin(context)
     asker = Asker(relay)
     waiting = asyncio.create_task(relay.completed(5))
-    await soon()
+    await turns(20)
     relay.complete(DONE)
     assert await waiting is DONE
     relay.close()

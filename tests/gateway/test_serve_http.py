@@ -10,6 +10,7 @@ import pytest
 from tests.gateway.legacy import LegacyTrainer
 from tests.gateway.test_contract import health, init
 from tests.processes import run, serving
+from tests.waiting import until
 
 CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop")
 
@@ -31,9 +32,11 @@ async def test_one_command_serves_both_and_drains_both():
             trainer.latency = 0.5
             await init(session, trainer.init_body())
             process.terminate()
-            async with asyncio.timeout(5):
-                while (await health(session))["status"] != "draining":
-                    await asyncio.sleep(0.01)
+
+            async def draining():
+                return (await health(session))["status"] == "draining"
+
+            await until(draining)
             refused = await init(session, trainer.init_body("late"))
             done = await trainer.completed()
         code = await asyncio.to_thread(process.wait, 10)
@@ -77,9 +80,9 @@ def test_the_default_port_being_taken_does_not(monkeypatch, tmp_path):
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             ready = json.loads(process.stdout.readline())
             process.terminate()
-            told = process.stderr.read()
+            reported = process.stderr.read()
     assert "http" not in ready
-    assert "no HTTP" in told
+    assert "no HTTP" in reported
 
 
 @pytest.mark.slow

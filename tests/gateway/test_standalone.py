@@ -13,15 +13,17 @@ import pytest
 
 from osmosis_gateway.standalone import serve_standalone
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.engine import EngineConfig
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.calculator import CalculatorAgent
+from osmosis_grpc.trainer import RolloutClient
+from osmosis_grpc.types import events
 from tests.gateway.legacy import LegacyTrainer
-from tests.gateway.test_contract import health, init
+from tests.gateway.test_contract import init
+from tests.gateway.test_health import delivered
 from tests.processes import ROOT, run
 from tests.waiting import until
 
-QUICK = EngineConfig(outbox_delay=(0.05, 0.2), retry_delay=(0.05, 0.2), stop_again_after=(0.05, 0.1))
+QUICK = ServerConfig(outbox_delay=(0.05, 0.2), retry_delay=(0.05, 0.2), stop_again_after=(0.05, 0.1))
 
 
 @contextlib.contextmanager
@@ -56,9 +58,7 @@ async def test_rollouts_through_a_gateway_of_its_own():
                 again = await init(session, trainer.init_body("r0"))
                 refused = await init(session, trainer.init_body("x", server_url="http://169.254.169.254"))
                 await trainer.completed(10)
-                async with asyncio.timeout(5):
-                    while (counts := await health(session))["undelivered"]:
-                        await asyncio.sleep(0.02)
+                counts = await until(lambda: delivered(session))
         finally:
             process.terminate()
             code = await asyncio.to_thread(process.wait, 10)
@@ -144,21 +144,24 @@ class Once(RolloutAgentLoop):
         return ctx.complete(messages)
 
 
-async def test_a_chat_that_is_asked_before_its_init_is_answered_carries_no_tools_either():
+async def test_a_chat_that_is_asked_before_its_init_is_answered_carries_no_tools_either(monkeypatch):
+    seen = []
+    answer = RolloutClient.init
+
+    async def late(*arguments, **options):
+        started = await answer(*arguments, **options)
+        await until(lambda: any(isinstance(event.kind, events.ChatRequested) for event in seen))
+        await asyncio.sleep(0.1)  # the chat reaches the gateway, which nothing shows
+        return started
+
+    monkeypatch.setattr(RolloutClient, "init", late)
     async with (
         AgentServer([CalculatorAgent()], port=0, config=QUICK) as server,
         LegacyTrainer() as trainer,
         serve_standalone(server.address, port=0, callback_port=0) as (http, _),
         aiohttp.ClientSession(f"http://{http.address}") as session,
     ):
-        answer = http.app.state.rollouts._client.init
-
-        async def late(*arguments, **options):
-            started = await answer(*arguments, **options)
-            await asyncio.sleep(0.3)
-            return started
-
-        http.app.state.rollouts._client.init = late
+        server.engine.log.add_sink(seen.append)
         await init(session, trainer.init_body())
         await trainer.completed()
     assert not any("tools" in chat for chat in trainer.chats)

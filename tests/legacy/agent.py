@@ -1,6 +1,6 @@
 """The agent of every scenario: one behaviour, written against what old and new contexts share.
 
-What is odd about a rollout is told by its metadata: `reward` (absent: none), and `raise` or
+The metadata of a rollout says what is special about it: `reward` (absent: none), and `raise` or
 `error` with a text, after the reply of turn `at_turn` (0: before any chat). An error tells the
 conversation so far, but not a `silent` one.
 """
@@ -75,16 +75,16 @@ class Agent(RolloutAgentLoop):
         return SCHEMAS
 
     async def run(self, ctx: Any) -> Any:
-        request, told = ctx.request, ctx.request.metadata
+        request, metadata = ctx.request, ctx.request.metadata
         self.runs[request.rollout_id] += 1
         messages, tokens, finish_reason = list(request.messages), 0, "max_turns"
-        if told.get("at_turn") == 0:
+        if metadata.get("at_turn") == 0:
             return self.fail(ctx, messages)
         for turn in range(1, request.max_turns + 1):
             result = await ctx.chat(messages, **request.completion_params)
             messages.append(result.message)
             tokens += result.usage["completion_tokens"]
-            if turn == told.get("at_turn"):
+            if turn == metadata.get("at_turn"):
                 return self.fail(ctx, messages)
             if tokens >= request.max_tokens_total:
                 finish_reason = "max_tokens"
@@ -95,10 +95,10 @@ class Agent(RolloutAgentLoop):
             messages += await execute_tool_calls(result.tool_calls, use)
             for _call in result.tool_calls:
                 ctx.record_tool_call(1.0)
-        return ctx.complete(messages, finish_reason=finish_reason, reward=told.get("reward"))
+        return ctx.complete(messages, finish_reason=finish_reason, reward=metadata.get("reward"))
 
     def fail(self, ctx: Any, messages: list[dict[str, Any]]) -> Any:
-        told = ctx.request.metadata
-        if "raise" in told:
-            raise RuntimeError(told["raise"])
-        return ctx.error(told["error"]) if told.get("silent") else ctx.error(told["error"], messages)
+        metadata = ctx.request.metadata
+        if "raise" in metadata:
+            raise RuntimeError(metadata["raise"])
+        return ctx.error(metadata["error"]) if metadata.get("silent") else ctx.error(metadata["error"], messages)

@@ -24,10 +24,10 @@ import pytest_asyncio
 
 from osmosis_gateway.http_agent import HttpAgent
 from osmosis_gateway.http_server import serve_http
-from osmosis_grpc.engine import EngineConfig
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.settings import RolloutClientSettings, RolloutSettings
-from osmosis_grpc.trainer import Completion, RolloutClient, Trainer, TrajectoryEvent
+from osmosis_grpc.trainer import RolloutClient, Trainer, TrajectoryEvent
+from osmosis_grpc.types import RolloutInfo
 from tests.legacy.agent import Agent
 from tests.legacy.new_trainer import AttachedTrainer, DialledTrainer, Hub, NewTrainer
 from tests.legacy.old_agent_server import OldAgentServer
@@ -43,7 +43,7 @@ COMBINATIONS = [
     ("old", "new"),
     ("old", "old"),
 ]
-ENGINE = EngineConfig(outbox_delay=(0.05, 0.2), retry_delay=(0.05, 0.2), stop_again_after=(0.05, 0.1))
+ENGINE = ServerConfig(outbox_delay=(0.05, 0.2), retry_delay=(0.05, 0.2), stop_again_after=(0.05, 0.1))
 CLIENT = RolloutClientSettings(retry_base_delay=0.1, retry_max_delay=1.0)
 
 
@@ -62,20 +62,20 @@ class Sides:
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """The same of rollouts that belong to the trainer that was dialled, and to no client."""
+    """Reads as a RolloutClient does, for rollouts that belong to the trainer that was dialled."""
 
     server: AgentServer
     trainer: Trainer
 
-    def events(self, rollout_id: str) -> AsyncIterator[TrajectoryEvent]:
-        """Its events, read by the trainer."""
+    def events(self, rollout_id: str, *, attempt: int = 0) -> AsyncIterator[TrajectoryEvent]:
+        """Return its events, read by the trainer."""
         return self.trainer.events(rollout_id, tokens=True)
 
-    async def wait(self, rollout_id: str) -> Completion | None:
-        """Its completion as the server holds it."""
+    async def get(self, rollout_id: str, attempt: int = 0) -> RolloutInfo:
+        """Return the rollout as the server has it."""
         engine = self.server.engine
         record = engine.rollouts.get(f"trainer at {self.trainer.address}", rollout_id)
-        return (await engine.rollouts.info(record)).completion
+        return await engine.rollouts.info(record)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

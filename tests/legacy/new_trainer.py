@@ -18,8 +18,8 @@ from osmosis_grpc.trainer import (
     RolloutClient,
     RolloutRequest,
     Trainer,
-    TrainerServer,
 )
+from tests.callback_trainer import CallbackTrainer
 from tests.legacy.scenarios import MESSAGE_TOKENS, REPLY_TOKENS, Outcome, Scenario
 
 
@@ -35,7 +35,7 @@ class NewTrainer:
         self.completions: list[Completion] = []
         """The completions it got."""
         self._faults = list(scenario.faults)
-        self._server = TrainerServer(self.policy)
+        self._server = CallbackTrainer(self.policy)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "NewTrainer":

@@ -189,7 +189,7 @@ class OldAgentServer:
         statuses = (self.acks if path.endswith("/completed") else self.chat_statuses)[request.rollout_id]
         headers = {"Authorization": f"Bearer {request.api_key}"} if request.api_key else {}
         url, limit = request.server_url.rstrip("/") + path, aiohttp.ClientTimeout(total=self.patience)
-        told = "No attempts made"
+        problem = "No attempts made"
         for retry in range(retries + 1):
             await asyncio.sleep(_PAUSE * 2**retry if retry else 0)  # the backoff of the original
             try:
@@ -197,9 +197,9 @@ class OldAgentServer:
                     statuses.append(answer.status)
                     if answer.status == 200:
                         return await answer.json()
-                    told = f"HTTP {answer.status}: {await answer.text()}"
+                    problem = f"HTTP {answer.status}: {await answer.text()}"
                     if 400 <= answer.status < 500:
                         break
             except (aiohttp.ClientError, TimeoutError) as error:
-                told = f"{type(error).__name__}: {error}"
-        raise CallFailed(told)
+                problem = f"{type(error).__name__}: {error}"
+        raise CallFailed(problem)

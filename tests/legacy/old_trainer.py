@@ -78,9 +78,9 @@ class OldTrainer:
         url = f"{agent_server}/v1/rollout/init"
         async with aiohttp.ClientSession() as session, session.post(url, json=body(request)) as answer:
             assert answer.status == 202, await answer.text()
-            told = InitResponse.model_validate_json(await answer.read())
-        assert told.rollout_id == scenario.name
-        return told
+            reported = InitResponse.model_validate_json(await answer.read())
+        assert reported.rollout_id == scenario.name
+        return reported
 
     @staticmethod
     def _outcome(got: RolloutResponse) -> tuple[Outcome, str]:

@@ -14,7 +14,7 @@ Message = dict[str, Any]
 MESSAGE_TOKENS = 4
 """Tokens of a message that no model sampled, as osmosis_grpc.policies.formula makes them."""
 REPLY_TOKENS = 12
-"""Tokens of every reply, as both trainers are told to make them."""
+"""Tokens of every reply, as both trainers make them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Scenario:
     max_turns: int = 10
     max_tokens_total: int = 8192
     metadata: dict[str, Any] = field(default_factory=dict)
-    """What the agent is told to do: see agent.py."""
+    """Instructions for the agent: see agent.py."""
     faults: tuple[Fault, ...] = ()
     """What the first tries of the first chat meet."""
     latency: float = 0.0

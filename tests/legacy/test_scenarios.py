@@ -15,12 +15,13 @@ from tests.legacy.new_trainer import AttachedTrainer, NewTrainer, outcome_of
 from tests.legacy.old_contract import RolloutResponse
 from tests.legacy.old_trainer import OldTrainer
 from tests.legacy.scenarios import BY_NAME, REPLY_TOKENS, SCENARIOS, Fault, Scenario
+from tests.waiting import ended
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 def between(*combinations):
-    """Only these combinations, each told as (trainer, agent server)."""
+    """Only these combinations of (trainer, agent server)."""
     names = [f"{trainer}-trainer-{agent}-agent" for trainer, agent in combinations]
     return pytest.mark.parametrize("combination", combinations, ids=names, indirect=True)
 
@@ -42,7 +43,7 @@ def tokens_of(scenario: Scenario):
     return ids, mask, [logprob for _, _, logprobs in parts for logprob in logprobs]
 
 
-async def told(played):
+async def kinds_of(played):
     """Every event of the rollout, to its last one."""
     async with asyncio.timeout(10):
         return [event.kind async for event in played.sides.watch.events(played.scenario.name)]
@@ -60,18 +61,18 @@ async def test_the_completion_is_the_same(scenario, play):
     assert len(tries) == len(scenario.faults) + len(scenario.script), "no chat is sampled twice"
     whole = math.ceil if isinstance(played.trainer, OldTrainer) else float  # HTTP tells whole seconds
     for fault, asked, again in zip(scenario.faults, tries, tries[1:], strict=False):
-        assert again - asked >= whole(fault.retry_after or 0) - 0.05, "it waits for as long as it was told"
+        assert again - asked >= whole(fault.retry_after or 0) - 0.05, "it waits for Retry-After"
 
 
 @pytest.mark.parametrize("name", ["one-tool", "agent-exception", "duplicate-init"])
 async def test_one_completion_is_delivered(name, play):
     played = await play(BY_NAME[name])
     scenario, old = played.scenario, played.sides.old_agent_server
-    kinds = await told(played)
+    kinds = await kinds_of(played)
     assert [type(kind) for kind in kinds[-2:]] == [events.Ended, events.Delivered]
     assert (kinds[-1].given_up, kinds[-1].tries) == ("", 1)
     assert sum(isinstance(kind, events.Ended) for kind in kinds) == 1
-    assert outcome_of(await played.sides.watch.wait(scenario.name)) == scenario.outcome, "the server holds the same"
+    assert outcome_of(await ended(played.sides.watch, scenario.name)) == scenario.outcome, "the server holds the same"
     await asyncio.sleep(0.1)  # time for a second result, which must not come
     assert len(played.trainer.completions) == 1
     if old is not None:
@@ -100,11 +101,11 @@ async def test_an_init_that_comes_late_starts_nothing(play):
 async def test_the_tokens_arrive(name, play):
     played = await play(BY_NAME[name])
     scenario = played.scenario
-    blocks = [kind.response.tokens for kind in await told(played) if isinstance(kind, events.ChatAnswered)]
+    blocks = [kind.response.tokens for kind in await kinds_of(played) if isinstance(kind, events.ChatAnswered)]
     assert blocks == [
         formula.reply_tokens(scenario.name, "main", n, REPLY_TOKENS) for n in range(1, len(scenario.script) + 1)
     ]
-    completions = [await played.sides.watch.wait(scenario.name)]
+    completions = [await ended(played.sides.watch, scenario.name)]
     completions += [completion for completion in played.trainer.completions if not isinstance(completion, dict)]
     ids, mask, logprobs = tokens_of(scenario)
     for completion in completions:
@@ -121,13 +122,13 @@ async def test_a_trainer_that_tells_no_tokens(play):
     """What the old contract's trainers did: their replies have counts, but no ids."""
     played = await play(dataclasses.replace(BY_NAME["one-tool"], tells_tokens=False))
     assert played.outcome == played.scenario.outcome
-    sample = (await played.sides.watch.wait(played.scenario.name)).samples["main"]
+    sample = (await ended(played.sides.watch, played.scenario.name)).samples["main"]
     assert (sample.trainable, sample.segments) == (False, ())
     assert sample.not_trainable_reason == "chat 1: the reply came without token ids"
 
 
 async def test_a_broken_trainer_is_given_up_alike(play):
-    """What a new agent is told at once, an old one is told at once: its own tries do not multiply ours."""
+    """An old agent gets a refusal as early as a new one: its own retries do not multiply ours."""
     scenario = dataclasses.replace(
         BY_NAME["plain-answer"],
         added=[],
@@ -144,9 +145,9 @@ async def test_a_broken_trainer_is_given_up_alike(play):
 
 
 async def test_a_silent_error_tells_the_same_messages(play):
-    """ctx.error(text) without messages: an old server's report cannot be told from that of an exception."""
-    told = {"error": "no messages", "at_turn": 2, "silent": True}
-    played = await play(dataclasses.replace(BY_NAME["agent-error"], metadata=told, error="no messages"))
+    """ctx.error(text) without messages: an old server reports it as it reports an exception."""
+    reported = {"error": "no messages", "at_turn": 2, "silent": True}
+    played = await play(dataclasses.replace(BY_NAME["agent-error"], metadata=reported, error="no messages"))
     assert played.outcome == played.scenario.outcome
 
 

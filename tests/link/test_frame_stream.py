@@ -124,7 +124,7 @@ def test_batches(case):
     for item in frames:
         kind, frame = item if isinstance(item, tuple) else ("", item)
         frame = frame if isinstance(frame, bytes) else frame.encode()
-        {"": queue.add, "event": queue.add_event, "answer": queue.add_answer}[kind](frame)
+        queue.add_event(frame) if kind == "event" else queue.add(frame, answer=kind == "answer")
     batches = []
     while queue:
         batches.append(queue.batch())
@@ -135,7 +135,7 @@ def test_batches(case):
 def test_bytes_that_wait_are_counted_until_they_are_taken():
     queue = OutgoingFrames()
     queue.add(BIG)
-    queue.add_answer(BIG)
+    queue.add(BIG, answer=True)
     queue.add_event(b"event")
     waiting = queue.answer_bytes
     assert waiting > len(BIG)
@@ -205,7 +205,7 @@ def test_a_stream_may_end_before_the_hello():
 # Frames in both directions.
 
 
-def test_frames_arrive_in_order_and_what_waits_is_one_message():
+def test_frames_arrive_in_order_and_waiting_ones_share_a_message():
     async def main():
         trainer, server = joined()
         sending, receiving = (trainer_stream(trainer), server_stream(server))
@@ -276,7 +276,7 @@ def test_an_exception_of_a_handler_ends_the_stream():
 
 
 @pytest.mark.parametrize("queued", [0, 1, 5000])
-def test_what_is_queued_goes_out_before_the_end(queued):
+def test_queued_frames_are_sent_before_the_end(queued):
     async def main():
         trainer, server = joined()
         sending, receiving = (trainer_stream(trainer), server_stream(server))
@@ -301,7 +301,7 @@ def test_leaving_half_closes_and_waits_until_the_other_side_has_ended():
         received = Received()
         async with running(sending, {}) as left, running(receiving, received) as other:
             sending.send(WINDOW)
-            sending.leave()
+            sending.end(None)
             assert await other is None, "it reads the end"
             assert received.kinds == ["window"]
             await server.done_writing()
@@ -315,7 +315,7 @@ def test_leaving_does_not_wait_for_ever():
     async def main():
         trainer, _ = joined(capacity=4)
         stream = trainer_stream(trainer)
-        stream.leave()
+        stream.end(None)
         assert await stream.run({}) is None
         assert asyncio.get_running_loop().time() == LEAVE_TIMEOUT
 
@@ -399,7 +399,7 @@ def test_heartbeats_go_out_while_nothing_else_does():
     run_virtually(main())
 
 
-def test_other_frames_are_signs_of_life_too():
+def test_any_frame_resets_the_silence():
     async def main():
         trainer, server = joined(capacity=100)
         sending = trainer_stream(trainer)

@@ -34,7 +34,7 @@ def identity(data):
 
 
 class Handlers(grpc.GenericRpcHandler):
-    """/x/unary and /x/stream raise what they are told by name; /x/echo answers."""
+    """/x/unary and /x/stream raise the exception that the request names; /x/echo answers."""
 
     def service(self, details):
         def raise_it(request):
@@ -87,7 +87,7 @@ async def test_every_code_there_and_back(channel, code):
     assert broken.value.code().value[0] == code
 
 
-async def test_at_capacity_says_when_to_come_back(channel):
+async def test_resource_exhausted_has_a_pushback_trailer(channel):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await channel.unary_unary("/x/unary")(b"ResourceExhausted")
     assert dict(caught.value.trailing_metadata())["grpc-retry-pushback-ms"] == "1500"

@@ -58,7 +58,7 @@ class Mixed(RolloutAgentLoop):
 
 
 def policy(request):
-    """Asks for the tools whose names stand in the question, separated by blanks."""
+    """Calls the tools that the question names, separated by blanks."""
     names = request.messages[0]["content"].split() if request.messages[0]["content"] != "Go." else []
     reply = {"role": "assistant", "content": "fine"}
     if names:

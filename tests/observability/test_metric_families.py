@@ -46,7 +46,7 @@ def test_other_kinds():
     assert (page.value("one_count"), page.value("one_sum")) == (4, 0.5)
 
 
-def test_a_collector_reads_its_source_whenever_it_is_asked():
+def test_a_collector_reads_its_source_at_each_scrape():
     source = One("gauge", 1.0)
     collector = PrometheusCollector(source)
     assert [metric.samples[0].value for metric in collector.collect()] == [1.0]

@@ -8,7 +8,8 @@ import pytest
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
 from osmosis_grpc.server import AgentServer, ServerSecurity
-from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
+from osmosis_grpc.trainer import RolloutClient, Trainer
+from tests.callback_trainer import CallbackTrainer
 from tests.observability.agents import PATIENCE, Mixed, policy, request, run_all
 from tests.observability.scrape import scrape
 
@@ -96,7 +97,7 @@ async def test_o1_bytes_of_messages(server, channel):
     assert page.value(f"grpc_server_call_{RECEIVED}_bucket", le="16384.0", **below) == 1
 
 
-async def test_o1_methods_that_nobody_registered_are_one(server, channel):
+async def test_o1_unregistered_methods_share_a_label(server, channel):
     for number in range(30):
         path = f"/{SERVICE}/Evil{number}" if number % 2 else f"/evil.Service{number}/Do"
         assert await refused(channel.unary_unary(path)(b"")) == "UNIMPLEMENTED"
@@ -124,7 +125,7 @@ async def test_o1_a_call_without_the_token_is_counted(stack):
 
 
 async def test_o1_both_sides_of_callbacks_count_the_same(server):
-    async with TrainerServer(policy) as trainer, RolloutClient(server.address) as client:
+    async with CallbackTrainer(policy) as trainer, RolloutClient(server.address) as client:
         for number in range(4):
             await client.init(request(f"ok-{number}", label="1"), callback=trainer.callback())
             await asyncio.wait_for(trainer.completion(f"ok-{number}"), PATIENCE)

@@ -1,4 +1,4 @@
-"""What an agent server tells of its rollouts, its queue, its trainers, its loop and its journal."""
+"""The metrics of an agent server's rollouts, queue, trainers, event loop and journal."""
 
 import asyncio
 import logging
@@ -8,13 +8,13 @@ import time
 import pytest
 
 from osmosis_grpc.console.logs import BackgroundHandler
-from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import AlreadyExists, ResourceExhausted
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.observability.metric_families import OTHER
-from osmosis_grpc.server import AgentServer, ServerSecurity
+from osmosis_grpc.server import AgentServer, ServerConfig, ServerSecurity
 from osmosis_grpc.supervise import OnFailure, call_later, inject, job
-from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
+from osmosis_grpc.trainer import RolloutClient, Trainer
+from tests.callback_trainer import CallbackTrainer
 from tests.faults.disks import small_disk
 from tests.observability.agents import PATIENCE, USER, Mixed, policy, request, run_all
 from tests.observability.scrape import scrape
@@ -83,7 +83,7 @@ async def test_o2_values_are_right_after_known_rollouts(serve, attach_to):
 async def test_o2_cancelled_and_superseded_rollouts_are_counted_as_such(serve):
     agent = Mixed()
     server = await serve(agent)
-    async with TrainerServer(policy) as listener, RolloutClient(server.address) as client:
+    async with CallbackTrainer(policy) as listener, RolloutClient(server.address) as client:
         for count, (name, attempt) in enumerate((("waits-0", 1), ("waits-1", 1), ("waits-1", 2)), 1):
             await client.init(request(name, attempt=attempt), callback=listener.callback())
             await until(lambda count=count: agent.waiting == count)
@@ -117,7 +117,7 @@ async def test_o2_a_prompt_that_changes_earlier_tokens_is_a_break(serve, attach_
     assert scrape(server.metrics).value("osmosis_token_prefix_breaks_total") == 1
 
 
-async def test_o2_what_runs_and_what_waits(serve, attach_to):
+async def test_o2_running_and_waiting_rollouts_are_counted(serve, attach_to):
     agent = Mixed()
     server = await serve(agent, max_concurrent=2, max_queued=3)
     trainer = await attach_to(server)
@@ -130,7 +130,7 @@ async def test_o2_what_runs_and_what_waits(serve, attach_to):
     assert page.value("osmosis_queue_length") == 3
     assert page.value("osmosis_attachments") == 1
     assert page.value("osmosis_draining") == 0
-    async with TrainerServer(policy) as listener, RolloutClient(server.address) as client:
+    async with CallbackTrainer(policy) as listener, RolloutClient(server.address) as client:
         for _ in range(2):
             with pytest.raises(ResourceExhausted):
                 await client.init(request("one-more"), callback=listener.callback())
@@ -150,11 +150,10 @@ async def test_o2_what_runs_and_what_waits(serve, attach_to):
 async def test_o2_outcomes_that_cannot_be_delivered(serve):
     server = await serve(Mixed())
 
-    class Refusing(TrainerServer):
-        async def _complete(self, *what):
-            raise ResourceExhausted("not now")
+    async def refuse(completion, state, credential):
+        raise ResourceExhausted("not now")
 
-    async with Refusing(policy) as listener, RolloutClient(server.address) as client:
+    async with CallbackTrainer(policy, recorder=refuse) as listener, RolloutClient(server.address) as client:
         await client.init(request("r"), callback=listener.callback())
         await until(lambda: scrape(server.metrics).value("osmosis_callback_attempts_total") > 2)
         page = scrape(server.metrics)
@@ -324,7 +323,7 @@ async def test_o3_hostile_tool_names_are_bounded(serve, attach_to):
     assert "osmosis_evil_total" not in page.families
 
 
-async def test_o3_an_agent_that_is_not_hosted_any_more_has_no_label(stack, tmp_path):
+async def test_o3_an_agent_of_an_earlier_process_is_other(stack, tmp_path):
     folder = tmp_path / "state"
 
     class Old(Mixed):
@@ -333,14 +332,14 @@ async def test_o3_an_agent_that_is_not_hosted_any_more_has_no_label(stack, tmp_p
     old = Old()
     async with (
         AgentServer([old], port=0, state_dir=folder) as server,
-        TrainerServer(policy) as trainer,
+        CallbackTrainer(policy) as trainer,
         RolloutClient(server.address) as client,
     ):
         await client.init(request("waits-1"), callback=trainer.callback())
         await until(lambda: old.waiting)
         assert scrape(server.metrics).labels("osmosis_rollouts_in_flight", "agent") == {"the-old-one"}
         await server.stop(0.0)
-        async with AgentServer([Mixed()], port=0, config=EngineConfig(trainer_grace=1)) as other:
+        async with AgentServer([Mixed()], port=0, config=ServerConfig(trainer_grace=1)) as other:
             assert scrape(other.metrics).labels("osmosis_rollouts_in_flight", "agent") == {"mixed"}
     async with AgentServer([Mixed()], port=0, state_dir=folder) as server:
         await until(lambda: server.engine.capacity().completed or not server.engine.rollouts.in_flight())
@@ -354,7 +353,10 @@ async def test_o3_no_secret_is_on_the_page(stack, serve, attach_to):
         request(f"{kind}-{CANARY}", tools=CANARY, metadata={CANARY: CANARY}, label="1") for kind in ("ok", "odd")
     ]
     await run_all(trainer, requests)
-    async with TrainerServer(policy, tokens=CANARY) as listener, RolloutClient(server.address, token=CANARY) as client:
+    async with (
+        CallbackTrainer(policy, tokens=CANARY) as listener,
+        RolloutClient(server.address, token=CANARY) as client,
+    ):
         callback = listener.callback(credential=CANARY, state=CANARY.encode())
         await client.init(request(f"callback-{CANARY}", api_key=CANARY), callback=callback)
         await asyncio.wait_for(listener.completion(f"callback-{CANARY}"), PATIENCE)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2
 from osmosis_grpc.errors import (
     CallError,
     DeadlineExceeded,
@@ -23,7 +24,7 @@ from osmosis_grpc.policies import OpenAIPolicy
 from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.types import ChatRequest, ChatResponse, CompletionStatus, VersionSpan
-from osmosis_grpc.wire.trainer import reply_from_wire, reply_to_wire
+from osmosis_grpc.wire.trainer import reply_bytes, reply_from_wire
 
 KEY = "sk-very-secret"
 QUESTION = [{"role": "user", "content": "2+3?"}]
@@ -83,7 +84,7 @@ async def test_token_ids_are_kept_where_the_server_gives_them(body):
     assert np.array_equal(response.tokens.logprobs, [-0.25, np.nan], equal_nan=True)
     assert response.prompt_ids.tolist() == [1, 2, 3]
     assert response.versions == (VersionSpan("step-7", 2),)
-    assert reply_from_wire(reply_to_wire(response)).message == REPLY
+    assert reply_from_wire(trainer_pb2.ChatResponse.FromString(reply_bytes(response))).message == REPLY
 
 
 @pytest.mark.parametrize("body", [PLAIN, NULLS], ids=["unaware", "null"])
@@ -100,7 +101,7 @@ async def test_logprobs_that_cannot_be_matched_to_tokens_are_left_out(logprobs):
     assert response.tokens.logprobs is None
 
 
-async def test_what_is_asked():
+async def test_the_request_body():
     tools = [{"type": "function", "function": {"name": "f"}}]
     messages = [*QUESTION, {"role": "assistant", "content": None, "vendor": 1}, {"role": "user", "content": "ü"}]
     request = ChatRequest(
@@ -216,7 +217,7 @@ async def test_a_status_is_an_error_of_its_kind(status, kind):
 
 
 @pytest.mark.parametrize("status", [400, 500])
-async def test_what_the_server_said_is_told(status):
+async def test_the_servers_answer_is_in_the_error(status):
     error = await failure(web.Response(status=status, text="the context is too long" + "x" * 10_000))
     assert "the context is too long" in str(error)
     assert len(str(error)) < 1000

@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import CallError, Unavailable
 from osmosis_grpc.policies import OpenAIPolicy
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.calculator import CalculatorAgent
-from osmosis_grpc.trainer import ChatRequest, Trainer, TrainerServer, VersionSpan
+from osmosis_grpc.trainer import ChatRequest, Trainer, VersionSpan
 from osmosis_grpc.types import CompletionStatus
+from tests.callback_trainer import CallbackTrainer
 from tests.processes import ROOT
 from tests.waiting import until
 
@@ -60,7 +60,7 @@ class ModelServer:
 
 @asynccontextmanager
 async def agent_server(**config):
-    engine = EngineConfig(**({"retry_delay": (0.01, 0.02)} | config))
+    engine = ServerConfig(**({"retry_delay": (0.01, 0.02)} | config))
     async with AgentServer([CalculatorAgent()], port=0, config=engine) as server:
         yield server.address
 
@@ -114,7 +114,7 @@ async def test_u05_the_trainer_opens_one_session_and_closes_it(transport):
                 await asyncio.wait_for(trainer.rollout(rollout_id="r", messages=QUESTION), PATIENCE)
                 await asyncio.wait_for(trainer.rollout(rollout_id="s", messages=QUESTION), PATIENCE)
         else:
-            async with TrainerServer(policy):
+            async with CallbackTrainer(policy):
                 for _ in range(2):
                     await policy(ChatRequest(rollout_id="r", messages=QUESTION))
         assert len(model.connections) == 1
@@ -204,7 +204,7 @@ def test_u05_without_aiohttp_the_error_names_the_extra():
     """The trainer and its policies are imported without aiohttp, rich, fastapi and the like."""
     script = """
 import json, sys
-for name in ("aiohttp", "rich", "fastapi", "uvicorn", "structlog", "typer", "stamina", "pydantic_settings"):
+for name in ("aiohttp", "rich", "fastapi", "uvicorn", "structlog", "typer", "pydantic_settings"):
     sys.modules[name] = None
 from osmosis_grpc.trainer import SyncTrainer, Trainer
 from osmosis_grpc.policies import EchoPolicy, OpenAIPolicy

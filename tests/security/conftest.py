@@ -28,7 +28,7 @@ WRONG = {
     "with its name": f"Bearer named={TOKEN}",
     "taken away": "Bearer taken-away",
 }
-"""What does not open a server whose tokens are named=TOKEN and SECOND."""
+"""Headers that a server with the tokens named=TOKEN and SECOND refuses."""
 RIGHT = {"the first": f"Bearer {TOKEN}", "the second": f"Bearer {SECOND}", "alone": TOKEN, "lower": f"bearer {TOKEN}"}
 
 
@@ -103,7 +103,7 @@ def methods(*services: str) -> list[tuple[str, bool, bool]]:
 
 
 LOST = "Internal error from Core"
-"""What grpc.aio's client makes of a write that met the end of its stream: the status that came is not told then."""
+"""The details of grpc.aio's error if a client's write meets the end of its stream. The real status is lost then."""
 
 
 async def status(
@@ -111,9 +111,9 @@ async def status(
 ) -> str:
     """The name of the status of a call, OK when it is answered."""
     while True:
-        told = await _once(channel, method, shown, body)
-        if told != LOST:
-            return told
+        answer = await _once(channel, method, shown, body)
+        if answer != LOST:
+            return answer
 
 
 async def _once(channel: grpc.aio.Channel, method: tuple[str, bool, bool], shown: str | None, body: bytes) -> str:

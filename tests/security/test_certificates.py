@@ -11,19 +11,19 @@ import pytest
 
 from osmosis_gateway.http_server import serve_http
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, services_pb2_grpc
-from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.link.credentials import channel
 from osmosis_grpc.link.tls import client_context
 from osmosis_grpc.policies import ToolCallingMock
-from osmosis_grpc.server import AgentServer, ClientTls, Credentials, ServerSecurity, ServerTls
+from osmosis_grpc.server import AgentServer, ClientTls, Credentials, ServerConfig, ServerSecurity, ServerTls
 from osmosis_grpc.testing.calculator import CalculatorAgent
-from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
+from osmosis_grpc.trainer import RolloutClient, Trainer
 from osmosis_grpc.types import CompletionStatus
+from tests.callback_trainer import CallbackTrainer
 from tests.security.conftest import TOKEN
-from tests.waiting import until
+from tests.waiting import ended, until
 
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
-QUICK = EngineConfig(trainer_grace=0.5, retry_delay=(0.05, 0.1), outbox_delay=(0.05, 0.1))
+QUICK = ServerConfig(trainer_grace=0.5, retry_delay=(0.05, 0.1), outbox_delay=(0.05, 0.1))
 PATIENCE = 20.0
 PROTOCOLS = ("gRPC", "HTTPS")
 
@@ -87,7 +87,7 @@ async def test_callers_need_a_certificate_of_the_ca(files, stranger, protocol):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_where_both_are_asked_for_both_are_needed(files, protocol):
+async def test_with_tokens_and_certificates_both_are_needed(files, protocol):
     security = ServerSecurity(TOKEN, tls=files.server(client_ca=files.ca))
     async with (
         AgentServer([CalculatorAgent()], port=0, security=security) as server,
@@ -193,7 +193,7 @@ async def test_a_certificate_is_an_owner(files, name):
         httpx.AsyncClient(
             base_url=f"https://{http.address}", verify=client_context(files.client(name)), trust_env=False
         ) as session,
-        TrainerServer(ToolCallingMock()) as trainer,
+        CallbackTrainer(ToolCallingMock()) as trainer,
     ):
         await client.init(rollout_id="r", messages=QUESTION, callback=trainer.callback())
         body = {"server_url": f"http://{trainer.address}", "messages": QUESTION, "completion_params": {}}
@@ -228,13 +228,13 @@ async def called_back(files, trainer_tls, server_tls, *, server_name=""):
     trainers = Credentials(tls=server_tls)
     async with (
         AgentServer([CalculatorAgent()], port=0, config=QUICK, credentials=trainers) as server,
-        TrainerServer(ToolCallingMock(), tls=trainer_tls, tokens=TOKEN) as trainer,
+        CallbackTrainer(ToolCallingMock(), tls=trainer_tls, tokens=TOKEN) as trainer,
         RolloutClient(server.address) as client,
     ):
         callback = trainer.callback(server_name=server_name)
         assert callback.tls is not None
         await client.init(rollout_id="r", messages=QUESTION, callback=callback)
-        return (await asyncio.wait_for(client.wait("r"), PATIENCE)).status
+        return (await asyncio.wait_for(ended(client, "r"), PATIENCE)).status
 
 
 @pytest.mark.slow

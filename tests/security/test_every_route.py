@@ -62,16 +62,16 @@ async def test_every_route_asks_everybody(deployment):
     guarded = {"/v1/rollout/init", "/platform/health", "/openapi.json", "/metrics"}
     assert {path for _, path in routes(app)} == {"/health", *guarded}
     asked = [row for row in routes(app) if row[1] != "/health"] + [("GET", path) for path in ODD]
-    told = set()
+    answers = set()
     for method, path in asked:
         for name, shown in WRONG.items():
             answer = await client.request(method, path, headers=showing(shown))
             assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer"), (method, path, name)
-            told.add(answer.text)
+            answers.add(answer.text)
         for name, shown in RIGHT.items():
             answer = await client.request(method, path, headers=showing(shown))
             assert answer.status_code != 401, (method, path, name)
-    assert len(told - {""}) == 1, "the same for everybody"
+    assert len(answers - {""}) == 1, "the same for everybody"
 
 
 @pytest.mark.parametrize(("shown", "reason"), [(None, "it shows no token"), ("Bearer x", "its token is not accepted")])

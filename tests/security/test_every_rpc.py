@@ -8,9 +8,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from osmosis_grpc.policies import ToolCallingMock
-from osmosis_grpc.server import AgentServer, ServerSecurity
+from osmosis_grpc.server import AgentServer, ServerConfig, ServerSecurity
 from osmosis_grpc.testing.calculator import CalculatorAgent
-from osmosis_grpc.trainer import Trainer, TrainerServer
+from osmosis_grpc.trainer import Trainer
 from tests.security.conftest import RIGHT, SECOND, TOKEN, WRONG, methods, status
 
 TOKENS = [f"named={TOKEN}", SECOND]
@@ -20,7 +20,12 @@ SERVICES = ("RolloutService", "ServerReflection")
 @pytest.fixture
 async def agent_server(stack):
     return await stack.enter_async_context(
-        AgentServer([CalculatorAgent()], port=0, security=ServerSecurity(TOKENS), allow_targets=["127.0.0.1"])
+        AgentServer(
+            [CalculatorAgent()],
+            port=0,
+            security=ServerSecurity(TOKENS),
+            config=ServerConfig(allow_targets=["127.0.0.1"]),
+        )
     )
 
 
@@ -40,12 +45,10 @@ async def test_an_agent_server_asks_everybody(agent_server, channel, method):
 
 
 @pytest.mark.parametrize("method", methods("TrainerService"), ids=lambda row: row[0].rpartition("/")[2])
-@pytest.mark.parametrize("kind", ["TrainerServer", "attach"])
-async def test_a_trainer_asks_everybody(stack, method, kind):
-    if kind == "attach":
-        trainer = Trainer([], ToolCallingMock(), listen="127.0.0.1:0", security=ServerSecurity(TOKENS))
-    else:
-        trainer = TrainerServer(ToolCallingMock(), tokens=TOKENS)
+@pytest.mark.parametrize("transport", ["callback", "attach"])
+async def test_a_trainer_asks_everybody(stack, method, transport):
+    security = ServerSecurity(TOKENS)
+    trainer = Trainer([], ToolCallingMock(), transport=transport, listen="127.0.0.1:0", security=security)
     await stack.enter_async_context(trainer)
     channel = await stack.enter_async_context(grpc.aio.insecure_channel(trainer.address))
     for name, shown in WRONG.items():
@@ -80,14 +83,14 @@ async def test_health_answers_anyone(channel):
 
 
 async def test_everybody_hears_the_same(channel):
-    told = set()
+    answers = set()
     for shown in WRONG.values():
         metadata = None if shown is None else (("authorization", shown),)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await channel.unary_unary(methods("RolloutService")[0][0])(b"", metadata=metadata)
-        told.add(caught.value.details())
-    assert len(told) == 1
-    assert not any(secret[:8] in text for text in told for secret in (TOKEN, SECOND, "another"))
+        answers.add(caught.value.details())
+    assert len(answers) == 1
+    assert not any(secret[:8] in text for text in answers for secret in (TOKEN, SECOND, "another"))
 
 
 @pytest.mark.parametrize(("shown", "reason"), [(None, "it shows no token"), ("Bearer x", "its token is not accepted")])
@@ -98,7 +101,7 @@ async def test_a_refused_caller_is_a_line_in_the_log(agent_server, channel, capl
     assert shown is None or shown not in caplog.text
 
 
-async def test_many_refused_callers_are_few_lines_without_what_they_show(agent_server, channel, caplog):
+async def test_many_refused_callers_make_few_log_lines_without_tokens(agent_server, channel, caplog):
     for _ in range(5):
         for shown in WRONG.values():
             await status(channel, methods("RolloutService")[0], shown)
@@ -107,7 +110,7 @@ async def test_many_refused_callers_are_few_lines_without_what_they_show(agent_s
     assert not any(secret[:8] in caplog.text for secret in (TOKEN, SECOND, "another"))
 
 
-async def test_without_tokens_nobody_is_asked(stack, serve):
+async def test_without_tokens_no_call_needs_one(stack, serve):
     server = await serve()
     channel = await stack.enter_async_context(grpc.aio.insecure_channel(server.address))
     for method in methods(*SERVICES):

@@ -13,9 +13,11 @@ from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.server import AgentServer, ServerSecurity
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.testing.raw import RawTrainer
-from osmosis_grpc.trainer import Credentials, RolloutClient, Trainer, TrainerServer
+from osmosis_grpc.trainer import Credentials, RolloutClient, Trainer
 from osmosis_grpc.types import Callback, CompletionStatus
+from tests.callback_trainer import CallbackTrainer
 from tests.security.conftest import SECOND, TOKEN
+from tests.waiting import ended
 
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
 TOKENS = [f"mine={TOKEN}", "mine=rotated-in", SECOND]
@@ -23,7 +25,7 @@ PATIENCE = 20.0
 
 
 class Waiter(RolloutAgentLoop):
-    """Runs until it is let go."""
+    """Runs until the test releases it."""
 
     name = "waiter"
 
@@ -43,7 +45,7 @@ async def deployment(stack):
     """A server with a rollout of the first token's, and everybody's clients."""
     agent = Waiter()
     server = await stack.enter_async_context(AgentServer([agent], port=0, security=ServerSecurity(TOKENS)))
-    trainer = await stack.enter_async_context(TrainerServer(ToolCallingMock()))
+    trainer = await stack.enter_async_context(CallbackTrainer(ToolCallingMock()))
     clients = [
         await stack.enter_async_context(RolloutClient(server.address, token=token))
         for token in (TOKEN, "rotated-in", SECOND)
@@ -56,7 +58,7 @@ async def rows(client):
     return [row.rollout_id async for row in client.rollouts()]
 
 
-async def test_to_others_it_is_not_there(deployment):
+async def test_other_owners_do_not_see_a_rollout(deployment):
     _, agent, trainer, (owner, _, other) = deployment
     with pytest.raises(AlreadyExists):
         await other.init(rollout_id="r", messages=QUESTION, callback=trainer.callback())
@@ -89,7 +91,7 @@ async def test_a_rotated_token_keeps_its_rollouts(deployment):
     assert not again.created
     assert await rows(rotated) == await rows(owner) == ["r"]
     assert len(await rotated.cancel("r")) == 1
-    assert (await asyncio.wait_for(owner.wait("r"), PATIENCE)).status is CompletionStatus.CANCELLED
+    assert (await asyncio.wait_for(ended(owner, "r"), PATIENCE)).status is CompletionStatus.CANCELLED
 
 
 async def test_http_callers_are_owners_as_well(deployment, stack):
@@ -149,8 +151,8 @@ async def test_over_attachments_rollouts_are_their_owners(deployment):
         assert (await asyncio.wait_for(running, PATIENCE)).status is CompletionStatus.COMPLETED
 
 
-async def test_a_server_that_dials_in_cannot_take_anothers_place(stack):
-    """What one has run is not told to another credential that names its journal."""
+async def test_a_server_that_dials_in_cannot_replace_another(stack):
+    """Another credential that names a server's journal does not get that server's rollouts."""
     tokens = ["one=1-secret", "two=2-secret"]
     trainer = await stack.enter_async_context(
         Trainer([], ToolCallingMock(), listen="127.0.0.1:0", security=ServerSecurity(tokens))
@@ -184,12 +186,12 @@ async def test_a_server_that_dials_in_cannot_take_anothers_place(stack):
 
 async def test_a_callback_has_a_credential_of_its_own(stack, serve):
     server = await serve(CalculatorAgent())
-    trainer = await stack.enter_async_context(TrainerServer(ToolCallingMock(), tokens=[f"lab={TOKEN}", SECOND]))
+    trainer = await stack.enter_async_context(CallbackTrainer(ToolCallingMock(), tokens=[f"lab={TOKEN}", SECOND]))
     client = await stack.enter_async_context(RolloutClient(server.address))
 
     async def ends(rollout_id, callback):
         await client.init(rollout_id=rollout_id, messages=QUESTION, callback=callback)
-        completion = await asyncio.wait_for(client.wait(rollout_id), PATIENCE)
+        completion = await asyncio.wait_for(ended(client, rollout_id), PATIENCE)
         return completion.status, completion.failure and completion.failure.boundary
 
     made = trainer.callback()
@@ -205,13 +207,13 @@ async def test_a_callback_has_a_credential_of_its_own(stack, serve):
             await ends(f"r{credential[:3]}{len(credential)}", Callback(target=trainer.address, credential=credential))
             == failed
         )
-    with pytest.raises(ValueError, match="none of this trainer's tokens"):
+    with pytest.raises(ValueError, match="not one of this trainer's tokens"):
         trainer.callback(credential="wrong")
 
 
 @pytest.mark.parametrize("authenticated", [True, False])
-async def test_who_has_shown_a_token_may_be_called_back_elsewhere(stack, authenticated):
-    """Private and public addresses are for callers who are known; link-local ones are for nobody."""
+async def test_an_authenticated_caller_may_name_another_machine(stack, authenticated):
+    """Authenticated callers may name private and public addresses; link-local addresses are always refused."""
     security = ServerSecurity(TOKEN) if authenticated else ServerSecurity()
     server = await stack.enter_async_context(AgentServer([Waiter()], port=0, security=security))
     client = await stack.enter_async_context(RolloutClient(server.address, token=TOKEN if authenticated else ""))
@@ -234,7 +236,7 @@ async def test_who_has_shown_a_token_may_be_called_back_elsewhere(stack, authent
         assert accepted is allowed, target
 
 
-async def test_a_url_as_callback_is_for_who_has_shown_a_token(stack):
+async def test_a_url_as_callback_needs_authentication(stack):
     for security, allowed in ((ServerSecurity(TOKEN), True), (ServerSecurity(), False)):
         server = await stack.enter_async_context(AgentServer([Waiter()], port=0, security=security))
         await stack.enter_async_context(serve_http(server, port=0))

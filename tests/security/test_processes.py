@@ -14,10 +14,12 @@ import pytest
 from osmosis_grpc.errors import InvalidArgument, Unauthenticated
 from osmosis_grpc.link.tls import client_context
 from osmosis_grpc.policies import ToolCallingMock
-from osmosis_grpc.trainer import Callback, RolloutClient, TrainerServer
+from osmosis_grpc.trainer import Callback, RolloutClient
+from tests.callback_trainer import CallbackTrainer
 from tests.gateway.conftest import RawTrainer
 from tests.processes import ROOT, run, serving
 from tests.security.conftest import TOKEN
+from tests.waiting import ended
 
 CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop")
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
@@ -66,7 +68,7 @@ FAST = ("public, with nothing", "a token in plain text", "a trainer's token in p
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=() if case in FAST else pytest.mark.slow) for case in REFUSED]
 )
-def test_what_is_refused(case):
+def test_forbidden_targets_are_refused(case):
     arguments, more, text = REFUSED[case]
     command = ("-m", "osmosis_grpc.serve", *CALCULATOR, "--no-http", "--grpc-port", "0", *arguments)
     result = run(*command, env=environment(**more))
@@ -89,7 +91,7 @@ def test_what_is_refused(case):
         ((), {"GRPC_TRACE": "http"}, "--unsafe-trace"),
     ],
 )
-def test_what_the_gateway_alone_refuses(arguments, more, text):
+def test_urls_that_only_the_gateway_refuses(arguments, more, text):
     command = ("-m", "osmosis_gateway", "--target", "127.0.0.1:1", "-p", "0", "--callback-port", "0", *arguments)
     result = run(*command, env=environment(**more))
     assert (result.returncode, result.stdout) == (2, "")
@@ -192,8 +194,8 @@ CANARIES = {
 
 
 @pytest.mark.slow
-async def test_no_secret_is_told(tmp_path):
-    """Calls that fail and succeed, at DEBUG: neither the logs nor what can be asked tells what was shown."""
+async def test_no_secret_is_logged(tmp_path):
+    """Calls fail and succeed at level DEBUG: neither the logs nor any answer has a secret."""
     arguments = (
         *CALCULATOR,
         "-p",
@@ -212,15 +214,15 @@ async def test_no_secret_is_told(tmp_path):
         "0.5",
     )
     more = {"OSMOSIS_ROLLOUT_SERVER_TOKEN": f"lab={CANARIES['environment']}"}
-    told: list[str] = []
+    seen: list[str] = []
 
     def echoing(request):
         raise InvalidArgument("credential", f"{request.credential} is what you have shown")
 
     async def used(ready):
         async with (
-            TrainerServer(ToolCallingMock(), tokens=CANARIES["trainer"]) as good,
-            TrainerServer(echoing, tokens=CANARIES["callback"]) as bad,
+            CallbackTrainer(ToolCallingMock(), tokens=CANARIES["trainer"]) as good,
+            CallbackTrainer(echoing, tokens=CANARIES["callback"]) as bad,
             RawTrainer() as old,
             RolloutClient(ready["grpc"], token=CANARIES["environment"]) as client,
         ):
@@ -228,7 +230,7 @@ async def test_no_secret_is_told(tmp_path):
                 async with RolloutClient(ready["grpc"], token=token) as stranger:
                     with pytest.raises(Unauthenticated) as refused:
                         await stranger.init(rollout_id="x", callback=good.callback())
-                    told.append(str(refused.value))
+                    seen.append(str(refused.value))
             callbacks = {
                 "completed": good.callback(),
                 "the token": good.callback(credential=CANARIES["trainer"]),
@@ -237,12 +239,12 @@ async def test_no_secret_is_told(tmp_path):
                 "away": Callback(target="127.0.0.1:1", credential=CANARIES["callback"]),
             }
             for name, callback in callbacks.items():
-                told.append(repr(callback))
+                seen.append(repr(callback))
                 await client.init(rollout_id=name, messages=QUESTION, callback=callback)
             with pytest.raises(InvalidArgument) as refused:
                 bad_one = Callback(target="169.254.169.254:1", credential=CANARIES["callback"])
                 await client.init(rollout_id="y", callback=bad_one)
-            told.append(str(refused.value))
+            seen.append(str(refused.value))
             http = f"http://{ready['http']}"
             async with httpx.AsyncClient(base_url=http, trust_env=False) as session:
                 for shown in (CANARIES["wrong"], CANARIES["option"]):
@@ -250,38 +252,38 @@ async def test_no_secret_is_told(tmp_path):
                         answer = await session.post(
                             "/v1/rollout/init", json=body, headers={"authorization": f"Bearer {shown}"}
                         )
-                        told.append(answer.text)
+                        seen.append(answer.text)
             await old.completion()
-            ended = {name: await client.wait(name) for name in callbacks if name != "away"}
-            assert {name: str(row.status) for name, row in ended.items()} == {
+            completions = {name: await ended(client, name) for name in callbacks if name != "away"}
+            assert {name: str(row.status) for name, row in completions.items()} == {
                 "completed": "COMPLETED",
                 "the token": "COMPLETED",
                 "refused": "FAILED",
                 "echoed": "FAILED",
             }
-            assert "[credential]" in ended["echoed"].failure.message
-            told.append(repr(ended))
+            assert "[credential]" in completions["echoed"].failure.message
+            seen.append(repr(completions))
             async with RolloutClient(ready["grpc"], token=CANARIES["option"]) as other:
                 for name, owner in [*((name, client) for name in callbacks), ("r1", other)]:
-                    told.append(repr(await owner.get(name)))
+                    seen.append(repr(await owner.get(name)))
                     last = "ChatRequested" if name == "away" else "Ended"
                     async with asyncio.timeout(20), aclosing(owner.events(name)) as events:
                         async for event in events:
-                            told.append(repr(event))
+                            seen.append(repr(event))
                             if type(event.kind).__name__ == last:
                                 break
-            told.extend([repr(row) async for row in client.rollouts()])
+            seen.extend([repr(row) async for row in client.rollouts()])
 
     def start():
         with serving(*arguments, env=environment(**more)) as (process, ready):
-            told.append(json.dumps(ready))
+            seen.append(json.dumps(ready))
             asyncio.run(used(ready))
             process.send_signal(signal.SIGTERM)
-            told.extend(process.communicate(timeout=30))
+            seen.extend(process.communicate(timeout=30))
 
     await asyncio.to_thread(start)
     logs = [path.read_text() for path in tmp_path.rglob("*.jsonl")]
     assert len(logs) == 6
-    everything = "\n".join([*told, *logs])
+    everything = "\n".join([*seen, *logs])
     assert "no credential, or a wrong one" in everything
     assert {name for name, secret in CANARIES.items() if secret[:-1] in everything} == set()

@@ -1,4 +1,4 @@
-"""Tokens by themselves: which are accepted, whose they are, and that nothing tells them."""
+"""Tokens: which ones are accepted, who owns them, and that no text has them."""
 
 import ast
 import inspect
@@ -6,15 +6,16 @@ import pickle
 
 import pytest
 
-from osmosis_grpc.link import tokens as module
+from osmosis_grpc.link import bearer_tokens as module
+from osmosis_grpc.link.bearer_tokens import Tokens
 from osmosis_grpc.link.callback_credentials import is_for, narrowed
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.tls import ClientTls
-from osmosis_grpc.link.tokens import Tokens
 from osmosis_grpc.serve.security_options import check_trace, credentials_from_options, server_security_from_options
 from osmosis_grpc.settings import RolloutServerSettings
-from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
+from osmosis_grpc.trainer import RolloutClient, Trainer
+from tests.callback_trainer import CallbackTrainer
 
 
 def test_a_name_is_an_owner_and_a_secret_without_one_is_its_own():
@@ -30,7 +31,7 @@ def test_a_name_is_an_owner_and_a_secret_without_one_is_its_own():
     assert Tokens().owner("") is None
 
 
-def test_only_what_fits_a_header_is_a_token():
+def test_a_token_must_fit_into_a_header():
     for text in ("", " ", "a ", " a", "a\nb", "ü", "name= a"):
         with pytest.raises(ValueError, match="printable ASCII"):
             Tokens([text])
@@ -76,7 +77,7 @@ def test_nothing_shows_a_secret(tmp_path):
         tokens,
         ServerSecurity([canary]),
         Credentials(token=canary),
-        TrainerServer(lambda request: None, tokens=canary),
+        CallbackTrainer(lambda request: None, tokens=canary),
         RolloutServerSettings(token=canary, connect_token=canary),
         tokens.callbacks,
         Trainer([], lambda request: None, credentials=Credentials(token=canary), security=ServerSecurity(canary)),
@@ -105,7 +106,7 @@ def test_several_tokens_stand_on_a_line_each():
             RolloutServerSettings(token=text)
 
 
-async def test_a_token_goes_in_plain_text_to_this_machine_only():
+async def test_a_token_is_sent_in_plain_text_to_loopback_only():
     for target in ("127.0.0.1:1", "localhost:1", "[::1]:1"):
         async with RolloutClient(target, token="t"):
             pass
@@ -118,11 +119,18 @@ async def test_a_token_goes_in_plain_text_to_this_machine_only():
             pass
 
 
-def test_where_a_trainer_may_listen(tmp_path):
+@pytest.mark.parametrize("transport", ["attach", "callback"])
+async def test_where_a_trainer_may_listen(transport):
+    def trainer(**options):
+        security = ServerSecurity(**options)
+        return Trainer([], lambda request: None, transport=transport, listen="0.0.0.0:0", security=security)
+
     for tokens, text in (((), "needs a token or TLS"), ("t", "plain text")):
         with pytest.raises(ValueError, match=text):
-            TrainerServer(lambda request: None, host="0.0.0.0", tokens=tokens)
-    TrainerServer(lambda request: None, host="0.0.0.0", tokens="t", insecure=True)
+            async with trainer(tokens=tokens):
+                pass
+    async with trainer(tokens="t", insecure=True):
+        pass
 
 
 def test_options_that_do_not_go_together_are_named(tmp_path, files):
@@ -134,7 +142,7 @@ def test_options_that_do_not_go_together_are_named(tmp_path, files):
         (([], none, key, None), "none cannot be read"),
         (([], key, pem, None), "not a certificate and its key"),
         (([], pem, other, None), "not a certificate and its key"),
-        (([], pem, key, key), "holds no certificate"),
+        (([], pem, key, key), "has no certificate"),
         ((["a "], None, None, None), "--token"),
     ):
         with pytest.raises(ValueError, match=text):

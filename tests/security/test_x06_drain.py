@@ -3,9 +3,7 @@
 import asyncio
 import socket
 
-import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.errors import FailedPrecondition, PermissionDenied, Unauthenticated, Unavailable
@@ -14,6 +12,7 @@ from osmosis_grpc.server import AgentServer, ServerSecurity
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient, Trainer
 from osmosis_grpc.types import Callback
+from tests.deployment import health
 from tests.security.conftest import SECOND, TOKEN
 
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
@@ -21,7 +20,7 @@ ADMIN = "secret-of-the-administrator"
 
 
 class Waiter(RolloutAgentLoop):
-    """Runs until it is let go."""
+    """Runs until the test releases it."""
 
     name = "waiter"
 
@@ -42,12 +41,6 @@ async def hosting(stack, security, *loops, host="127.0.0.1"):
     return await stack.enter_async_context(AgentServer(loops, host=host, port=0, security=security))
 
 
-async def health(server):
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
-        return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
-
-
 async def test_x06_a_tenants_token_does_not_drain(stack):
     server = await hosting(stack, ServerSecurity([f"lab={TOKEN}", SECOND], admin_tokens=f"ops={ADMIN}"))
     for token, refused in ((TOKEN, PermissionDenied), (SECOND, PermissionDenied), ("", Unauthenticated)):
@@ -55,14 +48,14 @@ async def test_x06_a_tenants_token_does_not_drain(stack):
             for cancel in (False, True):
                 with pytest.raises(refused):
                     await client.drain(cancel=cancel)
-    assert await health(server) == "SERVING"
+    assert await health(server.address) == "SERVING"
     async with RolloutClient(server.address, token=ADMIN) as admin:
         await admin.drain()
         assert (await admin.info()).draining
-        assert await health(server) == "NOT_SERVING"
+        assert await health(server.address) == "NOT_SERVING"
 
 
-async def test_x06_where_tokens_are_asked_for_and_none_is_an_administrators_nobody_drains(stack):
+async def test_x06_with_tokens_but_no_administrators_token_drain_is_refused(stack):
     server = await hosting(stack, ServerSecurity(TOKEN))
     async with RolloutClient(server.address, token=TOKEN) as client:
         with pytest.raises(PermissionDenied, match="--admin-token-file"):
@@ -116,18 +109,18 @@ async def test_x06_a_drain_can_be_ended(stack, refused_at_once):
             )
         waits = asyncio.create_task(trainer.rollout(rollout_id="after", messages=QUESTION, agent_loop="calculator"))
         await client.drain()
-        assert await health(server) == "NOT_SERVING"
+        assert await health(server.address) == "NOT_SERVING"
         assert not waits.done()
         await client.drain(cancel=True)
         await client.drain(cancel=True)
         assert not (await client.info()).draining
-        assert await health(server) == "SERVING"
+        assert await health(server.address) == "SERVING"
         assert (await asyncio.wait_for(waits, 30)).status.name == "COMPLETED"
         waiter.go.set()
         assert (await asyncio.wait_for(running, 30)).status.name == "COMPLETED"
 
 
-async def test_x06_a_server_that_stops_goes_on_stopping(stack):
+async def test_x06_a_stopping_server_refuses_to_cancel_its_drain(stack):
     waiter = Waiter()
     server = await hosting(stack, ServerSecurity(), waiter)
     trainer = await stack.enter_async_context(Trainer([server.address], ToolCallingMock()))

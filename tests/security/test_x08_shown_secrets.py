@@ -8,8 +8,10 @@ import pytest
 
 from osmosis_grpc.errors import Unauthenticated
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from osmosis_grpc.trainer import RolloutClient
+from tests.callback_trainer import CallbackTrainer
 from tests.processes import ROOT, run, serving
+from tests.waiting import ended
 
 AGENT = ("-m", "tests.security.printing_agent:agent_loop")
 TOKENS = {name: f"canary-{name}-5f2c" for name in ("caller", "admin", "connect", "legacy")}
@@ -30,11 +32,11 @@ async def seen(address, state_dir):
         texts.append(request.messages[-1]["content"])
         return answer(request, "thank you", tokens=2)
 
-    async with TrainerServer(policy) as trainer:
+    async with CallbackTrainer(policy) as trainer:
         async with RolloutClient(address, token=TOKENS["caller"]) as client:
             callback = trainer.callback(rollout_id="r")
             await client.init(rollout_id="r", messages=[{"role": "user", "content": "hi"}], callback=callback)
-            completion = await client.wait("r")
+            completion = await ended(client, "r")
         async with RolloutClient(address) as stranger:
             with pytest.raises(Unauthenticated):
                 await stranger.info()
@@ -97,7 +99,7 @@ def test_x08_a_secret_on_the_command_line_is_warned_of():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("content", "arguments", "told"),
+    ("content", "arguments", "message"),
     [
         (None, ("--token-file", "FILE"), "--token-file: FILE cannot be used: No such file"),
         ("", ("--token-file", "FILE"), "--token-file: FILE cannot be used: a token is"),
@@ -106,7 +108,7 @@ def test_x08_a_secret_on_the_command_line_is_warned_of():
         ("one\n", ("--connect-token-file", "FILE", "--connect-token", "two"), "there is more than one token"),
     ],
 )
-def test_x08_a_file_that_is_of_no_use_is_named(tmp_path, content, arguments, told):
+def test_x08_an_unusable_file_is_named(tmp_path, content, arguments, message):
     path = tmp_path / "tokens"
     if content is not None:
         path.write_text(content)
@@ -114,4 +116,4 @@ def test_x08_a_file_that_is_of_no_use_is_named(tmp_path, content, arguments, tol
     done = run("-m", "osmosis_grpc.serve", *AGENT, "--no-journal", *given, env=ENVIRONMENT, cwd=ROOT)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert told.replace("FILE", str(path)) in line
+    assert message.replace("FILE", str(path)) in line

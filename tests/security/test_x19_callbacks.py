@@ -7,35 +7,41 @@ import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2, services_pb2_grpc, trainer_pb2
 from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.link.callback_credentials import narrowed
+from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer
-from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from osmosis_grpc.trainer import RolloutClient, Trainer
 from osmosis_grpc.types import Callback, CompletionStatus
+from tests.callback_trainer import CallbackTrainer
 from tests.security.conftest import TOKEN
+from tests.waiting import PATIENCE, ended, until
 
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
 
 
 class Waiter(RolloutAgentLoop):
-    """Asks one chat when it is let go."""
+    """Sends one chat when the test releases it."""
 
     name = "waiter"
 
     def __init__(self):
         self.go = asyncio.Event()
+        self.started = 0
 
     def get_tools(self, request):
         return []
 
     async def run(self, ctx):
+        self.started += 1
         await self.go.wait()
         await ctx.chat(ctx.request.messages)
         return ctx.complete(ctx.request.messages, reward=1.0)
 
 
 class Policy:
-    """Counts what it is asked."""
+    """Counts its calls."""
 
     def __init__(self):
         self.asked = []
@@ -46,7 +52,7 @@ class Policy:
 
 
 def forged(rollout_id):
-    """An outcome that nobody had."""
+    """An outcome that no server reported."""
     completion = rollout_pb2.Completion(
         rollout_id=rollout_id,
         attempt=1,
@@ -69,41 +75,54 @@ async def statuses(trainer, rollout_id, credential):
     async with grpc.aio.insecure_channel(trainer.address) as channel:
         stub = services_pb2_grpc.TrainerServiceStub(channel)
         metadata = (("authorization", f"Bearer {credential}"),) if credential else None
-        ended = []
+        codes = []
         for call, request in ((stub.Complete, forged(rollout_id)), (stub.Chat, chat(rollout_id))):
             try:
                 await call(request, metadata=metadata, timeout=10)
-                ended.append("OK")
+                codes.append("OK")
             except grpc.aio.AioRpcError as error:
-                ended.append(error.code().name)
-        return ended
+                codes.append(error.code().name)
+        return codes
+
+
+def trainer_of(server, policy=None, **options):
+    return Trainer(server.address, policy or Policy(), transport="callback", **options)
+
+
+def begin(trainer, rollout_id):
+    return asyncio.ensure_future(asyncio.wait_for(trainer.rollout(rollout_id=rollout_id, messages=QUESTION), PATIENCE))
+
+
+def given(server, rollout_id):
+    """The credential that the agent server got for a rollout."""
+    return server.engine.rollouts.get("", rollout_id).init.callback.credential
 
 
 @pytest.fixture(params=["without tokens", "with tokens", "with a ledger"])
 def options(request, tmp_path):
-    return {"with tokens": {"tokens": [TOKEN]}, "with a ledger": {"ledger": tmp_path / "ledger"}}.get(request.param, {})
+    options = {"with tokens": {"security": ServerSecurity(TOKEN)}, "with a ledger": {"ledger": tmp_path / "ledger"}}
+    return options.get(request.param, {})
 
 
 async def test_x19_a_strangers_outcome_and_chat_are_refused(stack, options):
     agent, policy = Waiter(), Policy()
     server = await stack.enter_async_context(AgentServer([agent], port=0))
-    trainer = await stack.enter_async_context(TrainerServer(policy, **options))
-    other = await stack.enter_async_context(TrainerServer(Policy()))
-    client = await stack.enter_async_context(RolloutClient(server.address))
-    await client.init(rollout_id="known", messages=QUESTION, callback=trainer.callback())
-    for credential in ("", "wrong", "cb1..", other.callback().credential, trainer.callback().credential[:-1]):
+    trainer = await stack.enter_async_context(trainer_of(server, policy, **options))
+    other = await stack.enter_async_context(trainer_of(server))
+    running = [begin(trainer, "known"), begin(trainer, "another"), begin(other, "stranger")]
+    await until(lambda: agent.started == 3)
+    for credential in ("", "wrong", "cb1..", given(server, "stranger"), given(server, "known")[:-1]):
         assert await statuses(trainer, "known", credential) == ["UNAUTHENTICATED"] * 2, credential
-    for_another = trainer.callback(rollout_id="another").credential
-    assert await statuses(trainer, "known", for_another) == ["PERMISSION_DENIED"] * 2
+    assert await statuses(trainer, "known", given(server, "another")) == ["PERMISSION_DENIED"] * 2
     assert policy.asked == []
     agent.go.set()
-    completion = await asyncio.wait_for(trainer.completion("known"), 30)
+    completion, *_ = await asyncio.gather(*running)
     assert (completion.status, completion.reward) == (CompletionStatus.COMPLETED, 1.0)
-    assert policy.asked == ["known"]
+    assert sorted(policy.asked) == ["another", "known"]
 
 
 async def test_x19_an_agent_server_gets_a_credential_for_its_rollout_alone(stack):
-    trainer = await stack.enter_async_context(TrainerServer(Policy()))
+    trainer = await stack.enter_async_context(CallbackTrainer(Policy()))
     server = await stack.enter_async_context(AgentServer([Waiter()], port=0))
     client = await stack.enter_async_context(RolloutClient(server.address))
     callback = trainer.callback()
@@ -116,8 +135,8 @@ async def test_x19_an_agent_server_gets_a_credential_for_its_rollout_alone(stack
     assert server.engine.rollouts.get("", "r").init.callback == given, "an equal Init re-points nothing"
 
 
-async def test_x19_a_credential_that_is_none_of_the_trainers_is_refused_when_it_is_made(stack):
-    trainer = await stack.enter_async_context(TrainerServer(Policy()))
+async def test_x19_another_credential_than_the_trainers_is_refused_at_once(stack):
+    trainer = await stack.enter_async_context(CallbackTrainer(Policy()))
     with pytest.raises(ValueError, match="credential"):
         trainer.callback(credential="whatever")
 
@@ -125,23 +144,25 @@ async def test_x19_a_credential_that_is_none_of_the_trainers_is_refused_when_it_
 async def test_x19_a_trainer_with_a_ledger_knows_its_callbacks_after_a_restart(stack, tmp_path):
     agent, ledger = Waiter(), tmp_path / "ledger"
     server = await stack.enter_async_context(AgentServer([agent], port=0))
-    client = await stack.enter_async_context(RolloutClient(server.address))
-    async with TrainerServer(Policy(), ledger=ledger) as first:
-        port = first.port
-        await client.init(rollout_id="r", messages=QUESTION, callback=first.callback())
-    async with TrainerServer(Policy(), ledger=ledger, port=port) as second:
+    async with trainer_of(server, ledger=ledger) as first:
+        running = begin(first, "r")
+        await until(lambda: agent.started)
+        credential = given(server, "r")
+    with pytest.raises(Unavailable, match="the trainer was closed"):
+        await running
+    async with trainer_of(server, ledger=ledger, listen=first.address) as second:
         agent.go.set()
-        assert (await asyncio.wait_for(second.completion("r"), 30)).status is CompletionStatus.COMPLETED
-        assert second.callback() == first.callback()
+        assert (await begin(second, "r")).status is CompletionStatus.COMPLETED
+        assert given(server, "r") == credential
 
 
 async def test_x19_a_callback_made_by_hand_without_a_credential_fails_its_own_rollout(stack):
     agent, policy = Waiter(), Policy()
     agent.go.set()
     server = await stack.enter_async_context(AgentServer([agent], port=0))
-    trainer = await stack.enter_async_context(TrainerServer(policy))
+    trainer = await stack.enter_async_context(CallbackTrainer(policy))
     client = await stack.enter_async_context(RolloutClient(server.address))
     await client.init(rollout_id="r", messages=QUESTION, callback=Callback(target=trainer.address))
-    completion = await asyncio.wait_for(client.wait("r"), 30)
+    completion = await asyncio.wait_for(ended(client, "r"), 30)
     assert completion.status is CompletionStatus.FAILED
     assert policy.asked == []

@@ -43,8 +43,8 @@ class Forking(RolloutAgentLoop):
             time.sleep(600)
             os._exit(0)
         program = subprocess.Popen(["sleep", "600"], close_fds=False)
-        told = {"parent": own, "children": [forked, program.pid]}
-        (folder / "new").write_text(json.dumps(told))
+        reported = {"parent": own, "children": [forked, program.pid]}
+        (folder / "new").write_text(json.dumps(reported))
         (folder / "new").rename(folder / "parent.json")
         return ctx.complete([])
 

@@ -213,7 +213,7 @@ async def test_t18_a_summary_every_ten_seconds(folder):
 
 
 @pytest.mark.slow
-async def test_t18_a_stderr_that_nobody_reads_blocks_no_rollout(folder):
+async def test_t18_a_stderr_without_a_reader_blocks_no_rollout(folder):
     """More is logged than a pipe holds, and nobody reads it: every rollout ends, and so does the server."""
     with serving("-m", "agents:agent_loop", cwd=folder, env=os.environ | TOKEN) as (process, ready):
         count = 400  # a traceback each

@@ -34,14 +34,14 @@ async def test_x15_a_server_that_was_killed_starts_again_while_the_children_of_i
             ports = {port_of(ready["grpc"]), port_of(ready["http"])}
             async with Trainer([ready["grpc"]], ToolCallingMock()) as trainer:
                 await trainer.rollout(rollout_id="r", messages=[], metadata={"folder": str(tmp_path)})
-                told = await appears(tmp_path / "parent.json")
-                children = told["children"]
+                reported = await appears(tmp_path / "parent.json")
+                children = reported["children"]
                 child = await appears(tmp_path / "child.json")
                 warned = (line for line in process.stderr if "was forked at" in line)
                 warning = await asyncio.to_thread(next, warned)
                 process.send_signal(signal.SIGKILL)
-        assert ports == set(told["parent"]["listening"]), "the test looks at what it means to look at"
-        assert set(told["parent"]["ports"]) & ports
+        assert ports == set(reported["parent"]["listening"]), "the test looks at what it means to look at"
+        assert set(reported["parent"]["ports"]) & ports
         assert not set(child["ports"]) & ports, "neither what listens nor what was accepted there"
         assert "forking_agent.py" in warning
         for pid in children:

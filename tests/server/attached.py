@@ -26,7 +26,7 @@ async def bystander(server: Any, rollout_id: str = "bystander"):
 
 
 class Talk(RolloutAgentLoop):
-    """Asks as often as it is told to, each time with something new."""
+    """Makes as many chats as requested, each with a new message."""
 
     name: ClassVar[str] = "talk"
 

@@ -23,7 +23,9 @@ async def test_the_server_says_who_it_is(serve):
         assert hello.process_uuid
         assert hello.limits.max_message_bytes == 64 * MIB
         await trainer.barrier()
-        assert (stream.count("hello"), stream.count("window")) == (1, 0), "what the hello told is not told again"
+        assert (stream.count("hello"), stream.count("window")) == (1, 0), (
+            "the hello has the window, so no window frame follows"
+        )
 
 
 @pytest.mark.parametrize("attachment_id", ["a" * 16, "a" * 256, "ünîcödé is text as well"])
@@ -121,8 +123,10 @@ async def test_tools_travel_only_where_the_loop_chose_its_own(serve):
         stream = await trainer.attach()
         await trainer.start("r")
         await trainer.finish()
-        told = [[t.function.name for t in c.tools.tools] if c.HasField("tools") else None for c in stream.all("chat")]
-        assert told == [None, ["own"], [], ["own"]]
+        received = [
+            [t.function.name for t in c.tools.tools] if c.HasField("tools") else None for c in stream.all("chat")
+        ]
+        assert received == [None, ["own"], [], ["own"]]
 
 
 async def test_a_trainer_that_wants_full_histories_gets_them(serve):

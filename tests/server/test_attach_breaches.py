@@ -84,7 +84,7 @@ async def test_without_a_proper_hello_the_stream_ends_before_anything_is_answere
         await works_again(trainer)
 
 
-async def test_a_mistake_that_crosses_the_servers_hello_is_told_too(serve):
+async def test_a_mistake_that_crosses_the_servers_hello_is_reported_to_the_trainer(serve):
     server = await serve(Talk())
     for turns in range(40):  # of the event loop, in which the hello is on its way
         async with RawTrainer(server.address) as trainer:
@@ -280,10 +280,12 @@ async def test_an_unknown_rollout_is_answered_singly(serve):
             refused = await stream.next("cancel_reply")
             assert (refused.id, refused.status.code, field_of(refused.status)) == (name, INVALID, field)
         await trainer.send(subscribe("s", "unknown"), subscribe("t", "bystander", cursor="x"))
-        told = {row.id: row.status for row in (await stream.next("unsubscribed"), await stream.next("unsubscribed"))}
-        assert (told["s"].code, told["t"].code) == (NOT_FOUND, INVALID)
-        assert detail_of(told["s"], error_details_pb2.ResourceInfo).resource_name == "unknown"
-        assert field_of(told["t"]) == "cursor"
+        received = {
+            row.id: row.status for row in (await stream.next("unsubscribed"), await stream.next("unsubscribed"))
+        }
+        assert (received["s"].code, received["t"].code) == (NOT_FOUND, INVALID)
+        assert detail_of(received["s"], error_details_pb2.ResourceInfo).resource_name == "unknown"
+        assert field_of(received["t"]) == "cursor"
         await trainer.barrier()
 
 
@@ -320,10 +322,11 @@ async def test_an_unknown_chat_answered_to_a_full_history_is_an_error_of_that_ch
     async with bystander(server), RawTrainer(server.address) as trainer:
         await trainer.attach()
         await trainer.start("r")
-        await trainer.answer_all_with(lambda chat: chat_reply(chat, status=unknown_chat(chat)))
+        chat = await trainer.chat()
+        await trainer.send(chat_reply(chat, status=unknown_chat(chat)))
         completion = await trainer.settled()
         assert (completion.status, completion.failure.boundary) == (FAILED, rollout_pb2.FAILURE_BOUNDARY_TRAINER)
-        assert trainer.stream.count("chat") <= 2
+        assert trainer.stream.count("chat") == 1
 
 
 BAD_REPLIES: dict[str, dict[str, Any]] = {
@@ -389,7 +392,7 @@ async def test_a_chat_answered_twice_takes_the_first_answer(serve):
         assert server.attachments.get(trainer.attachment_id).dropped == 1
 
 
-async def test_nobody_answers_the_chats_of_another_attachment(serve):
+async def test_an_attachment_cannot_answer_the_chats_of_another_one(serve):
     server = await serve(Talk())
     async with RawTrainer(server.address) as trainer, bystander(server) as other:
         await trainer.attach()
@@ -436,7 +439,7 @@ async def test_another_owners_stream_is_refused_and_the_first_stays(stack):
             assert not stream.frames
             await other.attach()
             await other.send(init("first"), cancel("c", rollout_id="first"), subscribe("s", "first"))
-            assert (await other.stream.next("init_reply")).status.code == 6, "ALREADY_EXISTS to everybody else"
+            assert (await other.stream.next("init_reply")).status.code == 6, "ALREADY_EXISTS for other owners"
             row = (await other.stream.next("cancel_reply")).response.results[0]
             assert row.disposition == control_pb2.CANCEL_DISPOSITION_UNKNOWN
             assert (await other.stream.next("unsubscribed")).status.code == NOT_FOUND

@@ -76,7 +76,7 @@ async def test_a_second_stream_replaces_the_first(serve):
         assert (await trainer.finish()).status == COMPLETED
         await trainer.barrier()
         assert (second.count("chat"), second.count("complete")) == (2, 2)
-        assert server.attachments.attached == 2
+        assert len(server.attachments.attached) == 2
 
 
 async def test_a_silent_chat_is_asked_again_on_the_same_stream(serve, monkeypatch):

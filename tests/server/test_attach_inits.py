@@ -85,9 +85,9 @@ async def test_a_higher_attempt_replaces_the_lower_within_a_full_window(serve):
         await trainer.start("r")
         old = await trainer.chat()
         await trainer.send(init("r", attempt=2))
-        told = await stream.next("init_reply")
-        if told.WhichOneof("result") == "response":
-            assert told.response.started
+        received = await stream.next("init_reply")
+        if received.WhichOneof("result") == "response":
+            assert received.response.started
             chat = await trainer.chat()
             assert key(chat) == ("r", 2, "main", 1)
             await trainer.answer(chat)
@@ -95,7 +95,7 @@ async def test_a_higher_attempt_replaces_the_lower_within_a_full_window(serve):
             await trainer.answer(old)
             await trainer.barrier()
         else:
-            assert told.status.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], "until the old one has stopped"
+            assert received.status.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], "until the old one has stopped"
         assert stream.over is None
 
 
@@ -158,9 +158,9 @@ async def test_open_rollouts_that_are_unknown_are_named(serve):
             [("ended", 2), ("\n", 3)],
         ]
         await trainer.send(*(open_rollouts(*refs) for refs in lists))
-        told = [(await stream.next("unknown_rollouts")).rollouts for _ in lists]
+        received = [(await stream.next("unknown_rollouts")).rollouts for _ in lists]
         unknown = [("unknown", 1), ("running", 2)]
-        assert [[(r.rollout_id, r.attempt) for r in refs] for refs in told] == [unknown, [], [], lists[3]]
+        assert [[(r.rollout_id, r.attempt) for r in refs] for refs in received] == [unknown, [], [], lists[3]]
 
 
 async def test_cancels_by_id_by_group_and_of_all(serve):

@@ -3,7 +3,8 @@
 import pytest
 
 from osmosis_grpc.policies import EchoPolicy
-from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
+from osmosis_grpc.trainer import RolloutClient, Trainer
+from tests.callback_trainer import CallbackTrainer
 from tests.processes import run, server_process
 
 AGENT = """
@@ -46,7 +47,7 @@ def check(failure):
 async def test_t07_a_failure_has_file_line_and_frames_and_the_journal_keeps_them(tmp_path):
     (tmp_path / "agents.py").write_text(AGENT)
     with server_process(*COMMAND, cwd=tmp_path) as (process, address):
-        async with TrainerServer(EchoPolicy()) as trainer, RolloutClient(address) as client:
+        async with CallbackTrainer(EchoPolicy()) as trainer, RolloutClient(address) as client:
             await client.init(rollout_id="r1", messages=QUESTION, callback=trainer.callback())
             check((await trainer.completion("r1", timeout=20)).failure)
             check((await client.get("r1")).completion.failure)

@@ -11,9 +11,10 @@ from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.storage import Reader, SqliteJournal
 from osmosis_grpc.testing.calculator import CalculatorAgent
-from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
+from osmosis_grpc.trainer import RolloutClient, Trainer
 from osmosis_grpc.types import CompletionStatus, Group, RolloutState
-from tests.supervise.deployment import USER, Hangs, Talk
+from tests.callback_trainer import CallbackTrainer
+from tests.deployment import USER, Hangs, Talk
 
 
 async def test_h05_a_server_that_cannot_be_made_lets_go_of_its_folder(tmp_path):
@@ -80,7 +81,7 @@ async def test_h06_lists_and_long_trajectories_are_read_off_the_event_loop(tmp_p
                 group = Group("odd" if number % 2 else "even", number // 2, 6)
                 done = await trainer.rollout(rollout_id=f"r{number}", agent_loop="talk", messages=[USER], group=group)
                 assert done.status is CompletionStatus.COMPLETED
-            async with TrainerServer(EchoPolicy()) as called:
+            async with CallbackTrainer(EchoPolicy()) as called:
                 await client.init(rollout_id="h", agent_loop="hangs", messages=[USER], callback=called.callback())
                 rows = [row.rollout_id async for row in client.rollouts(group_id="odd")]
                 assert rows == [f"r{number}" for number in range(1, 12, 2)]

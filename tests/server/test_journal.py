@@ -9,17 +9,17 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, services_pb2_grpc
-from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import AlreadyExists, Unavailable
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.storage import Reader
 from osmosis_grpc.storage.journal import writer
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.trainer_frames import cancel, chat_reply, init, reply, subscribe
-from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from osmosis_grpc.trainer import RolloutClient
 from osmosis_grpc.types import CompletionStatus, Outcome, events
+from tests.callback_trainer import CallbackTrainer
 from tests.processes import server_process
 from tests.server.attached import Talk
 from tests.waiting import until
@@ -56,7 +56,7 @@ async def killed_once(tmp_path, place):
 
     command = ("-m", "agents:agent_loop", "--state-dir", "state")
     environment = os.environ | {"OSMOSIS_FAILPOINT": place}
-    async with TrainerServer(policy) as trainer:
+    async with CallbackTrainer(policy) as trainer:
         init = {"rollout_id": "r1", "messages": QUESTION, "callback": trainer.callback()}
         with server_process(*command, cwd=tmp_path, env=environment) as (process, address):
             async with RolloutClient(address) as client:
@@ -105,7 +105,7 @@ async def test_a_server_that_is_killed_anywhere(tmp_path, place):
     await killed_once(tmp_path, place)
 
 
-async def test_a_disk_that_fails_is_told_and_recovers(tmp_path, monkeypatch, refused_at_once):
+async def test_a_disk_that_fails_is_reported_and_recovers(tmp_path, monkeypatch, refused_at_once):
     failing, real, go_on = asyncio.Event(), writer.execute, asyncio.Event()
 
     def execute(database, statement, rows):
@@ -120,7 +120,7 @@ async def test_a_disk_that_fails_is_told_and_recovers(tmp_path, monkeypatch, ref
     monkeypatch.setattr(writer, "execute", execute)
     monkeypatch.setattr(writer, "RETRY", 0.02)
     async with (
-        TrainerServer(policy) as trainer,
+        CallbackTrainer(policy) as trainer,
         AgentServer([CalculatorAgent()], port=0, state_dir=tmp_path) as server,
         RolloutClient(server.address) as client,
         grpc.aio.insecure_channel(server.address) as channel,
@@ -153,7 +153,7 @@ async def test_a_disk_that_fails_is_told_and_recovers(tmp_path, monkeypatch, ref
             await asyncio.gather(watching, return_exceptions=True)
 
 
-async def test_a_journal_that_cannot_be_read_is_told_frame_by_frame(tmp_path):
+async def test_a_journal_that_cannot_be_read_is_reported_frame_by_frame(tmp_path):
     """Each frame with an answer of its own is refused in it, and the stream goes on."""
     async with (
         AgentServer([Talk()], port=0, state_dir=tmp_path) as server,
@@ -198,8 +198,8 @@ async def test_a_journal_that_cannot_be_read_is_told_frame_by_frame(tmp_path):
 
 
 async def test_a_window_that_is_full_of_what_cannot_be_read(tmp_path):
-    """Whether an Init beyond the window adds a rollout cannot be told: it is refused by itself."""
-    config = EngineConfig(max_concurrent=1, max_queued=0)
+    """An Init beyond the window whose rollout cannot be looked up is refused alone."""
+    config = ServerConfig(max_concurrent=1, max_queued=0)
     async with (
         AgentServer([Talk()], port=0, state_dir=tmp_path, config=config) as server,
         RawTrainer(server.address) as trainer,
@@ -208,21 +208,21 @@ async def test_a_window_that_is_full_of_what_cannot_be_read(tmp_path):
         await trainer.start("running")
         server.engine.journal.reads.set_progress_handler(lambda: 1, 1)
         await trainer.send(init("beyond"))
-        told = await stream.next("init_reply")
-        assert (told.rollout_id, told.status.message) == ("beyond", "the journal cannot be read: interrupted")
+        received = await stream.next("init_reply")
+        assert (received.rollout_id, received.status.message) == ("beyond", "the journal cannot be read: interrupted")
         await trainer.barrier()
         await trainer.finish()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("replayable", "told"),
+    ("replayable", "received"),
     [
-        (True, "rollouts of the process before: 2 run again"),
-        (False, "rollouts of the process before: 2 ended: the server was started again while it ran"),
+        (True, "rollouts of the previous process: 2 run again"),
+        (False, "rollouts of the previous process: 2 ended: the server was started again while it ran"),
     ],
 )
-async def test_the_log_says_what_becomes_of_the_rollouts_of_the_process_before(tmp_path, replayable, told):
+async def test_the_log_counts_the_rollouts_of_the_previous_process(tmp_path, replayable, received):
     (tmp_path / "agents.py").write_text(AGENT.replace("replayable = True", f"replayable = {replayable}"))
     command = ("-m", "agents:agent_loop", "--state-dir", "state", "--log-level", "info")
     asked = asyncio.Event()
@@ -236,7 +236,7 @@ async def test_the_log_says_what_becomes_of_the_rollouts_of_the_process_before(t
             await asyncio.Event().wait()
         return answer(request, "a reply")
 
-    async with TrainerServer(policy) as trainer, asyncio.timeout(60):
+    async with CallbackTrainer(policy) as trainer, asyncio.timeout(60):
         with server_process(*command, cwd=tmp_path) as (process, address):
             async with RolloutClient(address) as client:
                 for name in ("r1", "r2"):
@@ -250,4 +250,4 @@ async def test_the_log_says_what_becomes_of_the_rollouts_of_the_process_before(t
             process.communicate()
         with server_process(*command, cwd=tmp_path) as (process, _):
             lines = iter(process.stderr.readline, "")
-            assert await asyncio.to_thread(lambda: any(f'"event": "{told}"' in line for line in lines))
+            assert await asyncio.to_thread(lambda: any(f'"event": "{received}"' in line for line in lines))

@@ -12,8 +12,9 @@ from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer, attachment
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.trainer_frames import cancel, init
-from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from osmosis_grpc.trainer import RolloutClient
 from osmosis_grpc.types import CompletionStatus
+from tests.callback_trainer import CallbackTrainer
 from tests.processes import server_process
 from tests.server.attached import Talk
 from tests.storage.disk import Disk
@@ -101,8 +102,8 @@ async def test_a_disk_that_fails_is_told(tmp_path, disk):
         await trainer.start("r")
         disk.failing = True
         await trainer.send(cancel("c", rollout_id="r"))
-        told = await stream.next("cancel_reply")
-        assert (told.WhichOneof("result"), told.status.code) == ("status", code_pb2.UNAVAILABLE)
+        received = await stream.next("cancel_reply")
+        assert (received.WhichOneof("result"), received.status.code) == ("status", code_pb2.UNAVAILABLE)
         assert (await trainer.settled()).status == rollout_pb2.COMPLETION_STATUS_CANCELLED  # it holds all the same
         with pytest.raises(Unavailable, match="the journal cannot be written"):
             await client.cancel("other", attempt=1)
@@ -122,7 +123,7 @@ async def test_killed_right_after_the_answer_it_is_remembered(tmp_path, rollout_
         return answer(request, "a reply")
 
     command = ("-m", "agents:agent_loop", "--state-dir", "state")
-    async with TrainerServer(policy) as trainer:
+    async with CallbackTrainer(policy) as trainer:
         request = {"rollout_id": rollout_id, "messages": QUESTION, "callback": trainer.callback()}
         with server_process(*command, cwd=tmp_path, env=os.environ) as (process, address):
             async with RolloutClient(address) as client:

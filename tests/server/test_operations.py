@@ -4,7 +4,6 @@ import asyncio
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from pydantic import BaseModel, model_serializer
 
@@ -15,7 +14,8 @@ from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient
 from osmosis_grpc.types import CompletionStatus, events
-from tests.waiting import until
+from tests.deployment import health
+from tests.waiting import ended, until
 
 SERVICE = "osmosis.rollout.v1.RolloutService"
 
@@ -36,17 +36,13 @@ class Waiter(RolloutAgentLoop):
         return ctx.complete([])
 
 
-async def health(address):
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        names = ("", SERVICE, "liveness")
-        answers = [await stub.Check(health_pb2.HealthCheckRequest(service=name)) for name in names]
-        return [health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status) for answer in answers]
+async def statuses(address):
+    return [await health(address, name) for name in ("", SERVICE, "liveness")]
 
 
 async def test_health_and_reflection(serve):
     server = await serve()
-    assert await health(server.address) == ["SERVING"] * 3
+    assert await statuses(server.address) == ["SERVING"] * 3
     async with grpc.aio.insecure_channel(server.address) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
@@ -54,7 +50,7 @@ async def test_health_and_reflection(serve):
             names = {service.name for service in answer.list_services_response.service}
     assert SERVICE in names
     await server.drain()
-    assert await health(server.address) == ["NOT_SERVING", "NOT_SERVING", "SERVING"]
+    assert await statuses(server.address) == ["NOT_SERVING", "NOT_SERVING", "SERVING"]
 
 
 async def test_two_servers_do_not_share_a_port(serve):
@@ -70,7 +66,7 @@ def test_a_public_host_is_refused():
 
 
 class Spoilt(BaseModel):
-    """A tool schema that cannot be told."""
+    """A tool schema that cannot be sent."""
 
     @model_serializer
     def tell(self):
@@ -134,9 +130,9 @@ async def test_a_large_completion_can_be_read_everywhere(serve, train):
     async with RolloutClient(server.address) as client:
         await client.init(rollout_id="r", callback=trainer.callback())
         assert (await trainer.completion("r", timeout=10)).omitted == ("extra_json",)
-        assert (await client.wait("r")).omitted == ("extra_json",)
-        ended = [e.kind async for e in client.events("r") if isinstance(e.kind, events.Ended)]
-        assert ended[0].completion.omitted == ("extra_json",)
+        assert (await ended(client, "r")).omitted == ("extra_json",)
+        ends = [e.kind async for e in client.events("r") if isinstance(e.kind, events.Ended)]
+        assert ends[0].completion.omitted == ("extra_json",)
 
 
 async def test_drain_lets_what_runs_finish(serve, train):
@@ -146,7 +142,7 @@ async def test_drain_lets_what_runs_finish(serve, train):
         await client.init(rollout_id="r", callback=trainer.callback())
         stopping = asyncio.create_task(server.stop(30.0))
         await asyncio.sleep(0.05)  # get_tools takes a moment
-        assert await health(server.address) == ["NOT_SERVING", "NOT_SERVING", "SERVING"]
+        assert await statuses(server.address) == ["NOT_SERVING", "NOT_SERVING", "SERVING"]
         waiter.go.set()
         await asyncio.wait_for(stopping, 10)
     assert (await trainer.completion("r")).status is CompletionStatus.COMPLETED

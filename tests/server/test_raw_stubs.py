@@ -81,9 +81,9 @@ async def test_init_chat_complete_and_every_way_to_read_events(serve):
         live = asyncio.ensure_future(numbers(stub.StreamEvents(control_pb2.StreamEventsRequest(rollout_id="raw-1"))))
         await asyncio.sleep(0.05)  # the events are followed live
         assert not live.done(), "the stream is live while the chat is open"
-        told = (await stub.GetRollout(control_pb2.GetRolloutRequest(rollout_id="raw-1"))).rollout
-        assert told.state == rollout_pb2.ROLLOUT_STATE_RUNNING
-        assert told.activity.description == "chat main 1"
+        received = (await stub.GetRollout(control_pb2.GetRolloutRequest(rollout_id="raw-1"))).rollout
+        assert received.state == rollout_pb2.ROLLOUT_STATE_RUNNING
+        assert received.activity.description == "chat main 1"
         trainer.hold.set()
 
         request = await asyncio.wait_for(trainer.completed.get(), 10)

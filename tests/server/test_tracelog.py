@@ -7,18 +7,20 @@ import pytest
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.server.tracelog import TraceLog
 from osmosis_grpc.trainer import RolloutClient
+from tests.waiting import ended
 
 
 @pytest.mark.parametrize("rollout_id", ["rollout-abc123", "..hidden", "ü" * 200, "CON", "a b:c*d"])
 async def test_one_file_per_rollout(serve, train, tmp_path, rollout_id):
     trace = TraceLog(tmp_path)
-    server, trainer = await serve(sinks=[trace]), await train(ToolCallingMock(), tokens="s3cret")
+    server, trainer = await serve(), await train(ToolCallingMock(), tokens="s3cret")
+    server.engine.log.add_sink(trace)
     messages = [{"role": "user", "content": "What is 1 + 2?"}]
     async with RolloutClient(server.address) as client:
         callback = trainer.callback(credential="s3cret", state=b"state")
         await client.init(rollout_id=rollout_id, messages=messages, callback=callback)
         await trainer.completion(rollout_id)
-        await client.wait(rollout_id)
+        await ended(client, rollout_id)
     path = trace.path(rollout_id)
     (folder,) = tmp_path.iterdir()
     assert path.parent == folder

@@ -9,8 +9,9 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.link.target_policy import TargetPolicy
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.server.callbacks import Callbacks
-from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from osmosis_grpc.trainer import RolloutClient
 from osmosis_grpc.types import Callback, CompletionStatus, InitRequest, RolloutRequest
+from tests.callback_trainer import CallbackTrainer
 from tests.waiting import until
 
 QUESTION = [{"role": "user", "content": "hello"}]
@@ -35,15 +36,15 @@ async def test_all_completions_come_with_the_first(serve, stack):
     server = await serve(waiter, outbox_delay=(3600.0, 3600.0))
     client = await stack.enter_async_context(RolloutClient(server.address))
     names = [f"r{number}" for number in range(30)]
-    async with TrainerServer(EchoPolicy(), tokens="the same in both") as trainer:
+    async with CallbackTrainer(EchoPolicy(), tokens="the same in both") as trainer:
         port = trainer.port
         for name in names:
             await client.init(rollout_id=name, messages=QUESTION, callback=trainer.callback())
     waiter.go.set()
     async with asyncio.timeout(30):
         await until(lambda: server.engine.capacity().undelivered == len(names) and not server.engine.capacity().running)
-        await until(lambda: not any(record.calls for record in server.engine.context.table.ended_records()))
-    async with TrainerServer(EchoPolicy(), port=port, tokens="the same in both") as trainer:
+        await until(lambda: not any(record.calls for record in server.engine.context.table.in_memory()))
+    async with CallbackTrainer(EchoPolicy(), port=port, tokens="the same in both") as trainer:
         coming = asyncio.gather(*(trainer.completion(name, timeout=30) for name in names))
         for number in itertools.count():  # until the channel is connected again, none gets through
             await client.init(rollout_id=f"new {number}", messages=QUESTION, callback=trainer.callback())
@@ -53,7 +54,7 @@ async def test_all_completions_come_with_the_first(serve, stack):
 
 
 @pytest.mark.parametrize("later", [False, True])
-async def test_one_trainers_callbacks_are_told_to_be_its(later):
+async def test_callbacks_of_one_trainer_are_recognized(later):
     callbacks = Callbacks(TargetPolicy(loopback=True))
     peers = []
     try:

@@ -6,15 +6,15 @@ from contextlib import AsyncExitStack
 import grpc
 import pytest
 
-from osmosis_grpc.engine import EngineConfig
-from osmosis_grpc.engine.shares import Shares
+from osmosis_grpc.engine.fair_shares import Shares
 from osmosis_grpc.errors import ResourceExhausted
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.server import AgentServer, ServerSecurity
+from osmosis_grpc.server import AgentServer, ServerConfig, ServerSecurity
 from osmosis_grpc.testing.raw import RawTrainer
-from osmosis_grpc.testing.raw.stream import OPTIONS
+from osmosis_grpc.testing.raw.connections import OPTIONS
 from osmosis_grpc.testing.raw.trainer_frames import init
-from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from osmosis_grpc.trainer import RolloutClient
+from tests.callback_trainer import CallbackTrainer
 from tests.server.attached import Talk
 from tests.waiting import until
 
@@ -36,7 +36,7 @@ async def server(stack):
 
 
 async def hosting(stack, **config):
-    config = EngineConfig(**config)
+    config = ServerConfig(**config)
     return await stack.enter_async_context(
         AgentServer([Talk()], port=0, config=config, security=ServerSecurity(TOKENS))
     )
@@ -60,13 +60,13 @@ async def attached(stack, server, token, count=1):
 
 
 def window(trainer):
-    """The newest that was told."""
-    told = trainer.stream.all("window")
-    return told[-1].max_open_rollouts if told else trainer.stream.all("hello")[0].max_open_rollouts
+    """Return the newest window of a trainer."""
+    received = trainer.stream.all("window")
+    return received[-1].max_open_rollouts if received else trainer.stream.all("hello")[0].max_open_rollouts
 
 
 async def hang(trainers, count):
-    """Start rollouts whose chats nobody answers."""
+    """Start rollouts whose chats get no answer."""
     for number in range(count):
         await trainers[number % len(trainers)].send(init(f"hang-{number}"))
 
@@ -140,8 +140,8 @@ async def test_x05_the_same_with_callbacks(stack, server):
     async def hangs(request):
         await never.wait()
 
-    hung = await stack.enter_async_context(TrainerServer(hangs))
-    good = await stack.enter_async_context(TrainerServer(lambda request: answer(request, "fine", tokens=2)))
+    hung = await stack.enter_async_context(CallbackTrainer(hangs))
+    good = await stack.enter_async_context(CallbackTrainer(lambda request: answer(request, "fine", tokens=2)))
     talk = {"messages": [{"role": "user", "content": "How are you?"}], "metadata": {"turns": 1}}
     async with (
         RolloutClient(server.address, token="a-secret") as hostile,
@@ -197,23 +197,23 @@ async def test_x05_slots_move_towards_even_shares(stack):
 def test_x05_shares():
     shares = Shares(12)
     for _ in range(12):
-        assert shares.room("a")
+        assert shares.available("a")
         shares.add("a", 1)
-    assert not shares.room("a")
+    assert not shares.available("a")
     for _ in range(6):
-        assert shares.room("b")
+        assert shares.available("b")
         shares.add("b", 1)
-    assert not shares.room("b")
+    assert not shares.available("b")
     for _ in range(4):
-        assert shares.room("c")
+        assert shares.available("c")
         shares.add("c", 1)
-    assert not shares.room("c")
+    assert not shares.available("c")
     shares.add("a", -8)
-    assert not shares.room("a"), "14 of 12 are in use"
-    assert not shares.room("b")
-    assert not shares.room("c")
+    assert not shares.available("a"), "14 of 12 are in use"
+    assert not shares.available("b")
+    assert not shares.available("c")
     shares.add("b", -3)
-    assert all(shares.room(name) for name in "abc")
+    assert all(shares.available(name) for name in "abc")
     shares.add("a", -4)
     shares.add("c", -4)
     assert shares.share("b") == 12
@@ -222,5 +222,5 @@ def test_x05_shares():
 def test_x05_a_limit_below_one_is_refused():
     for name in ("max_concurrent_per_owner", "max_attachments_per_owner"):
         with pytest.raises(ValueError, match=name):
-            EngineConfig(**{name: 0})
+            ServerConfig(**{name: 0})
     assert ResourceExhausted("x").retryable

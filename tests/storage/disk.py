@@ -1,4 +1,4 @@
-"""A disk that can be made to take its time, or to fail."""
+"""A disk that tests hold or make fail."""
 
 import threading
 
@@ -8,7 +8,7 @@ PATIENCE = 20.0
 
 
 class Disk:
-    """While `held`, no transaction gets to its commit; while `failing`, each ends with an error."""
+    """While `held`, transactions wait before their commit; while `failing`, each one raises."""
 
     def __init__(self, monkeypatch):
         self.failing = False
@@ -29,7 +29,7 @@ class Disk:
         monkeypatch.setattr(writer, "RETRY", 0.01)
 
     def hold(self):
-        """Let no transaction be committed from now on."""
+        """Hold transactions from now on."""
         self._reached.clear()
         self._go.clear()
 
@@ -39,5 +39,5 @@ class Disk:
         return self._reached.is_set() and not self._go.is_set()
 
     def go(self):
-        """Go on."""
+        """Release the held transactions."""
         self._go.set()

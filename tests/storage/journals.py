@@ -1,4 +1,4 @@
-"""A journal in a folder, and what its owner was told."""
+"""Uses a journal in a folder as an engine does, and collects its reports."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -20,21 +20,21 @@ from tests.waiting import until
 PATIENCE = 20.0
 
 
-class Kept:
+class JournalUser:
     """Appends as an engine does: numbers count from 1 in each rollout, tokens count from 1."""
 
     def __init__(self, folder, **options):
-        self.store = SqliteJournal(folder, **options)
-        self.store.on_commit = self._committed
-        self.told = []
-        """(token, ok) in the order in which they came."""
+        self.journal = SqliteJournal(folder, **options)
+        self.journal.on_commit = self._committed
+        self.reported = []
+        """(token, ok) in the order of the reports."""
         self.numbers = {}
         self.written = {}
         """The kinds appended, by rollout."""
         self.tokens = 0
 
     def _committed(self, tokens, ok):
-        self.told += [(token, ok) for token in tokens]
+        self.reported += [(token, ok) for token in tokens]
 
     def accept(self, rollout_id="r1", attempt=1, *, owner="me", callback=None, attachment_id="", digest=b"d", **fields):
         fields = {"messages": []} | fields
@@ -45,7 +45,7 @@ class Kept:
             tools=[],
             owner=owner,
             attachment_id=attachment_id,
-            sequence=self.store.last_sequence + 1,
+            sequence=self.journal.last_sequence + 1,
             agent_loop="agent",
             accept_time=1000.0 + self.tokens,
         )
@@ -59,7 +59,7 @@ class Kept:
         self.numbers[key] = number = self.numbers.get(key, 0) + 1
         self.tokens += 1
         event = TrajectoryEvent(rollout_id, attempt, number, time, kind)
-        assert self.store.append(event, 0, self.tokens, entry) is False
+        assert self.journal.append(event, 0, self.tokens, entry) is False
         self.written.setdefault(key, []).append(kind)
         return self.tokens
 
@@ -74,20 +74,20 @@ class Kept:
     async def until(self, condition):
         await until(condition)
 
-    async def all_told(self):
-        """Everything appended is committed, or cannot be."""
-        await self.until(lambda: len(self.told) == self.tokens)
+    async def all_reported(self):
+        """Wait until each appended event is committed or has failed."""
+        await self.until(lambda: len(self.reported) == self.tokens)
 
     async def commit(self):
-        """Everything asked for so far is on disk, whether somebody waits for it or not."""
-        await self.all_told()
-        await self.until(lambda: self.store.writer.idle)
+        """Wait until every write is on the disk, also those without a report."""
+        await self.all_reported()
+        await self.until(lambda: self.journal.writer.idle)
 
     def everything(self, limit=1000, owner="me"):
-        """All events of an owner, with their positions."""
+        """Return all events of an owner, with their positions."""
         found, position = [], 0
-        while position < self.store.last_position:
-            batch, position = self.store.all_events(owner, position, limit)
+        while position < self.journal.last_position:
+            batch, position = self.journal.all_events(owner, position, limit)
             found += batch
         return found
 
@@ -96,19 +96,19 @@ class Kept:
 
     def trajectory(self, rollout_id="r1", attempt=1):
         found = []
-        while batch := self.store.events(rollout_id, attempt, len(found), 100):
+        while batch := self.journal.events(rollout_id, attempt, len(found), 100):
             found += batch
         return found
 
 
 @asynccontextmanager
-async def keeping(folder, **options):
-    """A journal that is open for a while."""
-    kept = Kept(folder, **options)
+async def opened(folder, **options):
+    """A journal that is open inside the block."""
+    user = JournalUser(folder, **options)
     try:
-        yield kept
+        yield user
     finally:
-        kept.store.close()
+        user.journal.close()
         await asyncio.sleep(0)
 
 

@@ -1,4 +1,4 @@
-"""X9: a damaged journal is read as far as it can be; what is lost of a rollout is named, and costs no other one."""
+"""X9: a start reads all sound rows of a damaged journal; a damaged rollout is reported and affects no other one."""
 
 import sqlite3
 import time
@@ -13,25 +13,25 @@ from osmosis_grpc.storage.journal import schema
 from osmosis_grpc.storage.sqlite.checksum import event_sum, row_sum
 from osmosis_grpc.types import events
 from tests.damaged import flip
-from tests.storage.journals import CALLBACK, keeping
+from tests.storage.journals import CALLBACK, opened
 
 TEXT = "a text that stands in the journal but once"
 
 
 async def written(folder: Path, count: int = 6) -> str:
     """Rollouts r0, r1, ...: the first two settled, the next two ended, the others running. Returns the journal's id."""
-    async with keeping(folder) as kept:
+    async with opened(folder) as user:
         for number in range(count):
             name = f"r{number}"
-            kept.accept(name)
+            user.accept(name)
             for step in range(20):
-                kept.append(events.Logged("step", {"text": f"{TEXT} {name} {step} " * 10}), name)
+                user.append(events.Logged("step", {"text": f"{TEXT} {name} {step} " * 10}), name)
             if number < 4:
-                kept.end(name, result_id=name)
+                user.end(name, result_id=name)
             if number < 2:
-                kept.deliver(name)
-        await kept.commit()
-        return kept.store.journal_id
+                user.deliver(name)
+        await user.commit()
+        return user.journal.journal_id
 
 
 def change(folder: Path, statement: str, *values) -> None:
@@ -43,7 +43,7 @@ def damages(folder_entries) -> dict[str, str]:
     return {entry.init.request.rollout_id: entry.damage for entry in folder_entries}
 
 
-def test_x09_checksums_tell_values_keys_and_tables_apart():
+def test_x09_checksums_differ_by_value_key_and_table():
     row = (1, 2, 3, 4.5, 6, b"body")
     assert event_sum(*row) == row_sum(b"events.checksum", row)
     others = [(2, 2, 3, 4.5, 6, b"body"), (1, 2, 3, 4.5, 6, b"bodz"), (1, 2, 3, 4.5, 7, b"body")]
@@ -53,40 +53,40 @@ def test_x09_checksums_tell_values_keys_and_tables_apart():
     assert row_sum(b"t", (1, True)) == row_sum(b"t", (1.0, 1)), "as SQLite keeps them"
 
 
-async def test_x09_a_damaged_event_ends_its_rollout_and_no_other(tmp_path, caplog):
+async def test_x09_a_damaged_event_ends_only_its_rollout(tmp_path, caplog):
     await written(tmp_path)
     data = (tmp_path / "journal.db").read_bytes()
     flip(tmp_path / "journal.db", 8 * data.index(f"{TEXT} r4 7 ".encode() * 9))
-    async with keeping(tmp_path) as kept:
-        told = damages(kept.store.unsettled())
-        assert {name for name, damage in told.items() if damage} == {"r4"}
-        assert set(told) == {"r2", "r3", "r4", "r5"}
-        assert "event 9" in told["r4"]
-        assert "checksum" in told["r4"]
+    async with opened(tmp_path) as user:
+        reports = damages(user.journal.unsettled())
+        assert {name for name, damage in reports.items() if damage} == {"r4"}
+        assert set(reports) == {"r2", "r3", "r4", "r5"}
+        assert "event 9" in reports["r4"]
+        assert "checksum" in reports["r4"]
         assert "rollout r4 attempt 1 is damaged" in caplog.text
         assert "DATA_LOSS" in caplog.text
-        assert len(kept.store.events("r4", 1, 0, 100)) == 8
-        with pytest.raises(DataLoss, match="another checksum"):
-            kept.store.events("r4", 1, 8, 100)
-        found = [event.rollout_id for _, event in kept.everything()]
+        assert len(user.journal.events("r4", 1, 0, 100)) == 8
+        with pytest.raises(DataLoss, match="does not match its checksum"):
+            user.journal.events("r4", 1, 8, 100)
+        found = [event.rollout_id for _, event in user.everything()]
         assert (found.count("r4"), found.count("r5")) == (20, 21), "who follows all events is not stopped by one"
 
 
-async def test_x09_a_rollout_that_moves_to_another_row_is_noticed(tmp_path):
+async def test_x09_a_rollout_under_another_key_is_detected(tmp_path):
     await written(tmp_path)
     change(tmp_path, "UPDATE events SET sequence = 6 WHERE sequence = 5 AND number = 21")
-    async with keeping(tmp_path) as kept:
-        told = damages(kept.store.unsettled())
-        assert {name for name, damage in told.items() if damage} == {"r5"}, "a row that nobody signed has come to it"
+    async with opened(tmp_path) as user:
+        reports = damages(user.journal.unsettled())
+        assert {name for name, damage in reports.items() if damage} == {"r5"}, "r5 has a row without its checksum"
 
 
-async def test_x09_a_settled_rollout_that_is_damaged_has_failed(tmp_path, caplog):
+async def test_x09_a_damaged_settled_rollout_has_failed(tmp_path, caplog):
     await written(tmp_path)
     data = (tmp_path / "journal.db").read_bytes()
     flip(tmp_path / "journal.db", 8 * data.index(f"{TEXT} r1 7 ".encode() * 9))
-    async with keeping(tmp_path) as kept:
-        kept.store.unsettled()
-        (damaged,), (whole,) = kept.store.find("r1"), kept.store.find("r0")
+    async with opened(tmp_path) as user:
+        user.journal.unsettled()
+        (damaged,), (whole,) = user.journal.find("r1"), user.journal.find("r0")
         assert whole.completion.status == "COMPLETED"
         assert not whole.damage
         assert damaged.state == damaged.completion.status == "FAILED"
@@ -95,75 +95,75 @@ async def test_x09_a_settled_rollout_that_is_damaged_has_failed(tmp_path, caplog
 
 
 @pytest.mark.parametrize("column", ["state = 'FAILED'", "settled = 1", "ended = 3", "positions = x'00'", "size = 7"])
-async def test_x09_the_end_in_a_row_is_made_anew_from_its_events(tmp_path, caplog, column):
+async def test_x09_the_end_of_a_row_is_repaired_from_its_events(tmp_path, caplog, column):
     await written(tmp_path)
     change(tmp_path, f"UPDATE rollouts SET {column} WHERE rollout_id = 'r2'")
-    async with keeping(tmp_path) as kept:
-        told = damages(kept.store.unsettled())
-        assert told == dict.fromkeys(("r2", "r3", "r4", "r5"), "")
+    async with opened(tmp_path) as user:
+        reports = damages(user.journal.unsettled())
+        assert reports == dict.fromkeys(("r2", "r3", "r4", "r5"), "")
         assert "the row of rollout r2 was damaged" in caplog.text
-        assert kept.store.find("r2")[0].completion.result_id == "r2"
+        assert user.journal.find("r2")[0].completion.result_id == "r2"
 
 
 @pytest.mark.parametrize(
     ("column", "damaged"), [("owner = 'you'", True), ("rollout_id = 'r9'", False), ("attempt = 2", False)]
 )
-async def test_x09_the_start_in_a_row_is_checked(tmp_path, column, damaged):
-    """Ids are told by the first event, too; whose it is, is not."""
+async def test_x09_the_acceptance_columns_are_checked(tmp_path, column, damaged):
+    """The first event repeats the ids, but not the owner."""
     await written(tmp_path)
     change(tmp_path, f"UPDATE rollouts SET {column} WHERE rollout_id = 'r3'")
-    async with keeping(tmp_path) as kept:
-        told = damages(kept.store.unsettled())
-        assert set(told) == {"r2", "r3", "r4", "r5"}
-        assert bool(told["r3"]) is damaged
+    async with opened(tmp_path) as user:
+        reports = damages(user.journal.unsettled())
+        assert set(reports) == {"r2", "r3", "r4", "r5"}
+        assert bool(reports["r3"]) is damaged
 
 
-async def test_x09_events_that_are_gone_are_noticed(tmp_path):
+async def test_x09_missing_events_are_detected(tmp_path):
     await written(tmp_path)
     change(tmp_path, "DELETE FROM events WHERE sequence = 4 AND number = 22")
     change(tmp_path, "DELETE FROM events WHERE sequence = 5 AND number = 1")
     change(tmp_path, "DELETE FROM events WHERE sequence = 6 AND number = 9")
-    async with keeping(tmp_path) as kept:
-        told = damages(kept.store.unsettled())
-        assert {name for name, damage in told.items() if damage} == {"r3", "r4", "r5"}
+    async with opened(tmp_path) as user:
+        reports = damages(user.journal.unsettled())
+        assert {name for name, damage in reports.items() if damage} == {"r3", "r4", "r5"}
 
 
-async def test_x09_facts_and_cancels_that_are_damaged(tmp_path, caplog):
+async def test_x09_damaged_facts_and_tombstones(tmp_path, caplog):
     journal_id = await written(tmp_path)
-    async with keeping(tmp_path) as kept:
-        kept.store.add_tombstone("me", "soon", 1, 1000.0)
-        kept.store.add_tombstone("me", "later", 1, 1000.0)
-        await kept.commit()
-        last = kept.store.last_position
+    async with opened(tmp_path) as user:
+        user.journal.add_tombstone("me", "soon", 1, 1000.0)
+        user.journal.add_tombstone("me", "later", 1, 1000.0)
+        await user.commit()
+        last = user.journal.last_position
     change(tmp_path, "UPDATE facts SET value = 'x' WHERE name = 'journal_id'")
     change(tmp_path, "UPDATE facts SET value = 0.5 WHERE name = 'forgotten_position'")
     change(tmp_path, "UPDATE tombstones SET attempt = 2 WHERE rollout_id = 'soon'")
-    async with keeping(tmp_path) as kept:
-        assert kept.store.journal_id == journal_id
-        assert kept.store.forgotten_position == last, "cursors of before are too old: nobody knows"
-        assert [row[1] for row in kept.store.tombstones()] == ["later"]
+    async with opened(tmp_path) as user:
+        assert user.journal.journal_id == journal_id
+        assert user.journal.forgotten_position == last, "earlier cursors are too old"
+        assert [row[1] for row in user.journal.tombstones()] == ["later"]
         assert "the cancel of rollout soon is damaged" in caplog.text
 
 
 @pytest.mark.parametrize("at", [0, 18, 24, 32, 36, 47, 52, 59, 63, 67, 71])
-async def test_x09_a_damaged_head_costs_nothing(tmp_path, caplog, at):
+async def test_x09_a_damaged_header_loses_nothing(tmp_path, caplog, at):
     journal_id = await written(tmp_path)
     flip(tmp_path / "journal.db", 8 * at)
-    async with keeping(tmp_path) as kept:
-        assert damages(kept.store.unsettled()) == dict.fromkeys(("r2", "r3", "r4", "r5"), "")
-        assert kept.store.journal_id == journal_id
-        assert len(kept.everything()) == 6 * 21 + 4 + 2
+    async with opened(tmp_path) as user:
+        assert damages(user.journal.unsettled()) == dict.fromkeys(("r2", "r3", "r4", "r5"), "")
+        assert user.journal.journal_id == journal_id
+        assert len(user.everything()) == 6 * 21 + 4 + 2
 
 
-async def test_x09_what_was_damaged_is_kept_beside_it(tmp_path, caplog):
+async def test_x09_the_damaged_file_is_kept(tmp_path, caplog):
     await written(tmp_path)
     path = tmp_path / "journal.db"
     spoiled = bytearray(path.read_bytes())
     for page in range(1, len(spoiled) // 8192):
         spoiled[page * 8192 : page * 8192 + 8] = bytes(range(200, 208))
     path.write_bytes(spoiled)
-    async with keeping(tmp_path) as kept:
-        assert damages(kept.store.unsettled()) == dict.fromkeys(("r2", "r3", "r4", "r5"), "")
+    async with opened(tmp_path) as user:
+        assert damages(user.journal.unsettled()) == dict.fromkeys(("r2", "r3", "r4", "r5"), "")
     (aside,) = tmp_path.glob("journal.db.damaged-*")
     assert time.strftime("%Y") in aside.name
     assert aside.read_bytes() == spoiled
@@ -171,8 +171,8 @@ async def test_x09_what_was_damaged_is_kept_beside_it(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("done", [0, 1, 2])
-async def test_x09_a_crash_while_the_fresh_file_takes_its_place(tmp_path, done):
-    """The damaged log goes aside, then the file, then the fresh one comes. After each the next start goes on."""
+async def test_x09_a_crash_during_the_replacement_of_a_damaged_file(tmp_path, done):
+    """A start continues after each step: the damaged log goes aside, then the file, then the new file is moved."""
     await written(tmp_path)
     path = tmp_path / "journal.db"
     fresh = path.read_bytes()
@@ -181,29 +181,29 @@ async def test_x09_a_crash_while_the_fresh_file_takes_its_place(tmp_path, done):
     path.with_name("journal.db-wal").write_bytes(b"old log" * 3000)
     for name in ("journal.db-wal", "journal.db")[:done]:
         (tmp_path / name).unlink()
-    async with keeping(tmp_path) as kept:
-        assert len(kept.store.unsettled()) == 4
+    async with opened(tmp_path) as user:
+        assert len(user.journal.unsettled()) == 4
     assert not list(tmp_path.glob("*.mended"))
     assert len(list(tmp_path.glob("journal.db.damaged-*"))) == 2 - done
 
 
-async def test_x09_a_log_that_breaks_off_is_no_damage(tmp_path, caplog):
-    """As after a crash: what was not committed to its end is not there, and there is nothing to tell."""
-    async with keeping(tmp_path / "state") as kept:
-        kept.accept("r0")
-        await kept.commit()
-        kept.accept("r1")
-        await kept.commit()
+async def test_x09_an_incomplete_last_transaction_is_no_damage(tmp_path, caplog):
+    """As after a crash: the journal has the committed events and reports no damage."""
+    async with opened(tmp_path / "state") as user:
+        user.accept("r0")
+        await user.commit()
+        user.accept("r1")
+        await user.commit()
         data = {name: (tmp_path / "state" / name).read_bytes() for name in ("journal.db", "journal.db-wal")}
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy" / "journal.db").write_bytes(data["journal.db"])
     (tmp_path / "copy" / "journal.db-wal").write_bytes(data["journal.db-wal"][:-1000])
-    async with keeping(tmp_path / "copy") as kept:
-        assert damages(kept.store.unsettled()) == {"r0": ""}
+    async with opened(tmp_path / "copy") as user:
+        assert damages(user.journal.unsettled()) == {"r0": ""}
     assert not caplog.records
 
 
-async def test_x09_damage_while_it_is_open_is_told_to_who_asks(tmp_path):
+async def test_x09_damage_in_an_open_journal_is_reported_to_readers(tmp_path):
     await written(tmp_path)
     store = SqliteJournal(tmp_path)
     try:
@@ -218,14 +218,14 @@ async def test_x09_damage_while_it_is_open_is_told_to_who_asks(tmp_path):
 
 
 async def test_x09_damaged_credentials_are_not_used(tmp_path, caplog):
-    async with keeping(tmp_path) as kept:
-        kept.accept("r0", callback=CALLBACK)
-        kept.accept("r1", callback=CALLBACK)
-        await kept.commit()
+    async with opened(tmp_path) as user:
+        user.accept("r0", callback=CALLBACK)
+        user.accept("r1", callback=CALLBACK)
+        await user.commit()
     damaged = next((tmp_path / "credentials").iterdir())
     flip(damaged, 8 * damaged.read_bytes().index(b"credential-of"))
-    async with keeping(tmp_path) as kept:
-        credentials = sorted(entry.init.callback.credential for entry in kept.store.unsettled())
+    async with opened(tmp_path) as user:
+        credentials = sorted(entry.init.callback.credential for entry in user.journal.unsettled())
         assert credentials == ["", CALLBACK.credential]
     assert "are damaged" in caplog.text
     assert "of-the-callback" not in caplog.text
@@ -238,21 +238,21 @@ def test_x09_a_table_has_a_checksum_for_every_column():
 
 
 async def test_a_large_rollout_is_found_without_reading_all_of_its_events(tmp_path, monkeypatch):
-    """A checksum of a large rollout's event is checked when the event is read; a missing event is noticed at once."""
+    """A checksum of a large rollout's event is checked when the event is read; a missing event is detected at once."""
     monkeypatch.setattr("osmosis_grpc.storage.journal.reader.CHECKED_BYTES", 1000)
-    async with keeping(tmp_path) as kept:
-        kept.accept("r1")
+    async with opened(tmp_path) as user:
+        user.accept("r1")
         for number in range(3):
-            kept.append(events.Logged(TEXT * 40, {"n": number}), "r1")
-        kept.end("r1")
-        kept.deliver("r1")
-        await kept.commit()
+            user.append(events.Logged(TEXT * 40, {"n": number}), "r1")
+        user.end("r1")
+        user.deliver("r1")
+        await user.commit()
     change(tmp_path, "UPDATE events SET checksum = 1 WHERE number = 3")
-    async with keeping(tmp_path) as kept:
-        (found,) = kept.store.find("r1")
+    async with opened(tmp_path) as user:
+        (found,) = user.journal.find("r1")
         assert (found.damage, found.completion.finish_reason) == ("", "stop")
-        with pytest.raises(DataLoss, match="another checksum"):
-            kept.store.events("r1", 1, 2, 1)
+        with pytest.raises(DataLoss, match="does not match its checksum"):
+            user.journal.events("r1", 1, 2, 1)
     change(tmp_path, "DELETE FROM events WHERE number = 3")
-    async with keeping(tmp_path) as kept:
-        assert kept.store.find("r1")[0].completion.failure.reason == "DATA_LOSS"
+    async with opened(tmp_path) as user:
+        assert user.journal.find("r1")[0].completion.failure.reason == "DATA_LOSS"

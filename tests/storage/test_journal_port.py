@@ -4,6 +4,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from osmosis_grpc.engine.journal_port import RolloutFilter
 from osmosis_grpc.storage import MemoryJournal, SqliteJournal
 from osmosis_grpc.types import (
     Completion,
@@ -27,7 +28,7 @@ class Writer:
     def __init__(self, journal):
         self.journal = journal
         self.tokens = []
-        """Of the events that are committed, in the order of their commits."""
+        """Tokens of committed events, in the order of their commits."""
         self.numbers = {}
         journal.on_commit = lambda tokens, ok: self.tokens.extend((token, ok) for token in tokens)
 
@@ -119,7 +120,8 @@ async def test_entries_are_an_owners_rollouts_in_order_of_acceptance(opening):
         await writer.committed()
 
         async def names(*args, **filters):
-            return [entry.init.request.rollout_id for entry in await writer.journal.entries(*args, **filters)]
+            where = RolloutFilter(**filters)
+            return [entry.init.request.rollout_id for entry in await writer.journal.entries(*args, where)]
 
         assert await names("me", 0, 10) == ["r0", "r2", "r4"]
         assert await names("me", 1, 1) == ["r2"]
@@ -129,7 +131,7 @@ async def test_entries_are_an_owners_rollouts_in_order_of_acceptance(opening):
         assert {"r2", "r4"} <= set(await names("me", 0, 10, unsettled=True))
 
 
-async def test_a_forgotten_rollout_is_gone_and_positions_are_not_used_again(opening):
+async def test_a_forgotten_rollout_is_gone_and_positions_are_not_reused(opening):
     async with opening() as writer:
         writer.accept("r1")
         writer.end("r1")

@@ -1,4 +1,4 @@
-"""Who may open a journal, which files it reads, and what stands in no file but one."""
+"""Which processes open a journal, which files it accepts, and where credentials are stored."""
 
 import os
 import sqlite3
@@ -13,7 +13,7 @@ import pytest
 
 from osmosis_grpc.storage import JournalError, Reader, SqliteJournal
 from tests.processes import ROOT, run
-from tests.storage.journals import CALLBACK, OWN, SECRETS, keeping
+from tests.storage.journals import CALLBACK, OWN, SECRETS, opened
 
 OPEN = """
 import asyncio, sys
@@ -40,15 +40,15 @@ async def refusal(folder):
     return str(refused.value)
 
 
-async def test_a_folder_has_one_owner(tmp_path):
-    async with keeping(tmp_path):
+async def test_a_folder_has_one_process(tmp_path):
+    async with opened(tmp_path):
         told = run("-c", OPEN, str(tmp_path)).stdout
         assert told.strip() == f"{tmp_path} is in use by process {os.getpid()}: stop it"
         assert f"process {os.getpid()}" in await refusal(tmp_path)
     assert run("-c", OPEN, str(tmp_path)).stdout == ""
 
 
-async def test_an_owner_that_was_killed_holds_nothing(tmp_path):
+async def test_a_killed_process_leaves_no_lock(tmp_path):
     hold = OPEN.replace(
         "SqliteJournal(Path(folder)).close()", "s = SqliteJournal(Path(folder)); print(1, flush=True); input()"
     )
@@ -59,14 +59,14 @@ async def test_an_owner_that_was_killed_holds_nothing(tmp_path):
         assert f"process {child.pid}" in await refusal(tmp_path)
         child.kill()
         child.wait()
-        async with keeping(tmp_path):
+        async with opened(tmp_path):
             pass
 
 
-async def test_a_newer_file_is_refused_and_left_alone(tmp_path):
-    async with keeping(tmp_path) as kept:
-        kept.accept()
-        await kept.all_told()
+async def test_a_newer_file_is_refused_and_unchanged(tmp_path):
+    async with opened(tmp_path) as user:
+        user.accept()
+        await user.all_reported()
     with closing(sqlite3.connect(tmp_path / "journal.db")) as database:
         database.execute("PRAGMA user_version = 99")
     before = (tmp_path / "journal.db").read_bytes()
@@ -77,7 +77,7 @@ async def test_a_newer_file_is_refused_and_left_alone(tmp_path):
         Reader.look(tmp_path)
 
 
-async def test_x09_an_older_file_is_refused_by_name_and_left_alone(tmp_path):
+async def test_x09_an_older_file_is_refused_by_name_and_unchanged(tmp_path):
     path = tmp_path / "journal.db"
     with closing(sqlite3.connect(path)) as database:
         database.execute("CREATE TABLE rollouts (sequence INTEGER PRIMARY KEY)")
@@ -95,12 +95,12 @@ async def test_a_file_that_is_no_journal(tmp_path):
     assert "cannot be used as a journal: file is not a database" in await refusal(tmp_path)
     assert (tmp_path / "journal.db").read_bytes() == b"no database at all " * 200
     (tmp_path / "journal.db").unlink()
-    async with keeping(tmp_path):  # whoever was refused holds the folder no longer
+    async with opened(tmp_path):  # the refused journal does not hold the folder
         pass
 
 
 @pytest.mark.parametrize("pragma", ["application_id = 7", "user_version = 0"])
-async def test_a_database_of_another_program_is_left_alone(tmp_path, pragma):
+async def test_a_database_of_another_program_is_unchanged(tmp_path, pragma):
     with closing(sqlite3.connect(tmp_path / "journal.db")) as database:
         database.execute("CREATE TABLE mine (x)")
         database.execute("PRAGMA user_version = 1")
@@ -115,14 +115,14 @@ async def test_a_database_of_another_program_is_left_alone(tmp_path, pragma):
 
 async def test_a_forked_child_does_not_hold_the_folder(tmp_path):
     waits, wakes = os.pipe()
-    async with keeping(tmp_path):
+    async with opened(tmp_path):
         child = os.fork()
         if not child:
             os.close(wakes)
             os.read(waits, 1)
             os._exit(0)
     try:
-        async with keeping(tmp_path):
+        async with opened(tmp_path):
             pass
     finally:
         os.close(wakes)
@@ -131,7 +131,7 @@ async def test_a_forked_child_does_not_hold_the_folder(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["journal.db", "credentials", "lock"])
-async def test_a_folder_in_which_something_else_has_a_name(tmp_path, name):
+async def test_a_folder_with_something_else_in_place_of_a_file(tmp_path, name):
     if name == "credentials":
         (tmp_path / name).write_text("a file")
     else:
@@ -140,18 +140,18 @@ async def test_a_folder_in_which_something_else_has_a_name(tmp_path, name):
     assert str(tmp_path) in told
 
 
-async def test_a_folder_that_cannot_be_made(tmp_path):
+async def test_a_folder_that_cannot_be_created(tmp_path):
     (tmp_path / "file").write_text("")
     assert "cannot be used as a journal: Not a directory" in await refusal(tmp_path / "file" / "below")
     assert "cannot be used as a journal: File exists" in await refusal(tmp_path / "file")
 
 
 async def test_a_read_only_folder():
-    """By another user, where this one may write anywhere."""
+    """Opens it as another user if this one may write everywhere."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o711)
         folder = Path(name) / "state"
-        async with keeping(folder):
+        async with opened(folder):
             pass
         folder.chmod(0o555)
         done = run("-c", OPEN, str(folder), *(["as nobody"] if os.geteuid() == 0 else []))
@@ -159,7 +159,7 @@ async def test_a_read_only_folder():
 
 
 def everywhere(folder):
-    """Where secrets stand: file names, by what each holds."""
+    """Return the files that contain each secret."""
     found = {}
     for path in folder.rglob("*"):
         if path.is_file():
@@ -170,13 +170,13 @@ def everywhere(folder):
     return found
 
 
-async def test_secrets_stand_in_one_place_and_are_put_back(tmp_path):
+async def test_credentials_are_in_one_file_and_restored(tmp_path):
     folder = tmp_path / "state"
-    async with keeping(folder) as kept:
-        kept.accept("r1", callback=CALLBACK, **OWN)
-        kept.accept("plain")
-        kept.end("r1")
-        await kept.all_told()
+    async with opened(folder) as user:
+        user.accept("r1", callback=CALLBACK, **OWN)
+        user.accept("plain")
+        user.end("r1")
+        await user.all_reported()
         assert (folder / "journal.db-wal").stat().st_size > 0
         apart = {secret: ["credentials"] for secret in SECRETS}
         assert everywhere(folder) == apart
@@ -187,56 +187,56 @@ async def test_secrets_stand_in_one_place_and_are_put_back(tmp_path):
         for path in folder.iterdir():
             assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
     assert everywhere(folder) == apart
-    async with keeping(folder) as kept:
-        one, plain = kept.store.unsettled()
+    async with opened(folder) as user:
+        one, plain = user.journal.unsettled()
         assert one.init.callback == CALLBACK
         assert (one.init.request.api_key, one.init.request.server_url) == (SECRETS[2], SECRETS[3])
         assert (plain.init.callback, plain.init.request.api_key) == (None, None)
         assert all(secret not in repr(one) for secret in (SECRETS[0], SECRETS[1], SECRETS[2]))
-        kept.numbers["r1", 1] = 2
-        kept.deliver("r1")
-        await kept.commit()
-        await kept.until(lambda: not everywhere(folder))
+        user.numbers["r1", 1] = 2
+        user.deliver("r1")
+        await user.commit()
+        await user.until(lambda: not everywhere(folder))
         assert list((folder / "credentials").iterdir()) == []
-        assert kept.store.find("r1")[0].init.callback.credential == ""
+        assert user.journal.find("r1")[0].init.callback.credential == ""
 
 
-async def test_secrets_are_gone_when_a_rollout_is_forgotten(tmp_path):
-    async with keeping(tmp_path) as kept:
-        kept.accept(callback=CALLBACK)
-        await kept.all_told()
-        kept.store.forget("r1", 1)
-        await kept.commit()
+async def test_forget_deletes_credentials(tmp_path):
+    async with opened(tmp_path) as user:
+        user.accept(callback=CALLBACK)
+        await user.all_reported()
+        user.journal.forget("r1", 1)
+        await user.commit()
         assert everywhere(tmp_path) == {}
 
 
-async def test_secrets_that_a_crash_left_behind_are_gone_after_the_next_start(tmp_path):
-    """Killed between the commit of an acknowledgement and the unlinking, or before that of an Init."""
-    async with keeping(tmp_path) as kept:
-        kept.accept("r1", callback=CALLBACK)
-        kept.accept("r2", callback=CALLBACK)
-        await kept.all_told()
-        (left,) = [p for p in (tmp_path / "credentials").iterdir() if p.name in kept.store.secrets.path("r2", 1).name]
+async def test_the_next_start_deletes_credentials_that_a_crash_left(tmp_path):
+    """After a kill between the commit of an acknowledgement and the deletion, or before the commit of an Init."""
+    async with opened(tmp_path) as user:
+        user.accept("r1", callback=CALLBACK)
+        user.accept("r2", callback=CALLBACK)
+        await user.all_reported()
+        (left,) = [p for p in (tmp_path / "credentials").iterdir() if p.name in user.journal.secrets.path("r2", 1).name]
         data = left.read_bytes()
-        kept.end("r2")
-        kept.deliver("r2")
-        await kept.commit()
+        user.end("r2")
+        user.deliver("r2")
+        await user.commit()
     left.write_bytes(data)
     left.with_suffix(".new").write_bytes(data)
-    async with keeping(tmp_path) as kept:
-        (entry,) = kept.store.unsettled()
+    async with opened(tmp_path) as user:
+        (entry,) = user.journal.unsettled()
         assert entry.init.callback == CALLBACK
         assert len(list((tmp_path / "credentials").iterdir())) == 1
 
 
-async def test_what_is_settled_takes_no_new_secrets(tmp_path):
-    """Re-pointed in the moment in which its acknowledgement is on its way to the disk."""
-    async with keeping(tmp_path) as kept:
-        entry = kept.accept(callback=CALLBACK)
-        kept.end()
-        await kept.all_told()
-        kept.deliver()
-        kept.store.writer.flush()
-        kept.store.repoint(entry)
-        await kept.commit()
-        await kept.until(lambda: not list((tmp_path / "credentials").iterdir()))
+async def test_a_settled_rollout_gets_no_new_credentials(tmp_path):
+    """A new destination while the acknowledgement is on its way to the disk."""
+    async with opened(tmp_path) as user:
+        entry = user.accept(callback=CALLBACK)
+        user.end()
+        await user.all_reported()
+        user.deliver()
+        user.journal.writer.flush()
+        user.journal.repoint(entry)
+        await user.commit()
+        await user.until(lambda: not list((tmp_path / "credentials").iterdir()))

@@ -1,4 +1,4 @@
-"""A lock whose file a cleaner of old files has removed: this process stops before it writes beside another one."""
+"""X16: a process whose lock file was removed stops before its next commit."""
 
 import asyncio
 import os
@@ -8,8 +8,8 @@ import pytest
 
 from osmosis_grpc.errors import LedgerError, TrainerFailed
 from osmosis_grpc.storage import SqliteJournal
-from osmosis_grpc.storage.ledger.ledger import Ledger
-from osmosis_grpc.storage.lock import Lock, LockLost
+from osmosis_grpc.storage.ledger import SqliteLedger
+from osmosis_grpc.storage.lock_file import Lock, LockLost
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.trainer import Trainer
 
@@ -17,7 +17,7 @@ PATIENCE = 10.0
 
 
 @pytest.mark.parametrize("how", ["removed", "replaced", "its folder is gone"])
-def test_x16_a_lock_knows_that_its_file_has_gone(tmp_path, how):
+def test_x16_a_lock_detects_that_its_file_was_removed(tmp_path, how):
     folder = tmp_path / "folder"
     folder.mkdir()
     lock = Lock(folder / "lock")
@@ -50,7 +50,7 @@ async def test_x16_of_two_trainers_on_one_ledger_the_first_stops_before_it_write
         waiting = asyncio.ensure_future(asyncio.wait_for(trainer.rollout(rollout_id="r"), PATIENCE))
         await asyncio.sleep(0)
         os.unlink(f"{path}.lock")
-        second = await Ledger.open(path, 60.0)  # takes the ledger over
+        second = await SqliteLedger.open(path, 60.0)  # takes the ledger over
         with pytest.raises(TrainerFailed, match=r"ledger\.commit.*the lock .*ledger\.lock was re(placed|moved)"):
             await waiting
         await asyncio.wait_for(second.confirm("x", 1, "x"), PATIENCE)
@@ -58,7 +58,7 @@ async def test_x16_of_two_trainers_on_one_ledger_the_first_stops_before_it_write
 
 
 async def test_x16_nothing_is_committed_after_the_lock_was_lost(tmp_path):
-    ledger = await Ledger.open(tmp_path / "ledger", 60.0)
+    ledger = await SqliteLedger.open(tmp_path / "ledger", 60.0)
     await asyncio.wait_for(ledger.confirm("before", 1, "x"), PATIENCE)
     os.unlink(tmp_path / "ledger.lock")
     with pytest.raises(LedgerError, match=r"ledger\.lock was removed"):

@@ -12,15 +12,14 @@ from osmosis_gateway.http_server import HttpServer
 from osmosis_gateway.relay import Relay
 from osmosis_gateway.routes import gateway_app
 from osmosis_grpc.agent.tools import execute_tool_calls
-from osmosis_grpc.agent.validator import validate_agent_loop
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
 from osmosis_grpc.cli.trial import try_out
 from osmosis_grpc.console.logs import BackgroundHandler
 from osmosis_grpc.policies.threads import DaemonThreads
 from osmosis_grpc.serve.rollout_log import RolloutLog
 from osmosis_grpc.testing.raw import RawTrainer
+from tests.deployment import PATIENCE, Talk
 from tests.processes import run
-from tests.supervise.deployment import PATIENCE, SlowTools, Talk
 
 
 async def tool_call(h, fail):
@@ -32,15 +31,9 @@ async def tool_call(h, fail):
         await execute_tool_calls([{"id": "c", "function": {"name": "add", "arguments": "{}"}}], executor)
 
 
-async def validate_tools(h, fail):
-    fail()
-    findings = await asyncio.to_thread(validate_agent_loop, SlowTools())
-    assert "injected" in next(row for row in findings.findings if row.code == "GET_TOOLS_EXCEPTION").message
-
-
 async def demo(h, fail, name):
     source = (
-        "import osmosis_grpc.cli.jobs, sys\nfrom osmosis_grpc import supervise\n"
+        "import osmosis_grpc.cli.demo, sys\nfrom osmosis_grpc import supervise\n"
         f"supervise.inject({name!r}, OSError('injected'))\nsys.argv[1:] = ['demo']\n"
         "import runpy; runpy.run_module('osmosis_grpc', run_name='__main__')\n"
     )
@@ -105,7 +98,7 @@ async def serve_http(h, fail):
 
 
 async def work(h, fail):
-    threads = DaemonThreads("test")
+    threads = DaemonThreads()
     fail()
     assert await asyncio.wait_for(threads.run(lambda: 5), PATIENCE) == 5
     threads.close()
@@ -139,7 +132,6 @@ async def read(h, fail):
 
 SCENARIOS = {
     "agent.tool_call": tool_call,
-    "agent.validate_tools": validate_tools,
     "cli.demo_server": lambda h, fail: demo(h, fail, "cli.demo_server"),
     "cli.demo_trainer": lambda h, fail: demo(h, fail, "cli.demo_trainer"),
     "cli.pulse": pulse,

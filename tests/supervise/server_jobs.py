@@ -6,6 +6,7 @@ import pytest
 
 from osmosis_grpc import supervise
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2
+from osmosis_grpc.agent.validator import validate_agent_loop
 from osmosis_grpc.errors import Internal, Unavailable
 from osmosis_grpc.policies.scripted import EchoPolicy, answer
 from osmosis_grpc.server import AgentServer
@@ -13,7 +14,7 @@ from osmosis_grpc.testing import collect_rollout
 from osmosis_grpc.testing.raw.trainer_frames import init
 from osmosis_grpc.trainer import Trainer
 from osmosis_grpc.types import CompletionStatus
-from tests.supervise.deployment import PATIENCE, USER, SlowTools, Talk
+from tests.deployment import PATIENCE, USER, SlowTools, Talk
 
 FRAME = attach_pb2.TrainerFrame
 
@@ -181,10 +182,14 @@ async def trainer_grace(h, fail):
         assert (await raw.completion()).failure.message.startswith("the trainer was away")
 
 
-async def default_tools(h, fail):
+async def get_tools(h, fail):
     fail()
     async with AgentServer([SlowTools()], port=0) as server:
         assert server.address
+    fail()
+    findings = await asyncio.to_thread(validate_agent_loop, SlowTools())
+    assert "injected" in next(row for row in findings.findings if row.code == "GET_TOOLS_EXCEPTION").message
+    await refuses_the_init(h, fail, "slow tools")
 
 
 def agent_loop(scenario, name, **fields):
@@ -192,6 +197,7 @@ def agent_loop(scenario, name, **fields):
 
 
 SCENARIOS = {
+    "agent.get_tools": get_tools,
     "engine.abandon": agent_loop(fails_its_rollout, "stubborn", agent_timeout=0.05),
     "engine.accept": refuses_the_init,
     "engine.accept_later": agent_loop(refuses_the_init, "slow tools"),
@@ -204,7 +210,6 @@ SCENARIOS = {
     "engine.decide": decide,
     "engine.deliver": deliver,
     "engine.first_delivery": goes_on,
-    "engine.get_tools": agent_loop(refuses_the_init, "slow tools"),
     "engine.resend": resend,
     "engine.start": fails_its_rollout,
     "engine.stop_again": agent_loop(fails_its_rollout, "stubborn", agent_timeout=0.05),
@@ -226,7 +231,6 @@ SCENARIOS = {
     "server.answer_cancel": answer_cancel,
     "server.update_health": update_health,
     "server.trainer_grace": trainer_grace,
-    "server.default_tools": default_tools,
 }
 """By job: makes it run after fail(), and checks what its failure does to those who wait."""
 ENDS_BADLY = {"server.update_health"}

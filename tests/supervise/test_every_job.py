@@ -12,8 +12,8 @@ import osmosis_gateway
 import osmosis_grpc
 from osmosis_grpc import supervise
 from osmosis_grpc.supervise import OnFailure
+from tests.deployment import deployment
 from tests.supervise import process_jobs, server_jobs
-from tests.supervise.deployment import deployment
 from tests.trainer import test_supervised as trainer_jobs
 
 for package in (osmosis_grpc, osmosis_gateway):

@@ -35,7 +35,7 @@ FORBIDDEN = {
 
 
 @pytest.mark.parametrize("source", FORBIDDEN)
-def test_each_way_to_start_work_unwatched_is_found(source):
+def test_the_lint_finds_each_way_to_start_unsupervised_work(source):
     assert [name for _, name in problems(source)] == [FORBIDDEN[source]]
 
 

@@ -26,7 +26,7 @@ async def supervisor():
     await supervisor.close()
 
 
-async def test_a_job_that_fails_runs_again_and_says_so(supervisor, caplog):
+async def test_a_failed_job_runs_again_and_is_logged(supervisor, caplog):
     runs = []
 
     async def work():
@@ -56,7 +56,7 @@ async def test_a_job_that_the_owner_needs_fails_the_owner_once(supervisor, caplo
     assert late == heard
 
 
-async def test_a_failure_that_is_reported_leaves_the_owner_well(supervisor):
+async def test_a_reported_failure_does_not_fail_the_owner(supervisor):
     reported = []
 
     async def work():
@@ -78,7 +78,7 @@ async def test_a_report_that_raises_fails_the_owner(supervisor):
     assert isinstance(supervisor.failure, KeyError)
 
 
-async def test_a_repeated_call_goes_on_after_a_failure(supervisor):
+async def test_a_repeated_call_continues_after_a_failure(supervisor):
     called = asyncio.Queue()
 
     def sweep():
@@ -127,7 +127,7 @@ async def test_a_thread_may_be_restarted(supervisor):
     assert await asyncio.to_thread(ended.wait, 10)
 
 
-async def test_a_child_raises_where_it_is_awaited():
+async def test_a_childs_error_is_raised_where_it_is_awaited():
     async def work():
         return 5
 

@@ -1,4 +1,4 @@
-"""What the attached trainer's tests need: agents that do what they are told, and trainers that are attached."""
+"""Fixtures: scripted agents, and trainers that are attached to them."""
 
 import asyncio
 from collections import Counter

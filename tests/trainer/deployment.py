@@ -8,9 +8,10 @@ import grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.testing.raw import RawAgentServer
+from osmosis_grpc.testing.raw.server_frames import referring
+from osmosis_grpc.testing.raw.stream import TIMEOUT
 from osmosis_grpc.types import CompletionStatus
-from tests.server.raw_trainer import SOON
-from tests.trainer.raw_agent_server import RawAgentServer, referring
 
 CODE = {code.name: code.value[0] for code in grpc.StatusCode}
 QUESTION = [{"role": "user", "content": "How are you?"}]
@@ -68,7 +69,7 @@ def begun(work: Any) -> "asyncio.Task[Any]":
 
 
 async def within(work: Any) -> Any:
-    async with asyncio.timeout(SOON):
+    async with asyncio.timeout(TIMEOUT):
         return await work
 
 

@@ -13,13 +13,13 @@ import numpy as np
 from hypothesis import strategies as st
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import UnknownChat
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.server import AgentServer
-from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
+from osmosis_grpc.server import AgentServer, ServerConfig
+from osmosis_grpc.trainer import RolloutClient, Trainer
 from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.types import ChatPurpose, TokenBlock, VersionSpan
+from tests.callback_trainer import CallbackTrainer
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 OWN = [{"type": "function", "function": {"name": "other"}, "x": None}]
@@ -183,18 +183,18 @@ class Sampler:
 
 
 class Forgetful(ChatCache):
-    """A book that says of some chats that it does not know what they continue."""
+    """A cache that does not know the chats that some deltas continue."""
 
     forgets = frozenset()
 
     def chat(self, request, now):
         key = (request.sample, request.number)
-        if request.continues and not request.prefix_len and request.number in self.forgets and key not in self._told:
-            self._told.add(key)
+        if request.continues and not request.prefix_len and request.number in self.forgets and key not in self.sent:
+            self.sent.add(key)
             raise UnknownChat(request.sample, request.continues)
         return super().chat(request, now)
 
-    _told: set = set()  # noqa: RUF012 - replaced before every use
+    sent: set = set()  # noqa: RUF012 - replaced before every use
 
 
 @dataclass
@@ -210,23 +210,23 @@ class Transport:
 async def open_transports(stack: AsyncExitStack):
     """Callback with full histories, callback with deltas, and an attachment."""
     enter = stack.enter_async_context
-    config = EngineConfig(retry_delay=(0.01, 0.02), outbox_delay=(0.01, 0.05), trainer_grace=2.0)
+    config = ServerConfig(retry_delay=(0.01, 0.02), outbox_delay=(0.01, 0.05), trainer_grace=2.0)
     transports = {}
     for name, delta in (("callback", False), ("callback with deltas", True)):
         agent, sampler = Planned(), Sampler()
         server = await enter(AgentServer([agent], port=0, config=config))
-        trainer, client = await enter(TrainerServer(sampler)), await enter(RolloutClient(server.address))
+        trainer, client = await enter(CallbackTrainer(sampler)), await enter(RolloutClient(server.address))
 
         async def play(request, trainer=trainer, client=client, delta=delta):
             await client.init(request, callback=replace(trainer.callback(), delta=delta))
             return await trainer.completion(request.rollout_id, PATIENCE)
 
-        trainer._cache.__class__ = Forgetful
+        trainer.cache.__class__ = Forgetful
         transports[name] = Transport(agent, sampler, play)
     agent, sampler = Planned(), Sampler()
     server = await enter(AgentServer([agent], port=0, config=config))
     attached = await enter(Trainer([server.address], sampler))
-    attached._cache.__class__ = Forgetful
+    attached.scheduler.cache.__class__ = Forgetful
 
     async def through(request):
         async with asyncio.timeout(PATIENCE):
@@ -237,7 +237,7 @@ async def open_transports(stack: AsyncExitStack):
 
 
 def prompt_and_reply(response):
-    """All tokens of a chat; None where they are not told."""
+    """All tokens of a chat; None if they are unknown."""
     if response.prompt_ids is None or response.tokens is None:
         return None
     return np.concatenate([response.prompt_ids, response.tokens.ids])

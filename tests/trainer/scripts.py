@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
 from tests.processes import run
+from tests.waiting import wait_until
 
 AGENT = """
 from helpers import REWARD
@@ -63,28 +63,26 @@ asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
 """
 CALLED_BACK = """
 import asyncio, json, sys
-from osmosis_grpc.trainer import ChatResponse, RolloutClient, TokenBlock, TrainerServer
+from osmosis_grpc.trainer import ChatResponse, RolloutClient, TokenBlock, Trainer
+
+chats = 0
 
 async def policy(request):
+    global chats
+    chats += 1
     message, tokens = {"role": "assistant", "content": "hello"}, TokenBlock.of([7], [-0.5])
     return ChatResponse(message=message, tokens=tokens, prompt_ids=TokenBlock.of([1, 2]).ids)
 
 async def main(target, name, attempt):
     messages = [{"role": "user", "content": "Say hello."}]
-    rows = []
-    async with TrainerServer(policy) as trainer, RolloutClient(target) as client:
-        for _ in range(2):
-            started = await client.init(
-                rollout_id=name, attempt=attempt, messages=messages, callback=trainer.callback()
-            )
-            completion = await trainer.completion(name, timeout=30)
-            waited = await client.wait(name)
-            rows.append({
-                "started": started.created, "reward": completion.reward, "chats": len(completion.messages),
-                "earlier": [x is not None for x in (
-                    started.from_journal, completion.from_journal, waited.from_journal)],
-            })
-    print(json.dumps(rows))
+    async with Trainer([target], policy, transport="callback") as trainer:
+        completion = await trainer.rollout(rollout_id=name, attempt=attempt, messages=messages)
+    async with RolloutClient(target) as client:
+        kept = (await client.get(name)).completion
+    print(json.dumps({
+        "chats": chats, "reward": completion.reward, "kept": kept.reward, "messages": len(completion.messages),
+        "earlier": completion.from_journal is not None,
+    }))
 
 asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
 """
@@ -145,10 +143,7 @@ class Folder:
 
     def server_warns(self, text: str) -> None:
         """Wait for a line in the server's log."""
-        give_up = time.monotonic() + 20
-        while text not in self.log():
-            assert time.monotonic() < give_up, self.log()
-            time.sleep(0.05)
+        wait_until(lambda: text in self.log(), text)
 
     def log(self) -> str:
         """What the server has logged."""

@@ -7,9 +7,10 @@ import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, rollout_pb2, services_pb2
 from osmosis_grpc.link import frame_stream
+from osmosis_grpc.testing.raw import listen_as_agent_server
+from osmosis_grpc.testing.raw.server_frames import HEARTBEAT, accepted, chat, complete, hello, referring
 from osmosis_grpc.types import CompletionStatus
 from tests.trainer.deployment import frames, within
-from tests.trainer.raw_agent_server import HEARTBEAT, accepted, chat, complete, hello, host, referring
 
 NO_HELLO: dict[str, tuple[Any, str, str]] = {
     "another frame": (lambda _: frames(HEARTBEAT), "INVALID_ARGUMENT", "hello"),
@@ -38,7 +39,7 @@ async def test_without_a_proper_hello_the_stream_ends_before_anything_is_answere
         assert len(deployment.trainer.servers) == 1, "it is no server of the trainer's"
 
 
-async def test_a_mistake_that_crosses_the_trainers_hello_is_told_too(listening):
+async def test_a_mistake_that_crosses_the_trainers_hello_is_reported_to_the_server(listening):
     deployment = await listening()
     for turns in range(12):  # of the event loop, in which the hello is on its way
         server = await deployment.server()
@@ -122,16 +123,16 @@ DIALLED: dict[str, Any] = {
 
 @pytest.mark.parametrize("what", DIALLED)
 async def test_a_dialled_server_that_breaks_the_rules_is_left_and_dialled_again(listening, what):
-    async with host() as (servers, target):
-        deployment = await listening(target)
+    async with listen_as_agent_server() as servers:
+        deployment = await listening(servers.address)
         async with deployment.bystander():
-            stream = await within(servers.streams.get())
+            stream = await within(servers.accept())
             greeting = await stream.next("hello")
             assert stream.count("hello") == len(stream.frames), "nothing comes before both hellos"
             await stream.send_bytes(DIALLED[what]().SerializeToString())
             async with asyncio.timeout(1):
                 await stream.ended()
-            again = await within(servers.streams.get())
+            again = await within(servers.accept())
             assert (await again.next("hello")).attachment_id == greeting.attachment_id
             await again.send(hello(), chat(rollout_pb2.InitRequest(rollout_id="x"), 0))
             await again.next("chat_reply")
@@ -143,8 +144,8 @@ async def test_a_dialled_server_that_breaks_the_rules_is_left_and_dialled_again(
 
 async def test_a_silent_dialled_server_is_left_and_dialled_again(listening, monkeypatch):
     monkeypatch.setattr(frame_stream, "HELLO_TIMEOUT", 0.2)
-    async with host() as (servers, target):
-        await listening(target)
-        stream = await within(servers.streams.get())
+    async with listen_as_agent_server() as servers:
+        await listening(servers.address)
+        stream = await within(servers.accept())
         await stream.ended()
-        await within(servers.streams.get())
+        await within(servers.accept())

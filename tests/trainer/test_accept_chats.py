@@ -6,10 +6,10 @@ import pytest
 from google.rpc import error_details_pb2
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import error_pb2, message_pb2
+from osmosis_grpc.testing.raw import detail_of, field_of
+from osmosis_grpc.testing.raw.server_frames import chat, delta, window
 from osmosis_grpc.types import CompletionStatus
-from tests.server.raw_trainer import details, field_of
 from tests.trainer.deployment import CODE, within
-from tests.trainer.raw_agent_server import chat, delta, window
 
 
 async def test_a_chat_beyond_every_window_ends_the_attachment(listening, policy):
@@ -23,7 +23,7 @@ async def test_a_chat_beyond_every_window_ends_the_attachment(listening, policy)
         for number in (1, 2, 3):
             await server.send(chat(request, number))
         assert await server.stream.ended() == "RESOURCE_EXHAUSTED"
-        assert details(server.stream.status, error_details_pb2.RetryInfo) is not None
+        assert detail_of(server.stream.status, error_details_pb2.RetryInfo) is not None
         await server.attach()
         policy.may.set()
         assert {(await server.ask(request, number)).number for number in (1, 2)} == {1, 2}
@@ -45,7 +45,7 @@ async def test_a_chat_that_crossed_a_lowering_is_answered_singly(listening, poli
         await server.send(chat(request, 1), chat(request, 2))
         refused = await server.stream.next("chat_reply")
         assert (refused.number, refused.status.code) == (2, CODE["RESOURCE_EXHAUSTED"])
-        assert details(refused.status, error_details_pb2.RetryInfo) is not None
+        assert detail_of(refused.status, error_details_pb2.RetryInfo) is not None
         policy.may.set()
         assert (await server.stream.next("chat_reply")).response.message.text == "fine"
         assert (await server.ask(request, 2)).response.message.text == "fine"
@@ -108,7 +108,7 @@ async def test_a_bad_chat_is_answered_singly_and_never_sampled(listening, policy
         if code == "INVALID_ARGUMENT":
             assert field_of(refused.status) == field
         elif code == "FAILED_PRECONDITION":
-            assert details(refused.status, error_pb2.UnknownChat).number == fields["delta"].continues
+            assert detail_of(refused.status, error_pb2.UnknownChat).number == fields["delta"].continues
         assert len(policy.asked) == asked
         again = await server.ask(request, 2, delta=delta(1, "and?"))
         assert again.response.message.text == "fine"

@@ -9,11 +9,11 @@ from google.rpc import error_details_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, error_pb2, message_pb2, rollout_pb2, tokens_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2 as pb
 from osmosis_grpc.errors import Internal
-from osmosis_grpc.trainer import completions
+from osmosis_grpc.testing.raw import detail_of, field_of
+from osmosis_grpc.testing.raw.server_frames import complete, delta, event, referring, status
+from osmosis_grpc.trainer import completion_recorder
 from osmosis_grpc.types import CompletionStatus
-from tests.server.raw_trainer import details, field_of
 from tests.trainer.deployment import CODE
-from tests.trainer.raw_agent_server import complete, delta, event, referring, status
 
 
 async def test_a_whole_rollout(listening, policy):
@@ -86,7 +86,7 @@ async def test_a_bad_completion_is_answered_singly(listening, what):
         if field:
             assert field_of(refused.status) == field
         else:
-            assert details(refused.status, error_details_pb2.RetryInfo) is not None
+            assert detail_of(refused.status, error_details_pb2.RetryInfo) is not None
         if code == "INVALID_ARGUMENT" and what != "no rollout":  # the server sends no other one
             with pytest.raises(Internal, match=field):
                 await done
@@ -95,7 +95,7 @@ async def test_a_bad_completion_is_answered_singly(listening, what):
         assert (await done).status is CompletionStatus.COMPLETED
 
 
-async def test_what_a_completion_refers_to_and_nobody_has_is_not_recorded(listening):
+async def test_a_completion_that_refers_to_unknown_chats_is_not_recorded(listening):
     deployment = await listening()
     async with deployment.bystander():
         server = await deployment.server()
@@ -115,7 +115,7 @@ async def test_what_a_completion_refers_to_and_nobody_has_is_not_recorded(listen
 
 
 async def test_completions_that_wait_for_events_are_bounded_for_each_server(listening, monkeypatch):
-    monkeypatch.setattr(completions, "READING_ROOM", 2 * completions.READING_COST + 4096)
+    monkeypatch.setattr(completion_recorder, "READING_BYTES", 2 * completion_recorder.READING_COST + 4096)
     deployment = await listening()
     server, other = await deployment.server(), await deployment.server()
     await server.attach()
@@ -127,7 +127,7 @@ async def test_completions_that_wait_for_events_are_bounded_for_each_server(list
     assert {(reply.result_id, reply.status.code) for reply in refused} == {
         (f"result {n}", CODE["UNAVAILABLE"]) for n in range(2, 50)
     }
-    assert all(details(reply.status, error_details_pb2.RetryInfo) is not None for reply in refused)
+    assert all(detail_of(reply.status, error_details_pb2.RetryInfo) is not None for reply in refused)
     assert server.stream.count("subscribe") == 2, "one for each that waits"
 
     await other.attach(agent_loops=["other"])
@@ -178,7 +178,7 @@ async def test_a_lower_attempts_chats_and_results_are_answered_aborted(listening
     older = rollout_pb2.InitRequest(rollout_id="r", attempt=2, messages=request.messages)
     for refused in (await server.ask(older), await server.complete(older)):
         assert refused.status.code == CODE["ABORTED"]
-        assert details(refused.status, error_pb2.CurrentAttempt).attempt == 3
+        assert detail_of(refused.status, error_pb2.CurrentAttempt).attempt == 3
     await server.complete(request)
     assert (await done).attempt == 3
     assert not policy.asked

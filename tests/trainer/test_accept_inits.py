@@ -8,9 +8,9 @@ from google.rpc import error_details_pb2
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, message_pb2, rollout_pb2
 from osmosis_grpc.errors import Internal, InvalidArgument, PermissionDenied
+from osmosis_grpc.testing.raw.server_frames import accepted, chat, complete, event, init_reply, status, window
 from osmosis_grpc.types import CompletionStatus
 from tests.trainer.deployment import begun
-from tests.trainer.raw_agent_server import accepted, chat, complete, event, init_reply, status, window
 
 
 async def test_inits_keep_to_the_servers_window(listening):

@@ -10,10 +10,11 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2
 from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.link import dialled_stream
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.testing.raw.server_frames import HEARTBEAT
 from osmosis_grpc.trainer import Trainer, TrainerConfig
-from tests.server.raw_trainer import Talk
+from tests.server.attached import Talk
 from tests.trainer.deployment import Deployment
-from tests.trainer.raw_agent_server import HEARTBEAT
+from tests.waiting import until
 
 
 async def test_a_server_that_comes_back_is_known_by_its_journal(listening):
@@ -79,7 +80,7 @@ async def test_a_lost_servers_rollouts_go_to_another(listening):
 
 async def test_a_lost_server_that_comes_back_with_all_its_rollouts_is_of_use_again(serve, policy, stack, monkeypatch):
     redial = functools.partial(dialled_stream.redial, pauses=(0.2, 0.4))
-    monkeypatch.setattr("osmosis_grpc.trainer.transports.dialling.redial", redial)
+    monkeypatch.setattr("osmosis_grpc.trainer.transports.transport.redial", redial)
     servers = [await serve(Talk(), max_concurrent=1, max_queued=0) for _ in range(2)]
 
     async def hold(request: Any) -> Any:
@@ -90,24 +91,22 @@ async def test_a_lost_server_that_comes_back_with_all_its_rollouts_is_of_use_aga
         Trainer([s.address for s in servers], hold, config=TrainerConfig(lost_after=0.05))
     )
     deployment = Deployment(trainer, stack)
-    while not all(server.attached for server in trainer.servers):
-        await asyncio.sleep(0.01)
+    await until(lambda: all(server.attached for server in trainer.servers))
     talk = {"metadata": {"turns": 1}}
     held = deployment.run("held", **talk)
-    while not policy.asked:
-        await asyncio.sleep(0.01)
+    await until(lambda: policy.asked)
     (holder,) = [server for server in servers if server.engine.capacity().running]
-    holder.attachments._open()[0]._stream.end(Unavailable("cut"))
-    while ("held", 2, "main", 1) not in policy.asked:
-        await asyncio.sleep(0.01)
+    link = next(link for link in trainer.scheduler.servers if link.name == holder.address)
+    link.stream.end(Unavailable("cut"))
+    await until(lambda: ("held", 2, "main", 1) in policy.asked)
     other = deployment.run("other", **talk)
     await asyncio.wait({other}, timeout=2)
-    assert other.done(), "there is room for it where the first attempt ran"
+    assert other.done(), "the server of the first attempt has a free slot"
     policy.may.set()
     assert (await held).attempt == 2
 
 
-async def test_nobody_there_is_told_to_who_waits(listening):
+async def test_rollouts_without_a_server_end_with_unavailable(listening):
     deployment = await listening(lost_after=0.1)
     with pytest.raises(Unavailable, match="no agent server was there"):
         await deployment.run("r")

@@ -134,5 +134,5 @@ def test_u02_it_takes_one_group_at_a_time():
 
 
 def test_u02_an_unknown_method_is_refused():
-    with pytest.raises(InvalidArgument, match="method: 'ppo' is none of grpo, grpo_no_std, rloo"):
+    with pytest.raises(InvalidArgument, match="method: 'ppo' is not one of grpo, grpo_no_std, rloo"):
         advantages(group(1.0, 0.0), "ppo")

@@ -30,7 +30,7 @@ def start(awaitable, patience=PATIENCE):
 
 
 class Counting:
-    """A policy that answers when it is told to, and knows how many chats are open."""
+    """A policy that answers when `go` is set, and counts the open chats."""
 
     def __init__(self, wait=True):
         self.asked, self.open, self.most = [], 0, 0
@@ -60,7 +60,7 @@ async def test_no_chat_comes_while_paused_and_none_is_lost(serve, attach_to):
     before = list(policy.asked)
     policy.go.set()
     await until(lambda: policy.open == 0)
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)  # no further chat follows
     assert policy.asked == before, "what was open was answered, and nothing came after it"
     trainer.pause()
     trainer.resume()
@@ -75,9 +75,9 @@ async def test_pausing_again_and_again_loses_nothing(serve, attach_to):
     running = [start(trainer.rollout(rollout_id=f"r{n}", metadata={"turns": 4})) for n in range(10)]
     while not all(task.done() for task in running):
         trainer.pause()
-        await asyncio.sleep(0.003)
+        await asyncio.sleep(0.003)  # the rollouts run for a while between the calls
         trainer.resume()
-        await asyncio.sleep(0.003)
+        await asyncio.sleep(0.003)  # as above
     assert {task.result().status for task in running} == {COMPLETED}
     assert len(policy.asked) == len(set(policy.asked)) == 40
     assert policy.most <= 3
@@ -100,8 +100,8 @@ async def test_fewer_chats_than_servers(serve, attach_to):
     policy = Counting()
     trainer = await attach_to(policy, await serve(talker()), await serve(talker()), max_open_chats=1)
     running = [start(trainer.rollout(rollout_id=f"r{n}")) for n in range(4)]
-    await until(lambda: policy.open)
-    await asyncio.sleep(0.1)
+    await until(lambda: policy.open == 2)
+    await asyncio.sleep(0.1)  # no third chat follows
     policy.go.set()
     await asyncio.gather(*running)
     assert policy.most == 2, "each server may have at least one"
@@ -194,7 +194,7 @@ async def test_a_reply_that_cannot_be_written_is_the_policys_failure(serve, atta
 
 
 async def test_a_reply_that_is_too_large(serve, attach_to, monkeypatch):
-    monkeypatch.setattr("osmosis_grpc.trainer.chats.replies.MAX_REPLY_BYTES", 10_000)
+    monkeypatch.setattr("osmosis_grpc.trainer.chats.attempt.MAX_REPLY_BYTES", 10_000)
     trainer = await attach_to(
         lambda r: answer(r, "x" * (20_000 if r.rollout_id == "large" else 5)), await serve(talker())
     )

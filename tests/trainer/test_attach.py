@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 
+from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2, services_pb2
 from osmosis_grpc.errors import AlreadyExists, Internal, InvalidArgument, NotFound
 from osmosis_grpc.trainer import RolloutRequest, Trainer, TrainerConfig
 from osmosis_grpc.types import CompletionStatus, Group
@@ -75,7 +76,7 @@ async def test_an_equal_request_joins_and_another_is_refused(serve, attach_to):
     assert agent.started == ["r1"]
 
 
-async def test_what_is_over_is_not_run_again_but_as_a_higher_attempt(serve, attach_to):
+async def test_an_ended_rollout_runs_again_only_with_a_higher_attempt(serve, attach_to):
     agent = talker()
     trainer = await attach_to(reply, await serve(agent))
     await within(trainer.rollout(rollout_id="r1", messages=[USER]))
@@ -243,7 +244,7 @@ async def test_a_higher_attempt_takes_the_place_of_a_lower_one(serve, attach_to)
     await until(lambda: server.engine.capacity().undelivered == 0)
 
 
-async def test_a_request_that_is_too_large_is_refused_and_harms_nobody(serve, attach_to):
+async def test_a_request_that_is_too_large_is_refused_and_harms_no_other(serve, attach_to):
     trainer = await attach_to(reply, await serve(talker()))
     huge = [{"role": "user", "content": "x" * (65 * 1024 * 1024)}]
     with pytest.raises(InvalidArgument, match="messages: the request has"):
@@ -256,8 +257,9 @@ async def test_without_delta_every_chat_has_its_whole_history(serve, attach_to):
     trainer = await attach_to(reply, server, delta=False)
     completion = await within(trainer.rollout(rollout_id="r", messages=[USER], metadata={"turns": 3}))
     assert completion.samples["main"].trainable
-    (attachment,) = server.attachments._open()
-    assert attachment._delta is False
+    (link,) = trainer.scheduler.servers
+    (hello,) = (frame.hello for frame in services_pb2.AttachRequest.FromString(link.greeting(1)).frames)
+    assert hello.history == rollout_pb2.HISTORY_FORM_FULL
 
 
 @pytest.mark.parametrize("option", ["lost_after", "max_open_chats", "ttl"])
@@ -295,11 +297,11 @@ async def test_what_was_cancelled_is_not_run_again_when_its_server_forgets_it(se
     trainer = await attach_to(policy, await serve(talker()))
     running = start(trainer.rollout(rollout_id="r"))
     await until(lambda: asked == [1])
-    (rollout,) = trainer._scheduler.rollouts.values()
-    rollout.server._stream = None  # nothing goes out any more
+    (rollout,) = trainer.scheduler.rollouts.values()
+    rollout.server.stream = None  # no frame is sent any more
     cancelling = asyncio.ensure_future(trainer.cancel("r"))
     await asyncio.sleep(0)
-    trainer._scheduler.restart(rollout, "the server has forgotten it")
+    trainer.scheduler.restart(rollout, "the server has forgotten it")
     completion = await running
     assert (completion.status, completion.attempt) == (CANCELLED, 1)
     assert asked == [1]

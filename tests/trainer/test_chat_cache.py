@@ -9,6 +9,7 @@ import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.engine.journal_port import RolloutFilter
 from osmosis_grpc.errors import CallError, UnknownChat
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import callbacks
@@ -72,7 +73,7 @@ async def run(request, serve, train):
         await client.init(rollout_id="r", messages=[USER], callback=trainer.callback())
         whole = await trainer.completion("r", PATIENCE)
         told = [event async for event in client.events("r")]
-    async for record in server.engine.context.table.after(0, "", 1):
+    async for record in server.engine.context.table.after(0, "", 1, RolloutFilter()):
         own = record.delivery.completion
     return whole, own, told
 
@@ -118,7 +119,7 @@ def alike(completion, *, chats=True):
     return replace(completion, begins=None, samples=samples, metrics=RolloutMetrics())
 
 
-async def test_what_is_referred_to_is_put_back(run):
+async def test_references_are_resolved(run):
     whole, own, told = run
     short = referring(own)
     assert short.begins is not None
@@ -141,7 +142,7 @@ async def test_what_is_referred_to_is_put_back(run):
     assert book.complete(replace(short, result_id="another"), 0.0) == ("CONFLICT", None)
 
 
-async def test_what_is_not_known_is_read_from_the_events(run):
+async def test_unknown_chats_are_read_from_the_events(run):
     whole, own, told = run
     short = referring(own)
     named = [(a.sample, a.number) for a, _ in asked_of(told)]
@@ -155,7 +156,7 @@ async def test_what_is_not_known_is_read_from_the_events(run):
         assert alike(book.complete(short, 0.0)[1]) == alike(whole)
 
 
-async def test_what_is_not_known_and_not_read_is_not_trained_on(run):
+async def test_a_sample_with_unknown_chats_is_not_trainable(run):
     _, own, _ = run
     book = ChatCache(reply)
     short = referring(own)
@@ -167,7 +168,7 @@ async def test_what_is_not_known_and_not_read_is_not_trained_on(run):
         assert not (sample.trainable and any(segment.referred for segment in sample.segments)), "there are no tokens"
 
 
-async def test_restoring_what_is_known_changes_nothing(run):
+async def test_restoring_known_chats_changes_nothing(run):
     whole, own, told = run
     book = filled_book(told)
     book.rollout("r", 1, 0.0).restore(told)
@@ -246,10 +247,10 @@ async def test_chats_at_the_same_time_are_assembled_in_their_order(order, unhear
                 await asyncio.wait_for(asyncio.shield(chat.done), PATIENCE)
         for number in numbers[1:]:
             replies.setdefault(number, asyncio.Event()).set()
-            kept = book.rollout("r", 1, 0.0)._samples["main"].asked[number]
+            kept = book.rollout("r", 1, 0.0).samples["main"].asked[number]
             await asyncio.wait_for(asyncio.shield(kept.done), PATIENCE)
         replies.clear()
-    held = server.rollout("r", 1, 0.0)._samples["main"].assembler.segments()
+    held = server.rollout("r", 1, 0.0).samples["main"].assembler.segments()
     assert [segment.chats for segment in held] == [(1, order[0]), (order[1],), (order[2],)]
     done = Completion(
         rollout_id="r",
@@ -266,7 +267,7 @@ async def test_chats_at_the_same_time_are_assembled_in_their_order(order, unhear
 # Prompts told in either form
 
 
-async def test_a_prompt_may_be_told_as_a_prefix_and_what_follows():
+async def test_a_prompt_may_be_given_as_a_prefix_and_the_rest():
     def policy(request):
         made = answer(request, "yes")
         prefix = 0 if request.known_ids is None else {2: len(request.known_ids), 3: 5}.get(request.number, 0)
@@ -285,11 +286,11 @@ async def test_a_prompt_may_be_told_as_a_prefix_and_what_follows():
         for continues in (0, *range(1, number)):
             replies = [each.reply(continues) for each in asked]
             for told in replies:
-                tokens = books[0].rollout("r", 1, 0.0)._samples["main"].assembler.tokens(continues)
+                tokens = books[0].rollout("r", 1, 0.0).samples["main"].assembler.tokens(continues)
                 again = np.concatenate([tokens[: told.prompt_prefix], told.prompt_ids])
                 assert np.array_equal(again, other.prompt())
                 assert continues or not told.prompt_prefix
-    held = [book.rollout("r", 1, 0.0)._samples["main"].assembler.segments() for book in books]
+    held = [book.rollout("r", 1, 0.0).samples["main"].assembler.segments() for book in books]
     assert held[0] == held[1]
 
 
@@ -337,7 +338,7 @@ async def test_a_callback_with_deltas(serve, train, monkeypatch):
         assert alike(other) == alike(first)
 
 
-async def test_a_delta_on_what_is_not_answered_is_unknown():
+async def test_a_delta_on_an_unanswered_chat_is_unknown():
     pending = asyncio.get_running_loop().create_future()
     book = ChatCache(lambda request: pending if request.number == 1 else reply(request))
     ask(book, 1, SAME)
@@ -353,3 +354,21 @@ async def test_a_delta_on_what_is_not_answered_is_unknown():
     full = [*SAME, {"role": "assistant", "content": "main 1"}, USER]
     assert ask(book, 3, full) is known, "told in full it is the same chat"
     book.close()
+
+
+class Unreadable:
+    """A reply whose type cannot be asked for."""
+
+    @property
+    def __class__(self):
+        raise RuntimeError("no type")
+
+
+async def test_a_chat_whose_policy_call_could_not_begin_is_sampled_when_it_comes_again():
+    replies = [Unreadable()]
+    cache = ChatCache(lambda request: replies.pop() if replies else reply(request))
+    question = ChatRequest(rollout_id="r", number=1, messages=[USER])
+    with pytest.raises(RuntimeError, match="no type"):
+        cache.chat(question, 0.0)
+    chat = cache.chat(question, 0.0)
+    assert chat.reply().message == reply(question).message

@@ -2,15 +2,19 @@
 
 import asyncio
 
+import grpc
 import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.errors import AlreadyExists, DeadlineExceeded, InvalidArgument, NotFound, Unavailable
 from osmosis_grpc.policies import EchoPolicy, ToolCallingMock
 from osmosis_grpc.testing.calculator import CalculatorAgent
-from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from osmosis_grpc.trainer import RolloutClient
 from osmosis_grpc.types import CompletionStatus, Group, RolloutState, events
+from tests.callback_trainer import CallbackTrainer
+from tests.waiting import ended, until
 
 QUESTION = [{"role": "user", "content": "What is (2 + 3) * 4?"}]
 
@@ -48,7 +52,7 @@ async def test_init_wait_events(pair):
             rollout_id="r", agent_loop="calculator", messages=QUESTION, label="20", callback=trainer.callback()
         )
     ).created
-    waited = await client.wait("r")
+    waited = await ended(client, "r")
     received = await trainer.completion("r")
     assert waited.status is received.status is CompletionStatus.COMPLETED
     assert waited.reward == received.reward == 1.0
@@ -61,27 +65,15 @@ async def test_init_wait_events(pair):
     assert [event.number async for event in client.events("r", after=4)] == list(range(5, len(seen) + 1))
 
 
-async def test_all_waits_share_one_stream(pair):
-    client, trainer = pair
-    streams = []
-    original = client._stub.StreamEvents
-    client._stub.StreamEvents = lambda request, **more: streams.append(request) or original(request, **more)
-    for i in range(20):
-        await client.init(rollout_id=f"r{i}", agent_loop="calculator", messages=QUESTION, callback=trainer.callback())
-    done = await asyncio.gather(*(client.wait(f"r{i}") for i in range(20)))
-    assert {completion.status for completion in done} == {CompletionStatus.COMPLETED}
-    assert len(streams) == 1
-
-
-async def test_wait_of_an_unknown_rollout(pair):
+async def test_events_of_an_unknown_rollout(pair):
     with pytest.raises(NotFound):
-        await pair[0].wait("nobody")
+        await anext(pair[0].events("nobody"))
 
 
-async def test_wait_without_a_server():
+async def test_events_without_a_server():
     async with RolloutClient("127.0.0.1:1", timeout=1, lost_after=0.5) as client:
         with pytest.raises((Unavailable, DeadlineExceeded)):
-            await asyncio.wait_for(client.wait("r"), 30)
+            await asyncio.wait_for(anext(client.events("r")), 30)
 
 
 async def test_cancel_get_and_list(pair):
@@ -97,7 +89,7 @@ async def test_cancel_get_and_list(pair):
     rows = await client.cancel(group_id="g")
     assert {row.rollout_id for row in rows} >= {"s1", "s2"}
     for i in range(3):
-        completion = await asyncio.wait_for(client.wait(f"s{i}"), 10)
+        completion = await asyncio.wait_for(ended(client, f"s{i}"), 10)
         assert completion.status is CompletionStatus.CANCELLED
         assert completion.failure is None
     (row,) = await client.cancel("s0")
@@ -128,27 +120,28 @@ async def test_a_stream_that_is_left_leaves_nothing_behind(pair):
     client, trainer = pair
     await client.init(rollout_id="s", agent_loop="sleeper", callback=trainer.callback())
     record = client.server.engine.rollouts.get("", "s")
-    stream = client._stub.StreamEvents(control_pb2.StreamEventsRequest(rollout_id="s"))
-    everything = client._stub.StreamEvents(control_pb2.StreamEventsRequest())
-    await stream.read()
-    await everything.read()
-    assert len(record.trail.waiters) == len(client.server.engine.log._waiters) == 1
-    stream.cancel()
-    everything.cancel()
-    async with asyncio.timeout(10):
-        while record.trail.waiters or client.server.engine.log._waiters:
-            await asyncio.sleep(0.01)
+    log = client.server.engine.log
+    async with grpc.aio.insecure_channel(client.target) as channel:
+        stub = RolloutServiceStub(channel)
+        stream = stub.StreamEvents(control_pb2.StreamEventsRequest(rollout_id="s"))
+        everything = stub.StreamEvents(control_pb2.StreamEventsRequest())
+        await stream.read()
+        await everything.read()
+        assert len(record.trail.waiters) == len(log.waiters) == 1
+        stream.cancel()
+        everything.cancel()
+        await until(lambda: not record.trail.waiters and not log.waiters)
 
 
 async def test_signs_of_life(pair):
     client, trainer = pair
     await client.init(rollout_id="s", agent_loop="sleeper", callback=trainer.callback())
-    stream = client._stub.StreamEvents(control_pb2.StreamEventsRequest(rollout_id="s", after=2))
-    response = await stream.read()
+    async with grpc.aio.insecure_channel(client.target) as channel:
+        stream = RolloutServiceStub(channel).StreamEvents(control_pb2.StreamEventsRequest(rollout_id="s", after=2))
+        response = await stream.read()
     assert not response.HasField("event")
     assert response.idle.last_number == 2
     assert response.idle.activity.description == "agent"
-    stream.cancel()
 
 
 async def test_messages_are_checked_before_they_travel(pair):
@@ -164,7 +157,7 @@ async def test_messages_are_checked_before_they_travel(pair):
     with pytest.raises(ValueError, match="HOST:PORT"):
         RolloutClient("http://127.0.0.1:50051")
     with pytest.raises(RuntimeError, match="async with"):
-        TrainerServer(EchoPolicy()).callback()
+        CallbackTrainer(EchoPolicy()).callback()
     with pytest.raises(TypeError, match="no field colour"):
         await client.init(rollout_id="x", colour="red")
 
@@ -191,14 +184,12 @@ async def test_a_trainer_that_comes_back_elsewhere_is_found_by_an_equal_init(ser
 async def test_a_completion_waits_for_its_trainer(serve, train, stack):
     server = await serve(outbox_delay=(0.05, 0.1))
     client = await stack.enter_async_context(RolloutClient(server.address))
-    trainer = await train(EchoPolicy(), tokens="the same in both")
-    port = trainer.port
-    await client.init(rollout_id="r", messages=QUESTION, callback=trainer.callback())
-    assert [event async for event in client.events("r")], "to its end: it is delivered"
-    await trainer._server.stop(None)
+    async with CallbackTrainer(EchoPolicy(), tokens="the same in both") as trainer:
+        await client.init(rollout_id="r", messages=QUESTION, callback=trainer.callback())
+        assert [event async for event in client.events("r")], "to its end: it is delivered"
     await client.init(rollout_id="c", messages=QUESTION, callback=trainer.callback())
     await client.cancel("c")
-    assert (await client.wait("c")).status is CompletionStatus.CANCELLED
+    assert (await ended(client, "c")).status is CompletionStatus.CANCELLED
     assert [row.rollout_id async for row in client.rollouts(undelivered=True)] == ["c"]
-    again = await train(EchoPolicy(), port=port, tokens="the same in both")
+    again = await train(EchoPolicy(), port=trainer.port, tokens="the same in both")
     assert (await asyncio.wait_for(again.completion("c"), 30)).status is CompletionStatus.CANCELLED

@@ -1,4 +1,4 @@
-"""The end of a trainer: who is told, and what it leaves to its successor."""
+"""The end of a trainer: its waiting calls raise, and the next process continues its rollouts."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ def start(awaitable, patience=PATIENCE):
     return asyncio.ensure_future(within(awaitable, patience))
 
 
-async def test_closing_a_trainer_tells_those_who_wait(serve):
+async def test_closing_a_trainer_raises_unavailable_from_every_waiting_call(serve):
     agent = talker()
     agent.gate("r1")
     async with attached(reply, await serve(agent, max_concurrent=1, max_queued=0)) as trainer:
@@ -71,7 +71,7 @@ async def test_a_closed_trainer_takes_nothing(serve):
         await within(trainer.rollout(rollout_id="r1"), SOON)
 
 
-async def test_no_server_is_told_to_whoever_waits():
+async def test_every_waiting_call_raises_unavailable_without_a_server():
     async with Trainer(["127.0.0.1:1"], reply, config=TrainerConfig(lost_after=0.2)) as trainer:
         with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
             await within(trainer.rollout(rollout_id="r1"))
@@ -79,7 +79,7 @@ async def test_no_server_is_told_to_whoever_waits():
             await trainer.rollout(rollout_id="r2")
 
 
-async def test_a_trainers_successor_goes_on_with_what_runs(serve):
+async def test_the_next_process_continues_the_running_rollouts(serve):
     """It asks for the same rollout; the chat that was open is asked there, the others are read from the events."""
     sampled, held = [], asyncio.Event()
 

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from osmosis_grpc.errors import MissingExtraError
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.trainer import RolloutClient, SyncTrainer, TrainerServer
+from osmosis_grpc.trainer import SyncTrainer, Trainer
 from osmosis_grpc.trainer.metrics import Metrics
 from osmosis_grpc.types import Completion, CompletionStatus, Failure
 from tests.observability.agents import PATIENCE, Mixed, policy, request, run_all
@@ -108,10 +108,9 @@ def test_o3_reasons_that_agents_make_up_are_one():
 
 async def test_o2_a_trainer_of_callbacks_has_them_too(serve):
     server = await serve(Mixed())
-    async with TrainerServer(policy) as trainer, RolloutClient(server.address) as client:
+    async with Trainer([server.address], policy, transport="callback") as trainer:
         for name in ("ok-1", "ok-2", "raises-1"):
-            await client.init(request(name, label="1"), callback=trainer.callback())
-            await asyncio.wait_for(trainer.completion(name), PATIENCE)
+            await asyncio.wait_for(trainer.rollout(request(name, label="1")), PATIENCE)
         page, values = registered(trainer.collector()), trainer.metrics()
     assert page.value(NAME("rollouts_total"), status="COMPLETED", evaluation="false") == 2
     assert page.value(NAME("failures_total"), boundary="agent", reason="AGENT_EXCEPTION", evaluation="false") == 1

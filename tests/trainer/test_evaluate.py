@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 
 from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.testing.raw import RawAgentServer
+from osmosis_grpc.testing.raw.server_frames import referring
 from osmosis_grpc.trainer import Evaluation, RolloutClient, RolloutRequest, Trainer, advantages, pad
 from osmosis_grpc.types import CompletionStatus
 from tests.trainer.conftest import PATIENCE, USER, Talker, reply
 from tests.trainer.deployment import QUESTION
-from tests.trainer.raw_agent_server import RawAgentServer, referring
-from tests.waiting import until
+from tests.waiting import ended, until
 
 COMPLETED, FAILED = CompletionStatus.COMPLETED, CompletionStatus.FAILED
 
@@ -93,7 +94,7 @@ async def test_u08_the_agent_and_the_server_know(serve, attach_to, stack):
     await trainer.evaluate(requests(1.0))
     assert agent.evaluations == ["e0"]
     client = await stack.enter_async_context(RolloutClient(server.address))
-    assert (await client.wait("e0")).evaluation
+    assert (await ended(client, "e0")).evaluation
 
 
 async def test_u08_with_callbacks(serve, train, stack):

@@ -159,7 +159,7 @@ async def test_u01_two_members_are_needed(serve, attach_to):
     assert trainer.group_counts == GroupCounts(dropped=1)
 
 
-async def test_u01_what_is_refused_for_good_is_not_tried_again(serve, attach_to, caplog):
+async def test_u01_a_rollout_refused_for_good_is_not_retried(serve, attach_to, caplog):
     trainer = await attach_to(reply, await serve(fallible()))
     mixed = [*requests(1, "bad", agent_loop="nobody"), *requests(1)]
     assert [group.id for group in await collect(trainer.groups(mixed, 3, retries=5))] == ["g0"]
@@ -167,7 +167,7 @@ async def test_u01_what_is_refused_for_good_is_not_tried_again(serve, attach_to,
     assert "nobody" in caplog.text
 
 
-async def test_u01_an_id_that_is_over_is_an_error(serve, attach_to):
+async def test_u01_an_id_that_has_run_is_an_error(serve, attach_to):
     trainer = await attach_to(reply, await serve(fallible()))
     assert len(await collect(trainer.groups(requests(1), 2))) == 1
     with pytest.raises(AlreadyExists, match="rollout g0-0 attempt 1 is over; raise `attempt`"):
@@ -176,7 +176,7 @@ async def test_u01_an_id_that_is_over_is_an_error(serve, attach_to):
     await until(lambda: trainer.servers[0].open == 0)
 
 
-async def test_u01_an_id_whose_retry_is_over_is_an_error(serve, attach_to):
+async def test_u01_an_id_whose_retry_has_run_is_an_error(serve, attach_to):
     trainer = await attach_to(reply, await serve(fallible()))
     assert len(await collect(trainer.groups(failing(m0=(1,)), 2))) == 1
     with pytest.raises(Aborted, match="rollout g0-0 is at attempt 2; use a new id, or attempt=3"):
@@ -205,7 +205,7 @@ async def test_u01_a_cancelled_group_is_dropped_and_not_tried_again(serve, attac
     assert trainer.group_counts == GroupCounts(yielded=1, dropped=1)
 
 
-async def test_u01_leaving_the_loop_cancels_what_is_not_over(serve, attach_to):
+async def test_u01_leaving_the_loop_cancels_unfinished_rollouts(serve, attach_to):
     agent = fallible()
     agent.gate(*(f"g{n}-1" for n in range(1, 6)))
     server = await serve(agent, max_concurrent=4)
@@ -219,7 +219,7 @@ async def test_u01_leaving_the_loop_cancels_what_is_not_over(serve, attach_to):
     assert sum(agent.running.values()) == 0
 
 
-async def test_u01_cancelling_the_task_cancels_what_is_not_over(serve, attach_to):
+async def test_u01_cancelling_the_task_cancels_unfinished_rollouts(serve, attach_to):
     agent = fallible()
     agent.gate("g0-1")
     trainer = await attach_to(reply, await serve(agent))
@@ -232,7 +232,7 @@ async def test_u01_cancelling_the_task_cancels_what_is_not_over(serve, attach_to
     assert sum(agent.running.values()) == 0
 
 
-async def test_u01_requests_wait_while_nobody_takes_a_group(serve, attach_to):
+async def test_u01_requests_wait_until_a_group_is_taken(serve, attach_to):
     """Memory is bounded: what is finished and not taken counts as in flight."""
     agent, pulled = fallible(), []
 
@@ -280,7 +280,7 @@ async def test_u01_two_requests_of_one_id_are_refused(serve, attach_to):
     [
         ({"group_size": 1}, "group_size: 1 is less than 2"),
         ({"retries": -1}, "retries: -1"),
-        ({"on_failure": "ignore"}, "on_failure: 'ignore' is none of drop_group, drop_member"),
+        ({"on_failure": "ignore"}, "on_failure: 'ignore' is not one of drop_group, drop_member"),
         ({"max_in_flight": 0}, "max_in_flight"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 
 from osmosis_grpc.errors import AlreadyExists
 from osmosis_grpc.server import attachment as server_attachment
-from osmosis_grpc.trainer import Trainer, TrainerConfig, TrainerServer
+from osmosis_grpc.trainer import Trainer, TrainerConfig
 from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.trainer.transports.attach import link as trainer_attachment
 from osmosis_grpc.types import CompletionStatus
@@ -58,7 +58,7 @@ async def test_h02_a_server_dials_again_after_a_mistake_in_a_frame_handler(serve
     assert "a mistake on purpose" in caplog.text
 
 
-async def test_h07_a_trainer_forgets_what_is_old_also_after_a_sweep_that_failed(serve, mistake, caplog):
+async def test_h07_a_trainer_forgets_old_rollouts_after_a_failed_sweep_too(serve, mistake, caplog):
     server = await serve(talker())
     calls = mistake(ChatCache, "sweep")
     async with Trainer([server.address], reply, config=TrainerConfig(ttl=0.1)) as trainer:
@@ -70,12 +70,12 @@ async def test_h07_a_trainer_forgets_what_is_old_also_after_a_sweep_that_failed(
                     await trainer.rollout(rollout_id="r")
                     break
                 except AlreadyExists:
-                    await asyncio.sleep(0.5)
+                    await asyncio.sleep(0.5)  # more than the ttl
     assert "a mistake on purpose" in caplog.text
 
 
 async def test_h07_a_callback_trainer_sweeps_again_after_a_sweep_that_failed(mistake, caplog):
     calls = mistake(ChatCache, "sweep")
-    async with TrainerServer(reply, ttl=0.1):
+    async with Trainer([], reply, transport="callback", config=TrainerConfig(ttl=0.1)):
         await until(lambda: len(calls) >= 3)
     assert "a mistake on purpose" in caplog.text

@@ -2,11 +2,11 @@
 
 import asyncio
 import copy
-import os
 import pickle
 import shutil
 import sqlite3
 import threading
+import time
 from contextlib import aclosing, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +15,13 @@ import pytest
 
 from osmosis_grpc.errors import AlreadyExists, LedgerError, Unavailable
 from osmosis_grpc.server import AgentServer
-from osmosis_grpc.storage.ledger.ledger import Ledger
+from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.storage.ledger.schema import LEDGER
-from osmosis_grpc.trainer import RolloutClient, RolloutRequest, Trainer, TrainerConfig, TrainerServer
+from osmosis_grpc.trainer import Credentials, RolloutClient, RolloutRequest, ServerSecurity, Trainer, TrainerConfig
 from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.types import ChatRequest, CompletionStatus
+from tests.attach.cutting_proxy import CuttingProxy
 from tests.damaged import signed
-from tests.processes import run
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
 from tests.waiting import until
 
@@ -54,76 +54,12 @@ async def collect(completions):
 # The file.
 
 
-async def test_a_second_process_is_refused_with_the_pid_of_the_first(tmp_path):
-    ledger = await Ledger.open(tmp_path / "ledger", 60.0)
-    try:
-        other = "import asyncio, sys; from osmosis_grpc.trainer import Trainer\n"
-        other += "async def main():\n    async with Trainer([], print, ledger=sys.argv[1]): pass\nasyncio.run(main())"
-        told = await asyncio.to_thread(run, "-c", other, str(tmp_path / "ledger"))
-        assert told.returncode == 1
-        assert f"{tmp_path / 'ledger'} is in use by process {os.getpid()}: end that one, or name" in (told.stderr)
-        with pytest.raises(LedgerError, match=rf"process {os.getpid()} \(this one\)"):
-            await Ledger.open(tmp_path / "ledger", 60.0)
-    finally:
-        await ledger.close()
-    await (await Ledger.open(tmp_path / "ledger", 60.0)).close()
-
-
-async def test_a_forked_child_does_not_hold_the_ledger(tmp_path):
-    ledger = await Ledger.open(tmp_path / "ledger", 60.0)
-    waits, wakes = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(wakes)
-        os.read(waits, 1)
-        os._exit(0)
-    try:
-        await ledger.close()
-        await (await Ledger.open(tmp_path / "ledger", 60.0)).close()
-    finally:
-        os.close(wakes)
-        os.close(waits)
-        os.waitpid(child, 0)
-
-
-async def test_what_is_no_ledger_is_refused_and_not_touched(tmp_path):
-    (tmp_path / "text").write_text("not a database at all, but long enough to be looked at" * 100)
-    with closing(sqlite3.connect(tmp_path / "other")) as connection:
-        connection.execute("CREATE TABLE mine (x)")
-    with pytest.raises(LedgerError, match="is a database of another program: use another file"):
-        await Ledger.open(tmp_path / "other", 60.0)
-    with pytest.raises(LedgerError, match="cannot be used as a ledger: file is not a database"):
-        await Ledger.open(tmp_path / "text", 60.0)
-    with pytest.raises(LedgerError, match="is a folder: name a file"):
-        await Ledger.open(tmp_path, 60.0)
-    assert rows(tmp_path / "other", "SELECT name FROM sqlite_schema") == [("mine",)]
-
-
-@pytest.mark.parametrize(("version", "age"), [(1, "an older"), (99, "a newer")])
-async def test_x09_a_ledger_of_another_version_is_refused_by_name(tmp_path, version, age):
-    path = tmp_path / "ledger"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE TABLE chat (rollout_id TEXT)")
-        application = 0x6F734C31 if version == 1 else LEDGER.application_id(version)
-        connection.execute(f"PRAGMA application_id = {application}")
-        connection.execute(f"PRAGMA user_version = {version}")
-    before = path.read_bytes()
-    with pytest.raises(LedgerError) as refused:
-        await Ledger.open(path, 60.0)
-    told = (
-        f"{path} was written by {age} version (schema {version}, this one reads 3): move it away, or use another file"
-    )
-    assert str(refused.value) == told
-    assert path.read_bytes() == before
-
-
 async def test_only_its_owner_may_read_it_and_no_secret_is_in_it(serve, tmp_path):
     server, path = await serve(talker()), tmp_path / "deep" / "ledger"
     secret = "hush-hush-credential"
-    async with TrainerServer(reply, ledger=path, tokens=secret) as trainer, RolloutClient(server.address) as client:
-        callback = trainer.callback(credential=secret, state=b"hush-hush-state")
-        await client.init(rollout_id="r", messages=[USER], callback=callback)
-        completion = await trainer.completion("r", PATIENCE)
+    secrets = {"credentials": Credentials(token=secret), "security": ServerSecurity(secret)}
+    async with Trainer([server.address], reply, transport="callback", ledger=path, **secrets) as trainer:
+        completion = await trainer.rollout(rollout_id="r", messages=[USER])
         assert completion.status is COMPLETED
         files = [file for file in path.parent.iterdir() if file.suffix != ".lock"]
         assert {oct(file.stat().st_mode & 0o777) for file in files} == {"0o600"}
@@ -133,14 +69,18 @@ async def test_only_its_owner_may_read_it_and_no_secret_is_in_it(serve, tmp_path
 # An application and its trainer, started again.
 
 
-async def test_what_is_not_confirmed_is_yielded_again_as_it_was(serve, tmp_path):
+BOTH = pytest.mark.parametrize("transport", ["attach", "callback"])
+
+
+@BOTH
+async def test_an_unconfirmed_completion_is_yielded_again_unchanged(serve, tmp_path, transport):
     server, path, asked = await serve(talker()), tmp_path / "ledger", []
-    async with Trainer([server.address], reply, ledger=path) as trainer:
+    async with Trainer([server.address], reply, transport=transport, ledger=path) as trainer:
         first = await collect(trainer.run(requests(4, metadata={"turns": 3})))
         await first[0].confirm()
         await first[0].confirm()
     sampled = lambda request: asked.append(request) or reply(request)  # noqa: E731
-    async with Trainer([server.address], sampled, ledger=path) as trainer:
+    async with Trainer([server.address], sampled, transport=transport, ledger=path) as trainer:
         left = {request.rollout_id: request for request in requests(4, metadata={"turns": 3})}
         with pytest.raises(AlreadyExists, match="is over"):
             await trainer.rollout(left.pop(first[0].rollout_id))
@@ -150,7 +90,7 @@ async def test_what_is_not_confirmed_is_yielded_again_as_it_was(serve, tmp_path)
             await completion.confirm()
         assert await collect(trainer.unconfirmed()) == []
     assert asked == []
-    async with Trainer([server.address], reply, ledger=path) as trainer:
+    async with Trainer([server.address], reply, transport=transport, ledger=path) as trainer:
         assert await collect(trainer.unconfirmed()) == []
     assert rows(path, "SELECT count(*) FROM chat") == [(0,)], "the chats of what is confirmed are deleted"
     assert rows(path, "SELECT count(*) FROM rollout") == [(0,)]
@@ -159,7 +99,7 @@ async def test_what_is_not_confirmed_is_yielded_again_as_it_was(serve, tmp_path)
     assert kept == [(f"r{n}", 1, results[f"r{n}"]) for n in range(4)]
 
 
-async def test_another_request_under_an_id_that_is_held_is_refused(serve, tmp_path):
+async def test_another_request_with_the_id_of_an_unconfirmed_completion_is_refused(serve, tmp_path):
     server, path = await serve(talker()), tmp_path / "ledger"
     async with Trainer([server.address], reply, ledger=path) as trainer:
         await trainer.rollout(rollout_id="r", messages=[USER])
@@ -187,11 +127,11 @@ async def test_rollouts_that_run_are_joined_over_a_kill_with_the_same_attachment
     async with Trainer([server.address], halting, ledger=path) as trainer:
         running = asyncio.create_task(collect(trainer.run(requests(3, metadata={"turns": 2}))))
         await until(lambda: len(asked) == 3 and sum(agent.running.values()) == 3)
-        await until(lambda: len(trainer._scheduler.cache._rollouts["r0"]._samples["main"].asked) == 2)
-        ids = [s.attachment_id for s in trainer._scheduler.servers]
+        await until(lambda: len(trainer.scheduler.cache.rollout("r0", 1, time.monotonic()).samples["main"].asked) == 2)
+        ids = [s.attachment_id for s in trainer.scheduler.servers]
         left = copied(path)
         async with Trainer([server.address], halting, ledger=left) as other:
-            assert [s.attachment_id for s in other._scheduler.servers] == ids
+            assert [s.attachment_id for s in other.scheduler.servers] == ids
             gate.set()
             got = await collect(other.run(requests(3, metadata={"turns": 2})) if ask == "run" else other.unconfirmed())
             assert sorted(completion.rollout_id for completion in got) == ["r0", "r1", "r2"]
@@ -224,8 +164,8 @@ async def test_a_server_that_has_forgotten_starts_them_with_a_higher_attempt(ser
     async with Trainer([(await serve(agent)).address], reply, ledger=path) as trainer:
         running = asyncio.create_task(collect(trainer.run(requests(1))))
         await until(lambda: agent.running["r0"])
-        await until(lambda: trainer._scheduler.rollouts["r0"].opened)
-        await asyncio.sleep(0.05)
+        await until(lambda: trainer.scheduler.rollouts["r0"].opened)
+        await trainer.scheduler.ledger.written()
         left = copied(path)
         running.cancel()
     with closing(sqlite3.connect(left)) as connection, connection:
@@ -254,7 +194,7 @@ async def test_a_target_that_is_no_longer_named_is_left_at_once(serve, tmp_path)
         assert (completion.status, completion.attempt) == (COMPLETED, 2)
 
 
-async def test_no_server_after_the_start_is_told_to_whoever_waits(serve, tmp_path):
+async def test_every_waiting_call_raises_unavailable_without_a_server_after_the_start(serve, tmp_path):
     agent, path = talker(), tmp_path / "ledger"
     agent.gate("r0")
     server = await serve(agent)
@@ -272,7 +212,7 @@ async def test_no_server_after_the_start_is_told_to_whoever_waits(serve, tmp_pat
             await trainer.rollout(requests(1)[0])
 
 
-async def test_what_was_given_up_waits_for_no_confirmation(serve, tmp_path):
+async def test_an_abandoned_rollout_needs_no_confirmation(serve, tmp_path):
     agent, path = talker(), tmp_path / "ledger"
     agent.gate("r0")
     server = await serve(agent)
@@ -280,30 +220,28 @@ async def test_what_was_given_up_waits_for_no_confirmation(serve, tmp_path):
         waiting = asyncio.create_task(trainer.rollout(requests(1)[0]))
         await until(lambda: agent.running["r0"])
         waiting.cancel()
-        await until(lambda: "r0" not in trainer._scheduler.rollouts)
+        await until(lambda: "r0" not in trainer.scheduler.rollouts)
     assert rows(path, "SELECT rollout_id FROM confirmed") == [("r0",)]
     async with Trainer([server.address], reply, ledger=path) as trainer:
         assert await collect(trainer.unconfirmed()) == []
 
 
-async def test_an_agent_server_that_dials_out_is_known_by_its_journal(serve, stack, tmp_path):
+async def test_an_agent_server_that_dials_out_is_known_by_its_journal(stack, tmp_path):
     agent, path = talker(), tmp_path / "ledger"
     agent.gate("r0")
-    async with Trainer([], reply, listen="127.0.0.1:0", ledger=path) as trainer:
-        await stack.enter_async_context(AgentServer([agent], port=0, connect=[trainer.address]))
-        address = trainer.address
+    async with Trainer([], reply, listen="127.0.0.1:0", ledger=path) as trainer, CuttingProxy(trainer.address) as proxy:
+        await stack.enter_async_context(AgentServer([agent], port=0, connect=[proxy.address]))
         running = asyncio.create_task(collect(trainer.run(requests(1))))
         await until(lambda: agent.running["r0"])
-        await until(lambda: trainer._scheduler.rollouts["r0"].opened)
-        await asyncio.sleep(0.05)
-        ids = [s.attachment_id for s in trainer._scheduler.servers]
+        await until(lambda: trainer.scheduler.rollouts["r0"].opened)
+        await trainer.scheduler.ledger.written()
+        ids = [s.attachment_id for s in trainer.scheduler.servers]
         left = copied(path)
-        running.cancel()
-        next(iter(trainer._scheduler.servers))._stream.end(Unavailable("as if killed"))
-        agent.gates["r0"].clear()
-        await trainer._transport._server.stop(0)
-        async with Trainer([], reply, listen=address, ledger=left) as other:
-            assert [s.attachment_id for s in other._scheduler.servers] == ids
+        async with Trainer([], reply, listen="127.0.0.1:0", ledger=left) as other:
+            proxy.target = other.address
+            proxy.cut()
+            running.cancel()
+            assert [s.attachment_id for s in other.scheduler.servers] == ids
             task = asyncio.create_task(collect(other.run(requests(1))))
             await until(lambda: other.servers[0].attached)
             agent.release()
@@ -311,64 +249,20 @@ async def test_an_agent_server_that_dials_out_is_known_by_its_journal(serve, sta
             assert completion.attempt == 1
 
 
-async def test_callbacks_what_is_not_confirmed_is_yielded_again(serve, tmp_path):
-    agent, path = talker(), tmp_path / "ledger"
-    server, asked = await serve(agent), []
-    async with TrainerServer(reply, ledger=path) as trainer, RolloutClient(server.address) as client:
-        for request in requests(3):
-            await client.init(request, callback=trainer.callback())
-        first = [await trainer.completion(f"r{n}", PATIENCE) for n in range(3)]
-        assert await trainer.completion("r1", PATIENCE) == first[1], "as long as it is not confirmed"
-        await first[0].confirm()
-        with pytest.raises(TimeoutError):
-            await trainer.completion("r0", 0.05)
-    async with TrainerServer(asked.append, ledger=path) as trainer:
-        assert await trainer.completion("r2", PATIENCE) == first[2]
-        async with aclosing(trainer.completions()) as completions:
-            left = await anext(completions)
-        assert left == first[1]
+@BOTH
+async def test_a_higher_attempt_replaces_an_unconfirmed_completion(serve, tmp_path, transport):
+    server, path = await serve(talker()), tmp_path / "ledger"
+    (request,) = requests(1)
+    for attempt in (1, 2):
+        async with Trainer([server.address], reply, transport=transport, ledger=path) as trainer:
+            completion = await trainer.rollout(replace(request, attempt=attempt))
+            assert completion.attempt == attempt
+    async with Trainer([server.address], reply, transport=transport, ledger=path) as trainer:
+        (left,) = await collect(trainer.unconfirmed())
+        assert left.attempt == 2
         await left.confirm()
-    assert asked == []
-
-
-async def test_callbacks_a_higher_attempt_takes_the_place_of_what_is_not_confirmed(serve, tmp_path):
-    agent, path = talker(), tmp_path / "ledger"
-    server = await serve(agent)
-    async with TrainerServer(reply, ledger=path) as trainer, RolloutClient(server.address) as client:
-        await client.init(requests(1)[0], callback=trainer.callback())
-        await until(lambda: rows(path, "SELECT count(*) FROM rollout WHERE result_id IS NOT NULL") == [(1,)])
-    async with TrainerServer(reply, ledger=path) as trainer, RolloutClient(server.address) as client:
-        await client.init(replace(requests(1)[0], attempt=2), callback=trainer.callback())
-        completion = await trainer.completion("r0", PATIENCE, attempt=2)
-        assert completion.attempt == 2
-        await completion.confirm()
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(anext(trainer.completions()), 0.1)
     assert rows(path, "SELECT attempt FROM confirmed") == [(2,)]
     assert rows(path, "SELECT count(*) FROM chat") == [(0,)]
-
-
-async def test_callbacks_a_full_disk_holds_completions_up(serve, tmp_path):
-    agent, path = talker(), tmp_path / "ledger"
-    agent.gate("r0")
-    server = await serve(agent)
-    async with TrainerServer(long_reply, ledger=path) as trainer, RolloutClient(server.address) as client:
-        await client.init(requests(1)[0], callback=trainer.callback())
-        await until(lambda: agent.running["r0"])
-        fill(trainer._ledger, True)
-        agent.release()
-        with pytest.raises(TimeoutError):
-            await trainer.completion("r0", 0.3)
-        fill(trainer._ledger, False)
-        assert (await trainer.completion("r0", PATIENCE)).status is COMPLETED
-        async with asyncio.timeout(PATIENCE):
-            while [info async for info in client.rollouts(undelivered=True)]:
-                await asyncio.sleep(0.01)
-
-
-def test_a_recorder_and_a_ledger_are_refused_together(tmp_path):
-    with pytest.raises(ValueError, match="a recorder and a ledger"):
-        TrainerServer(reply, recorder=print, ledger=tmp_path / "ledger")
 
 
 async def test_without_a_ledger_confirm_does_nothing(serve):
@@ -389,32 +283,32 @@ async def test_a_receipt_is_copied_and_does_not_travel(serve, tmp_path):
         with pytest.raises(LedgerError, match="in the trainer's process"):
             await replace(completion, receipt=far).confirm()
         await replace(completion, receipt=copy.deepcopy(completion.receipt)).confirm()
-        assert trainer._ledger.unconfirmed == {}
+        assert trainer.scheduler.ledger.unconfirmed == {}
 
 
-async def test_what_was_confirmed_is_forgotten_after_the_ttl(serve, tmp_path):
+async def test_a_confirmed_completion_is_forgotten_after_the_ttl(serve, tmp_path):
     server, path = await serve(talker()), tmp_path / "ledger"
     async with Trainer([server.address], reply, ledger=path) as trainer:
         first = await collect(trainer.run(requests(2)))
         await first[0].confirm()
-    await asyncio.sleep(0.05)
-    await (await Ledger.open(path, 0.01)).close()
+    await asyncio.sleep(0.05)  # more than the ttl
+    await (await SqliteLedger.open(path, 0.01)).close()
     assert rows(path, "SELECT rollout_id FROM rollout") == [(first[1].rollout_id,)]
     assert rows(path, "SELECT rollout_id FROM confirmed") == []
     assert {row[0] for row in rows(path, "SELECT rollout_id FROM chat")} == {first[1].rollout_id}
 
 
-async def test_the_sweep_forgets_what_is_confirmed_and_nothing_else(serve, tmp_path):
+async def test_the_sweep_forgets_confirmed_completions_only(serve, tmp_path):
     server, path = await serve(talker()), tmp_path / "ledger"
     async with Trainer([server.address], reply, ledger=path, config=TrainerConfig(ttl=0.2)) as trainer:
         first = await collect(trainer.run(requests(2)))
         await first[0].confirm()
-        await until(lambda: len(trainer._cache._rollouts) == 1)
+        await until(lambda: not trainer.scheduler.cache.knows(first[0].rollout_id))
         await until(lambda: rows(path, "SELECT count(*) FROM confirmed") == [(0,)])
         assert await trainer.rollout(requests(2)[int(first[1].rollout_id[1:])]) == first[1]
 
 
-async def test_the_room_of_what_was_confirmed_is_used_again(tmp_path, serve):
+async def test_the_file_space_of_confirmed_completions_is_used_again(tmp_path, serve):
     server, path = await serve(talker()), tmp_path / "ledger"
     sizes = []
     async with Trainer([server.address], reply, ledger=path) as trainer:
@@ -432,10 +326,10 @@ async def test_the_room_of_what_was_confirmed_is_used_again(tmp_path, serve):
 
 
 @contextmanager
-def held_up(ledger: Ledger):
+def held_up(ledger: SqliteLedger):
     """Nothing is committed meanwhile."""
     go_on = threading.Event()
-    ledger._writer.read(lambda connection: go_on.wait(PATIENCE), lambda value, error: None)
+    ledger.writer.read(lambda connection: go_on.wait(PATIENCE), lambda value, error: None)
     try:
         yield
     finally:
@@ -457,16 +351,16 @@ async def test_init_reply_and_outcome_wait_for_their_commits(serve, tmp_path):
     path = tmp_path / "ledger"
     async with Trainer([server.address], policy, ledger=path) as trainer, RolloutClient(server.address) as client:
         await until(lambda: trainer.servers[0].attached)
-        with held_up(trainer._ledger):
+        with held_up(trainer.scheduler.ledger):
             running = asyncio.create_task(trainer.rollout(requests(1)[0]))
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # nothing is sent
             assert agent.started == [], "the Init waits"
         await until(lambda: agent.started)
-        await until(lambda: trainer._scheduler.rollouts["r0"].opened)
-        with held_up(trainer._ledger):
+        await until(lambda: trainer.scheduler.rollouts["r0"].opened)
+        with held_up(trainer.scheduler.ledger):
             agent.release()
             await until(lambda: asked)
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # nothing is sent
             assert agent.running["r0"], "the reply waits"
             assert rows(path, "SELECT count(*) FROM chat") == [(0,)]
         await until(lambda: rows(path, "SELECT count(*) FROM chat") == [(1,)])
@@ -474,11 +368,11 @@ async def test_init_reply_and_outcome_wait_for_their_commits(serve, tmp_path):
         assert rows(path, "SELECT result_id FROM rollout") == [(completion.result_id,)]
         agent.gate("r9")
         running = asyncio.create_task(trainer.rollout(rollout_id="r9", messages=[USER], metadata={"turns": 0}))
-        await until(lambda: agent.running["r9"] and trainer._scheduler.rollouts["r9"].opened)
-        with held_up(trainer._ledger):
+        await until(lambda: agent.running["r9"] and trainer.scheduler.rollouts["r9"].opened)
+        with held_up(trainer.scheduler.ledger):
             agent.release("r9")
             await until(lambda: "r9" in agent.ended_ones)
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # nothing is sent
             assert not running.done(), "the completion waits"
             assert [info.rollout_id for info in await undelivered()] == ["r9"]
         assert (await running).status is COMPLETED
@@ -487,14 +381,14 @@ async def test_init_reply_and_outcome_wait_for_their_commits(serve, tmp_path):
 # A disk that is full.
 
 
-def fill(ledger: Ledger, full: bool) -> None:
+def fill(ledger: SqliteLedger, full: bool) -> None:
     """Let the file not grow any more, or grow again: on the ledger's own thread."""
 
     def limit(connection):
         (count,) = connection.execute("PRAGMA page_count").fetchone()
         connection.execute(f"PRAGMA max_page_count = {count if full else 1 << 30}").fetchone()
 
-    ledger._writer.read(limit, lambda value, error: None)
+    ledger.writer.read(limit, lambda value, error: None)
 
 
 LONG = "x" * 100_000
@@ -513,7 +407,7 @@ async def test_a_chat_that_cannot_be_written_is_unavailable_and_never_sampled_ag
         asked.append(request)
         return long_reply(request)
 
-    ledger = await Ledger.open(tmp_path / "ledger", 60.0)
+    ledger = await SqliteLedger.open(tmp_path / "ledger", 60.0)
     try:
         book = ChatCache(policy, ledger)
         fill(ledger, True)
@@ -537,14 +431,16 @@ async def test_a_chat_that_cannot_be_written_is_unavailable_and_never_sampled_ag
     assert "can be written again" in told[1]
 
 
-async def test_a_full_disk_holds_rollouts_up_and_refuses_new_ones(serve, tmp_path):
+@BOTH
+async def test_a_full_disk_holds_rollouts_up_and_refuses_new_ones(serve, tmp_path, transport):
     agent, path = talker(), tmp_path / "ledger"
     agent.gate("r0")
     server = await serve(agent)
-    async with Trainer([server.address], long_reply, ledger=path) as trainer, asyncio.timeout(PATIENCE):
+    options = {"transport": transport, "ledger": path}
+    async with Trainer([server.address], long_reply, **options) as trainer, asyncio.timeout(PATIENCE):
         running = asyncio.create_task(trainer.rollout(requests(1)[0]))
         await until(lambda: agent.running["r0"])
-        fill(trainer._ledger, True)
+        fill(trainer.scheduler.ledger, True)
         agent.release()
         with pytest.raises(LedgerError, match=f"the ledger {path} cannot be written"):
             await trainer.rollout(rollout_id="new", messages=[USER | {"content": LONG}])
@@ -554,40 +450,7 @@ async def test_a_full_disk_holds_rollouts_up_and_refuses_new_ones(serve, tmp_pat
         assert refused.failure.retryable
         assert str(path) in refused.failure.message
         assert not running.done()
-        fill(trainer._ledger, False)
+        fill(trainer.scheduler.ledger, False)
         assert (await running).status is COMPLETED
+        await until(lambda: not server.engine.capacity().undelivered)
         assert (await trainer.rollout(rollout_id="new", messages=[USER])).status is COMPLETED
-
-
-@pytest.mark.slow
-async def test_a_limit_of_the_system_on_the_file_is_survived(tmp_path):
-    """RLIMIT_FSIZE in a process of its own: writing beyond it is EFBIG, as a full disk is ENOSPC."""
-    code = """
-import asyncio, resource, signal, sys
-from osmosis_grpc.storage.ledger.ledger import ChatRow, Ledger
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-
-async def main():
-    ledger = await Ledger.open(sys.argv[1], 60.0)
-    loop = asyncio.get_running_loop()
-    def write(n):
-        done = loop.create_future()
-        chat = ChatRow("r", 1, "main", n, 0, "", b"", bytes(60_000))
-        ledger.chat(chat, lambda _, error: done.set_result(error), enter=n == 1)
-        return done
-    assert await write(1) is None
-    resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, resource.RLIM_INFINITY))
-    errors = [await write(n) for n in range(2, 6)]
-    assert errors[-1] is not None and sys.argv[1] in str(errors[-1]), errors
-    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert await write(9) is None
-    await ledger.close()
-    ledger = await Ledger.open(sys.argv[1], 60.0)
-    (row,) = ledger.take_restored()
-    assert {1, 9} <= {chat.number for chat in row.chats}, row.chats
-    await ledger.close()
-
-asyncio.run(main())
-"""
-    told = await asyncio.to_thread(run, "-c", code, str(tmp_path / "ledger"))
-    assert told.returncode == 0, told.stderr

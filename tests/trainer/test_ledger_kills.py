@@ -16,6 +16,7 @@ from tests.attach.agents import Talker
 from tests.attach.policies import REPLIED, made_of, size_of
 from tests.processes import ROOT
 from tests.trainer.ledger_process import Application, play
+from tests.waiting import is_empty, until
 
 COUNT = 6
 
@@ -64,9 +65,8 @@ async def killed_and_again(
     assert await trainer(way, server.address, ledger, "k", armed, count) == -signal.SIGKILL
     kept, before = committed(ledger), len(told(ledger))
     assert await again(way, server.address, ledger, "k", "", count) == 0
-    async with RolloutClient(server.address) as client, asyncio.timeout(60):
-        while [info async for info in client.rollouts(undelivered=True)]:
-            await asyncio.sleep(0.02)
+    async with RolloutClient(server.address) as client:
+        await until(lambda: is_empty(client.rollouts(undelivered=True)), timeout=60)
     again = {tuple(line["sampled"]) for line in told(ledger)[before:] if set(line) == {"sampled"}}
     assert not again & kept, "what was committed is never sampled again"
     return ledger, check(ledger, "k", count)
@@ -112,7 +112,7 @@ async def test_killed_between_the_commit_of_an_init_and_its_sending(serve, tmp_p
 
 @pytest.mark.slow
 @WAYS
-async def test_what_is_not_asked_for_again_is_yielded_by_unconfirmed(serve, tmp_path, way):
+async def test_completions_without_a_caller_are_yielded_by_unconfirmed(serve, tmp_path, way):
     server, ledger = await serve(Talker()), tmp_path / "ledger"
     assert await trainer(way, server.address, ledger, "k", "ledger.complete.committed:2") == -signal.SIGKILL
     assert await trainer(way, server.address, ledger, "", count=0) == 0

@@ -12,13 +12,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import AlreadyExists
-from osmosis_grpc.server import AgentServer
-from osmosis_grpc.storage.ledger.ledger import Ledger
-from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
+from osmosis_grpc.server import AgentServer, ServerConfig
+from osmosis_grpc.storage.ledger import SqliteLedger
+from osmosis_grpc.trainer import Trainer, TrainerConfig
+from osmosis_grpc.trainer.chats.attempt import reply_of
 from osmosis_grpc.trainer.chats.cache import ChatCache
-from osmosis_grpc.trainer.chats.replies import reply_of
 from osmosis_grpc.types import CompletionStatus, RolloutRequest
 from tests.trainer.loops import CROWDED, LOOPS, ODDITIES, PATIENCE, Ask, Planned, Rewind, Sampler, Together
 
@@ -37,23 +36,27 @@ class Listening(ChatCache):
     heard: list = []  # noqa: RUF012 - replaced before every use
 
 
+TRAINERS = {
+    "attach": {},
+    "full": {"transport": "callback", "config": TrainerConfig(delta=False)},
+    "deltas": {"transport": "callback"},
+}
+
+
 class Deployment:
-    """An agent server, and two trainers with ledgers at it: one attached, one that is called back."""
+    """An agent server, and trainers with ledgers at it."""
 
     async def open(self, stack, folder):
-        config = EngineConfig(retry_delay=(0.01, 0.02), outbox_delay=(0.01, 0.05))
-        self.agent, self.sampler = Planned(), Sampler()
+        config = ServerConfig(retry_delay=(0.01, 0.02), outbox_delay=(0.01, 0.05))
+        self.agent, self.sampler, self.trainers = Planned(), Sampler(), {}
         server = await stack.enter_async_context(AgentServer([self.agent], port=0, config=config))
-        self.attached = await stack.enter_async_context(
-            Trainer([server.address], self.sampler, ledger=folder / "attached")
-        )
-        self.attached._cache.__class__ = Listening
-        self.called = await stack.enter_async_context(TrainerServer(self.sampler, ledger=folder / "called"))
-        self.called._cache.__class__ = Listening
-        self.client = await stack.enter_async_context(RolloutClient(server.address))
+        for name, options in TRAINERS.items():
+            trainer = Trainer([server.address], self.sampler, ledger=folder / name, **options)
+            self.trainers[name] = await stack.enter_async_context(trainer)
+            trainer.scheduler.cache.__class__ = Listening
         return self
 
-    async def play(self, plan, odd, waits, delta):
+    async def play(self, plan, odd, waits, way):
         """One plan: its completion as it was handed out, and as it stands in the ledger."""
         name = f"r{next(names)}"
         self.agent.plans[name] = plan
@@ -61,11 +64,8 @@ class Deployment:
         Listening.heard = []
         request = RolloutRequest(rollout_id=name, messages=[{"role": "user", "content": "go"}])
         async with asyncio.timeout(PATIENCE):
-            if delta is None:
-                handed, held = await self.attached.rollout(request), self.attached._scheduler.held
-            else:
-                await self.client.init(request, callback=self.called.callback(delta=delta))
-                handed, held = await self.called.completion(name), self.called._inbox.held
+            trainer = self.trainers[way]
+            handed, held = await trainer.rollout(request), trainer.scheduler.held
             assert handed.status is CompletionStatus.COMPLETED, handed.failure
             read = await held.fetch(name)
             await handed.confirm()
@@ -99,21 +99,21 @@ def plain(completion):
     )
 
 
-DELTA = st.sampled_from([None, False, True])
+WAYS = st.sampled_from(sorted(TRAINERS))
 WAITS = st.lists(st.integers(0, 9), max_size=4)
 
 
 @pytest.mark.slow
 @settings(max_examples=30, **QUICK)
-@given(st.one_of(LOOPS, CROWDED), ODDITIES, WAITS, DELTA)
-@example([A, A, A], {2: "drift"}, [], None)
-@example([A, A, Rewind("main", 2), A, Ask("main", ("y",)), A], {}, [], None)
-@example([A, Together((A, A, A)), A], {}, [3, 2, 1, 0], None)
-@example([A, Ask("second", ("y",)), A, Ask("second", (), tools_overridden=True)], {2: "no logprobs"}, [], False)
-@example([A, Ask("main", ("is it?",), judge=True), A], {}, [], True)
-def test_a_completion_from_the_ledger_is_the_one_that_was_handed_out(deployment, plan, odd, waits, delta):
+@given(st.one_of(LOOPS, CROWDED), ODDITIES, WAITS, WAYS)
+@example([A, A, A], {2: "drift"}, [], "attach")
+@example([A, A, Rewind("main", 2), A, Ask("main", ("y",)), A], {}, [], "attach")
+@example([A, Together((A, A, A)), A], {}, [3, 2, 1, 0], "attach")
+@example([A, Ask("second", ("y",)), A, Ask("second", (), tools_overridden=True)], {2: "no logprobs"}, [], "full")
+@example([A, Ask("main", ("is it?",), judge=True), A], {}, [], "deltas")
+def test_a_completion_from_the_ledger_is_the_one_that_was_handed_out(deployment, plan, odd, waits, way):
     runner, home = deployment
-    handed, read = runner.run(home.play(plan, odd, waits, delta))
+    handed, read = runner.run(home.play(plan, odd, waits, way))
     assert handed == read
     assert plain(handed) == plain(read)
 
@@ -140,14 +140,14 @@ async def stopped_and_not(requests, replies, stop, folder):
     whole = await ask_all(ChatCache(policy), requests)
     all_seen, path = seen.copy(), folder / f"{next(names)}"
     seen.clear()
-    ledger = await Ledger.open(path, 60.0)
+    ledger = await SqliteLedger.open(path, 60.0)
     try:
         assert await ask_all(ChatCache(policy, ledger), requests[:stop]) == whole[:stop]
     finally:
         await ledger.close()
     assert seen == all_seen[:stop]
     seen.clear()
-    ledger = await Ledger.open(path, 60.0)
+    ledger = await SqliteLedger.open(path, 60.0)
     try:
         book = ChatCache(policy, ledger)
         book.restore(ledger.take_restored(), 0.0)
@@ -160,11 +160,11 @@ async def stopped_and_not(requests, replies, stop, folder):
 
 
 @settings(max_examples=15, **QUICK)
-@given(LOOPS, ODDITIES, DELTA, st.integers(0, 9))
-@example([A, A, A, A], {2: "drift"}, None, 2)
-@example([A, A, Rewind("main", 2), A, Ask("main", ("y",)), A], {}, None, 3)
-@example([A, Ask("second", ("y",)), A, Ask("second", (), tools_overridden=True)], {2: "no logprobs"}, False, 2)
-def test_a_trainer_that_was_stopped_answers_like_one_that_was_not(deployment, tmp_path, plan, odd, delta, stop):
+@given(LOOPS, ODDITIES, WAYS, st.integers(0, 9))
+@example([A, A, A, A], {2: "drift"}, "attach", 2)
+@example([A, A, Rewind("main", 2), A, Ask("main", ("y",)), A], {}, "attach", 3)
+@example([A, Ask("second", ("y",)), A, Ask("second", (), tools_overridden=True)], {2: "no logprobs"}, "full", 2)
+def test_a_trainer_that_was_stopped_answers_like_one_that_was_not(deployment, tmp_path, plan, odd, way, stop):
     runner, home = deployment
-    runner.run(home.play(plan, odd, (), delta))
+    runner.run(home.play(plan, odd, (), way))
     runner.run(stopped_and_not(Listening.heard, home.sampler.replies, stop, tmp_path))

@@ -23,6 +23,7 @@ from osmosis_grpc.trainer import (
 )
 from osmosis_grpc.types import CompletionStatus, Failure, Sample, Segment, VersionSpan
 from tests.trainer.conftest import Talker, talker
+from tests.waiting import ended
 
 
 def segment(runs, seed=0, versions=()):
@@ -265,10 +266,10 @@ def test_u02_a_segment_that_is_too_long():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"side": "top"}, "side: 'top' is none of right, left"),
+        ({"side": "top"}, "side: 'top' is not one of right, left"),
         ({"max_length": 0}, "max_length: 0 is less than 1"),
-        ({"too_long": "cut"}, "too_long: 'cut' is none of raise, truncate, skip"),
-        ({"untrainable": "train"}, "untrainable: 'train' is none of raise, skip"),
+        ({"too_long": "cut"}, "too_long: 'cut' is not one of raise, truncate, skip"),
+        ({"untrainable": "train"}, "untrainable: 'train' is not one of raise, skip"),
     ],
 )
 def test_u02_bad_arguments_are_refused_by_name(options, message):
@@ -300,7 +301,7 @@ async def test_u02_what_a_trainer_receives_can_be_padded(serve, train, stack, wa
         trainer = await train(policy)
         client = await stack.enter_async_context(RolloutClient(server.address))
         await client.init(**request, callback=trainer.callback())
-        outcome = await (trainer.completion("r", 10) if way == "callbacks" else client.wait("r"))
+        outcome = await (trainer.completion("r", 10) if way == "callbacks" else ended(client, "r"))
     batch = pad([outcome])
     assert len(batch) == len(outcome.samples["main"].segments) > 0
     assert batch.loss_mask.sum() == 6

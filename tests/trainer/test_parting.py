@@ -6,10 +6,11 @@ from contextlib import asynccontextmanager
 import grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2, services_pb2_grpc
+from osmosis_grpc.testing.raw.connections import ACCEPT
+from osmosis_grpc.testing.raw.server_frames import accepted, complete, hello
 from osmosis_grpc.trainer import RolloutRequest, Trainer
 from osmosis_grpc.types import CompletionStatus
 from tests.trainer.conftest import PATIENCE, reply, talker
-from tests.trainer.raw_agent_server import ACCEPT, accepted, complete, hello
 from tests.waiting import until
 
 

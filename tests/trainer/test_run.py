@@ -76,7 +76,7 @@ class Slow(RolloutAgentLoop):
         self.running += 1
         self.most = max(self.most, self.running)
         await ctx.chat(ctx.request.messages)
-        await asyncio.sleep(0.002)
+        await asyncio.sleep(0.002)  # others may start now
         self.running -= 1
         return ctx.complete(ctx.request.messages)
 
@@ -91,7 +91,7 @@ async def test_no_more_than_max_in_flight(serve, attach_to, most, group_size):
 
 
 @pytest.mark.parametrize("form", ["iterator", "async iterator"])
-async def test_requests_are_pulled_when_there_is_room(serve, attach_to, form):
+async def test_requests_are_pulled_when_there_is_a_free_slot(serve, attach_to, form):
     agent = talker()
     agent.gate(*(f"r{n}" for n in range(10)))
     trainer = await attach_to(reply, await serve(agent))
@@ -110,12 +110,12 @@ async def test_requests_are_pulled_when_there_is_room(serve, attach_to, form):
     async with aclosing(trainer.run(lazily() if form == "iterator" else lazily_too(), max_in_flight=3)) as completions:
         first = asyncio.ensure_future(anext(completions))
         await until(lambda: len(agent.started) == 3)
-        await asyncio.sleep(0.02)
-        assert len(pulled) <= 4, "one may wait for room"
+        await asyncio.sleep(0.02)  # no further request is pulled
+        assert len(pulled) <= 4, "one may wait for a slot"
         agent.release("r1")
         assert (await first).rollout_id == "r1"
         await until(lambda: len(agent.started) == 4)
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # no further request is pulled
         assert len(pulled) <= 5
         agent.release()
         assert len(await collect(completions)) == 9
@@ -227,7 +227,7 @@ async def test_evaluate_refuses_the_same_request_twice(serve, attach_to):
         await trainer.evaluate([*requests(1), *requests(1)])
 
 
-async def test_one_that_is_over_is_refused(serve, attach_to):
+async def test_a_request_whose_rollout_has_ended_is_refused(serve, attach_to):
     trainer = await attach_to(reply, await serve(talker()))
     await collect(trainer.run(requests(1)))
     (again,) = await collect(trainer.run(requests(1)))
@@ -238,7 +238,7 @@ async def test_one_that_is_over_is_refused(serve, attach_to):
 # Several servers
 
 
-async def test_servers_share_by_what_is_free(serve, attach_to):
+async def test_servers_share_rollouts_by_their_free_slots(serve, attach_to):
     small, large = talker(), talker()
     for agent in (small, large):
         agent.gate(*(f"r{n}" for n in range(12)))

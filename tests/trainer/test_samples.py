@@ -45,10 +45,10 @@ def play(deployment, plan, odd, *, waits=(), forgets=()):
     """One plan through every transport: the completions by transport, what the policy was asked, what it answered."""
     runner, transports = deployment
     name = f"r{next(names)}"
-    Forgetful.forgets, Forgetful._told = frozenset(forgets), set()
+    Forgetful.forgets, Forgetful.sent = frozenset(forgets), set()
     played = {}
     for transport_name, transport in transports.items():
-        Forgetful._told = set()
+        Forgetful.sent = set()
         transport.agent.plans[name] = plan
         transport.sampler.begin(odd, waits)
         completion = runner.run(
@@ -68,7 +68,7 @@ def play(deployment, plan, odd, *, waits=(), forgets=()):
 
 
 def check_asked(asked, replies, passed, *, crowded=False):
-    """The policy saw what the agent passed, and was told rightly what of it is known."""
+    """The policy got the agent's messages and the right known prefix."""
     assert set(asked) == set(passed)
     for (sample, number), request in asked.items():
         history, ask = passed[sample, number]
@@ -104,7 +104,7 @@ def same(one, other):
 
 
 def check_samples(completion, replies, passed):
-    """Every sampled token once under mask 1, with its logprob; trainable unless something was not told."""
+    """Every sampled token once under mask 1, with its logprob; trainable unless tokens are unknown."""
     answered = {}
     for (sample, number), (_, ask) in passed.items():
         if not ask.judge:

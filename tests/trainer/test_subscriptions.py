@@ -9,7 +9,7 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.errors import NotFound, OsmosisValidationError, Unavailable
 from osmosis_grpc.trainer import RolloutClient
 from osmosis_grpc.trainer.transports.attach import subscriptions
-from osmosis_grpc.trainer.transports.attach.subscriptions import Subscription
+from osmosis_grpc.trainer.transports.attach.event_subscriptions import Subscription
 from osmosis_grpc.types import TrajectoryEvent, events
 from osmosis_grpc.wire.event import event_to_wire
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
@@ -40,7 +40,7 @@ async def collect(stream, pause=None, to=None):
         async for event in stream:
             got.append(event)
             if pause is not None:
-                await asyncio.sleep(pause)
+                await asyncio.sleep(pause)  # a slow reader
             if len(got) == to:
                 break
     return got
@@ -152,7 +152,7 @@ def response(number):
     return control_pb2.StreamEventsResponse(event=event_to_wire(event, tokens=True))
 
 
-async def test_what_is_not_next_is_left_out():
+async def test_an_event_out_of_order_is_left_out():
     subscription = Subscription("r", 0, 3, tokens=True)
     assert (subscription.message().request.after, subscription.message().tokens) == (3, True)
     for number in (3, 5, 4, 4, 6, 5, 6):
@@ -185,7 +185,7 @@ async def test_an_event_of_a_newer_kind_leaves_no_gap():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("most", [1, 3, 50])
-async def test_a_slow_reader_gets_everything_of_what_is_over(serve, attach_to, monkeypatch, most):
+async def test_a_slow_reader_gets_all_events_of_an_ended_rollout(serve, attach_to, monkeypatch, most):
     agent = Chatty()
     agent.gate.set()
     trainer = await attach_to(reply, await serve(agent))

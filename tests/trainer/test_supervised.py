@@ -13,23 +13,15 @@ from google.rpc import error_details_pb2
 
 from osmosis_grpc import supervise
 from osmosis_grpc.errors import AlreadyExists, Internal, LedgerError, TrainerFailed
-from osmosis_grpc.trainer import (
-    RolloutClient,
-    RolloutRequest,
-    SyncTrainer,
-    Trainer,
-    TrainerConfig,
-    TrainerServer,
-    completions,
-)
+from osmosis_grpc.testing.raw.server_frames import complete, init_reply, referring, status
+from osmosis_grpc.trainer import RolloutClient, RolloutRequest, SyncTrainer, Trainer, TrainerConfig, completion_recorder
 from osmosis_grpc.trainer import progress as progress_file
-from osmosis_grpc.trainer import unreachable as unreachable_file
+from osmosis_grpc.trainer import unreachable_servers as unreachable_file
 from osmosis_grpc.trainer.loop_thread import LoopThread
 from osmosis_grpc.trainer.progress import Progress
 from osmosis_grpc.trainer.transports.callback.recorder import CallbackRecorder
 from osmosis_grpc.types import CompletionStatus
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
-from tests.trainer.raw_agent_server import complete, init_reply, referring, status
 from tests.waiting import until
 
 JOBS = sorted(name for name in supervise.declared() if name.startswith(("trainer.", "ledger.")))
@@ -108,7 +100,7 @@ async def sweep(tools, name):
                 await trainer.rollout(rollout_id="r")
                 return
             except AlreadyExists:
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.2)  # more than the ttl
 
 
 @scenario("trainer.warn_unreached")
@@ -130,16 +122,6 @@ async def dial(tools, name):
     assert restarted(tools, name)
 
 
-@scenario("trainer.follow_ends")
-async def follow_ends(tools, name):
-    server, trainer = await tools.serve(talker()), await tools.train(reply)
-    inject(name)
-    async with RolloutClient(server.address) as client:
-        await client.init(rollout_id="r", messages=[USER], callback=trainer.callback())
-        assert (await within(client.wait("r"))).status is COMPLETED
-    assert restarted(tools, name)
-
-
 @scenario("trainer.draw_progress")
 async def draw_progress(tools, name):
     tools.monkeypatch.setattr(progress_file.Lines, "period", 0.01)
@@ -153,7 +135,30 @@ async def draw_progress(tools, name):
         await until(lambda: "1 of 1 done" in file.getvalue())
 
 
+@scenario("trainer.answer_chat")
+async def answer_chat(tools, name):
+    """The stream ends, and the server sends the chat again on the next one."""
+
+    async def later(request):
+        await asyncio.sleep(0)  # a turn of the loop: the chat is open until then
+        return reply(request)
+
+    trainer = await tools.attach_to(later, await tools.serve(talker()))
+    inject(name)
+    assert (await within(trainer.rollout(rollout_id="r"))).status is COMPLETED
+    assert f"{name} failed" in tools.text()
+
+
 # Jobs whose failure one rollout, one call, gets.
+
+
+@scenario("trainer.assigned")
+async def assigned(tools, name):
+    trainer = await tools.attach_to(reply, await tools.serve(talker()), ledger=tools.path / "ledger")
+    inject(name)
+    with reported(name):
+        await within(trainer.rollout(rollout_id="r"))
+    assert (await within(trainer.rollout(rollout_id="s"))).status is COMPLETED
 
 
 @scenario("trainer.take_outcome")
@@ -199,7 +204,7 @@ async def read_events(tools, name):
 
 @scenario("trainer.overdue_outcome")
 async def overdue_outcome(tools, name):
-    tools.monkeypatch.setattr(completions, "READING_LIMIT", 0.1)
+    tools.monkeypatch.setattr(completion_recorder, "READING_LIMIT", 0.1)
     inject(name)
     with reported(name):
         await (await refer_to_nothing(tools))
@@ -265,6 +270,16 @@ async def recorder(tools, name):
         await client.init(rollout_id="r", messages=[USER], callback=trainer.callback())
         await until(lambda: recorded == ["r"] and not server.engine.capacity().undelivered)
     assert "injected on purpose" in tools.text(), "the call that reported the outcome failed, and was made again"
+
+
+@scenario("trainer.repoint_ended")
+async def repoint_ended(tools, name):
+    server = await tools.serve(talker())
+    inject(name)
+    options = {"transport": "callback", "ledger": tools.path / "ledger"}
+    async with Trainer(server.address, reply, **options) as trainer:
+        assert (await within(trainer.rollout(rollout_id="r", messages=[USER]))).status is COMPLETED
+        await until(lambda: restarted(tools, name))
 
 
 @scenario("trainer.send_init")
@@ -339,20 +354,13 @@ async def endless():
 
 @scenario("ledger.commit")
 async def commit(tools, name):
-    async with Trainer([NOWHERE], reply, ledger=tools.path / "attach") as trainer:
-        running = asyncio.ensure_future(within(trainer.rollout(rollout_id="r")))
-        await asyncio.sleep(0)
-        inject(name)
-        with failed(name):
-            await running
-    async with TrainerServer(reply, ledger=tools.path / "callback") as trainer:
-        waiting = [asyncio.ensure_future(within(trainer.completion("r")))]
-        waiting.append(asyncio.ensure_future(within(anext(trainer.completions()))))
-        await asyncio.sleep(0)
-        inject(name)
-        for task in waiting:
+    for transport in ("attach", "callback"):
+        async with Trainer([NOWHERE], reply, transport=transport, ledger=tools.path / transport) as trainer:
+            running = asyncio.ensure_future(within(trainer.rollout(rollout_id="r")))
+            await asyncio.sleep(0)
+            inject(name)
             with failed(name):
-                await task
+                await running
 
 
 @scenario("trainer.loop")
@@ -381,7 +389,7 @@ async def close_iterator(tools, name):
 
         async def drop():
             generators.clear()
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # the closing task runs
 
         thread.call(drop)
         thread.stop()

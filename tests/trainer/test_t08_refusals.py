@@ -16,10 +16,11 @@ from osmosis_grpc.errors import TlsMismatch, Unauthenticated, Unavailable, Unimp
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer
-from osmosis_grpc.trainer import ClientTls, Credentials, RolloutClient, ServerTls, Trainer, TrainerConfig, TrainerServer
+from osmosis_grpc.trainer import ClientTls, Credentials, RolloutClient, ServerTls, Trainer, TrainerConfig
+from tests.callback_trainer import CallbackTrainer
 from tests.processes import ROOT, run
 from tests.trainer.conftest import talker
-from tests.waiting import until
+from tests.waiting import ended, until
 
 MESSAGES = [{"role": "user", "content": "Say hello."}]
 TOKEN = "a-token-of-sixteen-characters-or-more"
@@ -50,7 +51,7 @@ async def agent_server(tokens=(), tls=None, port=0):
 
 @contextlib.asynccontextmanager
 async def other_grpc_server():
-    async with TrainerServer(policy) as server:
+    async with CallbackTrainer(policy) as server:
         yield server.address
 
 
@@ -62,8 +63,7 @@ async def http_server():
 
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off"))
     task = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
+    await until(lambda: server.started)
     yield f"127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
     await task
@@ -163,7 +163,7 @@ async def test_t08_an_attached_trainer_fails_at_once_and_says_what_to_do(certifi
 async def test_t08_a_client_fails_at_once_and_says_what_to_do(certificates, refused_at_once, name):
     server, how, error, advice = cases(certificates)[name]
     async with server as address, RolloutClient(address, lost_after=3600, **how) as client:
-        for call in (client.info(), client.wait("r1"), anext(client.events("r1"))):
+        for call in (client.info(), ended(client, "r1"), anext(client.events("r1"))):
             with pytest.raises(error, match=advice) as raised:
                 await call
             assert address in str(raised.value)
@@ -253,7 +253,7 @@ async def test_t08_a_client_warns_of_a_server_that_is_away(caplog, refused_at_on
         address = f"127.0.0.1:{taken.getsockname()[1]}"
     async with RolloutClient(address, lost_after=1.0) as client:
         with pytest.raises(Unavailable):
-            await client.wait("r1")
+            await ended(client, "r1")
     assert f"server {address} cannot be reached" in caplog.text
 
 

@@ -24,7 +24,7 @@ async def test_t09_events_right_after_rollout_wait_for_it(serve):
         assert (await rollout).reward == 1.0
 
 
-async def test_t09_events_wait_for_a_rollout_that_waits_for_room(serve):
+async def test_t09_events_wait_for_a_queued_rollout(serve):
     agent = talker()
     agent.gate("r1")
     server = await serve(agent, max_concurrent=1, max_queued=0)

@@ -24,7 +24,7 @@ class Slow:
         self.open += 1
         try:
             await self.gate.wait()
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # a policy call takes some time
         finally:
             self.open -= 1
         return answer(request, f"{request.number}", tokens=3)
@@ -49,13 +49,13 @@ async def test_u03_pause_until_idle_with_64_open_chats_and_a_new_version(serve, 
 
     idle = trainer.pause(idle=True)
     waiting = asyncio.ensure_future(idle)
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # it stays so
     assert not waiting.done(), "64 chats are being sampled"
     policy.gate.set()
     await asyncio.wait_for(waiting, PATIENCE)
     assert policy.open == 0
     assert policy.versions == ["step-1"] * 64
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.2)  # no policy call follows
     assert len(policy.versions) == 64, "a policy call began while the trainer was paused"
 
     trainer.resume(version="step-2")
@@ -75,7 +75,7 @@ async def test_u03_an_idle_trainer_is_idle_at_once_and_pause_needs_no_await(serv
     await trainer.pause()
     await trainer.pause(idle=True)
     running = asyncio.ensure_future(trainer.rollout(rollout_id="r", messages=[USER]))
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)  # no policy call follows
     assert not policy.versions
     trainer.resume()
     assert (await asyncio.wait_for(running, PATIENCE)).status is CompletionStatus.COMPLETED

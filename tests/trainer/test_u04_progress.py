@@ -185,7 +185,7 @@ def done(**fields):
     return future
 
 
-async def test_u04_what_is_counted():
+async def test_u04_the_numbers():
     """The seam: any code with a rollout's future may use it."""
     file = io.StringIO()
     with Progress(3, file=file) as progress:

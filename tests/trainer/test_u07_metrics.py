@@ -101,7 +101,7 @@ async def test_u07_metrics_of_a_trainer(serve, attach_to):
         assert values[f"{name}/mean"] >= 0
 
 
-async def test_u07_what_is_not_trainable_and_samples_that_are_split(serve, attach_to):
+async def test_u07_untrainable_rollouts_and_split_samples(serve, attach_to):
     def policy(request):
         if request.rollout_id.startswith("plain"):
             return ChatResponse(message={"role": "assistant", "content": "fine"})
@@ -135,7 +135,7 @@ async def test_u07_groups_are_counted(serve, attach_to):
     assert values["groups/retried"] >= 1
 
 
-async def test_u07_metrics_of_what_is_open_and_how_far_it_lags(serve, attach_to):
+async def test_u07_metrics_of_open_rollouts_and_their_lag(serve, attach_to):
     gate = asyncio.Event()
     asked = []
 

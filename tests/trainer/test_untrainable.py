@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.trainer import ChatResponse, RolloutClient, RolloutRequest, Trainer, TrainerServer
+from osmosis_grpc.trainer import ChatResponse, RolloutRequest, Trainer
 from tests.trainer.conftest import PATIENCE, USER, talker
 
 REASON = "main: chat 1: the reply came without token ids"
@@ -49,15 +49,14 @@ async def test_the_first_one_and_the_total_are_said(serve, caplog, count):
 
 
 async def test_callbacks_say_it_too(serve, caplog):
-    async with TrainerServer(without_ids) as trainer, RolloutClient((await serve(talker())).address) as client:
+    async with Trainer([(await serve(talker())).address], without_ids, transport="callback") as trainer:
         for name in ("a", "b"):
-            await client.init(rollout_id=name, messages=[USER], callback=trainer.callback())
-            await trainer.completion(name, PATIENCE)
+            await trainer.rollout(rollout_id=name, messages=[USER])
         assert said(caplog) == [FIRST.format("a")]
     assert "2 of 2 completed rollouts" in said(caplog)[1]
 
 
-async def test_what_is_trainable_or_an_evaluation_is_not_said(serve, caplog):
+async def test_trainable_rollouts_and_evaluations_are_not_logged(serve, caplog):
     server = await serve(talker())
     async with Trainer([server.address], with_ids) as trainer:
         await run(trainer, "a", 2)

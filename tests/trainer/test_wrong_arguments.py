@@ -11,7 +11,6 @@ from osmosis_grpc.trainer import (
     ServerSecurity,
     SyncTrainer,
     Trainer,
-    TrainerServer,
 )
 
 TARGET = "127.0.0.1:1"
@@ -33,8 +32,6 @@ def test_tls_of_a_client(made, tls):
 @pytest.mark.parametrize("tls", [True, "c.pem", ClientTls()])
 def test_tls_of_a_server(tls):
     with pytest.raises(TypeError, match=f"^tls: .*{SERVER}"):
-        TrainerServer(EchoPolicy(), tls=tls)
-    with pytest.raises(TypeError, match=f"^tls: .*{SERVER}"):
         Trainer([], EchoPolicy(), listen="127.0.0.1:0", security=ServerSecurity(tls=tls))
 
 
@@ -44,10 +41,10 @@ def test_tls_of_a_server(tls):
     [
         lambda policy: Trainer([TARGET], policy),
         lambda policy: SyncTrainer([TARGET], policy),
-        TrainerServer,
+        lambda policy: Trainer([TARGET], policy, transport="callback"),
         ThreadedPolicy,
     ],
-    ids=["attach", "SyncTrainer", "TrainerServer", "ThreadedPolicy"],
+    ids=["attach", "SyncTrainer", "callback", "ThreadedPolicy"],
 )
 def test_a_policy_that_is_not_callable(make, policy):
     with pytest.raises(TypeError, match=f"policy: {policy!r} is not callable; pass a function from ChatRequest"):
@@ -75,6 +72,7 @@ CALLS = {
     "resume": lambda trainer: resolved(trainer.resume()),
     "resume with a version": lambda trainer: resolved(trainer.resume(version=1)),
     "metrics": lambda trainer: resolved(trainer.metrics()),
+    "scheduler": lambda trainer: resolved(trainer.scheduler),
     "servers": lambda trainer: resolved(trainer.servers),
     "group_counts": lambda trainer: resolved(trainer.group_counts),
     "source": lambda trainer: resolved(trainer.source),

@@ -6,9 +6,8 @@ import pytest
 
 from osmosis_grpc import supervise
 from osmosis_grpc.errors import LedgerError, OsmosisRolloutError, TrainerFailed
-from osmosis_grpc.storage.ledger.ledger import Ledger
 from osmosis_grpc.storage.ledger.writer import COMMIT
-from osmosis_grpc.trainer import RolloutRequest, TrainerServer
+from osmosis_grpc.trainer import RolloutRequest
 from tests.trainer.conftest import PATIENCE, reply, talker
 from tests.waiting import until
 
@@ -27,6 +26,7 @@ async def collect(values):
     return [value async for value in values]
 
 
+@pytest.mark.parametrize("transport", ["attach", "callback"])
 async def test_x04_a_dead_ledger_thread_fails_every_call_of_the_trainer(serve, attach_to, tmp_path, caplog):
     agent = talker()
     agent.gate("r1", "r2-0", "r2-1", "r3")
@@ -52,27 +52,3 @@ async def test_x04_a_dead_ledger_thread_fails_every_call_of_the_trainer(serve, a
         assert "ledger.commit failed; the trainer has failed" in caplog.text
     finally:
         agent.release()
-
-
-async def test_x04_what_is_asked_of_a_dead_thread_fails_at_once(tmp_path):
-    ledger = await Ledger.open(tmp_path / "ledger", 60.0)
-    supervise.inject(COMMIT.name, MemoryError("injected"))
-    with pytest.raises(LedgerError, match=r"ledger\.commit"):
-        for number in range(3):  # the step that waits already commits the first one
-            await within(ledger.confirm(f"r{number}", 1, "x"))
-    with pytest.raises(LedgerError, match=r"ledger\.commit"):
-        await within(ledger.confirm("r", 1, "x"))
-    await within(ledger.close())
-    await (await Ledger.open(tmp_path / "ledger", 60.0)).close()
-
-
-async def test_x04_a_dead_ledger_thread_fails_every_call_of_a_callback_trainer(tmp_path):
-    async with TrainerServer(reply, ledger=tmp_path / "ledger") as trainer:
-        waiting = begun(trainer.completion("r")), begun(collect(trainer.completions()))
-        await asyncio.sleep(0)
-        supervise.inject(COMMIT.name, MemoryError("injected"))
-        for task in waiting:
-            with pytest.raises(TrainerFailed, match=r"ledger\.commit.*injected"):
-                await task
-        with pytest.raises(TrainerFailed, match=r"ledger\.commit"):
-            await within(trainer.completion("other"))

@@ -6,9 +6,10 @@ import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2
 from osmosis_grpc.errors import Unavailable
+from osmosis_grpc.testing.raw.server_frames import accepted
 from osmosis_grpc.trainer import RolloutRequest
 from osmosis_grpc.types import CompletionStatus
-from tests.trainer.raw_agent_server import accepted
+from tests.waiting import until
 
 
 async def forget(server, seen):
@@ -76,8 +77,7 @@ async def test_x12_other_rollouts_run_while_one_waits_for_its_next_attempt(liste
 async def test_x12_a_rollout_that_waits_for_its_next_attempt_can_be_cancelled(forgetting, caplog):
     deployment, _ = await forgetting(max_attempts=100)
     running = asyncio.create_task(deployment.trainer.rollout(rollout_id="r", agent_loop="talk"))
-    while caplog.text.count("has forgotten 1 rollouts") < 4:
-        await asyncio.sleep(0.01)
+    await until(lambda: caplog.text.count("has forgotten 1 rollouts") >= 4)
     await deployment.trainer.cancel("r")
     outcome = await asyncio.wait_for(running, 10)
     assert outcome.status is CompletionStatus.CANCELLED

@@ -9,13 +9,13 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, trainer_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import TrainerServiceStub
 from osmosis_grpc.errors import Internal, InvalidArgument
 from osmosis_grpc.link.client_calls import call
-from osmosis_grpc.trainer import RolloutRequest, completions
+from osmosis_grpc.testing.raw.server_frames import complete, referring, status
+from osmosis_grpc.trainer import RolloutRequest, Trainer, completion_recorder
 from osmosis_grpc.types import Completion, CompletionStatus
 from osmosis_grpc.wire.rollout import completion_to_wire
-from tests.credentials import shown
-from tests.trainer.conftest import PATIENCE, reply
+from tests.trainer.conftest import PATIENCE, USER, reply, talker
 from tests.trainer.deployment import CODE
-from tests.trainer.raw_agent_server import complete, referring, status
+from tests.waiting import until
 
 
 def within(awaitable):
@@ -24,7 +24,7 @@ def within(awaitable):
 
 @pytest.fixture
 def short(monkeypatch):
-    monkeypatch.setattr(completions, "READING_LIMIT", 0.5)
+    monkeypatch.setattr(completion_recorder, "READING_LIMIT", 0.5)
 
 
 @pytest.mark.parametrize("events", ["silent", "gone"])
@@ -47,7 +47,7 @@ async def test_x13_an_outcome_that_refers_to_chats_never_made_ends_its_rollout(l
         assert final.status.code == CODE["INVALID_ARGUMENT"], "the server need not send it again"
 
 
-async def test_x13_the_limit_waits_for_a_server_that_is_away(listening, short):
+async def test_x13_the_limit_waits_for_a_server_that_is_away(listening, short, monkeypatch):
     deployment = await listening()
     server = await deployment.server()
     await server.attach()
@@ -57,7 +57,9 @@ async def test_x13_the_limit_waits_for_a_server_that_is_away(listening, short):
     await server.send(outcome)
     await server.stream.next("subscribe")
     await server.stream.cut()
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(1.5)  # three times the limit
+    monkeypatch.setattr(completion_recorder, "READING_LIMIT", PATIENCE)
+    await asyncio.sleep(0.6)  # by now the limit has begun again, with its new length
     assert not done.done()
     await server.attach()
     await server.send(complete(request))
@@ -96,26 +98,25 @@ async def test_x13_only_the_server_that_runs_a_rollout_can_end_it_so(listening):
     assert (await done).status is CompletionStatus.COMPLETED
 
 
-async def test_x13_a_callback_trainer_fails_the_call_that_waits(train):
-    trainer = await train(reply)
+async def test_x13_a_callback_trainer_fails_the_call_that_waits(serve, stack):
+    agent = talker()
+    agent.gate("r")
+    server = await serve(agent)
+    trainer = await stack.enter_async_context(Trainer([server.address], reply, transport="callback"))
+    waiting = [asyncio.ensure_future(within(trainer.rollout(rollout_id="r", messages=[USER]))) for _ in range(2)]
+    await until(lambda: agent.started)
+    callback = server.engine.rollouts.get("", "r").init.callback
     message = completion_to_wire(Completion(rollout_id="r", attempt=1, status=CompletionStatus.COMPLETED))
     message.status = 0
     async with grpc.aio.insecure_channel(trainer.address) as channel:
-        stub = TrainerServiceStub(channel)
-        waiting = [asyncio.ensure_future(within(trainer.completion("r"))) for _ in range(2)]
         with pytest.raises(InvalidArgument):
             await call(
-                stub.Complete,
+                TrainerServiceStub(channel).Complete,
                 trainer_pb2.CompleteRequest(completion=message),
                 timeout=PATIENCE,
-                metadata=shown(trainer),
+                metadata=(("authorization", f"Bearer {callback.credential}"),),
             )
-        for task in waiting:
-            with pytest.raises(Internal, match=r"the outcome of rollout r: completion\.status"):
-                await task
-        good = Completion(rollout_id="r", attempt=2, result_id="two", status=CompletionStatus.COMPLETED)
-        message = completion_to_wire(good)
-        await call(
-            stub.Complete, trainer_pb2.CompleteRequest(completion=message), timeout=PATIENCE, metadata=shown(trainer)
-        )
-        assert (await within(trainer.completion("r"))).result_id == "two"
+    for task in waiting:
+        with pytest.raises(Internal, match=r"the outcome of rollout r .*completion\.status"):
+            await task
+    agent.release()

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from osmosis_grpc.policies import ToolCallingMock
+from osmosis_grpc.testing.raw.server_frames import HEARTBEAT
 from osmosis_grpc.trainer import Trainer
 from tests.processes import server_process
-from tests.trainer.raw_agent_server import HEARTBEAT
 
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
 CALCULATOR = "osmosis_grpc.testing.calculator:agent_loop"

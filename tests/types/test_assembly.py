@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import ChatPurpose, ChatResponse, Segment, TokenBlock, VersionSpan
-from osmosis_grpc.types.assembly import Assembler
+from osmosis_grpc.types.segment_assembly import Assembler
 
 POLICY, JUDGE = ChatPurpose.POLICY, ChatPurpose.JUDGE
 
 
 def response(prompt, reply, logprobs=None, *, prefix=0, versions=()) -> ChatResponse:
-    """A reply; its logprobs are -1/(id + 1) unless told otherwise."""
+    """Returns a reply. Its logprobs are -1/(id + 1) by default."""
     logprobs = [-1 / (token + 1) for token in reply] if logprobs is None else logprobs
     return ChatResponse(
         message={"role": "assistant"},
@@ -64,7 +64,7 @@ def test_drift_begins_a_segment_and_tells_where():
     assert assembled((0, [1], [2, 3]), (1, [1, 2], [5]))[1].drift_index == 2, "the prompt ends early"
 
 
-def test_what_follows_a_branch_or_drift_grows_its_segment():
+def test_chats_after_a_branch_or_drift_grow_the_new_segment():
     _, second = assembled((0, [1], [2]), (1, [1, 9], [3]), (2, [1, 9, 3, 4], [5]))
     assert shape(second) == ([1, 9, 3, 4, 5], [0, 0, 1, 0, 1], (2, 3), 1)
 
@@ -95,7 +95,7 @@ UNTOLD = [
 
 
 @pytest.mark.parametrize(("lacking", "word"), UNTOLD, ids=["no ids", "no prompt", "no logprobs", "one missing"])
-def test_what_is_untold_makes_no_segments_and_a_reason(lacking, word):
+def test_missing_tokens_make_no_segments_and_give_a_reason(lacking, word):
     assembler = Assembler()
     assembler.add(1, 0, response([1], [2]), POLICY)
     assert assembler.reason == ""
@@ -109,7 +109,7 @@ def test_what_is_untold_makes_no_segments_and_a_reason(lacking, word):
 
 
 def test_an_empty_reply_is_trainable():
-    """There is no token in it that lacks anything, whether an empty array was told or none."""
+    """An empty reply is complete, with an empty array of logprobs and without one."""
     for tokens in (TokenBlock.of([], []), TokenBlock.of([])):
         assembler = Assembler()
         assembler.add(1, 0, replace(response([1, 2], []), tokens=tokens), POLICY)
@@ -130,7 +130,7 @@ def test_a_judge_never_appears():
     assert len(assembler.tokens(2)) == 0
 
 
-def test_a_prefix_that_is_longer_than_what_is_continued_is_refused():
+def test_a_prefix_longer_than_the_continued_chat_is_refused():
     assembler = Assembler()
     assembler.add(1, 0, response([1], [2]), POLICY)
     for continues, prefix in ((1, 3), (0, 1), (7, 1)):
@@ -227,7 +227,7 @@ def test_every_sampled_token_is_trained_on_exactly_once(chats):
 
 @settings(max_examples=200, deadline=None)
 @given(samples())
-def test_a_segment_begins_where_it_has_to_and_nowhere_else(chats):
+def test_a_segment_begins_only_after_a_branch_or_drift(chats):
     policy = {chat.number: chat for chat in chats if chat.purpose is POLICY}
     for segment in build(chats):
         first, *others = (policy[number] for number in segment.chats)
@@ -246,7 +246,7 @@ def test_a_segment_begins_where_it_has_to_and_nowhere_else(chats):
 
 @settings(max_examples=200, deadline=None)
 @given(samples())
-def test_versions_add_up_or_are_not_told(chats):
+def test_versions_add_up_or_are_empty(chats):
     by_number = {chat.number: chat for chat in chats}
     for segment in build(chats):
         if not all(by_number[number].versions for number in segment.chats):

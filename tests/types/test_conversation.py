@@ -95,7 +95,7 @@ def test_of_equal_chats_with_equal_replies_the_newest_is_continued():
 
 
 def test_the_newest_is_the_one_with_the_highest_number_whichever_was_answered_last():
-    """Chats asked at the same time are answered in any order, and not in the same one at both ends."""
+    """Concurrent chats are answered in any order, which may differ between the two ends."""
     tree = Conversation()
     position = tree.insert([user("a")])
     for number in (2, 3, 1):
@@ -139,7 +139,7 @@ def test_tuples_are_lists():
     assert tree.insert([user(["a"])]).node is tree.insert([user(("a",))]).node
 
 
-def test_an_unknown_chat_has_no_place_after_it():
+def test_nothing_can_follow_an_unknown_chat():
     tree = Conversation()
     assert tree.insert_after(1, [user("b")]) is None
     assert tree.reply(1) is None
@@ -165,7 +165,7 @@ BAD = [
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: ascii(bad)[:40])
 def test_a_bad_message_leaves_the_tree_as_it_was(bad):
-    """Whatever stands in the tree already, equal in Python's eyes or not."""
+    """Earlier messages in the tree make no difference, even if Python finds them equal."""
     tree = Conversation()
     chat(tree, 1, [user("a", n=1)], said("x"))
     tree.insert([user("a")])

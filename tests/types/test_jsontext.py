@@ -1,4 +1,4 @@
-"""JSON values: a copy is checked, plain and independent; a canonical text tells equal values from others."""
+"""JSON values: a copy is checked, plain and independent; equal values, and only these, have equal canonical texts."""
 
 import enum
 import json
@@ -115,12 +115,12 @@ def test_a_copy_is_made_of_plain_types(given_value, plain):
     ],
     ids=lambda bad: ascii(bad)[:20] if not isinstance(bad, int) else "too many digits",
 )
-def test_what_is_not_json_is_refused(bad):
+def test_a_value_that_is_no_json_is_refused(bad):
     assert named(jsontext.copy, bad, "x") == "x"
     assert named(jsontext.copy, {"a": [bad]}, "x").startswith("x")
 
 
-def test_a_value_that_holds_itself_is_refused():
+def test_a_value_that_contains_itself_is_refused():
     value = []
     value.append(value)
     assert named(jsontext.copy, value, "x") == "x"

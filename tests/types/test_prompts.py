@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import ChatPurpose, ChatResponse, TokenBlock
-from osmosis_grpc.types.assembly import Assembler
+from osmosis_grpc.types.segment_assembly import Assembler
 
 POLICY, JUDGE = ChatPurpose.POLICY, ChatPurpose.JUDGE
 IDS = st.lists(st.integers(0, 3), max_size=6)
@@ -17,7 +17,7 @@ IDS = st.lists(st.integers(0, 3), max_size=6)
 
 @st.composite
 def samples(draw):
-    """Chats as (continues, prompt, reply, prefix told, purpose): growing, drifting, branching, judged."""
+    """Draws chats as (continues, prompt, reply, sent prefix, purpose): growing, drifting, branching, judged."""
     chats, tokens = [], {0: []}
     for number in range(1, draw(st.integers(1, 8)) + 1):
         continues = draw(st.sampled_from(sorted(tokens)))
@@ -85,7 +85,7 @@ def test_either_form_makes_the_same_segments(chats):
 
 
 @pytest.mark.parametrize(("continues", "prefix"), [(0, 1), (1, 5), (7, 1), (7, 2**32 - 1)])
-def test_a_prefix_that_is_longer_than_what_is_continued_is_refused(continues, prefix):
+def test_a_prefix_longer_than_the_continued_chat_is_refused(continues, prefix):
     assembler = Assembler()
     assembler.add(1, 0, whole([1, 2], [3, 0]), POLICY)
     before = assembler.segments()
@@ -99,7 +99,7 @@ def test_a_prefix_that_is_longer_than_what_is_continued_is_refused(continues, pr
     assert not len(assembler.tokens(2))
 
 
-def test_what_was_read_stays_as_it_was_when_the_segment_grows():
+def test_a_view_does_not_change_when_the_segment_grows():
     assembler = Assembler()
     assembler.add(1, 0, whole([1] * 200, [2] * 50), POLICY)
     tokens, prompt = assembler.tokens(1), assembler.prompt(1)

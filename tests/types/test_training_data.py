@@ -71,7 +71,7 @@ def test_t04_a_segment_without_its_tokens_says_so():
         segment.aligned_logprobs()
 
 
-async def test_t04_a_completed_rollout_has_what_to_train_on():
+async def test_t04_a_completed_rollout_has_samples_to_train_on():
     outcome = await finished(reward=0.5)
     assert outcome.not_trainable_reason == ""
     assert list(outcome.trainable_samples()) == ["main"]

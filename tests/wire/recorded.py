@@ -86,7 +86,7 @@ FORMS = {
 
 
 def read(name: str, data: bytes) -> dict[str, Any]:
-    """What this version makes of recorded bytes, told field by field."""
+    """Returns the fields that this version reads from recorded bytes."""
     form = FORMS[name]
     told: dict[str, Any] = MessageToDict(form.message.FromString(form.again(data)), preserving_proto_field_name=True)
     return told

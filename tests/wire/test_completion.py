@@ -23,14 +23,7 @@ from osmosis_grpc.types import (
     Segment,
     StackFrame,
 )
-from osmosis_grpc.wire.rollout import (
-    completion_from_wire,
-    completion_to_wire,
-    fit,
-    rollout_from_wire,
-    rollout_to_wire,
-    state_from_wire,
-)
+from osmosis_grpc.wire.rollout import ROLLOUT, STATES, completion_from_wire, completion_to_wire, fit
 
 SEGMENT = Segment(
     ids=np.arange(500, dtype="<u4"), logprobs=np.full(200, -0.5, dtype="<f4"), mask_runs=(300, 200), chats=(1,)
@@ -106,7 +99,7 @@ def test_an_unset_reward_is_not_zero(reward):
     assert repr(back.reward) == repr(back.samples["main"].reward) == repr(reward)
 
 
-def test_metrics_are_told_apart():
+def test_each_metric_keeps_its_own_value():
     metrics = RolloutMetrics(
         total_latency_ms=1234.5678, queue_time=0.000001, overhead_time=3600.25, num_llm_calls=2**31
     )
@@ -163,7 +156,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("field", "changes"), BAD, ids=lambda value: value if isinstance(value, str) else "")
-def test_what_is_out_of_bounds_is_refused_by_name(field, changes):
+def test_a_field_out_of_bounds_is_refused_by_name(field, changes):
     assert named(completion_message(**changes)) == field
 
 
@@ -215,12 +208,12 @@ def test_fit_leaves_out_segments_then_messages_then_extra():
     assert seen == STEPS
 
 
-def test_fit_keeps_what_fits():
+def test_fit_keeps_a_completion_within_the_limit():
     whole = completion_to_wire(LARGE)
     assert fit(over_the_wire(whole), whole.ByteSize()) == whole
 
 
-def test_fit_names_nothing_that_was_not_there():
+def test_fit_names_only_fields_that_were_set():
     """What is named in `omitted` is read from the events before the completion counts as recorded."""
     only_extra = completion_to_wire(replace(BROKEN, extra_fields={"log": "z" * 3000}))
     assert list(fit(only_extra, 1000).omitted) == ["extra_json"]
@@ -245,19 +238,19 @@ INFO = RolloutInfo(
 
 
 @pytest.mark.parametrize("info", [INFO, replace(INFO, group=None, start_time=None, end_time=None, completion=None)])
-def test_where_a_rollout_stands_survives(info):
-    assert rollout_from_wire(over_the_wire(rollout_to_wire(info))) == info
+def test_the_state_of_a_rollout_survives(info):
+    assert ROLLOUT.from_wire(over_the_wire(ROLLOUT.to_wire(info))) == info
 
 
 @pytest.mark.parametrize("state", RolloutState)
 def test_every_state_survives(state):
-    wire = rollout_to_wire(replace(INFO, state=state))
-    assert rollout_from_wire(wire).state is state
-    assert state_from_wire(wire.state) is state
+    wire = ROLLOUT.to_wire(replace(INFO, state=state))
+    assert ROLLOUT.from_wire(wire).state is state
+    assert STATES.names.get(wire.state) is state
 
 
 def test_every_number_of_the_protocol_is_known():
-    states = {state_from_wire(number) for number in pb.RolloutState.values()}
+    states = {STATES.names.get(number) for number in pb.RolloutState.values()}
     assert states == {*RolloutState, None}
     for number in set(pb.CompletionStatus.values()) - {0}:
         assert completion_from_wire(pb.Completion(rollout_id="r", status=number), "c").status in CompletionStatus

@@ -211,14 +211,14 @@ def test_a_kind_of_a_newer_protocol_is_refused_by_name():
     assert "7" in str(refusal.value)
 
 
-def test_what_a_server_accepted_can_be_read_whatever_its_limits():
-    """An event tells what happened: the reader's own limits, and what it would not serve, do not matter."""
+def test_an_accepted_request_can_be_read_with_any_limits():
+    """An event is a record: the reader's own limits and unserved fields do not count."""
     large = rollout_pb2.InitRequest(rollout_id="r", metadata_json='{"a":"' + "x" * MAX_METADATA_BYTES + '"}')
     init = init_from_wire(large)
     assert len(trip(events.Accepted(init)).init.request.metadata["a"]) == MAX_METADATA_BYTES
 
 
-def test_what_a_newer_server_accepted_can_be_read():
+def test_a_request_that_a_newer_server_accepted_can_be_read():
     request = rollout_pb2.InitRequest(rollout_id="r", callback=rollout_pb2.Callback(target="x:1"))
     request.grader_timeout.seconds = 5
     request.callback.tls.server_name = "x"

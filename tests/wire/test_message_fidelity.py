@@ -1,4 +1,4 @@
-"""Messages without loss: what an OpenAI-style message holds comes off the wire as it went in."""
+"""Messages without loss: an OpenAI-style message is received with all its keys, as it was sent."""
 
 import json
 from typing import Any

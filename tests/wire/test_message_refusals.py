@@ -67,27 +67,27 @@ UNFIT = {
     ],
     ids=["content", "part", "unknown key", "tool call"],
 )
-def test_an_unfit_value_is_refused_on_the_way_out(place, message, value):
+def test_a_bad_value_is_refused_before_it_is_sent(place, message, value):
     assert named(copy_message, message(value), "m").startswith(place)
 
 
 @pytest.mark.parametrize("message", ["text", None, [], 1, object()])
-def test_what_is_no_message_is_refused(message):
+def test_a_value_that_is_no_message_is_refused(message):
     assert named(copy_messages, [{"role": "user"}, message], "messages") == "messages[1]"
 
 
 @pytest.mark.parametrize("role", [None, "", "robot", "User", 1, ["user"], {"role": "user"}, b"user"])
-def test_a_role_that_is_none_is_refused(role):
+def test_an_unknown_role_is_refused(role):
     assert named(copy_message, {"role": role}, "m") == "m.role"
 
 
 @pytest.mark.parametrize("key", [1, None, ("a",), "\ud800"], ids=repr)
-def test_a_key_that_is_no_text_is_refused(key):
+def test_a_key_that_is_no_str_is_refused(key):
     assert named(copy_message, {"role": "user", key: 1}, "m").startswith("m")
 
 
 @pytest.mark.parametrize("value", UNFIT.values(), ids=UNFIT.keys())
-def test_an_unfit_tool_is_refused_on_the_way_out(value):
+def test_a_bad_tool_is_refused_before_it_is_sent(value):
     tools = [{"type": "function"}, {"type": "function", "function": {"parameters": value}}]
     assert named(tool_dicts, tools).startswith("tools[1]")
 
@@ -140,13 +140,13 @@ NO_OBJECT = ["[]", "null", "1", '"a"', "true"]
 
 @pytest.mark.parametrize("text", BAD_JSON.values(), ids=BAD_JSON.keys())
 @pytest.mark.parametrize("place", PLACES)
-def test_bad_json_is_refused_on_the_way_in(place, text):
+def test_bad_json_is_refused_when_it_is_received(place, text):
     assert named(PLACES[place], text).startswith(place)
 
 
 @pytest.mark.parametrize("text", NO_OBJECT)
 @pytest.mark.parametrize("place", [place for place in PLACES if place.endswith("extra_json")])
-def test_extra_json_that_is_no_object_is_refused(place, text):
+def test_extra_json_must_be_an_object(place, text):
     assert named(PLACES[place], text) == place
 
 
@@ -170,7 +170,7 @@ def test_any_text_is_an_object_or_refused(text):
 
 
 @pytest.mark.parametrize("levels", [256, 257])
-def test_what_came_in_may_go_out_again(levels):
+def test_a_received_message_can_be_sent_again(levels):
     """256 levels in one key of a message is the limit wherever they come from, 257 never get in."""
     lists = "[" * (levels - 2) + "]" * (levels - 2)
     part = pb.ContentPart(extra_json=f'{{"data":{lists}}}')
@@ -202,11 +202,11 @@ REPEATED = [
 
 
 @pytest.mark.parametrize(("message", "place"), REPEATED)
-def test_a_key_in_both_places_is_refused(message, place):
+def test_a_key_in_a_field_and_in_extra_json_is_refused(message, place):
     assert named(message_from_wire, message, "m") == place
 
 
-def test_a_key_in_both_places_of_a_tool_is_refused():
+def test_a_tools_key_in_a_field_and_in_extra_json_is_refused():
     function = pb.FunctionSchema(parameters_json="{}", extra_json='{"parameters":{}}')
     assert named(tool_from_wire, pb.Tool(function=function), "t") == "t.function.extra_json"
     assert named(params_from_wire, pb.SamplingParams(seed=1, extra_json='{"seed":1}'), "s") == "s.extra_json"
@@ -215,7 +215,7 @@ def test_a_key_in_both_places_of_a_tool_is_refused():
 
 
 @pytest.mark.parametrize("role", ["", "robot", "User"])
-def test_an_unknown_role_is_refused_on_the_way_in(role):
+def test_an_unknown_role_is_refused_when_it_is_received(role):
     assert named(message_from_wire, pb.Message(role=role), "messages[3]") == "messages[3].role"
 
 
@@ -256,7 +256,7 @@ def test_typed_sampling_parameters_out_of_bounds_are_refused_by_name(params):
     assert named(params_from_wire, pb.SamplingParams(**params), "sampling") == f"sampling.{key}"
 
 
-def test_a_negative_count_is_refused_wherever_it_stands():
+def test_a_negative_count_is_refused_in_a_field_and_in_extra_json():
     assert named(usage_from_wire, pb.Usage(completion_tokens=-1), "usage") == "usage.completion_tokens"
     assert named(usage_from_wire, pb.Usage(extra_json='{"prompt_tokens":-1}'), "usage").startswith("usage.")
 
@@ -276,7 +276,7 @@ KEYS = st.sampled_from(["content", "tool_calls", "name", "vendor", "\ud800", 1])
 
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(KEYS, ANYTHING, max_size=3))
-def test_what_passed_the_check_can_be_written(message):
+def test_a_checked_message_can_be_serialized(message):
     """copy_message refuses with InvalidArgument, or what it returns survives."""
     try:
         checked = copy_message({"role": "user", **message}, "m")

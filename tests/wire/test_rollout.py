@@ -68,14 +68,14 @@ def test_a_request_that_says_little_survives():
     assert replace(back, digest=b"", size=0) == init
 
 
-def test_what_is_unset_has_its_default():
+def test_an_unset_field_has_its_default():
     request = init_from_wire(pb.InitRequest(rollout_id="r")).request
     assert (request.attempt, request.max_turns, request.max_tokens_total) == (1, 10, 8192)
     assert (request.label, request.group, request.agent_timeout) == (None, None, None)
     assert (request.tool_server_url, request.idempotency_key, request.metadata) == (None, None, {})
 
 
-def test_secrets_stay_behind_when_told():
+def test_secrets_are_left_out_on_request():
     wire = init_to_wire(INIT, secrets=False)
     assert wire.callback.target == "127.0.0.1:1"
     assert b"secret" not in wire.SerializeToString()
@@ -226,7 +226,7 @@ BAD_REQUESTS = [
 
 
 @pytest.mark.parametrize(("field", "bad"), BAD_REQUESTS, ids=lambda value: value if isinstance(value, str) else "")
-def test_what_is_out_of_bounds_is_refused_by_name(field, bad):
+def test_a_field_out_of_bounds_is_refused_by_name(field, bad):
     assert named(init_from_wire, over_the_wire(pb.InitRequest(rollout_id="r", **bad))) == field
 
 
@@ -234,7 +234,7 @@ NOT_SERVED_YET = [("grader_timeout", {"grader_timeout": Duration(seconds=5)})]
 
 
 @pytest.mark.parametrize(("field", "given"), NOT_SERVED_YET)
-def test_what_is_not_served_is_refused_by_name_but_can_be_read(field, given):
+def test_an_unserved_field_can_be_read_and_is_refused_by_name(field, given):
     message = over_the_wire(pb.InitRequest(rollout_id="r", **given))
     assert named(check_served, message) == field
     init_from_wire(message)

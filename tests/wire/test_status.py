@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from osmosis_grpc import errors
 from osmosis_grpc._gen.osmosis.rollout.v1 import error_pb2
 from osmosis_grpc.errors import CallError, InvalidArgument
-from osmosis_grpc.wire.status import CLASSES, from_code, from_status, to_status
+from osmosis_grpc.wire.status import CLASSES, from_code, to_status
 
 CODES = {code.value[0]: code for code in grpc.StatusCode if code is not grpc.StatusCode.OK}
 HEADER_BYTES = 8 * 1024
@@ -23,6 +23,10 @@ def coded(kind: type[CallError]) -> set[type[CallError]]:
     """The classes below one that name a code of their own; a special case inherits its code."""
     below = kind.__subclasses__()
     return {each for each in below if "code" in vars(each)}.union(*(coded(each) for each in below))
+
+
+def from_status(status):
+    return from_code(status.code, status.message, status.details)
 
 
 def trip(error: CallError) -> CallError:
@@ -66,7 +70,7 @@ def test_an_unknown_code_is_an_unknown_error(code):
 
 
 @pytest.mark.parametrize("code", [8, 14, 4, 2])
-def test_the_time_to_come_back_survives(code):
+def test_retry_after_survives(code):
     error = CLASSES[code]("busy", retry_after=1.25)
     assert trip(error).retry_after == 1.25
     assert trip(CLASSES[code]("busy", retry_after=0.0)).retry_after == 0.0
@@ -91,7 +95,7 @@ def test_details_survive(error, names):
     assert back.retry_after == 2.5
 
 
-def test_details_are_the_standard_ones_where_there_are_any():
+def test_details_are_standard_messages_if_one_fits():
     """Another implementation reads them without knowing this one."""
     kinds = [
         error_details_pb2.BadRequest,

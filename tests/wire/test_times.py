@@ -32,7 +32,7 @@ def test_a_duration_survives(seconds):
     "message",
     [Duration(), Duration(seconds=-1), Duration(nanos=-1), Duration(seconds=1, nanos=10**9), Duration(seconds=2**62)],
 )
-def test_a_duration_that_is_no_time_to_wait_is_refused(message):
+def test_a_duration_must_be_greater_than_zero(message):
     with pytest.raises(InvalidArgument) as refusal:
         times.checked_seconds(message, "agent_timeout")
     assert refusal.value.violations[0][0] == "agent_timeout"

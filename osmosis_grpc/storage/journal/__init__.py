@@ -1,1 +1,1 @@
-"""The agent server's journal in SQLite: store.py implements the engine's Journal port."""
+"""The agent server's journal in SQLite. `sqlite_journal.py` implements the engine's Journal port."""

@@ -1,6 +1,7 @@
-"""Credentials of rollouts: a file for each that has any, readable by the owner of the process alone.
+"""Stores the credentials of rollouts. Each rollout with credentials has one file.
 
-They stand nowhere else, and are gone with the acknowledgement of the rollout's completion.
+Only the user of the process can read the file. Credentials are stored nowhere else. The file is deleted when the
+rollout is settled.
 """
 
 import hashlib
@@ -13,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from osmosis_grpc.storage.fsync import fsync
 from osmosis_grpc.types import InitRequest
 from osmosis_grpc.wire.rollout import callback_from_bytes, callback_to_bytes
 
@@ -20,15 +22,15 @@ log = logging.getLogger(__name__)
 
 
 class Secrets:
-    """The files of one folder."""
+    """The credential files in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(mode=0o700, exist_ok=True)
 
     def put(self, init: InitRequest) -> None:
-        """Write what an Init holds of them, and see it on the disk."""
-        found = _of(init)
+        """Write the credentials of an Init to the disk. Raises OSError."""
+        found = _credentials(init)
         path = self.path(init.request.rollout_id, init.request.attempt)
         if found is None:
             path.unlink(missing_ok=True)
@@ -39,19 +41,15 @@ class Secrets:
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)
-        folder = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # or a power cut could take the name back, after the row that needs it was committed
-        finally:
-            os.close(folder)
+        fsync(self._folder)  # otherwise a power cut after the commit of the rollout's row can undo the new name
 
     def add_to(self, init: InitRequest) -> InitRequest:
-        """An Init with its secrets put back, as long as they are what was written."""
+        """Return an Init with its stored credentials. Returns the Init unchanged if these are missing or damaged."""
         path = self.path(init.request.rollout_id, init.request.attempt)
         try:
             text = path.read_text()
             if text != _signed(text[9:]):
-                raise ValueError("its checksum does not agree")
+                raise ValueError("its checksum does not match")
         except FileNotFoundError:
             return init
         except ValueError as error:
@@ -64,12 +62,12 @@ class Secrets:
         return replace(init, request=request)
 
     def drop(self, rollout_id: str, attempt: int) -> None:
-        """Forget those of a rollout; what cannot be deleted now is at the next start."""
+        """Delete the credentials of a rollout. If the deletion fails, the next start deletes them."""
         with suppress(OSError):
             self.path(rollout_id, attempt).unlink()
 
     def keep(self, rollouts: Iterable[tuple[str, int]]) -> None:
-        """Forget all but those of these rollouts."""
+        """Delete the credentials of all rollouts except these."""
         kept = {self.path(*rollout) for rollout in rollouts}
         for path in self._folder.iterdir():
             if path not in kept:
@@ -81,17 +79,20 @@ class Secrets:
 
 
 def has_secrets(init: InitRequest) -> bool:
-    """Whether there is anything to write."""
-    return _of(init) is not None
+    """Return whether an Init has credentials."""
+    return _credentials(init) is not None
 
 
 def _signed(text: str) -> str:
-    """A text with its checksum before it."""
+    """Return a checksum followed by its text."""
     return f"{zlib.crc32(text.encode()):08x} {text}"
 
 
-def _of(init: InitRequest) -> dict[str, str | None] | None:
-    """Return the secrets of an Init, with its whole callback if that has any; None if there are none."""
+def _credentials(init: InitRequest) -> dict[str, str | None] | None:
+    """Return the credentials of an Init, or None if it has no credentials.
+
+    The result includes the callback if the callback has credentials.
+    """
     request, callback = init.request, b""
     if init.callback is not None:
         callback = callback_to_bytes(init.callback, secrets=True)

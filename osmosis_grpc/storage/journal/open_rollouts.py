@@ -1,19 +1,19 @@
-"""The unsettled rollouts of a journal, in memory: the positions of their events, and the bytes that they take."""
+"""Keeps the positions of the events, and the sizes, of a journal's unsettled rollouts in memory."""
 
 from array import array
 from dataclasses import dataclass, field
 
-from osmosis_grpc.engine.shares import Shares
+from osmosis_grpc.engine.fair_shares import Shares
 
 Key = tuple[str, int]
 """A rollout's id and attempt."""
 End = tuple[str, float | None, float | None, int | None, float | None]
-"""State, start time, end time, position of the last event, and when it ended by the journal's clock."""
+"""State, start time, end time, position of the event Ended, and the time of the end by the journal's clock."""
 
 
 @dataclass(slots=True)
 class OpenRollout:
-    """A rollout that may get further events."""
+    """A rollout to which events can be appended."""
 
     sequence: int
     key: Key
@@ -21,7 +21,7 @@ class OpenRollout:
     accepted: int
     """The position of its first event."""
     accepted_at: float
-    """By the journal's clock."""
+    """When it was accepted, by the journal's clock."""
     positions: "array[int]" = field(default_factory=lambda: array("Q"))
     committed: int = 0
     """How many of its events are committed."""
@@ -29,55 +29,40 @@ class OpenRollout:
     """About how many bytes its events take in the file."""
     start_time: float | None = None
     end: End = ("ACCEPTED", None, None, None, None)
-    """The values of its row."""
+    """The values in the rollout's row that describe its end."""
     ended: bool = False
     settled: bool = False
     """Whether its last event was appended."""
 
 
 class OpenRollouts:
-    """Finds open rollouts by id and attempt, and counts the bytes of each owner's."""
+    """The open rollouts by id and attempt, and the bytes of each owner."""
 
     def __init__(self, budget: int) -> None:
         self.live_size = 0
-        """Bytes in the file of the rollouts that have not ended."""
+        """The bytes that all rollouts without an end take in the file."""
         self._budget = budget
-        self._rollouts: dict[Key, OpenRollout] = {}
+        self.by_key: dict[Key, OpenRollout] = {}
         self._sizes = Shares(budget)
 
-    def __len__(self) -> int:
-        return len(self._rollouts)
-
-    def __getitem__(self, key: Key) -> OpenRollout:
-        return self._rollouts[key]
-
-    def get(self, rollout_id: str, attempt: int) -> OpenRollout | None:
-        """Return an open rollout; None if there is none."""
-        return self._rollouts.get((rollout_id, attempt))
-
-    def add(self, rollout: OpenRollout) -> OpenRollout:
-        """Take a rollout, whose events are counted by `grow`."""
-        self._rollouts[rollout.key] = rollout
-        return rollout
-
     def grow(self, rollout: OpenRollout, size: int) -> None:
-        """Count more bytes."""
+        """Add to the size of a rollout."""
         rollout.size += size
         self._sizes.add(rollout.owner, size)
         self.live_size += 0 if rollout.ended else size
 
     def end(self, rollout: OpenRollout) -> None:
-        """Count a rollout among the ended ones."""
+        """Note that a rollout has ended."""
         rollout.ended = True
         self.live_size -= rollout.size
 
     def close(self, rollout: OpenRollout) -> None:
-        """Drop a rollout that gets no further events. Idempotent."""
-        if self._rollouts.get(rollout.key) is rollout:
-            del self._rollouts[rollout.key]
+        """Remove a rollout that gets no further events. Idempotent."""
+        if self.by_key.get(rollout.key) is rollout:
+            del self.by_key[rollout.key]
             self._sizes.add(rollout.owner, -rollout.size)
             self.live_size -= 0 if rollout.ended else rollout.size
 
     def has_room(self, owner: str) -> bool:
-        """Return whether the budget is not full, or the owner uses less than an even share of it."""
-        return self._sizes.total <= self._budget or not self._sizes.has_its_part(owner)
+        """Return True if the total is within the budget, or if the owner uses less than an even share."""
+        return self._sizes.total <= self._budget or not self._sizes.has_even_share(owner)

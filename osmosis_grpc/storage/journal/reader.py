@@ -1,17 +1,22 @@
-"""What stands in a journal: for the process that writes it, and for others that only look."""
+"""Reads rollouts and events from the journal's file, for the server and for commands that inspect the journal."""
 
+import asyncio
+import json
 import logging
 import sqlite3
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from osmosis_grpc.engine.journal_port import RolloutFilter
+from osmosis_grpc.errors import InvalidArgument, Unavailable
+from osmosis_grpc.storage.data_loss import data_loss
 from osmosis_grpc.storage.journal import schema
-from osmosis_grpc.storage.journal.rows import EventRow, RolloutRow, Trail, data_loss
-from osmosis_grpc.storage.sqlite.database import look
+from osmosis_grpc.storage.journal.rows import Dropped, EventRow, RolloutRow, Trail
+from osmosis_grpc.storage.sqlite.database import connect, look
 from osmosis_grpc.types import (
     Callback,
     EndedBy,
@@ -28,13 +33,14 @@ from osmosis_grpc.wire.rollout import callback_from_bytes
 log = logging.getLogger(__name__)
 
 READ_BYTES = 1024 * 1024
-"""Events are read until they have so many bytes: the event loop waits for it."""
+"""A call stops to read events after this many bytes, because the event loop waits for the call."""
 CHECKED_BYTES = 4 * 1024 * 1024
-"""Checksums of a larger rollout's events are not checked before each event is read: that would block the event loop."""
-_NUMBERS = """SELECT position, number FROM events WHERE position IN (SELECT value FROM json_each(?)) AND sequence = ?
-    ORDER BY position"""
+"""If an ended rollout has more bytes, an event's checksum is checked only when this event is read.
+
+A check of all these events at once would block the event loop.
+"""
 WINDOW = 4096
-"""Positions that one call of all_events looks at."""
+"""One call of all_events looks at this many positions at most."""
 _SELECT = "SELECT * FROM rollouts "
 _EVENT = "SELECT * FROM events WHERE position = ?"
 _OWNED = """SELECT rollout_id, attempt, events.* FROM events JOIN rollouts USING (sequence)
@@ -44,15 +50,38 @@ _OPEN = """SELECT * FROM events
     AND sequence IN (SELECT sequence FROM rollouts WHERE NOT settled) ORDER BY position"""
 
 
+SLICE = 200
+"""One transaction drops this many rollouts at most."""
+ROLLOUT_BYTES = 1024
+"""About how many bytes a rollout takes in the file in addition to its events."""
+
+_OLDEST = """SELECT sequence, rollout_id, attempt, positions, size, ended_at FROM rollouts
+    WHERE settled AND ended_at < 9e999 ORDER BY ended_at LIMIT ?"""
+
+R = TypeVar("R")
+
+
+@contextmanager
+def unavailable() -> Iterator[None]:
+    """Turn an error of reading into Unavailable, which allows the caller to retry."""
+    try:
+        yield
+    except (sqlite3.Error, OSError, InvalidArgument, schema.JournalError) as error:
+        raise Unavailable(f"the journal cannot be read: {error}", retry_after=5.0) from error
+
+
 class Reader:
-    """Reads rollouts and events over a connection. Entries come without their secrets."""
+    """Reads rollouts and events over a connection. The entries that it returns contain no credentials."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
 
     @classmethod
     def look(cls, folder: Path) -> "Reader":
-        """The journal in a folder as it stands now, also while a server holds it. Raises JournalError."""
+        """Return a Reader that sees the present content of the journal in a folder. Raises JournalError.
+
+        A server can have the journal open at the same time.
+        """
         path = folder / schema.FILE
         if not path.exists():
             raise schema.JournalError(f"there is no journal {path}")
@@ -63,7 +92,7 @@ class Reader:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """What is read meanwhile is of one moment."""
+        """Make all reads in the block see the same commit."""
         if self._database.in_transaction:
             yield
             return
@@ -71,20 +100,21 @@ class Reader:
         try:
             yield
         finally:
-            self._database.execute("COMMIT")
+            if self._database.in_transaction:  # SQLite ends the transaction after an error of the disk
+                self._database.execute("COMMIT")
 
     def close(self) -> None:
-        """Look no longer."""
+        """Close the connection."""
         self._database.close()
 
     def find(self, rollout_id: str) -> list[JournaledRollout]:
-        """A rollout's attempts, with their completions."""
+        """Return a rollout's attempts, with their completions."""
         statement = _SELECT + "WHERE rollout_id = ? ORDER BY attempt"
         if not self._database.execute(statement, (rollout_id,)).fetchall():
             return []
         with self.snapshot():
             rows = self._database.execute(statement, (rollout_id,)).fetchall()
-            found = [self._entry(row, self._damage(row)) for row in map(RolloutRow._make, rows)]
+            found = [self.entry(row, self.damage(row)) for row in map(RolloutRow._make, rows)]
         for entry in found:
             if entry.damage:
                 log.error(
@@ -96,45 +126,35 @@ class Reader:
         return found
 
     def find_by_key(self, owner: str, idempotency_key: str) -> str:
-        """The rollout that a key names; empty when there is none."""
+        """Return the id of the rollout with an idempotency key, or an empty text if there is no such rollout."""
         row = self._database.execute(
             "SELECT rollout_id FROM rollouts WHERE owner = ? AND idempotency_key = ?", (owner, idempotency_key)
         ).fetchone()
         return str(row[0]) if row else ""
 
     def newest(self, limit: int) -> list[str]:
-        """The ids of the rollouts that were accepted last, the newest first."""
+        """Return the ids of the newest rollouts. The rollout that was accepted last comes first."""
         rows = self._database.execute("SELECT rollout_id FROM rollouts ORDER BY sequence DESC LIMIT ?", (limit,))
         return list(dict.fromkeys(row[0] for row in rows.fetchall()))
 
-    def entries(
-        self,
-        owner: str,
-        after: int,
-        limit: int,
-        *,
-        states: Sequence[RolloutState] = (),
-        group_id: str = "",
-        unsettled: bool = False,
-    ) -> list[JournaledRollout]:
-        """See Journal. The filters are conditions of the query: rows that they leave out are not decoded."""
-        values: list[Any]
-        conditions, values = ["sequence > ?", "owner = ?"], [after, owner]
-        if unsettled:
+    def entries(self, owner: str, after: int, limit: int, where: RolloutFilter) -> list[JournaledRollout]:
+        """Return rollouts as Journal.entries does. The query applies the filter. Call this method in a snapshot()."""
+        conditions: list[str] = ["sequence > ?", "owner = ?"]
+        values: list[Any] = [after, owner]
+        if where.unsettled:
             conditions.append("NOT settled")
-        elif states:
-            conditions.append(f"(NOT settled OR state IN ({', '.join('?' * len(states))}))")
-            values += [state.value for state in states]
-        if group_id:
+        elif where.states:
+            conditions.append(f"(NOT settled OR state IN ({', '.join('?' * len(where.states))}))")
+            values += [state.value for state in where.states]
+        if where.group_id:
             conditions.append("group_id = ?")
-            values.append(group_id)
-        where = f"WHERE {' AND '.join(conditions)} ORDER BY sequence LIMIT ?"
-        with self.snapshot():
-            rows = self._database.execute(_SELECT + where, (*values, limit)).fetchall()
-            return [self._entry(row, row.wrong(), whole=False) for row in map(RolloutRow._make, rows)]
+            values.append(where.group_id)
+        query = f"{_SELECT}WHERE {' AND '.join(conditions)} ORDER BY sequence LIMIT ?"
+        rows = self._database.execute(query, (*values, limit)).fetchall()
+        return [self.entry(row, row.wrong(), completion=False) for row in map(RolloutRow._make, rows)]
 
     def unsettled(self) -> list[tuple[RolloutRow, Trail]]:
-        """The rollouts to which something is still to happen, in order of acceptance, with where their events are."""
+        """Return the unsettled rollouts in order of acceptance, with the positions of their events."""
         rows = self._database.execute(_SELECT + "WHERE NOT settled ORDER BY sequence").fetchall()
         found = {row[0]: (RolloutRow._make(row), Trail()) for row in rows}
         with closing(self._database.execute(_OPEN)) as opened:
@@ -143,12 +163,22 @@ class Reader:
                     found[event.sequence][1].add(event)
         return list(found.values())
 
-    def entry(self, row: RolloutRow, trail: Trail) -> JournaledRollout:
-        """A rollout with its completion, once all of its events were looked at."""
-        return self._entry(row, row.wrong() or trail.wrong(row))
+    def overdue(self, before: float, beyond: int) -> list[Dropped]:
+        """Return up to SLICE settled rollouts to drop. The rollout that ended first comes first.
+
+        Includes each rollout that ended before `before`. Adds later rollouts until all of them have `beyond` bytes.
+        """
+        found: list[Dropped] = []
+        with closing(self._database.execute(_OLDEST, (SLICE,))) as rows:
+            for *row, ended_at in rows:
+                if ended_at >= before and beyond <= 0:
+                    break
+                found.append(Dropped(*row))
+                beyond -= found[-1].size + ROLLOUT_BYTES
+        return found
 
     def positions(self, rollout_id: str, attempt: int) -> "array[int]":
-        """Where a rollout's events are; of one that has not ended, they are looked for."""
+        """Return the positions of a rollout's events. Raises Damaged."""
         one = self._database.execute(_SELECT + "WHERE rollout_id = ? AND attempt = ?", (rollout_id, attempt)).fetchone()
         if one is None:
             return array("Q")
@@ -158,9 +188,9 @@ class Reader:
         return array("Q", row.positions) if row.positions is not None else self._trail(row).positions
 
     def events(self, rollout_id: str, attempt: int, positions: Sequence[int]) -> list[TrajectoryEvent]:
-        """A rollout's events at these positions, or as many of them as are good to read at once.
+        """Return a rollout's events at these positions. Stops after READ_BYTES.
 
-        Raises Damaged at one that is not what was written.
+        Stops before a damaged event. Raises Damaged if the first event is damaged.
         """
         found: list[TrajectoryEvent] = []
         size = 0
@@ -178,7 +208,7 @@ class Reader:
         return found
 
     def trajectory(self, rollout_id: str, attempt: int) -> Iterator[TrajectoryEvent]:
-        """All events of an attempt."""
+        """Return all events of an attempt. Raises Damaged."""
         positions = self.positions(rollout_id, attempt)
         while batch := self.events(rollout_id, attempt, positions):
             yield from batch
@@ -187,9 +217,9 @@ class Reader:
     def all_events(
         self, owner: str, after: int, last: int, limit: int
     ) -> tuple[list[tuple[int, TrajectoryEvent]], int]:
-        """Return an owner's events with positions above `after`, up to `last`, and where to go on from.
+        """Return an owner's events with positions above `after` and up to `last`, and the `after` of the next call.
 
-        Damaged events are left out, and logged.
+        Logs damaged events, and leaves them out.
         """
         reached = min(last, after + WINDOW)
         found: list[tuple[int, TrajectoryEvent]] = []
@@ -199,7 +229,7 @@ class Reader:
                 row = EventRow._make(values)
                 count += 1
                 if not row.sound:
-                    log.error("event %s of rollout %s is damaged, and left out", row.number, rollout_id)
+                    log.error("event %s of rollout %s is damaged and left out", row.number, rollout_id)
                     continue
                 event = TrajectoryEvent(rollout_id, attempt, row.number, row.time, row.read())
                 found.append((row.position, event))
@@ -209,50 +239,49 @@ class Reader:
         return found, row.position if count == limit else reached
 
     def fact(self, name: str) -> Any:
-        """A fact's value; None when there is none."""
+        """Return the value of a fact, or None if there is no such fact."""
         row = self._database.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return row[0] if row else None
 
-    def number(self, statement: str) -> int:
-        """What a statement gives, being one whole number; 0 for NULL."""
-        return int(self._database.execute(statement).fetchone()[0] or 0)
-
-    def _damage(self, row: RolloutRow) -> str:
-        """What is wrong with a rollout; empty where nothing is."""
+    def damage(self, row: RolloutRow) -> str:
+        """Describe the damage in a rollout's row or events. Returns an empty text if there is no damage."""
         return row.wrong() or self._trail(row).wrong(row)
 
     def _trail(self, row: RolloutRow) -> Trail:
-        """Where a rollout's events are."""
+        """Return the Trail of a rollout's events. Reads only positions and numbers if the rollout is large."""
         trail = Trail()
-        if row.positions is not None and row.size > CHECKED_BYTES:
-            for position, number in self._database.execute(_NUMBERS, (row.positions_json(), row.sequence)):
-                trail.put(position, number)
-            return trail
+        where = "position >= ? AND sequence = ?"
+        values: tuple[Any, ...] = row.accepted, row.sequence
         if row.positions is not None:
-            for at in array("Q", row.positions):
-                if (found := self._database.execute(_EVENT, (at,)).fetchone()) is not None:
-                    trail.add(EventRow._make(found))
-            return trail
-        events_of = "SELECT * FROM events WHERE position >= ? AND sequence = ? ORDER BY position"
-        with closing(self._database.execute(events_of, (row.accepted, row.sequence))) as rows:
+            where = "position IN (SELECT value FROM json_each(?))"
+            values = (json.dumps(array("Q", row.positions).tolist()),)
+        unchecked = row.positions is not None and row.size > CHECKED_BYTES
+        query = f"SELECT {'position, number' if unchecked else '*'} FROM events WHERE {where} ORDER BY position"  # noqa: S608
+        with closing(self._database.execute(query, values)) as rows:
             for found in rows:
-                trail.add(EventRow._make(found))
+                if unchecked:
+                    trail.put(*found)
+                else:
+                    trail.add(EventRow._make(found))
         return trail
 
-    def _entry(self, row: RolloutRow, damage: str, *, whole: bool = True) -> JournaledRollout:
+    def entry(self, row: RolloutRow, damage: str, *, completion: bool = True) -> JournaledRollout:
+        """Return the rollout of a row. `damage` is empty for a sound rollout.
+
+        If `completion` is False, the result has no completion.
+        """
         row = row.usable() if damage else row
         first: events.Accepted | None = None
-        completion, ended_by = None, EndedBy()
+        ended: events.Ended | None = None
         try:
             kind = self._event(row.accepted).read()
             first = kind if isinstance(kind, events.Accepted) else None
-            if (whole or damage) and row.ended:
-                last = self._event(row.ended).read()
-                if isinstance(last, events.Ended):
-                    completion, ended_by = last.completion, last.by
+            if (completion or damage) and row.ended:
+                kind = self._event(row.ended).read()
+                ended = kind if isinstance(kind, events.Ended) else None
         except schema.Damaged as error:
             damage = damage or str(error)
-        if completion is not None and completion.finish_reason == DATA_LOSS:  # it has ended so: there is nothing more
+        if ended is not None and ended.completion.finish_reason == DATA_LOSS:  # the end already reports the damage
             damage = ""
         entry = JournaledRollout(
             init=_init(row, first),
@@ -274,38 +303,56 @@ class Reader:
                 start_time=row.start_time,
                 end_time=row.end_time,
                 state=RolloutState(row.state),
-                completion=completion if whole else None,
-                ended_by=ended_by,
-                undelivered=bool(row.ended and not row.settled),
+                completion=ended.completion if ended is not None and completion else None,
+                ended_by=ended.by if ended is not None else EndedBy(),
             )
         if not row.settled:
             return entry
+        request = entry.init.request
+        lost = data_loss("journal", request.rollout_id, request.attempt, damage)
         return replace(
             entry,
             start_time=row.accept_time,
             end_time=row.accept_time,
             state=RolloutState.FAILED,
-            completion=data_loss(entry.init.request, damage) if whole else None,
+            completion=replace(lost, group=request.group, evaluation=request.evaluation) if completion else None,
         )
 
     def _event(self, position: int) -> EventRow:
-        """An event. Raises Damaged."""
+        """Return the event at a position. Raises Damaged."""
         found = self._database.execute(_EVENT, (position,)).fetchone()
         if found is None:
             raise schema.Damaged(f"event {position} is not in the journal")
         row = EventRow._make(found)
         if not row.sound:
-            raise schema.Damaged(f"event {row.number} (row {position}) has another checksum")
+            raise schema.Damaged(f"event {row.number} (row {position}) does not match its checksum")
         return row
 
 
 def _init(row: RolloutRow, first: events.Accepted | None) -> InitRequest:
-    """Return a rollout's Init without secrets; only its ids if the event that has the rest is damaged."""
+    """Return a rollout's Init without secrets. If its event Accepted is damaged, the Init has only the row's values."""
     callback: Callback | None = None
     if row.callback is not None:
-        with suppress(Exception):  # damaged bytes: the row's checksum does not match either
+        with suppress(Exception):  # the bytes are damaged, and the row's checksum reports this
             callback = callback_from_bytes(row.callback)
     if first is not None:
         return replace(first.init, callback=callback, digest=row.digest)
     request = RolloutRequest(rollout_id=row.rollout_id, attempt=row.attempt, messages=[])
     return InitRequest(request=request, callback=callback, digest=row.digest)
+
+
+async def read_on_thread(path: Path, read: Callable[[Reader], R]) -> R:
+    """Call `read` on another thread, and return its result. Raises Unavailable.
+
+    `read` gets a Reader with a connection of its own.
+    """
+
+    def reading() -> R:
+        with closing(connect(path)) as database:
+            database.execute("PRAGMA query_only = 1")
+            reader = Reader(database)
+            with reader.snapshot():
+                return read(reader)
+
+    with unavailable():
+        return await asyncio.to_thread(reading)

@@ -1,7 +1,7 @@
-"""What is put right in the rows of a journal before anybody reads them, and what is logged of it.
+"""Repairs damaged rows when a journal is opened, and logs most repairs.
 
-A rollout's row says nothing of its end that its events do not say, so that part is made anew from them. What is lost
-of a rollout stays as it is: it is damaged for everybody who reads it.
+The columns with the ids and the end of a rollout repeat values of its events. A repair computes these columns from the
+events again. A damaged number of deaths becomes 0. A rollout with other damage stays damaged.
 """
 
 import logging
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from osmosis_grpc.storage.journal import schema
 from osmosis_grpc.storage.journal.rows import EventRow, RolloutRow, Trail
+from osmosis_grpc.storage.sqlite.checksum import with_sum
 from osmosis_grpc.types import CompletionStatus, events
 
 log = logging.getLogger(__name__)
@@ -18,17 +19,17 @@ log = logging.getLogger(__name__)
 _END = """UPDATE rollouts SET state = ?, start_time = ?, end_time = ?, ended = ?, ended_at = ?, positions = ?,
     last_number = ?, size = ?, settled = ?, end_sum = ? WHERE sequence = ?"""
 _COPY = "copy of journal_id"
-"""A second row with the journal's id: all cursors and attachments depend on it."""
+"""The name of the fact that repeats the journal's id. All cursors and attachments depend on this id."""
 
 
 def mend(database: sqlite3.Connection, path: Path) -> bool:
-    """Put right the facts, the tombstones and the rollouts; whether the journal is new. Raises sqlite3.Error."""
+    """Repair the facts, the tombstones and the rollouts. Returns whether the journal is new. Raises sqlite3.Error."""
     database.execute("BEGIN IMMEDIATE")
-    lost = _facts(database, path)
-    for row in database.execute("SELECT * FROM tombstones").fetchall():
-        if schema.wrong("tombstones", row):
-            log.error("the cancel of rollout %s is damaged in the journal %s, and forgotten", row[1], path)
-            database.execute("DELETE FROM tombstones WHERE owner IS ? AND rollout_id IS ?", row[:2])
+    facts = schema.JOURNAL.tables["facts"].delete_damaged(database)
+    for name, *_ in facts:
+        log.error("the fact %r is damaged in the journal %s and replaced", name, path)
+    for _, rollout_id, *_ in schema.JOURNAL.tables["tombstones"].delete_damaged(database):
+        log.error("the cancel of rollout %s is damaged in the journal %s and deleted", rollout_id, path)
     for row in map(RolloutRow._make, database.execute("SELECT * FROM rollouts NOT INDEXED").fetchall()):
         wrong = row.wrong()
         if wrong.startswith("accept_sum"):
@@ -39,32 +40,21 @@ def mend(database: sqlite3.Connection, path: Path) -> bool:
             database.execute("UPDATE rollouts SET deaths = ?, deaths_sum = ? WHERE sequence = ?", values)
         elif wrong.startswith("end_sum") and _remake(database, row):
             log.error(
-                "the row of rollout %s was damaged in the journal %s; it is made anew from its events",
+                "the row of rollout %s was damaged in the journal %s; it is repaired from its events",
                 row.rollout_id,
                 path,
             )
-        elif wrong.startswith("end_sum"):  # then its positions are not to be trusted: its events are found without
+        elif wrong.startswith("end_sum"):  # the positions are perhaps wrong, and the reader finds events without them
             database.execute("UPDATE rollouts SET positions = NULL WHERE sequence = ?", (row.sequence,))
         elif wrong and row.settled:
             log.error("the settled rollout %s is damaged in the journal %s: %s", row.rollout_id, path, wrong)
-    made = _defaults(database, lost=lost)
+    made = _defaults(database, lost=bool(facts))
     database.execute("COMMIT")
     return made
 
 
-def _facts(database: sqlite3.Connection, path: Path) -> bool:
-    """Delete damaged facts; whether there were any."""
-    lost = False
-    for row in database.execute("SELECT rowid, * FROM facts").fetchall():
-        if schema.wrong("facts", row[1:]):
-            lost = True
-            log.error("the fact %r is damaged in the journal %s, and made anew", row[1], path)
-            database.execute("DELETE FROM facts WHERE rowid = ?", row[:1])
-    return lost
-
-
 def _defaults(database: sqlite3.Connection, *, lost: bool) -> bool:
-    """Put in the facts that are always there; whether there was none."""
+    """Insert missing facts that every journal needs. Returns whether the journal is new."""
     known = dict(database.execute("SELECT name, value FROM facts"))
     journal_id = known.get("journal_id") or known.get(_COPY) or uuid.uuid4().hex
     (newest,) = database.execute("SELECT max(position) FROM events").fetchone()
@@ -82,7 +72,7 @@ def _defaults(database: sqlite3.Connection, *, lost: bool) -> bool:
 
 
 def _name(database: sqlite3.Connection, row: RolloutRow) -> RolloutRow:
-    """Put the ids of a rollout in its row as its first event has them; if they were what was damaged, it is sound."""
+    """Write the ids in a rollout's first event to its row. Returns the new row, or the old row if this fails."""
     found = database.execute("SELECT * FROM events WHERE position IS ?", (row.accepted,)).fetchone()
     event = EventRow._make(found) if found is not None else None
     kind = event.read() if event is not None and event.sequence == row.sequence and event.sound else None
@@ -97,7 +87,10 @@ def _name(database: sqlite3.Connection, row: RolloutRow) -> RolloutRow:
 
 
 def _remake(database: sqlite3.Connection, row: RolloutRow) -> bool:
-    """Make the part of a rollout's row anew that its events tell; whether they all are sound."""
+    """Compute the columns about a rollout's end from its events, and write them.
+
+    Returns False, and writes nothing, if an event is damaged or missing.
+    """
     trail = Trail()
     start_time = end_time = ended = None
     state, settled = "ACCEPTED", False
@@ -117,11 +110,12 @@ def _remake(database: sqlite3.Connection, row: RolloutRow) -> bool:
     if trail.wrong(row._replace(positions=None, ended=None)):
         return False
     if ended is None:
-        start_time = None  # it is written with the end
+        start_time = None  # the column is empty until the rollout ends
     positions = None if ended is None else trail.positions.tobytes()
     last_number, size = (1, 0) if ended is None else (len(trail.positions), trail.size)
     (clock,) = database.execute("SELECT value FROM facts WHERE name = 'clock'").fetchone() or (row.accepted_at,)
     ended_at = None if ended is None else max(float(clock), row.accepted_at)
     end = state, start_time, end_time, ended, ended_at, positions, last_number, size, int(settled)
-    database.execute(_END, (*end, schema.end_sum((row.sequence, *end)), row.sequence))
+    _, *values = with_sum(b"rollouts.end_sum", (row.sequence, *end))
+    database.execute(_END, (*values, row.sequence))
     return True

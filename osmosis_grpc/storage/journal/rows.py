@@ -1,26 +1,17 @@
-"""The rows of rollouts and events, and whether they are what was written."""
+"""Makes the rows of rollouts and events, and detects damaged rows."""
 
-import hashlib
-import json
 from array import array
 from typing import Any, NamedTuple
 
 from osmosis_grpc.storage.journal import schema
-from osmosis_grpc.storage.journal.retention import EVENT_BYTES
-from osmosis_grpc.storage.sqlite.checksum import event_sum
-from osmosis_grpc.types import (
-    Completion,
-    CompletionStatus,
-    EventKind,
-    Failure,
-    FailureReason,
-    InitRequest,
-    JournaledRollout,
-    RolloutRequest,
-)
-from osmosis_grpc.types.failure_reasons import DATA_LOSS
+from osmosis_grpc.storage.journal.open_rollouts import OpenRollout
+from osmosis_grpc.storage.sqlite.checksum import event_sum, row_sum, with_sum
+from osmosis_grpc.types import EventKind, JournaledRollout, RolloutState
 from osmosis_grpc.wire.event import kind_from_bytes
 from osmosis_grpc.wire.rollout import callback_to_bytes
+
+EVENT_BYTES = 48
+"""About how many bytes an event takes in the file in addition to its body."""
 
 
 class EventRow(NamedTuple):
@@ -36,14 +27,14 @@ class EventRow(NamedTuple):
 
     @property
     def sound(self) -> bool:
-        """Whether its checksum agrees."""
+        """Whether the row matches its checksum."""
         try:
             return event_sum(*self[:6]) == self.checksum
-        except Exception:  # a damaged value may be of any type
+        except Exception:  # a damaged value can have any type
             return False
 
     def read(self) -> EventKind:
-        """What happened."""
+        """Decode the event."""
         return kind_from_bytes(self.kind, self.body)
 
 
@@ -78,15 +69,12 @@ class RolloutRow(NamedTuple):
     deaths_sum: int
 
     def wrong(self) -> str:
-        """Return which checksum does not match, in words; an empty text if all match."""
-        return schema.wrong("rollouts", self)
-
-    def positions_json(self) -> str:
-        """Return the positions of the events of an ended rollout as a JSON list, for a query."""
-        return json.dumps(array("Q", self.positions or b"").tolist())
+        """Describe the first checksum that does not match. Returns an empty text if all checksums match."""
+        found = schema.JOURNAL.tables["rollouts"].wrong(self)
+        return f"{found} does not match in its row of rollouts" if found else ""
 
     def usable(self) -> "RolloutRow":
-        """Return the row with a default for each value of a wrong type; a damaged row may have such values."""
+        """Return the row with defaults in place of values of a wrong type. A damaged row can have such values."""
         columns = ((value, *_TYPES.get(name, (int, 0))) for name, value in zip(self._fields, self, strict=True))
         return RolloutRow._make(value if isinstance(value, kind) else default for value, kind, default in columns)
 
@@ -110,12 +98,25 @@ _TYPES: dict[str, tuple[type, object]] = {
     "accepted_at": (float, 0.0),
     "ended_at": (float, None),
 }
-"""The type of each column, and the value that replaces one of another type. Columns without an entry are whole numbers
-with 0 as replacement."""
+"""The type of each column, and its default, which replaces a value of another type.
+
+A column without an entry here has whole numbers and the default 0.
+"""
+
+
+class Dropped(NamedTuple):
+    """A rollout to delete."""
+
+    sequence: int
+    rollout_id: str
+    attempt: int
+    positions: bytes | None
+    """The positions of the rollout's events, or None if the rollout has not ended."""
+    size: int
 
 
 class Trail:
-    """Where a rollout's events are, in the order of their numbers; 0 stands for one that is lost."""
+    """The positions of a rollout's events, in the order of the events' numbers. A lost event has the position 0."""
 
     def __init__(self) -> None:
         self.positions: array[int] = array("Q")
@@ -123,16 +124,18 @@ class Trail:
         self._problem = ""
 
     def add(self, row: EventRow) -> None:
-        """Take the next event, in the order of their positions."""
+        """Add the next event. Call it in the order of the events' positions."""
         if row.sound:
             self.put(row.position, row.number, len(row.body))
             return
-        self._problem = self._problem or f"event {len(self.positions) + 1} (row {row.position}) has another checksum"
+        self._problem = (
+            self._problem or f"event {len(self.positions) + 1} (row {row.position}) does not match its checksum"
+        )
         self.positions.append(row.position)
         self.size += EVENT_BYTES
 
     def put(self, position: int, number: int, size: int = 0) -> None:
-        """Take the next event, which is sound or whose checksum is not checked."""
+        """Add the next event without its row. Does not check its checksum."""
         expected = len(self.positions) + 1
         if number != expected:
             self._problem = self._problem or f"event {expected} is missing"
@@ -143,7 +146,7 @@ class Trail:
         self.size += EVENT_BYTES + size
 
     def wrong(self, row: RolloutRow) -> str:
-        """What is damaged in the events of a rollout; empty where nothing is."""
+        """Describe the damage in the events of a rollout. Returns an empty text if there is no damage."""
         if self._problem:
             return self._problem
         if not self.positions or self.positions[0] != row.accepted:
@@ -155,25 +158,11 @@ class Trail:
         return ""
 
 
-def data_loss(request: RolloutRequest, damage: str) -> Completion:
-    """The completion of a rollout that had ended, and of which the journal has lost something."""
-    name = f"{request.rollout_id}/{request.attempt}".encode("utf-8", "replace")
-    return Completion(
-        rollout_id=request.rollout_id,
-        attempt=request.attempt,
-        status=CompletionStatus.FAILED,
-        result_id=hashlib.blake2b(name, digest_size=16).hexdigest(),
-        finish_reason=DATA_LOSS,
-        failure=Failure(
-            "server", f"the journal's record of the rollout is damaged: {damage}", True, reason=FailureReason.DATA_LOSS
-        ),
-        group=request.group,
-        evaluation=request.evaluation,
-    )
-
-
 def accepted_columns(entry: JournaledRollout, accepted: int, accepted_at: float) -> tuple[Any, ...]:
-    """What a rollout's row has from its acceptance on, its checksum last."""
+    """Return the values that a rollout's acceptance writes. A new destination writes them again.
+
+    The last value is the checksum of the other values.
+    """
     init, request = entry.init, entry.init.request
     row = (
         entry.sequence,
@@ -181,7 +170,7 @@ def accepted_columns(entry: JournaledRollout, accepted: int, accepted_at: float)
         request.attempt,
         entry.owner,
         entry.attachment_id,
-        callback_column(init),
+        None if init.callback is None else callback_to_bytes(init.callback, secrets=False),
         request.group.id if request.group is not None else None,
         entry.agent_loop,
         request.idempotency_key,
@@ -190,9 +179,24 @@ def accepted_columns(entry: JournaledRollout, accepted: int, accepted_at: float)
         accepted,
         accepted_at,
     )
-    return *row, schema.accept_sum(row)
+    return with_sum(b"rollouts.accept_sum", row)
 
 
-def callback_column(init: InitRequest) -> bytes | None:
-    """Return what a rollout's row has of its callback."""
-    return None if init.callback is None else callback_to_bytes(init.callback, secrets=False)
+def accept_row(entry: JournaledRollout, accepted: int, accepted_at: float) -> tuple[Any, ...]:
+    """Return the values of schema.ACCEPT for a rollout that has only its first event."""
+    rest = RolloutState.ACCEPTED.value, 1, 0, 0
+    end = row_sum(b"rollouts.end_sum", (entry.sequence, rest[0], None, None, None, None, None, *rest[1:]))
+    deaths = 0, schema.deaths_sum(entry.sequence, 0)
+    return *accepted_columns(entry, accepted, accepted_at), *rest, end, *deaths
+
+
+def end_row(rollout: OpenRollout, number: int) -> tuple[Any, ...]:
+    """Return the values of schema.END. `number` is the number of the event that has ended or settled the rollout."""
+    written = rollout.positions.tobytes(), number, rollout.size, int(rollout.settled)
+    return with_sum(b"rollouts.end_sum", (rollout.sequence, *rollout.end, *written))
+
+
+def settle_row(rollout: OpenRollout, number: int) -> tuple[Any, ...]:
+    """Return the values of schema.SETTLE."""
+    row = end_row(rollout, number)
+    return row[0], *row[6:9], row[-1]

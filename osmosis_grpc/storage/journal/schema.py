@@ -1,23 +1,22 @@
-"""The journal's tables, and what is written to them of many rollouts at once."""
+"""The journal's tables, their checksums, and the statements that write rows of many rollouts at once."""
 
 import sqlite3
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from osmosis_grpc.errors import DataLoss
-from osmosis_grpc.storage.sqlite.checksum import row_sum
+from osmosis_grpc.storage.sqlite.checksum import row_sum, with_sum
 from osmosis_grpc.storage.sqlite.file_schema import Schema
 from osmosis_grpc.types import events
 from osmosis_grpc.wire.event import kind_from_bytes
 
 
 class JournalError(Exception):
-    """The journal is of no use, and this is why."""
+    """The journal cannot be opened. The message says why."""
 
 
 class Damaged(DataLoss):
-    """A row is not what was written."""
+    """The checksum of a row does not match, or the row is missing."""
 
 
 TABLES = """
@@ -44,7 +43,7 @@ CREATE TABLE rollouts (
     last_number INTEGER NOT NULL,
     size INTEGER NOT NULL,                 -- bytes of its events
     settled INTEGER NOT NULL,
-    accepted_at REAL NOT NULL,             -- these two by the journal's clock, see clock.py
+    accepted_at REAL NOT NULL,             -- these two by the journal's clock, see SqliteJournal
     ended_at REAL,
     deaths INTEGER NOT NULL,               -- of the server's process while its agent ran, since its last new reply
     accept_sum INTEGER NOT NULL,           -- the checksum of what is known from its acceptance on
@@ -112,16 +111,18 @@ END = """UPDATE rollouts SET state = v.column2, start_time = v.column3, end_time
     FROM (VALUES {rows}) AS v WHERE sequence = v.column1"""
 SETTLE = """UPDATE rollouts SET settled = 1, positions = v.column2, last_number = v.column3, size = v.column4,
     end_sum = v.column5 FROM (VALUES {rows}) AS v WHERE sequence = v.column1"""
+CALLBACK = 5
+"""The index of the callback in a row of ACCEPT."""
 SEQUENCES = {ACCEPT: 0, EVENT: 1, END: 0, SETTLE: 0}
-"""What is written of many rollouts at once, in the order of a rollout's life; where in a row its sequence is."""
+"""The statements that write many rows, in the order of a rollout's life. The value is the index of a row's sequence."""
 
 
 def _clean(database: sqlite3.Connection) -> list[str]:
-    """Delete the events of rollouts that have lost their row, and name these."""
+    """Delete the events of each rollout that has no row. Returns the names of these rollouts."""
     orphans = "FROM events WHERE sequence NOT IN (SELECT sequence FROM rollouts)"
     names = []
     for kind, body in database.execute(f"SELECT kind, body {orphans} AND number = 1").fetchall():
-        with suppress(Exception):  # an event that is damaged, too
+        with suppress(Exception):  # the event is damaged, too
             first = kind_from_bytes(kind, body)
             assert isinstance(first, events.Accepted)
             names.append(f"rollout {first.init.request.rollout_id} attempt {first.init.request.attempt}")
@@ -132,15 +133,14 @@ def _clean(database: sqlite3.Connection) -> list[str]:
 FACT = "INSERT OR REPLACE INTO facts VALUES (?, ?, ?)"
 
 FILE = "journal.db"
-"""What it is called in its folder."""
 JOURNAL = Schema(
     kind="journal",
     tables_script=TABLES,
     error=JournalError,
     instead="another folder",
     known_table="rollouts",
-    page_size=8192,
-    shrinks=True,  # three replies of 256 tokens fit in a page; of 4,096 bytes one would
+    page_size=8192,  # three replies of 256 tokens fit in this page, but only one reply fits in a page of 4,096 bytes
+    shrinks=True,
     legacy_id=0,
     sums={"rollouts": {"accept_sum": _ACCEPTED, "end_sum": _END, "deaths_sum": ("sequence", "deaths")}},
     rank={"rollouts": ("settled", "last_number")},
@@ -148,36 +148,11 @@ JOURNAL = Schema(
 )
 
 
-def accept_sum(values: Sequence[Any]) -> int:
-    """Return the checksum of _ACCEPTED columns."""
-    return row_sum(b"rollouts.accept_sum", values)
-
-
-def end_sum(values: Sequence[Any]) -> int:
-    """Return the checksum of _END columns."""
-    return row_sum(b"rollouts.end_sum", values)
-
-
 def deaths_sum(sequence: int, deaths: int) -> int:
-    """Return the checksum of how often the process died."""
+    """Return the checksum of the column `deaths`."""
     return row_sum(b"rollouts.deaths_sum", (sequence, deaths))
 
 
-def fact(name: str, value: Any) -> tuple[str, Any, int]:
-    """Return a row of facts."""
-    return name, value, row_sum(b"facts.checksum", (name, value))
-
-
-def tombstone(owner: str, rollout_id: str, attempt: int, until: float) -> tuple[str, str, int, float, int]:
-    """Return a row of tombstones."""
-    values = owner, rollout_id, attempt, until
-    return *values, row_sum(b"tombstones.checksum", values)
-
-
-def wrong(table: str, row: Sequence[Any]) -> str:
-    """Return what does not agree in a row of a table, in words; an empty text where all does."""
-    try:
-        found = JOURNAL.tables[table].wrong(row)
-    except Exception:  # a damaged value may be of any type
-        found = "a value"
-    return f"{found} does not agree in its row of {table}" if found else ""
+def fact(name: str, value: Any) -> tuple[Any, ...]:
+    """Return a row of the table of facts."""
+    return with_sum(b"facts.checksum", (name, value))

@@ -1,7 +1,8 @@
-"""The thread that commits: whatever waits goes into one transaction, and who waits is told after it.
+"""The journal's thread. It commits all waiting writes in one transaction, and shrinks the file.
 
-While one transaction is on its way to the disk, the next one gathers; then it goes, but no
-sooner than GATHER after the one before: a commit costs the same for one event and for a hundred.
+While the thread commits one batch, new writes go to the next batch. The thread starts the next batch after this commit,
+but at least GATHER seconds after the start of this commit. Larger batches are better, because a commit costs the same
+for one event and for a hundred events.
 """
 
 import asyncio
@@ -12,11 +13,12 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+from osmosis_grpc.storage.journal.open_rollouts import OpenRollout
 from osmosis_grpc.storage.journal.schema import ACCEPT, FACT, SEQUENCES, fact
 from osmosis_grpc.storage.sqlite.committer import Committer, disk_failed
-from osmosis_grpc.storage.sqlite.locked_file import LockedFile
+from osmosis_grpc.storage.sqlite.database import LockedFile
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 
 log = logging.getLogger(__name__)
@@ -26,32 +28,30 @@ FLUSH = job("journal.flush", OnFailure.FAIL_OWNER, "timer")
 BARRIER = job("journal.barrier", OnFailure.REPORT, "callback")
 
 RETRY = 1.0
-"""Seconds between tries to write again, once that has failed."""
+"""While writing fails, the thread tries again after this many seconds."""
 GATHER = 0.004
-"""Seconds between the starts of transactions, at least."""
-MEASURED = 0.05
-"""Seconds between two measurements of the file, at most one after each commit."""
+"""Two transactions start at least this many seconds apart."""
+MEASURE_INTERVAL = 0.05
+"""Two measurements of the file are at least this many seconds apart, except after a batch that deletes rollouts."""
 IDLE = 0.25
-"""Seconds without a commit after which the file shrinks to what is in use."""
-VACUUMED = 256
-"""Pages that the file gives back at a time: what comes meanwhile waits for it."""
+"""When there is no commit for this many seconds, the thread releases all free pages."""
+VACUUM_PAGES = 256
+"""The thread releases this many pages at a time, because new batches wait meanwhile."""
 CHUNKS = (1024, 128, 32, 8, 2, 1)
-"""Rows of one statement. Python hands its lock over at every statement: the fewer, the better."""
+"""The possible numbers of rows in one statement.
+
+Python releases the GIL at each statement, so a few large statements are faster than many small statements.
+"""
 Row = tuple[Any, ...]
-
-
-class Rollout(Protocol):
-    """What a token begins with."""
-
-    sequence: int
-
-
-Token = tuple[Rollout, int, Any]
-"""A rollout, a position, and what whoever appended wants to be told again."""
+Token = tuple[OpenRollout, int, Any]
+"""One queued append: its rollout, its position, and the token for `on_commit`."""
 
 
 class Latest(NamedTuple):
-    """What is so from now on, whatever was written of the same thing before. `before` is done outside the database."""
+    """A statement that replaces an earlier statement of the same subject.
+
+    The thread calls `before` before the transaction that contains the statement.
+    """
 
     statement: str
     values: Row
@@ -60,32 +60,36 @@ class Latest(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """What is written together, in this order: before() outside the database, rows, statements, latest."""
+    """The content of one transaction. The transaction writes `rows`, then `statements`, then `latest`."""
 
     rows: dict[str, list[Row]] = field(default_factory=lambda: {statement: [] for statement in SEQUENCES})
-    """By statements that take many rows."""
+    """The rows to write, by statement. Each of these statements takes many rows."""
     statements: list[tuple[str, Row]] = field(default_factory=list)
     latest: dict[Hashable, Latest] = field(default_factory=dict)
-    """By what it is about, a rollout by its sequence. Written with the next batch where the disk failed."""
+    """Statements by their subject, for example a rollout's sequence. If the disk fails, the next batch writes them."""
     tokens: list[Token] = field(default_factory=list)
-    """Who is told once it is committed, or cannot be."""
+    """The appends in this batch. The writer reports them after the commit, or when the batch cannot be committed."""
     barriers: list[Callable[[bool], None]] = field(default_factory=list)
-    """Told the same in the event loop, after the tokens; and that it cannot be, where the batch before could not."""
+    """Functions to call on the event loop after the report of the tokens.
+
+    They get True after the commit. They get False if this batch, or the batch before, cannot be committed.
+    """
     before: list[Callable[[], None]] = field(default_factory=list)
+    """Functions to call on the thread before the transaction."""
     after: list[Callable[[], None]] = field(default_factory=list)
-    """Done once it is committed."""
+    """Functions to call on the thread after the commit."""
     shrinks: bool = False
-    """Whether the file may give room back."""
     done: bool = False
-    """Whether those who wait for it know how it went."""
+    """Whether the tokens were reported and the barriers were called."""
 
 
 class Writer(Committer[Batch]):
-    """Commits a batch at a time, over the only connection that writes.
+    """Commits one batch at a time, over the only connection that writes.
 
-    `report` gets tokens in the event loop, and whether they are committed; `on_problem` why
-    nothing can be written, and an empty text when that is over; `measured` how many bytes of the
-    file are in use, before those who wait for the commit.
+    The writer calls three functions on the event loop. `report` gets tokens, and whether they are committed.
+    `on_problem` gets the reason why writing fails, or an empty text when writing works again. `measured` gets the
+    number of bytes that are in use in the file. After a batch that deletes rollouts, the writer calls `measured` before
+    `report`.
     """
 
     def __init__(
@@ -104,42 +108,41 @@ class Writer(Committer[Batch]):
         """Whether something was committed since the last measurement."""
         (self._page,) = file.database.execute("PRAGMA page_size").fetchone()
         self._shrinking = True
-        """Whether the file may have free pages, or a WAL that is longer than it need be."""
+        """Whether the file possibly has free pages, or a write-ahead log to empty."""
         self._idle = False
         self._batch = Batch()
         self._busy = False
         self._flushed = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._broken: set[int] = set()
-        """Rollouts of which an event could not be committed: none that follows may be, either."""
+        """The sequences of rollouts with an event that could not be committed. Their later events are not written."""
         self._owed: dict[Hashable, Latest] = {}
-        """What the disk did not take, and is written again."""
+        """The `latest` of a failed transaction. The next transaction writes it."""
         self.commits = 0
-        """Transactions that were committed since the start."""
         self.commit_seconds = 0.0
-        """The time that they took."""
+        """The time that all commits together took."""
         super().__init__(file, COMMIT, supervisor)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is to be committed and nothing is on its way to the disk."""
+        """Whether no batch waits and no transaction runs."""
         return not self._busy and self._timer is None
 
     def batch(self) -> Batch:
-        """What is written next, to be added to at once."""
+        """Return the batch of the next transaction. The caller must add to this batch at once."""
         if self.idle:
             self._arm()
         return self._batch
 
     def close(self) -> None:
-        """Write what waits, and end."""
+        """Commit the last batch and end the thread."""
         if self._timer is not None:
             self._timer.cancel()
         self._put(self._batch)
         self._end()
 
     def broken(self, error: BaseException) -> None:
-        """Commit nothing more: what is to be written is not as it should be. Those who wait for it get the error."""
+        """Commit no further batch, because the next batch is inconsistent. Its tokens and barriers get False."""
         self._supervisor.failed(COMMIT, error, self._died)
 
     def _arm(self) -> None:
@@ -147,7 +150,7 @@ class Writer(Committer[Batch]):
         self._timer = self._supervisor.call_later(FLUSH, pause, self.flush, report=self._died)
 
     def flush(self) -> None:
-        """Hand the batch to the thread now."""
+        """Give the waiting batch to the thread."""
         self._timer = None
         self._busy = True
         self._flushed = self._loop.time()
@@ -161,10 +164,10 @@ class Writer(Committer[Batch]):
         waiting, self._batch = self._batch, Batch()
         self._report_problem(f"its thread has ended: {error!r}")
         for batch in (*items, waiting):
-            self._written(batch, False)
+            self._finish(batch, False)
 
-    def _written(self, batch: Batch, ok: bool) -> None:
-        """In the event loop: a batch is done with."""
+    def _finish(self, batch: Batch, ok: bool) -> None:
+        """Report the tokens of a batch and call its barriers, on the event loop."""
         if batch.done:
             return
         batch.done = True
@@ -180,11 +183,11 @@ class Writer(Committer[Batch]):
         for then in batch.barriers:
             self._supervisor.call(BARRIER, then, ok, report=partial(_refuse, then))
 
-    def _patience(self) -> float | None:
+    def _timeout(self) -> float | None:
         if self.problem:
             return RETRY
         if self._unmeasured:
-            return MEASURED
+            return MEASURE_INTERVAL
         if self._shrinking:
             return 0.0 if self._idle else IDLE
         return None
@@ -192,11 +195,11 @@ class Writer(Committer[Batch]):
     def _commit(self, items: Sequence[Batch]) -> None:
         for batch in items:
             self._write(batch)
-        if self.problem and not items:  # can it be written again?
-            self._write(Batch(statements=[(FACT, fact("tried", int(time.time())))]))
+        if self.problem and not items:  # try whether writing works again
+            self._write(Batch(statements=[(FACT, fact("tried", int(time.time())))], done=True))
         if self.problem:
             return
-        if self._unmeasured and (not items or time.monotonic() >= self._measured_at + MEASURED):
+        if self._unmeasured and (not items or time.monotonic() >= self._measured_at + MEASURE_INTERVAL):
             self._measure()
         elif self._shrinking:
             self._idle = not items
@@ -224,29 +227,29 @@ class Writer(Committer[Batch]):
             self.commits += 1
             self.commit_seconds += time.perf_counter() - began
             self._owed = {}
-        except Exception as error:  # whatever it was, whoever waits has to be told
+        except Exception as error:  # every error is caught, because the batch must be reported
             problem = str(error) or type(error).__name__
             self._broken.update(rollout.sequence for rollout, _, _ in batch.tokens)
             refused = {row[0] for row in batch.rows[ACCEPT]}
             self._owed = {about: it for about, it in latest.items() if about not in refused and disk_failed(error)}
-        wrote = batch.tokens or batch.statements or latest  # an empty transaction succeeds on a full disk, too
+        wrote = batch.tokens or batch.statements or latest  # an empty transaction succeeds even on a full disk
         if (problem or wrote) and self._set_problem(problem):
             self._on_loop(self._report_problem, problem)
         self._unmeasured = not problem
         if self._unmeasured and batch.shrinks:
             self._measure()
-        self._on_loop(self._written, batch, not problem)
+        self._on_loop(self._finish, batch, not problem)
         if problem:
             return
         self._shrinking = self._shrinking or batch.shrinks
         try:
             for call in batch.after:
                 call()
-        except Exception:  # it is committed all the same
-            log.exception("the journal %s: what follows a commit failed", self._file.path)
+        except Exception:  # the batch is already committed
+            log.exception("the journal %s: a step after a commit failed", self._file.path)
 
     def _pages(self) -> tuple[int, int]:
-        """How many pages of the file are in use, and how many are free."""
+        """Return the number of pages in use, and the number of free pages."""
         (pages,), (free,) = (self._database.execute(f"PRAGMA {name}_count").fetchone() for name in ("page", "freelist"))
         return pages - free, free
 
@@ -256,23 +259,25 @@ class Writer(Committer[Batch]):
             self._on_loop(self._measured, self._pages()[0] * self._page)
 
     def _shrink(self) -> None:
-        """Give back some free pages: all in the end once nothing comes, and else what exceeds a quarter of the file.
+        """Release up to VACUUM_PAGES free pages.
 
-        Rollouts that come take free pages again, and that costs less than to give them back.
+        When the thread is idle, repeated calls release all free pages. Otherwise a call releases pages only if there
+        are many: more than a quarter of the pages in use. New rollouts reuse free pages, which costs less than a
+        release.
         """
         try:
             used, free = self._pages()
-            if free > (0 if self._idle else max(VACUUMED, used // 4)):
-                # execute() steps a statement once, and each step of this one frees one page.
-                self._database.executescript(f"PRAGMA incremental_vacuum({VACUUMED})")
+            if free > (0 if self._idle else max(VACUUM_PAGES, used // 4)):
+                # execute() runs only the first step of this PRAGMA, which releases one page. executescript() runs all.
+                self._database.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
             elif self._idle:
                 self._shrinking, self._idle = self._truncate(), False
-        except sqlite3.Error:  # another sweep tries it again
+        except sqlite3.Error:  # the next sweep tries again
             self._shrinking = False
 
     def _truncate(self) -> bool:
-        """Empty the WAL. Returns whether a reader still needs it."""
-        self._database.execute("PRAGMA busy_timeout = 0")  # nothing that is to be committed waits for a reader
+        """Empty the write-ahead log. Returns True if a reader still needs the log."""
+        self._database.execute("PRAGMA busy_timeout = 0")  # no batch waits for a reader
         try:
             (busy, _, _) = self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         finally:
@@ -280,23 +285,23 @@ class Writer(Committer[Batch]):
         return bool(busy)
 
     def _leave_out(self, batch: Batch) -> None:
-        """Write nothing of rollouts that lack an event."""
+        """Remove the events of rollouts in `_broken` from a batch, and report their tokens with False."""
         late = [token for token in batch.tokens if token[0].sequence in self._broken]
         if late:
             batch.tokens = [token for token in batch.tokens if token[0].sequence not in self._broken]
             for statement, rows in batch.rows.items():
-                place = SEQUENCES[statement]
-                batch.rows[statement] = [row for row in rows if row[place] not in self._broken]
+                column = SEQUENCES[statement]
+                batch.rows[statement] = [row for row in rows if row[column] not in self._broken]
             self._on_loop(self._report, late, False)
 
 
 def _refuse(then: Callable[[bool], None], error: BaseException) -> None:
-    """The one who waits at a barrier is not told that it holds."""
+    """Call a barrier with False after its first call has raised."""
     then(False)
 
 
 def execute(database: sqlite3.Connection, statement: str, rows: Sequence[Row]) -> None:
-    """Once for many rows."""
+    """Execute a statement for all rows, with as few calls as possible."""
     if not rows:
         return
     marks = f"({', '.join('?' * len(rows[0]))})"

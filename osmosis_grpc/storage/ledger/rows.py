@@ -1,21 +1,20 @@
-"""The ledger's rows as they are read: checked against their checksums, and what becomes of damaged ones.
+"""Reads and checks the ledger's rows, and repairs damaged ones when the ledger is opened.
 
-Nothing here blocks the rest: a rollout that cannot go on becomes an outcome that FAILED (DATA_LOSS).
+A damaged rollout that cannot continue gets the outcome FAILED (DATA_LOSS). All other rollouts continue.
 """
 
-import hashlib
 import logging
 import sqlite3
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from osmosis_grpc.storage.data_loss import data_loss
+from osmosis_grpc.storage.ledger.ledger_port import ChatRow, LedgerRollout
 from osmosis_grpc.storage.ledger.schema import LEDGER
-from osmosis_grpc.storage.sqlite.checksum import row_sum
-from osmosis_grpc.types import Completion, CompletionStatus, Failure, FailureReason
-from osmosis_grpc.types.failure_reasons import DATA_LOSS
+from osmosis_grpc.storage.sqlite.checksum import row_sum, with_sum
 from osmosis_grpc.wire.rollout import completion_to_wire
 
 log = logging.getLogger(__name__)
@@ -30,108 +29,40 @@ WHERE result_id IS NULL AND server_key NOT IN (SELECT server_key FROM attachment
 """
 
 
-class ChatRow(NamedTuple):
-    """An answered chat, as it stands in the ledger."""
-
-    rollout_id: str
-    attempt: int
-    sample: str
-    number: int
-    continues: int
-    """The chat that its tokens continue."""
-    offered: str
-    """What stands for the tools that it offered, in its body."""
-    question: bytes
-    """A ChatRequest."""
-    reply: bytes
-    """A ChatResponse."""
-
-
-@dataclass(slots=True)
-class LedgerRollout:
-    """A rollout, as it stands in the ledger."""
-
-    rollout_id: str
-    attempt: int
-    server_key: str
-    """Where it was sent: "target HOST:PORT" or "journal ID"; empty where a callback was."""
-    affinity_key: str
-    init: bytes | None
-    """An InitRequest; None where a callback was, and once it is confirmed."""
-    tools: bytes | None
-    """A Tools message, once its Init was answered."""
-    result_id: str | None
-    completion: bytes | None
-    """A Completion as it came, until it is confirmed."""
-    confirmed: float | None
-    """When it was, by the wall clock."""
-    chats: list[ChatRow] = field(default_factory=list)
-    """In the order of their answers."""
-    damage: str = ""
-    """What of it is not what was written."""
-
-
 @dataclass(slots=True)
 class Found:
-    """What stands in a ledger that is opened."""
+    """The content of a ledger when it is opened."""
 
     rollouts: list[LedgerRollout]
     attachments: dict[str, tuple[str, str]]
-    """By server_key an attachment id and a journal id."""
+    """Attachment id and journal id, by server_key."""
     last_position: int
-    """Of its chats."""
-
-
-def assignment_sum(row: Sequence[Any]) -> int:
-    """Return the checksum of a rollout's id, attempt, server_key, affinity_key and init."""
-    return row_sum(b"rollout.assignment_sum", row)
+    """The position of the newest chat."""
 
 
 def end_sum(rollout_id: str, attempt: int, result_id: str, completion: bytes, ended: float) -> int:
-    """Return the checksum of what a completion writes."""
+    """Return the checksum of the columns that a completion writes."""
     return row_sum(b"rollout.end_sum", (rollout_id, attempt, result_id, completion, ended))
 
 
-def wrong(table: str, row: Sequence[Any]) -> str:
-    """Return which checksum of a row does not agree; an empty text where all do."""
-    try:
-        return LEDGER.tables[table].wrong(row)
-    except Exception:  # a damaged value may be of any type
-        return "a value"
-
-
-def whole_rollout(connection: sqlite3.Connection, rollout_id: str) -> LedgerRollout | None:
-    """A rollout with its chats; None when it is not there."""
+def read_rollout(connection: sqlite3.Connection, rollout_id: str) -> LedgerRollout | None:
+    """Return a rollout with its chats, or None if there is no such rollout."""
     row = connection.execute("SELECT * FROM rollout WHERE rollout_id = ?", (rollout_id,)).fetchone()
     if row is None:
         return None
-    kept = _rollout(row)
-    if why := wrong("rollout", row):
-        kept.damage = f"{why} does not agree in its row of rollout"
+    kept = LedgerRollout(*row[:8])
+    if why := LEDGER.tables["rollout"].wrong(row):
+        kept.damage = f"{why} does not match in its row of rollout"
     chats = "SELECT * FROM chat WHERE rollout_id = ? AND attempt = ? ORDER BY position"
     for chat in connection.execute(chats, (rollout_id, row[1])):
         kept.chats.append(ChatRow._make(chat[1:9]))
-        if not kept.damage and wrong("chat", chat):
-            kept.damage = f"chat {chat[4]} of sample {chat[3]} (row {chat[0]}) has another checksum"
+        if not kept.damage and LEDGER.tables["chat"].wrong(chat):
+            kept.damage = f"chat {chat[4]} of sample {chat[3]} (row {chat[0]}) does not match its checksum"
     return kept
 
 
-def data_loss(rollout_id: str, attempt: int, result_id: str, damage: str) -> Completion:
-    """The outcome of a rollout of which the ledger has lost something."""
-    return Completion(
-        rollout_id=rollout_id,
-        attempt=attempt,
-        status=CompletionStatus.FAILED,
-        result_id=result_id,
-        finish_reason=DATA_LOSS,
-        failure=Failure(
-            "trainer", f"the ledger's record of the rollout is damaged: {damage}", True, reason=FailureReason.DATA_LOSS
-        ),
-    )
-
-
-def restored(connection: sqlite3.Connection, path: Path, ttl: float) -> Found:
-    """What stands in the file, after what is too old in it has gone and what is damaged in it was dealt with."""
+def restore(connection: sqlite3.Connection, path: Path, ttl: float) -> Found:
+    """Delete old rows, repair damaged rows, and return the content of the ledger."""
     old = time.time() - ttl
     connection.execute("BEGIN IMMEDIATE")
     _mend(connection, path)
@@ -144,9 +75,7 @@ def restored(connection: sqlite3.Connection, path: Path, ttl: float) -> Found:
     ended = _ended(connection)
     connection.execute("COMMIT")
     done = connection.execute("SELECT rollout_id, attempt, result_id, time FROM confirmed")
-    confirmed = [
-        LedgerRollout(name, attempt, "", "", None, None, result, None, at) for name, attempt, result, at in done
-    ]
+    confirmed = [LedgerRollout(name, n, result_id=result, confirmed=at) for name, n, result, at in done]
     attachments = {
         server_key: (id_, journal)
         for server_key, id_, journal in connection.execute(
@@ -158,57 +87,49 @@ def restored(connection: sqlite3.Connection, path: Path, ttl: float) -> Found:
 
 
 def _mend(connection: sqlite3.Connection, path: Path) -> None:
-    """Attachments are made anew; what was confirmed stays so, whatever else is known of it.
+    """Delete damaged attachments, and repair damaged rows of confirmed rollouts. These rollouts stay confirmed.
 
-    A rollout of such an attachment is sent again, so that its server tells the new one how it ends.
+    The rollouts of a deleted attachment are sent again, so that their server reports their ends to the new attachment.
     """
-    for row in connection.execute("SELECT * FROM attachment").fetchall():
-        if wrong("attachment", row):
-            log.error("the attachment at %r is damaged in the ledger %s, and made anew", row[0], path)
-            connection.execute("DELETE FROM attachment WHERE server_key IS ?", row[:1])
-            connection.execute(_SEND_AGAIN)
-    for row in connection.execute("SELECT * FROM confirmed").fetchall():
-        if wrong("confirmed", row):
-            log.error("the confirmed rollout %s is damaged in the ledger %s; it stays confirmed", row[0], path)
-            attempt = row[1] if isinstance(row[1], int) else 1
-            made = str(row[0]), attempt, str(row[2]), time.time()
-            connection.execute("DELETE FROM confirmed WHERE rollout_id IS ?", row[:1])
-            values = (*made, row_sum(b"confirmed.checksum", made))
-            connection.execute("INSERT OR IGNORE INTO confirmed VALUES (?, ?, ?, ?, ?)", values)
+    for server_key, *_ in LEDGER.tables["attachment"].delete_damaged(connection):
+        log.error("the attachment at %r is damaged in the ledger %s and replaced", server_key, path)
+        connection.execute(_SEND_AGAIN)
+    for rollout_id, attempt, result_id, *_ in LEDGER.tables["confirmed"].delete_damaged(connection):
+        log.error("the confirmed rollout %s is damaged in the ledger %s; it stays confirmed", rollout_id, path)
+        name = str(rollout_id), attempt if isinstance(attempt, int) else 1, str(result_id)
+        values = with_sum(b"confirmed.checksum", (*name, time.time()))
+        connection.execute("INSERT OR IGNORE INTO confirmed VALUES (?, ?, ?, ?, ?)", values)
 
 
 def _running(connection: sqlite3.Connection, path: Path) -> list[LedgerRollout]:
-    """The unfinished rollouts with their chats, after those that cannot go on were ended."""
+    """Return the unfinished rollouts with their chats. Ends damaged rollouts."""
     found: dict[str, LedgerRollout] = {}
     for row in connection.execute("SELECT * FROM rollout WHERE result_id IS NULL ORDER BY rowid").fetchall():
-        why = wrong("rollout", row)
-        if why == "tools_sum":  # they are asked for again
-            log.error("the tools of rollout %s are damaged in the ledger %s, and asked for again", row[0], path)
+        why = LEDGER.tables["rollout"].wrong(row)
+        if why == "tools_sum":  # the trainer asks for the tools again
+            log.error("the tools of rollout %s are damaged in the ledger %s; they are asked for again", row[0], path)
             connection.execute("UPDATE rollout SET tools = NULL, tools_sum = NULL WHERE rollout_id = ?", row[:1])
             row = (*row[:5], None, *row[6:])
         elif why:
             log.error(
-                "rollout %s is damaged in the ledger %s: %s does not agree; it ends FAILED (DATA_LOSS)",
+                "rollout %s is damaged in the ledger %s: %s does not match; it ends FAILED (DATA_LOSS)",
                 row[0],
                 path,
                 why,
             )
-            _quarantine(connection, row, f"{why} does not agree in its row of rollout")
+            _quarantine(connection, row, f"{why} does not match in its row of rollout")
             continue
-        found[row[0]] = _rollout(row)
+        found[row[0]] = LedgerRollout(*row[:8])
     chats = connection.execute(
         "SELECT chat.* FROM chat JOIN rollout USING (rollout_id, attempt) WHERE result_id IS NULL ORDER BY position"
     ).fetchall()
     cut: dict[str, int] = {}
-    """Rollouts with a damaged chat: what follows it is read from the server's events, where it is needed."""
+    """The position of the first damaged chat, by rollout. The trainer reads the deleted chats from server events."""
     for chat in chats:
         name = chat[1]
-        if name not in cut and wrong("chat", chat):
+        if name not in cut and LEDGER.tables["chat"].wrong(chat):
             log.error(
-                "chat %s of rollout %s is damaged in the ledger %s; it and what follows is forgotten",
-                chat[4],
-                name,
-                path,
+                "chat %s of rollout %s is damaged in the ledger %s; it and later chats are deleted", chat[4], name, path
             )
             cut[name] = chat[0]
         if name not in cut and name in found:
@@ -219,7 +140,10 @@ def _running(connection: sqlite3.Connection, path: Path) -> list[LedgerRollout]:
 
 
 def _ended(connection: sqlite3.Connection) -> list[LedgerRollout]:
-    """The completions that are not confirmed, bare. Their rows are checked when they are handed out."""
+    """Return the rollouts that have an unconfirmed completion, but leave the completions out.
+
+    `read_rollout` checks the rows later.
+    """
     query = "SELECT rollout_id, attempt, result_id FROM rollout WHERE result_id IS NOT NULL ORDER BY ended, rowid"
     found = []
     for name, attempt, result in connection.execute(query).fetchall():
@@ -228,29 +152,16 @@ def _ended(connection: sqlite3.Connection) -> list[LedgerRollout]:
             attempt, result = connection.execute(
                 "SELECT attempt, result_id FROM rollout WHERE rollout_id IS ?", (name,)
             ).fetchone()
-        found.append(LedgerRollout(name, attempt, "", "", None, None, result, None, None))
+        found.append(LedgerRollout(name, attempt, result_id=result))
     return found
 
 
 def _quarantine(connection: sqlite3.Connection, row: Sequence[Any], damage: str) -> None:
-    """An unfinished rollout that cannot go on becomes an outcome, to be handed out and confirmed."""
+    """Give a damaged rollout the outcome FAILED (DATA_LOSS). This outcome is confirmed like every other outcome."""
     rollout_id, attempt = str(row[0]), row[1] if isinstance(row[1], int) else 1
-    name = f"{rollout_id}/{attempt}".encode("utf-8", "replace")
-    result_id = hashlib.blake2b(name, digest_size=16).hexdigest()
-    data = completion_to_wire(data_loss(rollout_id, attempt, result_id, damage)).SerializeToString()
-    end = result_id, data, time.time()
-    connection.execute(
-        _QUARANTINE,
-        (
-            attempt,
-            assignment_sum((rollout_id, attempt, "", "", None)),
-            *end,
-            end_sum(rollout_id, attempt, *end),
-            row[0],
-        ),
-    )
-
-
-def _rollout(row: Sequence[Any]) -> LedgerRollout:
-    rollout_id, attempt, server_key, affinity_key, init, tools, result_id, completion, *_ = row
-    return LedgerRollout(rollout_id, attempt, server_key, affinity_key, init, tools, result_id, completion, None)
+    completion = data_loss("ledger", rollout_id, attempt, damage)
+    data = completion_to_wire(completion).SerializeToString()
+    end = completion.result_id, data, time.time()
+    assignment_sum = row_sum(b"rollout.assignment_sum", (rollout_id, attempt, "", "", None))
+    values = attempt, assignment_sum, *end, end_sum(rollout_id, attempt, *end), row[0]
+    connection.execute(_QUARANTINE, values)

@@ -1,7 +1,4 @@
-"""The ledger's file: its tables, and how one process has it.
-
-What is deleted leaves room in the file that is used again; the file does not shrink.
-"""
+"""The ledger's tables and their checksums. Later rows reuse the pages of deleted rows. The file does not shrink."""
 
 from osmosis_grpc.errors import LedgerError
 from osmosis_grpc.storage.sqlite.file_schema import Schema

@@ -1,4 +1,4 @@
-"""The ledger's thread: whatever waits becomes one transaction, and then the event loop is told once."""
+"""The ledger's thread. It commits all queued writes in one transaction, and then calls the event loop once."""
 
 import asyncio
 import sqlite3
@@ -7,17 +7,15 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from osmosis_grpc.errors import LedgerError
+from osmosis_grpc.storage.ledger.ledger_port import Then
 from osmosis_grpc.storage.sqlite.committer import Committer, disk_failed
-from osmosis_grpc.storage.sqlite.locked_file import LockedFile
-from osmosis_grpc.supervise import OnFailure, Supervisor, job
+from osmosis_grpc.supervise import OnFailure, job
 
 COMMIT = job("ledger.commit", OnFailure.FAIL_OWNER, "thread")
 AFTER = job("ledger.after_commit", OnFailure.REPORT, "callback")
 
 Statement = tuple[str, Sequence[Any]]
 """SQL and its parameters."""
-Then = Callable[[Any, LedgerError | None], None]
-"""Called on the event loop, with what was read, or why nothing was written."""
 Answer = tuple[Then | None, Any, Exception | None]
 
 
@@ -33,22 +31,20 @@ class _Job(NamedTuple):
 
 
 class Writer(Committer[_Job]):
-    """The one who uses a connection, from its start to close()."""
+    """Executes statements and reads in the order of the calls, over one connection."""
 
-    def __init__(self, file: LockedFile, supervisor: Supervisor) -> None:
-        self._closed = False
-        super().__init__(file, COMMIT, supervisor)
+    _closed = False
 
     def write(self, statements: Sequence[Statement], then: Then | None = None) -> None:
-        """Commit statements, after all that was asked before; `then` learns of it."""
+        """Commit statements after all earlier calls, then call `then`."""
         self._put(_Job(statements, None, then))
 
     def read(self, read: Callable[[sqlite3.Connection], Any], then: Then) -> None:
-        """Read what stands there after all that was asked before."""
+        """Call `then` with the result of `read`. The function `read` sees all earlier writes."""
         self._put(_Job((), read, then))
 
     async def close(self) -> None:
-        """Commit what waits, and end."""
+        """Commit all queued writes, end the thread, and close the file. Idempotent."""
         if not self._closed:
             self._closed = True
             await asyncio.to_thread(self._end)
@@ -73,7 +69,7 @@ class Writer(Committer[_Job]):
         except Exception as error:
             if len(jobs) == 1:
                 return [(jobs[0].then, None, error)]
-            if not disk_failed(error):  # one of them is to blame
+            if not disk_failed(error):  # one of the jobs is the cause
                 return [answer for job in jobs for answer in self._answers([job])]
             return [
                 answer
@@ -97,5 +93,5 @@ class Writer(Committer[_Job]):
             self._supervisor.call(AFTER, then, value, failure, report=partial(self._undone, then))
 
     def _undone(self, then: Then, error: BaseException) -> None:
-        """What follows a commit has raised: to its caller it is as if nothing had been written."""
+        """Call `then` again after its first call has raised. `then` gets an error, as after a failed write."""
         then(None, LedgerError(f"{AFTER.name} of {self._file.path} failed: {type(error).__name__}: {error}"))

@@ -1,6 +1,6 @@
-"""SQLite files that survive crashes and damage: opened, checked, committed to in groups, and read without SQLite.
+"""SQLite files that survive crashes and damage, for the journal and the ledger.
 
-database.py opens a file and refuses another version's; file_schema.py describes one; checksum.py protects each row;
-committer.py is the thread that writes; salvage.py copies a damaged file's rows into a new one, with pages.py, cells.py
-and wal.py, which read the file format themselves.
+file_schema.py describes a file. database.py opens a file for one process, and refuses files of other versions.
+checksum.py protects each row. committer.py has the thread that writes. salvage.py copies the rows of a damaged file to
+a new file. It uses pages.py, cells.py and wal.py, which read SQLite's file format without SQLite.
 """

@@ -1,24 +1,24 @@
-"""The cells of a page of one of SQLite's tables, in which its rows stand. See https://sqlite.org/fileformat.html."""
+"""Decodes the cells in a page of a SQLite table. Each cell is one row. See https://sqlite.org/fileformat.html."""
 
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 _INTEGERS = (0, 1, 2, 3, 4, 6, 8)
-"""Bytes of whole numbers, by their serial type."""
+"""The number of bytes of an integer, by its serial type."""
 
 
 class Cell(NamedTuple):
-    """A row."""
+    """One row."""
 
     rowid: int
     values: list[Any]
     size: int
-    """Bytes that it takes in its page."""
+    """The number of bytes that the row takes in the page."""
 
 
 def pointers(page: bytes, head: int = 0) -> list[int]:
-    """Where a page's cells are said to be."""
+    """Return the offsets of the cells, which follow the page's header."""
     count = int(struct.unpack_from(">H", page, head + 3)[0])
     first = head + (12 if page[head] in (2, 5) else 8)
     count = min(count, (len(page) - first) // 2)
@@ -26,7 +26,7 @@ def pointers(page: bytes, head: int = 0) -> list[int]:
 
 
 def accounted(page: bytes, sizes: Sequence[int]) -> bool:
-    """Whether cells of these sizes, and the holes between them, fill a leaf as its head says."""
+    """Return whether cells of these sizes, with the free blocks, fill the space in a leaf that its header states."""
     free, count, content = struct.unpack_from(">3H", page, 1)
     holes, seen = page[7], 0
     while free and seen < len(page):
@@ -41,41 +41,34 @@ def accounted(page: bytes, sizes: Sequence[int]) -> bool:
 
 
 def read(page: bytes, at: int, other: Callable[[int], bytes], page_size: int) -> Cell | None:
-    """The row that begins at a place; None where none can. `other` gives the pages on which it goes on."""
+    """Return the row at an offset, or None if there is no row. `other` returns an overflow page by number."""
     try:
         size, body = _varint(page, at)
         rowid, body = _varint(page, body)
-        if not 2 <= size <= 1 << 31:
-            return None
         here = _local(size, page_size)
         end = body + here + (4 if here < size else 0)
-        if end > page_size or page[body] > 127 or page[body] < 2:
+        if not 2 <= size <= 1 << 31 or end > page_size or not 2 <= page[body] < 128:
             return None
-        if here == size:
-            values = _values(page[body:end])
-        else:
-            parts, left = [page[body : end - 4]], size - here
-            number = int.from_bytes(page[end - 4 : end], "big")
-            types = _types(parts[0])
-            if types is None or sum(map(_bytes, types[0])) + types[1] != size:
+        parts, left = [page[body : body + here]], size - here
+        types, head = _types(parts[0])
+        if head + sum(map(_bytes, types)) != size:
+            return None
+        link = page[end - 4 : end]
+        while left > 0:
+            data = other(int.from_bytes(link, "big"))
+            if len(data) < page_size:
                 return None
-            while left > 0:
-                data = other(number) if number else b""
-                if len(data) < page_size:
-                    return None
-                parts.append(data[4 : 4 + min(left, page_size - 4)])
-                left -= page_size - 4
-                number = int.from_bytes(data[:4], "big")
-            values = _values(b"".join(parts))
-    except (IndexError, struct.error, OverflowError, OSError):
-        return None
-    if values is None:
+            parts.append(data[4 : 4 + min(left, page_size - 4)])
+            left -= page_size - 4
+            link = data[:4]
+        values = _values(types, b"".join(parts)[head:])
+    except (IndexError, ValueError, struct.error, OverflowError, OSError):
         return None
     return Cell(rowid if rowid < 1 << 63 else rowid - (1 << 64), values, max(4, end - at))
 
 
 def _local(size: int, page_size: int) -> int:
-    """How many bytes of a row stand in its leaf."""
+    """Return how many bytes of a row are in its leaf. Overflow pages have the other bytes."""
     most = page_size - 35
     if size <= most:
         return size
@@ -94,15 +87,19 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     return value << 8 | data[at + 8], at + 9
 
 
-def _types(record: bytes) -> tuple[list[int], int] | None:
-    """The serial types of a record, and where its values begin; rows here have few columns, so a byte says where."""
+def _types(record: bytes) -> tuple[list[int], int]:
+    """Return the serial types of a record, and the offset of its values.
+
+    Reads this offset from one byte, which is enough for few columns. Raises ValueError or IndexError if the bytes are
+    not a record.
+    """
     end, at, types = record[0], 1, []
     while at < end:
         kind, at = _varint(record, at)
-        if kind in (10, 11):
-            return None
         types.append(kind)
-    return (types, end) if at == end else None
+    if at != end or 10 in types or 11 in types:
+        raise ValueError("not a record")
+    return types, end
 
 
 def _bytes(kind: int) -> int:
@@ -111,14 +108,11 @@ def _bytes(kind: int) -> int:
     return 8 if kind == 7 else 0 if kind > 7 else _INTEGERS[kind]
 
 
-def _values(record: bytes) -> list[Any] | None:
-    types = _types(record)
-    if types is None or types[1] + sum(map(_bytes, types[0])) != len(record):
-        return None
+def _values(types: Sequence[int], body: bytes) -> list[Any]:
     values: list[Any] = []
-    at = types[1]
-    for kind in types[0]:
-        data = record[at : at + _bytes(kind)]
+    at = 0
+    for kind in types:
+        data = body[at : at + _bytes(kind)]
         at += len(data)
         if kind >= 12:
             values.append(data.decode("utf-8", "replace") if kind % 2 else data)

@@ -1,7 +1,7 @@
-"""A checksum for each row: a row that changes, or stands under another key, is noticed when it is read.
+"""Checksums of rows. They detect a row with a changed value, and a row that has the key of another row.
 
-CRC-32 notices every change of one or two bits and every change within 32 bits in a row, and any other with a chance of
-1 in 4 billion to miss it. 64 bits of BLAKE2b cost twice the time: see docs/reliability.md, X9.
+CRC-32 detects every change of one or two bits, and every change within 32 adjacent bits. It misses one of 4 billion
+other changes. BLAKE2b with 64 bits takes twice the time (see docs/reliability.md, X9).
 """
 
 from collections.abc import Iterable
@@ -13,11 +13,11 @@ _number = Struct("<cd").pack
 _length = Struct("<cQ").pack
 _event = Struct("<15scdcdcdcdcdcQ").pack
 EVENTS = b"events.checksum"
-"""What the checksums of events begin with."""
+"""The `about` of row_sum in the checksums of events."""
 
 
 def row_sum(about: bytes, values: Iterable[Any]) -> int:
-    """Return the checksum of values as SQLite keeps them; `about` names their table and the column of the checksum."""
+    """Return the checksum of values as SQLite stores them. `about` names the table and the column of the checksum."""
     parts = [about]
     for value in values:
         if value is None:
@@ -32,7 +32,13 @@ def row_sum(about: bytes, values: Iterable[Any]) -> int:
     return crc32(b"".join(parts))
 
 
+def with_sum(about: bytes, values: Iterable[Any]) -> tuple[Any, ...]:
+    """Return the values, followed by their row_sum."""
+    values = tuple(values)
+    return *values, row_sum(about, values)
+
+
 def event_sum(position: int, sequence: int, number: int, time: float, kind: int, body: bytes) -> int:
-    """Return what row_sum gives for an event. There are many events, and this is faster."""
+    """Return the same checksum of an event as row_sum, in less time."""
     head = _event(EVENTS, b"#", position, b"#", sequence, b"#", number, b"#", time, b"#", kind, b"b", len(body))
     return crc32(body, crc32(head))

@@ -1,4 +1,4 @@
-"""The group commit of the journal and of the ledger: one thread commits what is queued, over the writing connection."""
+"""The group commit of the journal and of the ledger. One thread commits all queued items over one connection."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
-from osmosis_grpc.storage.sqlite.locked_file import LockedFile
+from osmosis_grpc.storage.sqlite.database import LockedFile
 from osmosis_grpc.supervise import Job, Supervisor
 
 log = logging.getLogger(__name__)
@@ -17,21 +17,21 @@ log = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 CHECK_EVERY = 2.0
-"""Seconds between two looks at the lock while nothing is committed."""
+"""While no item comes, the thread checks the lock again after this many seconds at most."""
 AT_ONCE = 4096
-"""Items committed together, at most."""
+"""One call of _commit gets this many items at most."""
 
 
 class Committer(ABC, Generic[Item]):
-    """Belongs to the running event loop. Its thread starts at once: what a subclass needs there is made before.
+    """Commits items on a thread. The constructor starts the thread. Belongs to the running event loop.
 
-    `job` is its thread, with OnFailure.FAIL_OWNER: an error that a subclass does not expect ends the thread, fails the
-    supervisor's owner, and fails every item, those that come later included. So does a lock that is lost.
+    `job` is the job of the thread, and declares OnFailure.FAIL_OWNER. The thread ends if the lock is lost, or if a
+    subclass does not handle an error. Then the supervisor's owner fails, and all waiting and later items fail.
     """
 
     def __init__(self, file: LockedFile, job: Job, supervisor: Supervisor) -> None:
         self.problem = ""
-        """Why the newest transaction was not committed; empty if it was."""
+        """Why the newest transaction was not committed, or empty if it was committed."""
         self._file = file
         self._database = file.database
         self._loop = asyncio.get_running_loop()
@@ -39,42 +39,45 @@ class Committer(ABC, Generic[Item]):
         self._supervisor = supervisor
         self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._taken: list[Item] = []
-        """Items that the thread commits now."""
+        """The items that the thread is committing."""
         self._error: BaseException | None = None
-        """Why the thread has ended; None while it runs."""
+        """The error that has ended the thread, or None."""
         self._thread = supervisor.thread(job, self._step, self._died)
 
     @abstractmethod
     def _commit(self, items: Sequence[Item]) -> None:
-        """On the thread: items in the order in which they came; none when its patience or everything is over."""
+        """Commit items in their order, on the thread. `items` is empty after a timeout, and perhaps at the end."""
 
     @abstractmethod
     def _fail(self, items: Sequence[Item], error: BaseException) -> None:
-        """On the event loop: the thread has ended without these items; tell those who wait for them."""
+        """Report on the event loop that the thread has ended before it committed these items."""
 
-    def _patience(self) -> float | None:
-        """On the thread: seconds after which it commits though nothing has come; None: never."""
+    def _timeout(self) -> float | None:
+        """Return how many seconds the thread waits for an item before it calls _commit without items.
+
+        None means CHECK_EVERY, which is also the upper limit. Called on the thread.
+        """
         return None
 
     def _put(self, item: Item) -> None:
-        """Queue an item. It fails at once if the thread has ended."""
+        """Queue an item. Fails the item if the thread has ended."""
         if self._error is None:
             self._queue.put(item)
         else:
             self._loop.call_soon(self._fail, [item], self._error)
 
     def _end(self) -> None:
-        """Commit what waits, and end. Nothing may be queued from now on."""
+        """Commit all queued items, and end the thread. The caller must not queue another item."""
         self._queue.put(None)
         self._thread.join()
 
     def _step(self) -> bool:
-        """Commit once, on the thread. Returns False after the last time."""
+        """Commit once, on the thread. Returns False after the last item."""
         closing = False
         items = self._taken = []
         with suppress(queue.Empty):
-            patience = self._patience()
-            item = self._queue.get(timeout=CHECK_EVERY if patience is None else min(patience, CHECK_EVERY))
+            timeout = self._timeout()
+            item = self._queue.get(timeout=CHECK_EVERY if timeout is None else min(timeout, CHECK_EVERY))
             while item is not None:
                 items.append(item)
                 if len(items) == AT_ONCE or self._queue.empty():
@@ -87,7 +90,10 @@ class Committer(ABC, Generic[Item]):
         return not closing
 
     def _died(self, error: BaseException) -> None:
-        """On the event loop: the thread has ended by an error, or what it told the event loop has raised."""
+        """Fail all queued items, after an error on the thread or in a call that the thread has scheduled.
+
+        Called on the event loop.
+        """
         self._error = error
         items, self._taken = list(self._taken), []
         with suppress(queue.Empty):
@@ -99,7 +105,7 @@ class Committer(ABC, Generic[Item]):
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Commit at the end; roll back if anything raises."""
+        """Commit at the end of the block. Roll back if the block raises."""
         try:
             self._database.execute("BEGIN IMMEDIATE")
             yield self._database
@@ -111,7 +117,7 @@ class Committer(ABC, Generic[Item]):
             raise
 
     def _set_problem(self, problem: str) -> bool:
-        """Note why nothing can be written, or with an empty text that it can. Returns whether that is new."""
+        """Set the problem, and log when writing fails or works again. Returns whether the problem has changed."""
         if problem and not self.problem:
             log.error("the %s %s cannot be written: %s; trying again", self._file.kind, self._file.path, problem)
         elif self.problem and not problem:
@@ -120,8 +126,8 @@ class Committer(ABC, Generic[Item]):
         return changed
 
     def _on_loop(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Call something on the event loop."""
-        with suppress(RuntimeError):  # the loop is closed: nobody is there to be told
+        """Call a function on the event loop."""
+        with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._called, call, arguments)
 
     def _called(self, call: Callable[..., None], arguments: Sequence[Any]) -> None:
@@ -132,6 +138,6 @@ class Committer(ABC, Generic[Item]):
 
 
 def disk_failed(error: Exception) -> bool:
-    """Whether the disk is to blame for what could not be written: then it may be written another time."""
+    """Return whether the disk has caused an error of writing. After such an error, a retry can succeed."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_IOERR)
     return isinstance(error, OSError | sqlite3.OperationalError) and code != sqlite3.SQLITE_ERROR

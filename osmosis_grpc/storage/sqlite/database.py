@@ -1,15 +1,17 @@
-"""A SQLite file of ours, the journal or the trainer's ledger: made, opened, checked, or refused by name.
+"""Opens a journal or a ledger. Creates a missing file, repairs a damaged file, and refuses a file of another version.
 
-Until 0.1.0 is released a file of an older or newer version is refused: nothing converts it. A file that is
-damaged is read row by row into a fresh one (salvage.py), so a program starts on any file of its own version.
+Before the release of 0.1.0, no file is converted to another version. The rows of a damaged file are copied to a new
+file (salvage.py), so a program can start with any file of its own version.
 """
 
 import logging
 import os
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
+from osmosis_grpc.storage.lock_file import Lock, Locked
 from osmosis_grpc.storage.sqlite.file_schema import SCHEMA_VERSION, Schema
 from osmosis_grpc.storage.sqlite.pages import Pages
 from osmosis_grpc.storage.sqlite.salvage import finish, salvage
@@ -27,24 +29,31 @@ _NOT_DAMAGE = {
     sqlite3.SQLITE_PERM,
     sqlite3.SQLITE_NOMEM,
 }
-"""What SQLite says of a disk, or of another process."""
+"""Codes of SQLite's errors that do not report damage. Their cause is, for example, the disk or another process."""
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A connection for one thread at a time, without transactions of its own making. Raises sqlite3.Error."""
+    """Return a connection that one thread at a time can use. Raises sqlite3.Error.
+
+    The connection begins no transaction by itself.
+    """
     return _lenient(sqlite3.connect(path, isolation_level=None, check_same_thread=False))
 
 
-def open_database(path: Path, schema: Schema) -> sqlite3.Connection:
-    """The connection that writes a file. The file is made where there is none, and mended where it is damaged.
+def _open(path: Path, schema: Schema) -> sqlite3.Connection:
+    """Return the connection that writes a file. Creates a missing file and repairs a damaged one.
 
     Raises schema.error, OSError, sqlite3.Error.
     """
     finish(path)
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite's other files get its mode
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite gives its other files the same mode
     with closing(Pages(path, schema.page_size)) as pages:
         check_version(pages, path, schema)
-        problem = pages.problem(schema) or _problem(path, schema, new=pages.is_blank)
+        problem = pages.problem(schema)
+        if not (problem or pages.is_blank):
+            with closing(connect(path)) as database:
+                database.execute("PRAGMA query_only = 1")
+                problem = problem_of(database, schema)
         if problem:
             salvage(pages, path, schema, problem)
     database = connect(path)
@@ -56,10 +65,47 @@ def open_database(path: Path, schema: Schema) -> sqlite3.Connection:
     return database
 
 
-def look(path: Path, schema: Schema) -> sqlite3.Connection:
-    """A connection that changes nothing, and sees what is there now. Raises schema.error, sqlite3.Error.
+class LockedFile:
+    """A file, its lock, and the connection that writes it. Creates a missing file and repairs a damaged one.
 
-    No other file is made beside it: where there is no write-ahead log, nobody has the file open.
+    Raises Locked, OSError, sqlite3.Error, and schema.error for a file of another program or version.
+    """
+
+    def __init__(self, path: Path, lock: Path, schema: Schema) -> None:
+        self.path = path
+        self.kind = schema.kind
+        with ExitStack() as stack:
+            self.lock = Lock(lock)
+            stack.callback(self.lock.close)
+            self.database = _open(path, schema)
+            stack.callback(self.database.close)
+            self._stack = stack.pop_all()
+
+    def close(self) -> None:
+        """Close the connection, then release the lock. Idempotent."""
+        self._stack.close()
+
+
+@contextmanager
+def explained(schema: Schema, path: Path, advice: str) -> Iterator[None]:
+    """Turn every error of opening a file into schema.error, with the path in the message."""
+    try:
+        yield
+        return
+    except Locked as lock:
+        problem = f"is in use by process {lock}: {advice}"
+    except OSError as error:
+        problem = f"cannot be used as a {schema.kind}: {error.strerror or error}"
+    except sqlite3.Error as error:
+        problem = f"cannot be used as a {schema.kind}: {error}"
+    raise schema.error(f"{path} {problem}")
+
+
+def look(path: Path, schema: Schema) -> sqlite3.Connection:
+    """Return a read-only connection that sees the present content of the file. Raises schema.error, sqlite3.Error.
+
+    SQLite creates no other file. If the file has no write-ahead log, no process has the file open, so SQLite opens the
+    file as immutable.
     """
     with closing(Pages(path, schema.page_size)) as pages:
         check_version(pages, path, schema)
@@ -69,7 +115,7 @@ def look(path: Path, schema: Schema) -> sqlite3.Connection:
     database = _lenient(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, isolation_level=None))
     try:
         database.execute("BEGIN")
-        database.execute("SELECT 1 FROM sqlite_schema").fetchall()  # now, and not at what is read first
+        database.execute("SELECT 1 FROM sqlite_schema").fetchall()  # this read begins the snapshot
     except BaseException:
         database.close()
         raise
@@ -77,7 +123,7 @@ def look(path: Path, schema: Schema) -> sqlite3.Connection:
 
 
 def check_version(pages: Pages, path: Path, schema: Schema) -> None:
-    """Raise schema.error for another program's file, and for one of another version."""
+    """Raise schema.error for a file of another program or another version."""
     if pages.is_blank:
         return
     if not pages.is_database:
@@ -97,7 +143,10 @@ def check_version(pages: Pages, path: Path, schema: Schema) -> None:
 
 
 def problem_of(database: sqlite3.Connection, schema: Schema) -> str:
-    """What is wrong with a file's structure; empty where nothing is. Raises sqlite3.Error where it cannot be read."""
+    """Describe the damage in a file's structure. Returns an empty text if there is no damage.
+
+    Raises sqlite3.Error if the disk fails.
+    """
     try:
         if database.execute(schema.CATALOG).fetchall() != schema.catalog:
             return "its tables are not those of this version"
@@ -111,24 +160,15 @@ def problem_of(database: sqlite3.Connection, schema: Schema) -> str:
     return ""
 
 
-def _problem(path: Path, schema: Schema, *, new: bool) -> str:
-    if new:
-        return ""
-    with closing(connect(path)) as database:
-        database.execute("PRAGMA query_only = 1")
-        return problem_of(database, schema)
-
-
 def _prepare(database: sqlite3.Connection, schema: Schema) -> None:
-    """Make the tables of a new file, and set what a connection that writes needs."""
-    (version,) = database.execute("PRAGMA user_version").fetchone()
-    for pragma in (*(() if version else schema.first), *_PRAGMAS, *schema.pragmas):
+    """Create the tables of a new file, and set the pragmas of a connection that writes."""
+    if database.execute("PRAGMA user_version").fetchone() == (0,):
+        schema.create(database)
+    for pragma in (*_PRAGMAS, *schema.pragmas):
         database.execute(f"PRAGMA {pragma}")
-    if not version:
-        database.executescript(f"BEGIN;\n{schema.script}\nCOMMIT;")
 
 
 def _lenient(database: sqlite3.Connection) -> sqlite3.Connection:
-    """Let a damaged text be read: its checksum says what it is worth."""
+    """Make a connection return damaged texts without an error. The checksum of the row reports the damage."""
     database.text_factory = lambda data: data.decode("utf-8", "replace")
     return database

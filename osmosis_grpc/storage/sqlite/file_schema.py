@@ -1,4 +1,4 @@
-"""What a file of ours looks like: the version of its schema, its tables, and the checksums of their rows."""
+"""Describes a journal or a ledger file: the version of its schema, its tables, and the checksums of their rows."""
 
 import sqlite3
 import zlib
@@ -11,41 +11,53 @@ from typing import Any
 from osmosis_grpc.storage.sqlite.checksum import row_sum
 
 SCHEMA_VERSION = 3
-"""Of the journal and the ledger. It grows with each change of a table; a file of another version is refused."""
+"""The version of the journal and the ledger. It grows with each change of a table. Other versions are refused."""
 
 Row = Sequence[Any]
 
 
 @dataclass(frozen=True)
 class Table:
-    """One table: its columns, and which of them each checksum covers."""
+    """One table: its columns, and the columns of each checksum."""
 
     name: str
     columns: tuple[str, ...]
     key: tuple[int, ...]
-    """Places of the columns that name a row."""
+    """Indices of the primary key's columns."""
     rowid: int | None
-    """The place of the column that is SQLite's own key, and stands before the row instead of in it."""
+    """The index of the column that is SQLite's rowid, or None. A row's record does not contain the rowid."""
     optional: frozenset[int]
-    """Places of the columns that may be NULL; where all that a checksum covers are, it is NULL, too."""
+    """Indices of the columns that can be NULL. If all columns of a checksum are NULL, the checksum is NULL too."""
     sums: Mapping[str, tuple[str, ...]]
-    """By the checksum's column."""
+    """The columns that each checksum covers, by the name of the checksum's column."""
     rank: tuple[int, ...]
-    """Places of the columns that grow: where two versions of a row are found, the higher one is the newer one."""
+    """Indices of columns whose values only grow. Of two versions of a row, the newer version has the higher values."""
 
     def wrong(self, row: Row) -> str:
-        """Which checksum does not agree with a row; empty where all do."""
-        for place, about, covered in self._checks:
-            values = [row[at] for at in covered]
-            if row[place] is None:
-                if any(row[at] is not None for at in covered if at in self.optional):
+        """Return the column of the first checksum that does not match. Returns an empty text if all checksums match.
+
+        Returns "a value" if a checksum cannot be computed.
+        """
+        try:
+            for place, about, covered in self._checks:
+                if row[place] is None:
+                    if any(row[at] is not None for at in covered if at in self.optional):
+                        return self.columns[place]
+                elif row[place] != row_sum(about, [row[at] for at in covered]):
                     return self.columns[place]
-            elif row[place] != row_sum(about, values):
-                return self.columns[place]
+        except Exception:  # a damaged value can have any type
+            return "a value"
         return ""
 
+    def delete_damaged(self, database: sqlite3.Connection) -> list[Row]:
+        """Delete the rows with a wrong checksum, and return these rows."""
+        rows = database.execute(f"SELECT rowid, * FROM {self.name} NOT INDEXED").fetchall()  # noqa: S608
+        damaged = [row for row in rows if self.wrong(row[1:])]
+        database.executemany(f"DELETE FROM {self.name} WHERE rowid = ?", [row[:1] for row in damaged])  # noqa: S608
+        return [row[1:] for row in damaged]
+
     def newer(self, row: Row, other: Row) -> bool:
-        """Whether a row is the newer version of another one."""
+        """Return whether `row` is a newer version than `other`."""
 
         def rank(one: Row) -> list[float]:
             return [
@@ -64,51 +76,51 @@ class Table:
 
 @dataclass(frozen=True)
 class Schema:
-    """A kind of file."""
+    """One kind of file: the journal or the ledger."""
 
     kind: str
-    """What it is called: journal or ledger."""
+    """Its name in messages: journal or ledger."""
     tables_script: str
     error: Callable[[str], Exception]
-    """Raised when a file is another program's or of another version."""
+    """Makes the error for a file that cannot be opened, for example a file of another version."""
     instead: str
-    """What else may be used, in words."""
+    """Messages propose to use this instead of a refused file."""
     known_table: str
     """A table that older versions have, too."""
     page_size: int
     shrinks: bool
-    """Whether the file gives back room."""
     legacy_id: int
     """The application id of schema 1."""
     sums: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
-    """By table, where a row has other checksums than one of all its columns."""
+    """The checksums of each table. A table without an entry has one checksum of all columns."""
     rank: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By table, the columns that grow as a row is written again."""
+    """The columns of Table.rank, by table."""
     clean: Callable[[sqlite3.Connection], Sequence[str]] = lambda database: ()
-    """Called with a fresh file: delete rows that belong to nothing, and say whose they were."""
+    """Deletes the orphaned rows of a salvaged file, and returns the names of their rollouts."""
     pragmas: tuple[str, ...] = ()
-    """Pragmas of the connection that writes, beside those of every such file."""
+    """Further pragmas of the connection that writes."""
 
     CATALOG = "SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY name"
 
     def application_id(self, version: int) -> int:
-        """What stands in the head of a file of a version. One flipped bit in either does not make another version."""
+        """Return the application id of a version.
+
+        The ids of two versions differ in many bits. So an id that differs in one bit from a known id is damaged.
+        """
         return zlib.crc32(f"osmosis_grpc {self.kind} {version}".encode()) & 0x7FFFFFFF
 
-    @property
-    def first(self) -> tuple[str, ...]:
-        """Pragmas of a file that is made."""
-        return f"page_size = {self.page_size}", f"auto_vacuum = {'INCREMENTAL' if self.shrinks else 'NONE'}"
-
-    @property
-    def script(self) -> str:
-        """The statements that make the tables and name the version."""
+    def create(self, database: sqlite3.Connection) -> None:
+        """Create the tables in an empty file, and set the version."""
+        database.execute(f"PRAGMA page_size = {self.page_size}")
+        database.execute(f"PRAGMA auto_vacuum = {'INCREMENTAL' if self.shrinks else 'NONE'}")
+        database.execute("PRAGMA journal_mode = WAL")
         own = self.application_id(SCHEMA_VERSION)
-        return f"{self.tables_script};\nPRAGMA application_id = {own};\nPRAGMA user_version = {SCHEMA_VERSION};"
+        version = f"PRAGMA application_id = {own}; PRAGMA user_version = {SCHEMA_VERSION}"
+        database.executescript(f"BEGIN;\n{self.tables_script};\n{version};\nCOMMIT;")
 
     @cached_property
     def catalog(self) -> list[tuple[Any, ...]]:
-        """What SQLite has in its own table of such a file."""
+        """The rows of sqlite_schema in a file of this kind."""
         with closing(self._empty()) as database:
             return database.execute(self.CATALOG).fetchall()
 
@@ -121,7 +133,7 @@ class Schema:
 
     def _empty(self) -> sqlite3.Connection:
         database = sqlite3.connect(":memory:")
-        database.executescript(self.script)
+        self.create(database)
         return database
 
     def _table(self, database: sqlite3.Connection, name: str) -> Table:

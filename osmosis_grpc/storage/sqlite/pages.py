@@ -1,6 +1,7 @@
-"""The pages of a SQLite file as they stand on the disk, and the rows in them: what SQLite refuses to read, too.
+"""Reads the pages of a SQLite file, and their rows, without SQLite. So it can read a file that SQLite refuses to read.
 
-Nothing is written. Rows are found page by page, whatever leads to them. Only a row's checksum says what it is worth.
+The search for rows reads one page after another, and does not need the links between pages. Nothing is written. The
+checksum of a row shows whether the row is sound.
 """
 
 import os
@@ -18,66 +19,49 @@ _TABLE_LEAF, _TABLE_INTERIOR, _INDEX_INTERIOR, _INDEX_LEAF = 13, 5, 2, 10
 
 
 class FoundRow(NamedTuple):
-    """A row, or what is left of one."""
+    """A sound or damaged row in a page."""
 
     table: Table
     values: list[Any]
     sound: bool
-    """Whether its checksums agree."""
+    """Whether the checksums of the row match."""
 
 
 class Pages:
-    """A file and its write-ahead log, open for reading until close(). Raises OSError where it cannot be read."""
+    """A file and its write-ahead log, open for reading until close(). Raises OSError."""
 
     def __init__(self, path: Path, page_size: int) -> None:
         self.size = page_size
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._log = read_log(_bytes_of(Path(f"{path}-wal")), page_size)
-        self.has_wal = _size_of(Path(f"{path}-wal")) > HEAD
-        """Whether there is a write-ahead log."""
+        log = _bytes_of(Path(f"{path}-wal"))
+        self._log = read_log(log, page_size)
+        self.has_wal = len(log) > HEAD
         self.count = self._log.size or -(-os.fstat(self._file).st_size // page_size)
-        """How many pages there are."""
         self.lost = 0
-        """How many rows could not be read, by what was read so far."""
+        """The number of rows so far that could not be read."""
         self._first = self.page(1).ljust(page_size, b"\0")
+        self.user_version, _, self.application_id = struct.unpack_from(">3I", self._first, 60)
+        self.is_database = sum(one == other for one, other in zip(self._first, _MAGIC, strict=False)) >= 12
+        """Whether the file begins like a SQLite file. A few bytes can differ."""
+        unused = not (self.application_id or self.user_version) and self._first[103:105] == b"\0\0"
+        self.is_blank = not self.count or unused
+        """Whether no table was ever created in the file."""
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         os.close(self._file)
 
     def page(self, number: int) -> bytes:
-        """A page, counted from 1, as of the last commit."""
+        """Return a page as of the last commit. The first page has the number 1."""
         known = self._log.pages.get(number)
         return known if known is not None else os.pread(self._file, self.size, (number - 1) * self.size)
 
-    # The head of the file.
-
-    @property
-    def is_database(self) -> bool:
-        """Whether it begins as SQLite's files do, a few bytes aside."""
-        return sum(one == other for one, other in zip(self._first, _MAGIC, strict=False)) >= 12
-
-    @property
-    def is_blank(self) -> bool:
-        """Whether nothing was ever made in it."""
-        return not self.count or (not self.application_id and not self.user_version and self._first[103:105] == b"\0\0")
-
-    @property
-    def user_version(self) -> int:
-        """What PRAGMA user_version gives."""
-        return int(struct.unpack_from(">I", self._first, 60)[0])
-
-    @property
-    def application_id(self) -> int:
-        """What PRAGMA application_id gives."""
-        return int(struct.unpack_from(">I", self._first, 68)[0])
-
     def has_table(self, name: str) -> bool:
-        """Whether there is a table of a name."""
+        """Return whether there is a table with a name."""
         return any(values[:2] == ["table", name] for values in self._schema_rows())
 
     def problem(self, schema: Schema) -> str:
-        """What is wrong with the head of the file or with its log; empty where nothing is."""
+        """Describe the damage in the file's header or write-ahead log. Returns an empty text if there is no damage."""
         if self.is_blank:
             return ""
         head = self._first
@@ -89,15 +73,15 @@ class Pages:
             "the encoding": head[56:60] == b"\0\0\0\1",
             "the version": self.application_id == version,
             "the way it shrinks": (head[52:56] != bytes(4), head[64:68] != bytes(4)) == (schema.shrinks,) * 2,
-            "the room that is reserved": head[72:92] == bytes(20),
+            "the reserved bytes": head[72:92] == bytes(20),
         }
         wrong = [name for name, sound in fields.items() if not sound]
-        return self._log.problem or (f"{wrong[0]} in its head" if wrong else "")
+        return self._log.problem or (f"{wrong[0]} in its header" if wrong else "")
 
     # The rows.
 
     def rows(self, schema: Schema) -> Iterator["FoundRow"]:
-        """All rows. One may come in several versions, of which Table.newer tells the newest."""
+        """Yield all rows. A row can come in several versions. Table.newer compares two versions."""
         unused = self._unused()
         for number in range(2, self.count + 1):
             if number not in unused:
@@ -111,7 +95,7 @@ class Pages:
         read = {at: cells.read(page, at, self.page, self.size) for at in pointers}
         rows = {at: row for at, cell in read.items() if cell is not None and (row := _row(cell, schema)) is not None}
         whole = kind == _TABLE_LEAF and cells.accounted(page, [cell.size if cell else 0 for cell in read.values()])
-        if not whole or len(rows) < len(read):  # a row that is whole may begin anywhere
+        if not whole or len(rows) < len(read):  # search the page for sound rows at every offset
             for at in range(8, self.size - 4):
                 if at not in rows and (cell := cells.read(page, at, self.page, self.size)) is not None:
                     row = _row(cell, schema)
@@ -127,7 +111,7 @@ class Pages:
                 yield cell.values
 
     def _unused(self) -> set[int]:
-        """Pages that nothing uses: what stands in them was deleted. Empty where the list of them is damaged."""
+        """Return the free pages. All their rows are deleted. Returns no page if the list of free pages is damaged."""
         trunk, count = struct.unpack_from(">2I", self._first, 32)
         free: set[int] = set()
         while trunk:
@@ -142,7 +126,7 @@ class Pages:
         return free - self._used() if len(free) == count else set()
 
     def _used(self) -> set[int]:
-        """Pages that can be reached from a table, as far as the way there is sound."""
+        """Return the pages of tables and indexes that the links between pages reach."""
         used: set[int] = set()
         left = [values[3] for values in self._schema_rows() if isinstance(values[3], int)]
         while left:
@@ -158,7 +142,10 @@ class Pages:
 
 
 def _row(cell: cells.Cell, schema: Schema) -> "FoundRow | None":
-    """The table that a row belongs to: the one whose checksum agrees, else one with so many columns."""
+    """Return the row of a cell, with its table. Returns None if no table has as many columns as the cell.
+
+    The row is damaged if no table has matching checksums. Then the result names the first table with as many columns.
+    """
     near: FoundRow | None = None
     for table in schema.tables.values():
         if len(cell.values) != len(table.columns):
@@ -174,7 +161,7 @@ def _row(cell: cells.Cell, schema: Schema) -> "FoundRow | None":
 
 
 def _bytes_of(path: Path) -> bytes:
-    """A log that does not begin anew while it is read."""
+    """Return the bytes of a write-ahead log. Reads the log again if SQLite restarts the log meanwhile."""
     for _ in range(10):
         try:
             data = path.read_bytes()
@@ -184,10 +171,3 @@ def _bytes_of(path: Path) -> bytes:
         except FileNotFoundError:
             return b""
     return data
-
-
-def _size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0

@@ -1,6 +1,6 @@
-"""From a damaged file to a fresh one with all rows that can be read. The damaged file is kept beside it.
+"""Replaces a damaged file with a new file that has all readable rows. Keeps the damaged file in the same folder.
 
-Rows whose checksum does not agree come along, so that whoever reads them can name them.
+Rows with a wrong checksum are copied, too, so that readers can report them.
 """
 
 import logging
@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from osmosis_grpc.storage.fsync import fsync
 from osmosis_grpc.storage.sqlite.file_schema import Schema
 from osmosis_grpc.storage.sqlite.pages import FoundRow, Pages
 
@@ -18,22 +19,25 @@ log = logging.getLogger(__name__)
 
 
 class Salvaged(NamedTuple):
-    """What a fresh file holds."""
+    """The content of a new file."""
 
     rows: int
     damaged: int
     lost: list[str]
-    """Rollouts of which nothing is left that could be used."""
+    """The names of the rollouts whose row is lost."""
 
 
 def salvage(pages: Pages, path: Path, schema: Schema, problem: str) -> None:
-    """Put a fresh file in the place of a damaged one. Raises OSError, sqlite3.Error: then nothing has changed."""
+    """Replace a damaged file with a new file. Raises OSError, sqlite3.Error.
+
+    After an error, the next start tries the replacement again, or continues it.
+    """
     making, made = _named(path, "mending"), _named(path, "mended")
     making.unlink(missing_ok=True)
     found = read_out(pages, making, schema)
-    _sync(making)
+    fsync(making)
     making.replace(made)
-    _sync(path.parent)
+    fsync(path.parent)
     aside = finish(path)
     log.error(
         "the %s %s is damaged: %s. Its rows were read into a new file: %d, of them %d damaged; %d could not be read. "
@@ -51,12 +55,12 @@ def salvage(pages: Pages, path: Path, schema: Schema, problem: str) -> None:
 
 
 def read_out(pages: Pages, fresh: Path, schema: Schema) -> Salvaged:
-    """Make a file with all rows that can be read. Raises OSError, sqlite3.Error."""
+    """Create the file `fresh` with all readable rows. Raises OSError, sqlite3.Error."""
     os.close(os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     with closing(sqlite3.connect(fresh, isolation_level=None)) as database:
-        for pragma in (*schema.first, "journal_mode = WAL", "synchronous = OFF"):
-            database.execute(f"PRAGMA {pragma}")
-        database.executescript(f"BEGIN;\n{schema.script}\nCOMMIT;\nBEGIN")
+        database.execute("PRAGMA synchronous = OFF")
+        schema.create(database)
+        database.execute("BEGIN")
         damaged = [row for row in pages.rows(schema) if not (row.sound and _put(database, row))]
         kept = sum(_put(database, row) for row in damaged if not row.sound)
         names = schema.clean(database)
@@ -67,7 +71,10 @@ def read_out(pages: Pages, fresh: Path, schema: Schema) -> Salvaged:
 
 
 def finish(path: Path) -> Path | None:
-    """Where a fresh file is ready, put it in its place, and the damaged one aside; a crash may come anywhere in it."""
+    """Move the damaged file aside, and move a finished new file to its place. Continues after a crash.
+
+    Returns the new path of the damaged file, or None if there is no finished new file.
+    """
     made = _named(path, "mended")
     if not made.exists():
         return None
@@ -81,12 +88,12 @@ def finish(path: Path) -> Path | None:
         if Path(f"{path}{suffix}").exists():
             Path(f"{path}{suffix}").replace(f"{aside}{suffix}")
     made.replace(path)
-    _sync(path.parent)
+    fsync(path.parent)
     return aside
 
 
 def _put(database: sqlite3.Connection, row: FoundRow) -> bool:
-    """Insert a row, in place of an older version of it; whether it is there then."""
+    """Insert a row, or replace an older version of the row. Returns whether the file has the row."""
     table, values = row.table, row.values
     marks = ", ".join("?" * len(values))
     try:
@@ -98,18 +105,10 @@ def _put(database: sqlite3.Connection, row: FoundRow) -> bool:
         before = database.execute(f"SELECT * FROM {table.name} WHERE {named}", key).fetchone()  # noqa: S608
         if before is not None and table.newer(values, before):
             database.execute(f"INSERT OR REPLACE INTO {table.name} VALUES ({marks})", values)  # noqa: S608
-    except (sqlite3.Error, OverflowError):  # a damaged value may be one that cannot be kept
+    except (sqlite3.Error, OverflowError):  # SQLite cannot store every damaged value
         return False
     return True
 
 
 def _named(path: Path, what: str) -> Path:
     return path.with_name(f"{path.name}.{what}")
-
-
-def _sync(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

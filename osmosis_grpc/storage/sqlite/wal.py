@@ -1,7 +1,7 @@
-"""A write-ahead log of SQLite's, read by ourselves: SQLite drops all that follows a damaged frame, and says nothing.
+"""Reads SQLite's write-ahead log without SQLite. SQLite silently ignores all frames after a damaged frame.
 
-A frame is the image of a page: 24 bytes of head, then the page. Each has a checksum that goes on from the one
-before, so a frame after a damaged one still shows that the log went on.
+A frame is a header of 24 bytes, followed by the image of a page. The checksum of a frame continues the checksum of the
+frame before. So a sound frame after a damaged frame proves that the log continues.
 """
 
 import struct
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 HEAD = 32
-"""Bytes before the first frame."""
+"""The number of bytes before the first frame."""
 FRAME_HEAD = 24
 _MASK = 0xFFFFFFFF
 _MAGICS = (0x377F0682, 0x377F0683)
@@ -19,46 +19,34 @@ Sum = tuple[int, int]
 
 @dataclass
 class Log:
-    """What is committed in a log."""
+    """The committed content of a log."""
 
     pages: dict[int, bytes] = field(default_factory=dict)
     """The newest image of each page."""
     size: int = 0
-    """Pages of the database after the last commit; 0 without one."""
+    """The number of pages in the database after the last commit, or 0 if there is no commit."""
     problem: str = ""
-    """What is damaged; empty where nothing is."""
-
-
-@dataclass
-class _Frame:
-    index: int
-    page: int
-    commits: int
-    """Pages of the database, where the frame ends a transaction; else 0."""
-    image: bytes
-    sure: bool
-    """Whether it was meant to be read, whatever follows."""
-    what: str
-    """What is damaged in it."""
+    """A description of the damage, or empty if there is no damage."""
 
 
 def read_log(data: bytes, page_size: int) -> Log:
-    """Read a log. A last transaction that was not written to its end is left out, as SQLite does."""
+    """Read a log. Leaves out an incomplete last transaction, as SQLite does."""
     found = Log()
     if len(data) < HEAD + FRAME_HEAD + page_size:
         return found
-    frames: list[_Frame] = []
-    for frame in _frames(data, page_size):
-        frames.append(frame)
-        if frame.commits and frame.sure:
-            for one in frames:
-                found.pages[one.page] = one.image
-                if one.what and not found.problem:
-                    found.problem = f"frame {one.index} of its write-ahead log: {one.what}"
-            found.size = frame.commits
-            frames.clear()
+    pages: dict[int, bytes] = {}
+    problem = ""
+    for index, page, commits, image, sure, what in _frames(data, page_size):
+        pages[page] = image
+        if what and not problem:
+            problem = f"frame {index} of its write-ahead log: {what}"
+        if commits and sure:
+            found.pages |= pages
+            found.size = commits
+            found.problem = found.problem or problem
+            pages.clear()
     if not found.problem and not _sound_head(data, page_size) and found.pages:
-        found.problem = "the head of its write-ahead log"
+        found.problem = "the header of its write-ahead log"
     return found
 
 
@@ -67,21 +55,22 @@ def _sound_head(data: bytes, page_size: int) -> bool:
     return magic in _MAGICS and size == page_size and _sum(data[:24], (0, 0), bool(magic & 1)) == tuple(stored)
 
 
-def _frames(data: bytes, page_size: int) -> Iterator[_Frame]:
-    """The frames of the newest log in the file; behind them may stand those of older ones, which have other salts."""
-    big = bool(data[3] & 1) if _sound_head(data, page_size) else sys.byteorder == "big"
-    salts: tuple[int, ...] = struct.unpack_from(">2I", data, 16)
-    if not _sound_head(data, page_size):
-        salts = struct.unpack_from(">2I", data, HEAD + 8)
-    starts: list[Sum] = [_pair(data, 24)]
-    if starts[0] != (computed := _sum(data[:24], (0, 0), big)):
-        starts.append(computed)
-    behind = False
-    """Whether the frame before was none of this log's."""
+def _frames(data: bytes, page_size: int) -> Iterator[tuple[int, int, int, bytes, bool, str]]:
+    """Yield the frames of the newest log in the file. Frames of older logs can follow. They have other salts.
+
+    A frame has these values: its index, the number of its page, the number of pages in the database if the frame ends a
+    transaction (otherwise 0), the image of the page, whether the frame alone proves that it belongs to the log, and a
+    description of its damage.
+    """
+    sound = _sound_head(data, page_size)
+    big = bool(data[3] & 1) if sound else sys.byteorder == "big"
+    salts = _pair(data, 16 if sound else HEAD + 8)
+    starts = list({_pair(data, 24): 0, _sum(data[:24], (0, 0), big): 0})
+    behind = False  # whether the frame before belongs to an older log
     for index, at in enumerate(range(HEAD, len(data) - FRAME_HEAD - page_size + 1, FRAME_HEAD + page_size), 1):
         head = data[at : at + 8]
         image = data[at + FRAME_HEAD : at + FRAME_HEAD + page_size]
-        mine, stored = struct.unpack_from(">2I", data, at + 8) == salts, _pair(data, at + 16)
+        mine, stored = _pair(data, at + 8) == salts, _pair(data, at + 16)
         if behind and not mine:
             starts = [stored]
             continue
@@ -89,20 +78,20 @@ def _frames(data: bytes, page_size: int) -> Iterator[_Frame]:
         page, commits = struct.unpack(">2I", head)
         if stored in sums:
             behind, starts = False, [stored]
-            yield _Frame(index, page, commits, image, True, "" if mine else "its salts")
+            yield index, page, commits, image, True, "" if mine else "its salts"
             continue
         behind = not mine
         starts = [stored, *sums]
         if not mine:
             continue
         if any((one[0] ^ stored[0]).bit_count() + (one[1] ^ stored[1]).bit_count() == 1 for one in sums):
-            yield _Frame(index, page, commits, image, True, "its checksum")
+            yield index, page, commits, image, True, "its checksum"
             continue
         mended = [data for one in sums for data in _flipped(head + image, one, stored, big)]
-        if len(mended) == 1:  # else the checksums of the rows say what is wrong
+        if len(mended) == 1:  # otherwise the checksums of the rows detect the damage
             page, commits = struct.unpack(">2I", mended[0][:8])
             image = mended[0][8:]
-        yield _Frame(index, page, commits, image, bool(mended), "one bit" if mended else "its content")
+        yield index, page, commits, image, bool(mended), "one bit" if mended else "its content"
 
 
 def _pair(data: bytes, at: int) -> Sum:
@@ -120,13 +109,14 @@ def _sum(data: bytes, start: Sum, big: bool) -> Sum:
 
 
 def _flipped(data: bytes, computed: Sum, wanted: Sum, big: bool) -> list[bytes]:
-    """Data with one bit flipped so that it has the wanted checksum, for each bit of which that is so; few are needed.
+    """Return up to two copies of the data. Each copy has one flipped bit and the wanted checksum.
 
-    The checksum is linear: a bit changes it by an amount that depends on its place. High bits of a word in many places
-    change it by the same.
+    The checksum is linear, so a flipped bit changes the checksum by an amount that depends on the bit's position. High
+    bits of words at many positions change the checksum by the same amount.
     """
     missing = (wanted[0] - computed[0]) & _MASK, (wanted[1] - computed[1]) & _MASK
-    first, second = (1, 1), (0, 1)  # what 1 more in the first or second word of a pair makes of the checksum's halves
+    # The change of both halves of the checksum when the first, or the second, word of a pair grows by 1.
+    first, second = (1, 1), (0, 1)
     order = f"{'>' if big else '<'}{len(data) // 4}I"
     words, found = list(struct.unpack(order, data)), []
     for at in range(len(words) - 2, -1, -2):

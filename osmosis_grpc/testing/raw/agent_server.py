@@ -3,38 +3,22 @@
 import itertools
 from typing import Any
 
-import grpc
-
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, rollout_pb2, services_pb2
+from osmosis_grpc.testing.raw.connections import ACCEPT, ATTACH, RawDialler, RawListener
 from osmosis_grpc.testing.raw.server_frames import accepted, chat, complete, hello
-from osmosis_grpc.testing.raw.stream import ACCEPT, ATTACH, OPTIONS, OWN_CONNECTION, RawListener, RawStream
 
 _NUMBERS = itertools.count(1)
 
 
-class RawAgentServer:
-    """An agent server with a journal id of its own and all streams that it opens at one trainer."""
+class RawAgentServer(RawDialler):
+    """An agent server with a journal id of its own. It opens streams to one trainer."""
 
     def __init__(self, address: str) -> None:
+        super().__init__(address, ACCEPT, services_pb2.AcceptRequest, services_pb2.AcceptResponse)
         self.journal_id = f"journal-{next(_NUMBERS)}"
-        self.stream: RawStream
-        """The newest stream."""
-        self._channel: Any = grpc.aio.insecure_channel(address, options=[OWN_CONNECTION, *OPTIONS])
-
-    async def __aenter__(self) -> "RawAgentServer":
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._channel.close()
-
-    def open(self) -> RawStream:
-        """Open a stream on which nothing was sent."""
-        call: Any = self._channel.stream_stream(ACCEPT, None, services_pb2.AcceptResponse.FromString)
-        self.stream = RawStream(call(), services_pb2.AcceptRequest)
-        return self.stream
 
     async def attach(self, **fields: Any) -> attach_pb2.TrainerHello:
-        """Open a stream, send the hello and return the trainer's. `fields` are those of ServerHello."""
+        """Open a stream, send a hello, and return the trainer's hello. `fields` are fields of ServerHello."""
         stream = self.open()
         await stream.send(self.hello(**fields))
         answer: attach_pb2.TrainerHello = await stream.next("hello")
@@ -44,10 +28,6 @@ class RawAgentServer:
         """Return this agent server's hello."""
         return hello(**({"journal_id": self.journal_id} | fields))
 
-    async def send(self, *frames: Any) -> None:
-        """Send frames on the newest stream."""
-        await self.stream.send(*frames)
-
     async def accept(self) -> rollout_pb2.InitRequest:
         """Return the next Init and accept its rollout."""
         request: rollout_pb2.InitRequest = await self.stream.next("init")
@@ -55,7 +35,7 @@ class RawAgentServer:
         return request
 
     async def ask(self, request: rollout_pb2.InitRequest, number: int = 1, **fields: Any) -> attach_pb2.ChatReply:
-        """Ask a chat and return the answer."""
+        """Send a chat and return the answer."""
         await self.send(chat(request, number, **fields))
         answer: attach_pb2.ChatReply = await self.stream.next("chat_reply")
         return answer

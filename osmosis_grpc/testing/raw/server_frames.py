@@ -33,7 +33,7 @@ HEARTBEAT = attach_pb2.ServerFrame(heartbeat=attach_pb2.Heartbeat())
 
 
 def hello(**fields: Any) -> attach_pb2.ServerFrame:
-    """Return the first frame of a stream. `fields` are those of ServerHello; it needs `journal_id`."""
+    """Return the first frame of a stream. `fields` are fields of ServerHello, and must have `journal_id`."""
     default: dict[str, Any] = {
         "process_uuid": "raw",
         "version": "raw 1",
@@ -60,7 +60,7 @@ def init_reply(request: rollout_pb2.InitRequest, **result: Any) -> attach_pb2.Se
 
 
 def chat(request: rollout_pb2.InitRequest, number: int = 1, **fields: Any) -> attach_pb2.ServerFrame:
-    """Ask a chat. Its history is the rollout's own messages unless `fields` give `full` or `delta`."""
+    """Send a chat. Its history is the rollout's own messages unless `fields` have `full` or `delta`."""
     default: dict[str, Any] = {
         "rollout_id": request.rollout_id,
         "attempt": request.attempt,
@@ -73,7 +73,7 @@ def chat(request: rollout_pb2.InitRequest, number: int = 1, **fields: Any) -> at
 
 
 def delta(continues: int, *texts: str) -> trainer_pb2.DeltaHistory:
-    """Return a history by reference: the chat that it continues, and new user messages."""
+    """Return a history as a delta: the number of the chat that it continues, and new user messages."""
     messages = [message_pb2.Message(role="user", text=text) for text in texts]
     return trainer_pb2.DeltaHistory(continues=continues, messages=messages)
 

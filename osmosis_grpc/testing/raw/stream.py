@@ -12,16 +12,8 @@ from google.rpc import error_details_pb2, status_pb2
 from osmosis_grpc.supervise import OnFailure, child, job
 
 READ = job("testing.read", OnFailure.RAISE)
-OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
-"""Channel options: messages of any size."""
-OWN_CONNECTION = ("grpc.use_local_subchannel_pool", 1)
-"""Channel option: a connection that no other channel to the same address uses."""
-ATTACH = "/osmosis.rollout.v1.RolloutService/Attach"
-"""The call of trainers that dial an agent server."""
-ACCEPT = "/osmosis.rollout.v1.TrainerService/Accept"
-"""The call of agent servers that dial a trainer."""
 TIMEOUT = 10.0
-"""Seconds after which every wait of a stream raises TimeoutError."""
+"""When a stream waits for this many seconds, the wait raises TimeoutError."""
 
 M = TypeVar("M", bound=Message)
 
@@ -34,23 +26,23 @@ class RawStream:
     """
 
     forgets: frozenset[str] = frozenset()
-    """Kinds of frames that are counted and not kept."""
+    """The kinds of frames that are counted but not kept."""
     timeout = TIMEOUT
-    """Seconds after which `next`, `until` and `ended` raise TimeoutError."""
+    """When `next`, `until` or `ended` waits for this many seconds, it raises TimeoutError."""
 
     def __init__(self, call: Any, message: Any) -> None:
         self.frames: list[Any] = []
         """The frames that came, in order."""
         self.messages: list[tuple[int, int]] = []
-        """How many frames and bytes each message had."""
+        """The number of frames and the number of bytes of each message."""
         self.forgotten = 0
-        """How many frames came and were not kept."""
+        """The number of frames that came and were not kept."""
         self.over: str | None = None
         """The name of the status that the stream ended with; None while it is open."""
         self.details = ""
-        """The text of that status."""
+        """The text of the status that the stream ended with."""
         self.status = status_pb2.Status()
-        """That status with its details; empty if the peer sent none."""
+        """The status of the stream with its details; empty if the peer sent no details."""
         self._call = call
         self._message = message
         self._taken: Counter[str] = Counter()
@@ -63,11 +55,11 @@ class RawStream:
         await self.send_bytes(self._message(frames=frames).SerializeToString())
 
     async def send_bytes(self, data: bytes) -> None:
-        """Send bytes as a message, whether they parse or not."""
+        """Send any bytes as a message."""
         await self._call.write(data)
 
     async def next(self, kind: str) -> Any:
-        """Return the next frame of a kind that `next` has not returned yet. Raise AssertionError if the stream ends."""
+        """Return the first frame of a kind that was not returned before. Raise AssertionError if the stream ends."""
         await self.until(lambda: self.fresh(kind) > 0 or self.over is not None)
         if not self.fresh(kind):
             raise AssertionError(f"the stream ended before a {kind}: {self.over} {self.details}")
@@ -88,7 +80,7 @@ class RawStream:
         return sum(frame.WhichOneof("frame") == kind for frame in self.frames)
 
     def fresh(self, kind: str) -> int:
-        """Return how many frames of a kind came that `next` has not returned yet."""
+        """Return the number of frames of a kind that came and that `next` has not returned yet."""
         return self.count(kind) - self._taken[kind]
 
     async def ended(self) -> str:
@@ -99,7 +91,7 @@ class RawStream:
         return self.over
 
     async def leave(self) -> None:
-        """Half-close: say that no more messages follow."""
+        """Half-close the stream: no more messages follow."""
         await self._call.done_writing()
 
     async def cut(self) -> None:
@@ -108,7 +100,7 @@ class RawStream:
         await self.ended()
 
     def field(self) -> str:
-        """Return the field that the INVALID_ARGUMENT names which ended the stream."""
+        """Return the field in the INVALID_ARGUMENT that ended the stream."""
         return field_of(self.status)
 
     async def _read(self) -> None:
@@ -135,43 +127,6 @@ class RawStream:
             self.over = over
         async with self._news:
             self._news.notify_all()
-
-
-class RawListener:
-    """Listens on a free port of loopback for the streams that the other side opens.
-
-    `method` is the call's full name; `receives` and `sends` are the types of its messages.
-    """
-
-    def __init__(self, method: str, receives: Any, sends: Any) -> None:
-        self.address = ""
-        """HOST:PORT, once it listens."""
-        self._method = method
-        self._receives = receives
-        self._sends = sends
-        self._streams: asyncio.Queue[RawStream] = asyncio.Queue()
-        self._server = grpc.aio.server(options=OPTIONS)
-
-    async def __aenter__(self) -> "RawListener":
-        _, service, method = self._method.split("/")
-        handler: Any = grpc.stream_stream_rpc_method_handler(self._serve, self._receives.FromString, None)
-        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, {method: handler})])
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-        await self._server.start()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._server.stop(None)
-
-    async def accept(self) -> RawStream:
-        """Return the next stream. Raise TimeoutError when none comes."""
-        async with asyncio.timeout(TIMEOUT):
-            return await self._streams.get()
-
-    async def _serve(self, _requests: Any, context: Any) -> None:
-        stream = RawStream(context, self._sends)
-        await self._streams.put(stream)
-        await asyncio.shield(stream.reader)
 
 
 def detail_of(status: Any, kind: type[M]) -> M | None:

@@ -1,51 +1,33 @@
 """A scripted trainer: it dials an agent server, or agent servers dial it."""
 
 import itertools
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, rollout_pb2, services_pb2, trainer_pb2
-from osmosis_grpc.testing.raw.stream import ACCEPT, ATTACH, OPTIONS, OWN_CONNECTION, RawListener, RawStream
+from osmosis_grpc.testing.raw.connections import ACCEPT, ATTACH, RawDialler, RawListener
+from osmosis_grpc.testing.raw.stream import RawStream
 from osmosis_grpc.testing.raw.trainer_frames import chat_reply, hello, init, recorded, reply
 
 _NUMBERS = itertools.count(1)
 
 
-class RawTrainer:
-    """A trainer with an attachment id of its own and all streams that it opens at one agent server.
+class RawTrainer(RawDialler):
+    """A trainer with an attachment id of its own. It opens streams to one agent server.
 
-    `channel` is a channel to that server which others use, too; the trainer makes one of its own without it.
+    `channel` is a shared channel to the server. Without it the trainer makes a channel of its own.
     """
 
     def __init__(self, address: str, *, channel: grpc.aio.Channel | None = None) -> None:
+        super().__init__(address, ATTACH, services_pb2.AttachRequest, services_pb2.AttachResponse, channel)
         self.attachment_id = f"raw-trainer-number-{next(_NUMBERS)}"
-        self.stream: RawStream
-        """The newest stream."""
         self.tokens: dict[tuple[str, str, int], list[int]] = {}
         """Prompt and reply of each chat that was answered, by rollout, sample and chat number."""
-        self.metadata: Sequence[tuple[str, str]] = ()
-        """The headers of each stream, for example an authorization."""
-        self._own = None if channel else grpc.aio.insecure_channel(address, options=[OWN_CONNECTION, *OPTIONS])
-        self._channel: Any = channel or self._own
         self._barriers = itertools.count(1)
 
-    async def __aenter__(self) -> "RawTrainer":
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        if self._own is not None:
-            await self._own.close()
-
-    def open(self) -> RawStream:
-        """Open a stream on which nothing was sent."""
-        call = self._channel.stream_stream(ATTACH, None, services_pb2.AttachResponse.FromString)
-        self.stream = RawStream(call(metadata=self.metadata), services_pb2.AttachRequest)
-        return self.stream
-
     async def attach(self, **fields: Any) -> RawStream:
-        """Open a stream, send the hello and wait for the server's. `fields` are those of TrainerHello."""
+        """Open a stream, send a hello, and wait for the server's hello. `fields` are fields of TrainerHello."""
         stream = self.open()
         await stream.send(self.hello(**fields))
         await stream.next("hello")
@@ -54,10 +36,6 @@ class RawTrainer:
     def hello(self, **fields: Any) -> attach_pb2.TrainerFrame:
         """Return this trainer's hello."""
         return hello(**({"attachment_id": self.attachment_id} | fields))
-
-    async def send(self, *frames: Any) -> None:
-        """Send frames on the newest stream."""
-        await self.stream.send(*frames)
 
     async def start(self, rollout_id: str, **fields: Any) -> rollout_pb2.InitResponse:
         """Start a rollout and return the answer. Raise AssertionError when it is refused."""
@@ -72,7 +50,7 @@ class RawTrainer:
         return chat
 
     async def answer(self, chat: trainer_pb2.ChatRequest, text: str = "fine") -> None:
-        """Answer a chat: one token for the prompt's new part, one for the reply."""
+        """Answer a chat. The new part of the prompt gets one token, and the reply gets one token."""
         delta = chat.WhichOneof("history") == "delta"
         continues = chat.delta.continues if delta else chat.number - 1
         known = self.tokens.get((chat.rollout_id, chat.sample, continues), [])
@@ -86,7 +64,7 @@ class RawTrainer:
         await self.send(chat_reply(chat, response=response))
 
     async def completion(self) -> rollout_pb2.Completion:
-        """Return the next completion without an answer to it."""
+        """Return the next completion, and send no answer to it."""
         complete: trainer_pb2.CompleteRequest = await self.stream.next("complete")
         return complete.completion
 
@@ -97,18 +75,13 @@ class RawTrainer:
         return completion
 
     async def finish(self) -> rollout_pb2.Completion:
-        """Answer every chat up to the next completion; answer and return that."""
+        """Answer every chat until the next completion comes. Answer the completion and return it."""
         while await self._chats_come():
             await self.answer(await self.chat())
         return await self.settled()
 
-    async def answer_all_with(self, answer: Callable[[trainer_pb2.ChatRequest], attach_pb2.TrainerFrame]) -> None:
-        """Send `answer(chat)` for each chat up to the next completion."""
-        while await self._chats_come():
-            await self.send(answer(await self.chat()))
-
     async def barrier(self) -> None:
-        """Wait until the server has handled all frames sent so far and its answers have come."""
+        """Wait until the server has handled all frames sent so far, and its answers have come."""
         name = f"barrier {next(self._barriers)}"
         request = control_pb2.CancelRequest(group_id="nobody is in this group")
         await self.send(attach_pb2.TrainerFrame(cancel=attach_pb2.CancelAsk(id=name, request=request)))

@@ -30,7 +30,7 @@ HEARTBEAT = attach_pb2.TrainerFrame(heartbeat=attach_pb2.Heartbeat())
 
 
 def hello(**fields: Any) -> attach_pb2.TrainerFrame:
-    """Return the first frame of a stream. `fields` are those of TrainerHello; it needs `attachment_id`."""
+    """Return the first frame of a stream. `fields` are fields of TrainerHello, and must have `attachment_id`."""
     default: dict[str, Any] = {
         "process_uuid": "raw",
         "version": "raw 1",
@@ -96,7 +96,7 @@ def window(size: int) -> attach_pb2.TrainerFrame:
 
 
 def unknown_chat(chat: trainer_pb2.ChatRequest) -> error_pb2.Status:
-    """Return the status of a trainer that does not have the chat to which a delta refers."""
-    status = error_pb2.Status(code=grpc.StatusCode.FAILED_PRECONDITION.value[0], message="I have no such chat")
+    """Return the status of a trainer that does not know the chat to which a delta refers."""
+    status = error_pb2.Status(code=grpc.StatusCode.FAILED_PRECONDITION.value[0], message="no such chat")
     status.details.add().Pack(error_pb2.UnknownChat(sample=chat.sample, number=chat.delta.continues))
     return status

@@ -1,1 +1,1 @@
-"""What a trainer knows of its rollouts' chats: each is sampled once, and answered again as it was."""
+"""The chats of a trainer's rollouts. Each chat is sampled once. A chat that is sent again gets the same reply."""

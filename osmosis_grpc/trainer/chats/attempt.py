@@ -1,7 +1,7 @@
-"""What a trainer remembers of one attempt of a rollout: its chats, each sampled once.
+"""The cache of one attempt of a rollout. Each chat is sampled once.
 
-The same chat again gets the same reply; while it is still being sampled, the second asker
-joins the first. Nothing that asks can stop a sampling: only the rollout's end does.
+A chat that is sent again gets the same reply. If the sampling still runs, the second request waits for it. A sampling
+continues when its caller leaves, and stops when the rollout ends.
 """
 
 import asyncio
@@ -25,23 +25,24 @@ from osmosis_grpc.errors import (
 )
 from osmosis_grpc.link.channel_options import MAX_REPLY_BYTES
 from osmosis_grpc.link.throttled_log import Throttled
-from osmosis_grpc.storage.ledger.ledger import ChatRow, Ledger
-from osmosis_grpc.trainer.chats.ledger_codec import all_chats, kept_chat, learn
+from osmosis_grpc.storage.ledger import ChatRow, Ledger
+from osmosis_grpc.trainer.chats.ledger_codec import kept_chat
 from osmosis_grpc.trainer.chats.sample import PendingChat, SampleState, tools_digest
 from osmosis_grpc.trainer.chats.sampler import Sampler, versioned
 from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, ToolDict, TrajectoryEvent, events, jsontext
 from osmosis_grpc.types.completion import clip, describe, log_traceback, printable
+from osmosis_grpc.wire.trainer import reply_bytes
 
 log = logging.getLogger(__name__)
 
 MAX_LOGGED = 2048
-"""Bytes of an error's text in a warning."""
+"""The most bytes of an error's text in a warning."""
 UNWRITTEN_RETRY = 1.0
-"""Seconds after which a server may ask again what the ledger could not take."""
+"""When the ledger cannot be written, a server retries after this many seconds."""
 
 
 class AttemptCache:
-    """One attempt of one rollout."""
+    """The chats and the result of one attempt."""
 
     def __init__(self, attempt: int, ledger: Ledger | None = None) -> None:
         self.attempt = attempt
@@ -49,28 +50,29 @@ class AttemptCache:
         self.entered = False
         """Whether the ledger knows this attempt."""
         self.restored = False
-        """Whether it comes from the ledger of an earlier process."""
+        """Whether the attempt comes from the ledger of an earlier process."""
         self.committing: list[Callable[[], None]] | None = None
-        """Who waits for the commit of its completion; None when none is under way."""
+        """Functions to call after the running commit of the completion; None while no commit runs."""
         self.last_used = 0.0
         self.tools: Sequence[ToolDict] | None = None
-        """What its chats offer that name no tools of their own; None where that is not known."""
+        """The tools of chats without tools of their own; None if unknown."""
         self._tools_digest: str | None = None
-        self._samples: dict[str, SampleState] = {}
+        self.samples: dict[str, SampleState] = {}
         self._ledger = ledger
 
     def chat(self, request: ChatRequest, sampler: Sampler) -> PendingChat:
-        """A chat, its sampling begun now or before.
+        """Returns a chat. Starts its sampling unless it was started before.
 
-        Raises AlreadyExists for another body, UnknownChat for a delta on a chat that is not known.
+        Raises AlreadyExists if the number was used with another body, UnknownChat for a delta on an unknown chat, and
+        FailedPrecondition after the rollout has ended.
         """
         if self.result_id is not None:
             raise FailedPrecondition(
                 f"rollout {request.rollout_id} has ended", kind="ENDED", subject=request.rollout_id
             )
-        sample = self._samples.get(request.sample)
+        sample = self.samples.get(request.sample)
         if sample is None:
-            sample = self._samples[request.sample] = SampleState(request.sample)
+            sample = self.samples[request.sample] = SampleState(request.sample)
         if request.continues and not request.prefix_len:
             position = sample.tree.insert_after(request.continues, request.messages)
             if position is None:
@@ -111,11 +113,15 @@ class AttemptCache:
             version=sampler.version,
         )
         asked = sample.asked[request.number] = PendingChat(sample, request.number, body, position.continues)
-        asked.task = sampler.sample(full, partial(self._sampled, asked, full, sampler.failures))
+        try:
+            asked.task = sampler.sample(full, partial(self._sampled, asked, full, sampler.failures))
+        except BaseException:  # without the entry, the next request samples the chat
+            del sample.asked[request.number]
+            raise
         return asked
 
     def _sampled(self, asked: PendingChat, request: ChatRequest, failures: Throttled, reply: object) -> bool:
-        """Keep what came of a policy call: a reply, or an exception. Returns whether the chat is answered."""
+        """Keep the reply or the exception of a policy call. Returns whether the chat is answered."""
         if isinstance(reply, asyncio.CancelledError):
             asked.fail(
                 Cancelled(f"the sampling of chat {request.number} was stopped: rollout {request.rollout_id} has ended")
@@ -140,26 +146,26 @@ class AttemptCache:
         return True
 
     def _commit(self, asked: PendingChat, request: ChatRequest) -> None:
-        """Commit a reply that is kept; one that cannot be sent is answered with that."""
+        """Commit a reply. A reply that cannot be sent is not committed."""
         reach("ledger.reply.before")
         try:
             kept = kept_chat(request, asked)
         except Exception:
             kept = None
-        if kept is None or len(kept.reply) > MAX_REPLY_BYTES:  # whoever asked is told that it cannot be sent
+        if kept is None or len(kept.reply) > MAX_REPLY_BYTES:  # reply_of() raises the error
             asked.done.set_result(None)
             return
         self._write(asked, kept)
 
     def _write(self, asked: PendingChat, chat: ChatRow) -> None:
-        """Commit a reply, and tell it then."""
+        """Commit a reply. After the commit, set the chat done."""
         assert self._ledger is not None
         asked.unwritten = chat
 
         def committed(_: Any, error: LedgerError | None) -> None:
             if error is not None:
                 asked.done.set_exception(unwritten())
-                asked.done.exception()  # it may be that nobody asks any more
+                asked.done.exception()  # no error is logged if the caller has left
                 return
             reach("ledger.reply.committed")
             self.entered = True
@@ -176,26 +182,26 @@ class AttemptCache:
         return self._tools_digest or ""
 
     def lacks(self, completion: Completion) -> bool:
-        """Whether a rollout's events are needed to make its completion whole."""
+        """Returns whether the rollout's events are needed to record a completion."""
         left_out = any(name.endswith("segments") or name == "messages" for name in completion.omitted)
         return left_out or self.refers_beyond(completion)
 
     def refers_beyond(self, completion: Completion) -> bool:
-        """Whether a completion refers to chats that are not known here."""
+        """Returns whether a completion refers to chats that are not in the cache."""
         refers = [completion.begins, *(sample.begins for sample in completion.samples.values())]
         for ref in refers:
             if ref is not None and not ref.prefix_len:
-                kept = self._samples.get(ref.sample)
+                kept = self.samples.get(ref.sample)
                 if kept is None or kept.tree.reply(ref.number) is None:
                     return True
         for name, sample in completion.samples.items():
             numbers = {n for segment in sample.segments if segment.referred for n in segment.chats}
-            if numbers and (name not in self._samples or not self._samples[name].holds(numbers)):
+            if numbers and (name not in self.samples or not self.samples[name].holds(numbers)):
                 return True
         return False
 
     def restore(self, trajectory: Iterable[TrajectoryEvent]) -> None:
-        """Learn the chats that another process answered, from the rollout's events."""
+        """Add the chats that another process answered, from the rollout's events."""
         requested: dict[tuple[str, int], events.ChatRequested] = {}
         for event in trajectory:
             kind = event.kind
@@ -204,49 +210,57 @@ class AttemptCache:
             elif isinstance(kind, events.ChatRequested):
                 requested[kind.sample, kind.number] = kind
             elif isinstance(kind, events.ChatAnswered) and (kind.sample, kind.number) in requested:
-                sample = self._samples.setdefault(kind.sample, SampleState(kind.sample))
+                sample = self.samples.setdefault(kind.sample, SampleState(kind.sample))
                 sample.restore(requested[kind.sample, kind.number], kind.response)
-        for name, sample in self._samples.items():
+        for name, sample in self.samples.items():
             sample.reassemble({number: asked.continues for (of, number), asked in requested.items() if of == name})
 
-    def learn(self, chats: Iterable[ChatRow]) -> None:
-        """Take in what the ledger kept, in the order of the answers."""
-        learn(self._samples, chats)
-
-    def kept(self, rollout_id: str) -> list[ChatRow]:
-        """Every answered chat, for the ledger."""
-        return list(all_chats(rollout_id, self.attempt, self._samples))
-
     def complete(self, completion: Completion) -> Completion:
-        """The completion with what it refers to, its samples assembled from the trainer's own chats."""
+        """Set the result. Returns the completion with its references resolved and its samples assembled."""
         self.result_id = completion.result_id
         samples = {
-            name: self._samples.setdefault(name, SampleState(name)).report(
+            name: self.samples.setdefault(name, SampleState(name)).report(
                 reported, f"samples[{name}].segments" in completion.omitted
             )
             for name, reported in completion.samples.items()
         }
         begins, messages = completion.begins, completion.messages
-        if begins is not None and begins.sample in self._samples:
-            begins, messages = self._samples[begins.sample].whole(begins, messages)
+        if begins is not None and begins.sample in self.samples:
+            begins, messages = self.samples[begins.sample].whole(begins, messages)
         return replace(completion, samples=samples, begins=begins, messages=messages)
 
     def close(self) -> None:
-        """Stop what is being sampled and keep nothing but what came of it."""
-        for sample in self._samples.values():
+        """Stop every sampling and drop the chats."""
+        for sample in self.samples.values():
             for asked in list(sample.asked.values()):
                 if asked.task is not None:
                     asked.task.cancel()
-        self._samples.clear()
+        self.samples.clear()
+
+
+def reply_of(asked: PendingChat, continues: int) -> bytes:
+    """Returns the reply of an answered chat as bytes to send. Its prompt leaves out the tokens of chat `continues`.
+
+    Raises the CallError of the sampling, and Internal for a reply that cannot be sent.
+    """
+    asked.done.result()
+    written, asked.written = asked.written, None
+    try:
+        reply = written if written is not None and asked.as_kept(continues) else reply_bytes(asked.reply(continues))
+    except Exception as problem:  # the policy may have put anything into the reply
+        raise Internal(f"the policy failed: its reply cannot be sent: {describe(problem)}") from problem
+    if len(reply) > MAX_REPLY_BYTES:
+        raise Internal(f"the reply to chat {asked.number} has {len(reply)} bytes, more than {MAX_REPLY_BYTES}")
+    return reply
 
 
 def unwritten() -> Unavailable:
-    """What the other side is told when the ledger cannot be written."""
+    """Returns the error for a server when the ledger cannot be written."""
     return Unavailable("the trainer's ledger cannot be written now", retry_after=UNWRITTEN_RETRY)
 
 
 def _policy_error(error: BaseException, request: ChatRequest, failures: Throttled) -> CallError:
-    """What a failed sampling tells its askers: a CallError of the policy's as it is."""
+    """Returns the error of a failed sampling for its callers: a CallError of the policy, or Internal."""
     if isinstance(error, CallError) and not isinstance(error, InvalidArgument):
         again = "; the agent server asks again" if error.retryable else ""
         text = printable(clip(str(error), MAX_LOGGED))

@@ -1,5 +1,6 @@
-"""What a trainer remembers: a entry for every rollout, and its completion recorded once."""
+"""The cache of a trainer: one entry for each rollout. Each completion is recorded once."""
 
+import asyncio
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
@@ -7,26 +8,57 @@ from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.engine.failpoints import reach
-from osmosis_grpc.errors import Aborted, CallError, LedgerError
+from osmosis_grpc.errors import Aborted, CallError, LedgerError, NotFound
 from osmosis_grpc.policies import Policy
-from osmosis_grpc.storage.ledger.ledger import ChatRow, Ledger, LedgerRollout
+from osmosis_grpc.storage.ledger import ChatRow, Ledger, LedgerRollout
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.trainer.chats.attempt import AttemptCache, unwritten
-from osmosis_grpc.trainer.chats.ledger_codec import tools_of
+from osmosis_grpc.trainer.chats.attempt import AttemptCache, reply_of, unwritten
+from osmosis_grpc.trainer.chats.ledger_codec import learn, tools_of
 from osmosis_grpc.trainer.chats.sample import PendingChat
 from osmosis_grpc.trainer.chats.sampler import Sampler
 from osmosis_grpc.trainer.metrics import Metrics
-from osmosis_grpc.trainer.receipt import LedgerReceipt
-from osmosis_grpc.types import ChatRequest, Completion, Outcome, ToolDict
+from osmosis_grpc.types import ChatRequest, Completion, Outcome
 
 SWEEP = job("trainer.sweep", OnFailure.RESTART)
 
 Recorded = Callable[[Outcome | CallError, Completion | None], None]
-"""Told what became of a completion, and the completion where it is recorded now."""
+"""Called with the answer for the server, and with the completion if this call has recorded it."""
+
+
+class LedgerReceipt:
+    """Confirms one completion."""
+
+    __slots__ = ("_ledger", "_name")
+
+    def __init__(self, ledger: Ledger, completion: Completion | LedgerRollout) -> None:
+        self._ledger = ledger
+        self._name = completion.rollout_id, completion.attempt, completion.result_id or ""
+
+    async def confirm(self) -> None:
+        await self._ledger.confirm(*self._name)
+
+    def __copy__(self) -> "LedgerReceipt":
+        return self
+
+    def __deepcopy__(self, memo: object) -> "LedgerReceipt":
+        return self
+
+    def __reduce__(self) -> tuple[type["DetachedReceipt"], tuple[()]]:
+        return DetachedReceipt, ()
+
+
+class DetachedReceipt:
+    """A receipt that was sent to another process."""
+
+    __slots__ = ()
+
+    async def confirm(self) -> None:
+        """Raises LedgerError."""
+        raise LedgerError("a completion is confirmed in the trainer's process: the ledger is open there")
 
 
 class ChatCache:
-    """All rollouts of a trainer."""
+    """The newest attempt of each rollout of a trainer."""
 
     def __init__(self, policy: Policy, ledger: Ledger | None = None, supervisor: Supervisor | None = None) -> None:
         self.metrics = Metrics()
@@ -35,42 +67,50 @@ class ChatCache:
         self._rollouts: dict[str, AttemptCache] = {}
 
     def restore(self, kept: Iterable[LedgerRollout], now: float) -> None:
-        """Take in what the ledger kept."""
+        """Add the rollouts from the ledger."""
         for row in kept:
             entry = self._rollouts[row.rollout_id] = AttemptCache(row.attempt, self._ledger)
             entry.entered, entry.result_id, entry.tools = True, row.result_id, tools_of(row)
             entry.restored = True
             entry.last_used = now if row.confirmed is None else now - max(0.0, time.time() - row.confirmed)
-            entry.learn(row.chats)
+            learn(entry.samples, row.chats)
 
     def chat(self, request: ChatRequest, now: float) -> PendingChat:
         """See AttemptCache.chat. Raises Aborted for an attempt that is no longer the newest."""
         return self.rollout(request.rollout_id, request.attempt, now).chat(request, self.sampler)
 
-    def set_tools(self, rollout_id: str, attempt: int, tools: Sequence[ToolDict]) -> None:
-        """Set what the chats of an attempt offer that name no tools of their own."""
-        self.rollout(rollout_id, attempt, time.monotonic()).tools = tools
+    async def answer(self, request: ChatRequest) -> bytes:
+        """Wait until a chat is answered. Returns its reply as bytes. Raises the CallError of its sampling."""
+        chat = self.chat(request, time.monotonic())
+        if not chat.done.done():
+            await asyncio.wait({chat.done})
+        return reply_of(chat, request.continues)
+
+    def check_known(self, rollout_id: str) -> None:
+        """Raise NotFound for a rollout without an entry."""
+        if rollout_id not in self._rollouts:
+            raise NotFound(f"rollout {rollout_id} was not started here", kind="rollout", name=rollout_id)
 
     def knows(self, rollout_id: str) -> bool:
-        """Whether a rollout has a entry."""
+        """Returns whether a rollout has an entry."""
         return rollout_id in self._rollouts
 
     @property
     def open(self) -> int:
-        """How many rollouts have no result yet. Any thread may ask."""
+        """How many rollouts have no result. Any thread may read it."""
         return sum(entry.result_id is None for entry in list(self._rollouts.values()))
 
-    def expects(self, rollout_id: str) -> bool:
-        """Whether a rollout has a entry, and its completion is still to be recorded."""
-        entry = self._rollouts.get(rollout_id)
-        return entry is not None and (entry.result_id is None or entry.committing is not None)
+    def read_metrics(self, open_rollouts: int) -> dict[str, float]:
+        """Returns the metrics by name; see Trainer.metrics."""
+        sampler = self.sampler
+        return self.metrics.read(open_rollouts=open_rollouts, open_chats=sampler.in_flight, version=sampler.version)
 
     def is_restored(self, rollout_id: str) -> bool:
-        """Whether the newest attempt of a rollout comes from the ledger of an earlier process."""
+        """Returns whether the newest attempt of a rollout comes from the ledger of an earlier process."""
         return rollout_id in self._rollouts and self._rollouts[rollout_id].restored
 
     def complete(self, completion: Completion, now: float) -> tuple[Outcome, Completion | None]:
-        """What becomes of a completion, and the completion where it is recorded now; without a ledger."""
+        """Record a completion without a ledger. Returns the answer, and the completion if this call recorded it."""
         entry = self.rollout(completion.rollout_id, completion.attempt, now)
         if entry.result_id is not None:
             return _known(entry, completion), None
@@ -87,10 +127,10 @@ class ChatCache:
         abandoned: bool = False,
         chats: Sequence[ChatRow] = (),
     ) -> None:
-        """Record a completion and call `then`, with a ledger after the commit. `raw` is the message as it came.
+        """Record a completion, and then call `then`. With a ledger, call `then` after the commit.
 
-        `chats` replace those that the ledger has of the rollout. A completion that is `abandoned` needs no
-        confirmation. Raises Aborted for an attempt that is not the newest.
+        `raw` is the message as received. If `chats` are given, they replace the rollout's chats in the ledger. A
+        completion that is `abandoned` needs no confirmation. Raises Aborted for an attempt that is not the newest.
         """
         ledger = self._ledger
         if ledger is None:
@@ -149,12 +189,8 @@ class ChatCache:
         except CallError as error:
             then(error, None)
 
-    def is_new(self, completion: Completion, now: float) -> bool:
-        """Whether a rollout has no result yet. Raises Aborted for an attempt that is no longer the newest."""
-        return self.rollout(completion.rollout_id, completion.attempt, now).result_id is None
-
     def rollout(self, rollout_id: str, attempt: int, now: float) -> AttemptCache:
-        """An attempt's entry, begun now or before; a higher one closes the lower. Raises Aborted for a lower one."""
+        """Returns the entry of an attempt. A higher attempt closes a lower attempt. A lower attempt raises Aborted."""
         entry = self._rollouts.get(rollout_id)
         if entry is not None and attempt < entry.attempt:
             raise Aborted(
@@ -168,7 +204,7 @@ class ChatCache:
         return entry
 
     def sweep(self, before: float, keep: Container[str] = ()) -> None:
-        """Forget rollouts that were last heard of before a time, but those to keep and those to be confirmed."""
+        """Drop the rollouts that were last used before a time. Rollouts in `keep` and unconfirmed rollouts stay."""
         unconfirmed: Container[str] = self._ledger.unconfirmed if self._ledger is not None else ()
         old = [
             rollout_id

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, rollout_pb2, trainer_pb2
-from osmosis_grpc.storage.ledger.ledger import ChatRow, LedgerRollout
-from osmosis_grpc.trainer.chats.sample import Body, PendingChat, SampleState
+from osmosis_grpc.storage.ledger import ChatRow, LedgerRollout
+from osmosis_grpc.trainer.chats.sample import PendingChat, SampleState
 from osmosis_grpc.types import ChatRequest, Completion, InitRequest, RolloutRequest, ToolDict
 from osmosis_grpc.wire.message import tools_from_wire
 from osmosis_grpc.wire.rollout import completion_from_wire, init_from_wire, init_to_wire
@@ -16,7 +16,7 @@ Samples = dict[str, SampleState]
 
 
 def kept_chat(request: ChatRequest, asked: PendingChat) -> ChatRow:
-    """An answered chat for the ledger: its question from the chat that it continues on, its reply as it is sent."""
+    """Returns the row of an answered chat: its question as a delta, its reply in wire form."""
     question = request
     if request.state or request.tools_overridden:
         question = replace(request, state=b"", tools=None, tools_overridden=False)
@@ -33,7 +33,7 @@ def kept_chat(request: ChatRequest, asked: PendingChat) -> ChatRow:
 
 
 def learn(samples: Samples, chats: Iterable[ChatRow]) -> None:
-    """Take in chats in the order of their answers."""
+    """Add chats to their samples, in the order of their answers."""
     for chat in chats:
         question = chat_from_wire(trainer_pb2.ChatRequest.FromString(chat.question))
         reply = reply_from_wire(trainer_pb2.ChatResponse.FromString(chat.reply))
@@ -44,44 +44,41 @@ def learn(samples: Samples, chats: Iterable[ChatRow]) -> None:
 
 
 def all_chats(rollout_id: str, attempt: int, samples: Samples) -> Iterator[ChatRow]:
-    """Every answered chat of an attempt, in order of their numbers, with histories in full."""
+    """Yield the answered chats of an attempt in the order of their numbers, with full histories."""
     for name, sample in samples.items():
         for number, asked in sorted(sample.asked.items()):
-            if asked.answered:
-                yield kept_chat(_question(rollout_id, attempt, name, number, asked.body, sample), asked)
-
-
-def _question(rollout_id: str, attempt: int, name: str, number: int, body: Body, sample: SampleState) -> ChatRequest:
-    node, params, _, purpose = body
-    return ChatRequest(
-        rollout_id=rollout_id,
-        attempt=attempt,
-        sample=name,
-        number=number,
-        messages=sample.tree.messages(node),
-        params=json.loads(params),
-        purpose=purpose,
-        tools_overridden=False,
-    )
+            if asked.response is not None:
+                node, params, _, purpose = asked.body
+                question = ChatRequest(
+                    rollout_id=rollout_id,
+                    attempt=attempt,
+                    sample=name,
+                    number=number,
+                    messages=sample.tree.messages(node),
+                    params=json.loads(params),
+                    purpose=purpose,
+                    tools_overridden=False,
+                )
+                yield kept_chat(question, asked)
 
 
 def completion_of(kept: LedgerRollout) -> Completion:
-    """The completion as it came."""
+    """Returns the recorded completion."""
     return completion_from_wire(rollout_pb2.Completion.FromString(kept.completion or b""), "completion")
 
 
 def request_of(kept: LedgerRollout) -> RolloutRequest:
-    """The request of a rollout that was sent."""
+    """Returns the request of a rollout."""
     return init_from_wire(rollout_pb2.InitRequest.FromString(kept.init or b"")).request
 
 
 def init_bytes(request: RolloutRequest) -> bytes:
-    """A request for the ledger; its body decides whether another one is equal."""
+    """Returns a request in the form of the ledger. Equal requests have equal bytes."""
     return init_to_wire(InitRequest(request=request), secrets=False).SerializeToString(deterministic=True)
 
 
 def tools_of(kept: LedgerRollout) -> list[ToolDict] | None:
-    """The tools that the answer to its Init told; None when it was not answered."""
+    """Returns the tools in the answer to a rollout's Init; None without an answer."""
     if kept.tools is None:
         return None
     return tools_from_wire(message_pb2.Tools.FromString(kept.tools).tools, "tools")

@@ -1,4 +1,4 @@
-"""One sample as a trainer keeps it: its conversation, its tokens, and every chat that was asked."""
+"""One sample in the cache: its conversation, its tokens and its chats."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,84 +22,75 @@ from osmosis_grpc.types import (
     events,
     jsontext,
 )
-from osmosis_grpc.types.assembly import Assembler
-from osmosis_grpc.types.conversation import Conversation, Node, path
+from osmosis_grpc.types.conversation import Conversation, Node, Position, path
+from osmosis_grpc.types.segment_assembly import Assembler
 
 if TYPE_CHECKING:
-    from osmosis_grpc.storage.ledger.ledger import ChatRow
+    from osmosis_grpc.storage.ledger import ChatRow
 
 Body = tuple[Node, str, str, ChatPurpose]
-"""Where its history ends (equal histories end in the same node), parameters, what stands for its tools, purpose."""
+"""The last node of the history (equal histories have the same node), parameters, digest of the tools, purpose."""
 
 
 class PendingChat:
-    """A chat that was asked, answered or not."""
+    """A chat, answered or not."""
 
-    __slots__ = ("_continues", "_response", "_sample", "body", "done", "number", "task", "unwritten", "written")
+    __slots__ = ("_sample", "body", "continues", "done", "number", "response", "task", "unwritten", "written")
 
     def __init__(self, sample: "SampleState", number: int, body: Body, continues: int) -> None:
         self.number = number
         self.body = body
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done with the answer, where there is a ledger with its commit; what went wrong is raised."""
+        """Done when the chat is answered. With a ledger, done after the commit. Raises the error of the sampling."""
         self.task: asyncio.Future[ChatResponse] | None = None
         self.unwritten: ChatRow | None = None
-        """What the ledger has not committed."""
+        """The row that the ledger has not committed."""
         self.written: bytes | None = None
-        """What it has, until it is sent."""
+        """The bytes of the committed reply, until the reply is sent."""
         self._sample = sample
-        self._continues = continues
-        self._response: ChatResponse | None = None
-
-    @property
-    def answered(self) -> bool:
-        """Whether there is a reply."""
-        return self._response is not None
-
-    @property
-    def continues(self) -> int:
-        """The chat that its tokens continue; 0 for none."""
-        return self._continues
+        self.continues = continues
+        """The number of the earlier chat whose tokens this chat continues; 0 for none."""
+        self.response: ChatResponse | None = None
 
     def answer(self, response: ChatResponse) -> None:
-        """Keep a reply, and tell it. Raises InvalidArgument when its parts do not agree."""
+        """Keep a reply and set the chat done. Raises InvalidArgument when its parts do not agree."""
         self.keep(response)
         self.done.set_result(None)
 
     def keep(self, response: ChatResponse) -> None:
-        """Keep a reply, and tell nobody. Raises InvalidArgument when its parts do not agree."""
+        """Keep a reply. Raises InvalidArgument when its parts do not agree."""
         response.check()
         reply = jsontext.copy(response.message, "message")
         sample, purpose = self._sample, self.body[3]
         if response.prompt_ids is not None and not response.prompt_prefix:
-            shared = sample.assembler.shared_prefix(self._continues, response.prompt_ids)
+            shared = sample.assembler.shared_prefix(self.continues, response.prompt_ids)
             if shared:
                 response = replace(response, prompt_ids=response.prompt_ids[shared:], prompt_prefix=shared)
-        sample.assembler.add(self.number, self._continues, response, purpose)
+        sample.assembler.add(self.number, self.continues, response, purpose)
         sample.tree.answer(self.body[0], reply, self.number)
-        self._response = response
+        self.response = response
 
     def kept(self) -> ChatResponse:
-        """The reply as it is kept: its prompt from the tokens of `continues` onward."""
-        assert self._response is not None
-        return self._response
+        """Returns the kept reply. Its prompt leaves out the tokens of chat `continues`."""
+        assert self.response is not None
+        return self.response
 
     def as_kept(self, continues: int) -> bool:
-        """Whether the reply to whoever continues this chat is the one that is kept."""
+        """Returns whether reply(continues) is the kept reply."""
         response = self.kept()
         return response.prompt_ids is None or (
-            continues == self._continues and bool(continues or not response.prompt_prefix)
+            continues == self.continues and bool(continues or not response.prompt_prefix)
         )
 
     def fail(self, error: CallError) -> None:
-        """Nothing was sampled: the next one that asks begins anew."""
+        """Raise an error from every caller. The next request samples again."""
         if self._sample.asked.get(self.number) is self:
             del self._sample.asked[self.number]
         self.done.set_exception(error)
-        self.done.exception()  # it may be that nobody asks any more
+        self.done.exception()  # no error is logged if the caller has left
 
     def reply(self, continues: int = 0) -> ChatResponse:
-        """The reply, its prompt told from the tokens of `continues` onward; 0 tells it in full."""
+        """Returns the reply. Its prompt leaves out the tokens of chat `continues`. With 0, the prompt is whole."""
         response = self.kept()
         if self.as_kept(continues):
             return response
@@ -109,32 +100,30 @@ class PendingChat:
         return replace(response, prompt_ids=whole[shared:], prompt_prefix=shared)
 
     def prompt(self) -> Ids | None:
-        """The whole prompt; None when it was not told."""
-        response, assembler = self._response, self._sample.assembler
+        """Returns the whole prompt; None if the policy gave none."""
+        response, assembler = self.response, self._sample.assembler
         if response is None or response.prompt_ids is None:
             return None
         kept = assembler.prompt(self.number)
         if kept is not None:
             return kept
-        return np.concatenate([assembler.tokens(self._continues)[: response.prompt_prefix], response.prompt_ids])
+        return np.concatenate([assembler.tokens(self.continues)[: response.prompt_prefix], response.prompt_ids])
 
     def sampled(self) -> SampledChat:
-        """Its tokens."""
-        tokens = self._response.tokens if self._response else None
-        return SampledChat(number=self.number, continues=self._continues, prompt_ids=self.prompt(), tokens=tokens)
+        """Returns the tokens of the chat."""
+        tokens = self.response.tokens if self.response else None
+        return SampledChat(number=self.number, continues=self.continues, prompt_ids=self.prompt(), tokens=tokens)
 
-    def place(self, continues: int | None, whole: Ids | None) -> None:
-        """Enter its sample's assembler again, its whole prompt being `whole`."""
-        assert self._response is not None
-        self._continues = self._continues if continues is None else continues
-        self._response = replace(self._response, prompt_ids=whole, prompt_prefix=0)
-        self._sample.assembler.add(self.number, self._continues, self._response, self.body[3])
+    def reassemble(self, continues: int | None, whole: Ids | None) -> None:
+        """Add the chat to the new assembler of its sample. `whole` is the whole prompt of the chat."""
+        self.continues = self.continues if continues is None else continues
+        self.response = self.feed(self._sample.assembler, whole)
 
-    def feed(self, assembler: Assembler) -> None:
-        """Hand it to another assembler."""
-        assert self._response is not None
-        whole = replace(self._response, prompt_ids=self.prompt(), prompt_prefix=0)
-        assembler.add(self.number, self._continues, whole, self.body[3])
+    def feed(self, assembler: Assembler, whole: Ids | None) -> ChatResponse:
+        """Add the chat with its whole prompt to an assembler. Returns the reply with the whole prompt."""
+        response = replace(self.kept(), prompt_ids=whole, prompt_prefix=0)
+        assembler.add(self.number, self.continues, response, self.body[3])
+        return response
 
 
 class SampleState:
@@ -147,44 +136,50 @@ class SampleState:
         self.asked: dict[int, PendingChat] = {}
 
     def holds(self, numbers: Iterable[int]) -> bool:
-        """Whether all these chats were answered here."""
-        return all(number in self.asked and self.asked[number].answered for number in numbers)
+        """Returns whether all these chats are answered."""
+        return all(number in self.asked and self.asked[number].response is not None for number in numbers)
 
     def restore(self, asked: events.ChatRequested, response: ChatResponse) -> None:
-        """Take in a chat that another process answered; one that is known stays as it is."""
+        """Add a chat that another process answered, unless it is known."""
         if asked.number in self.asked:
             return
         if asked.continues:
             position = self.tree.insert_after(asked.continues, asked.messages)
         else:
             position = self.tree.insert(asked.messages)
-        if position is None:
-            return  # what it continues is no longer told: the sample stays as it was reported
-        body = (position.node, jsontext.canonical(dict(asked.params)), tools_digest(asked.tools), asked.purpose)
-        chat = self.asked[asked.number] = PendingChat(self, asked.number, body, asked.continues)
-        chat.answer(response)
+        if position is not None:  # without the continued chat, the sample stays as reported
+            self._add(asked, position, asked.continues, tools_digest(asked.tools), response)
 
     def learn(self, asked: ChatRequest, continues: int, tools: str, response: ChatResponse) -> None:
-        """Take in a chat that this trainer answered before it was started anew; `tools` stand for those offered."""
+        """Add an answered chat from the ledger. `tools` is the digest of its tools."""
         position = None
         if asked.continues:
             position = self.tree.insert_after(asked.continues, asked.messages)
         if position is None:
             position = self.tree.insert(asked.messages)
+        self._add(asked, position, continues, tools, response)
+
+    def _add(
+        self,
+        asked: ChatRequest | events.ChatRequested,
+        position: Position,
+        continues: int,
+        tools: str,
+        response: ChatResponse,
+    ) -> None:
         body = (position.node, jsontext.canonical(dict(asked.params)), tools, asked.purpose)
         chat = self.asked[asked.number] = PendingChat(self, asked.number, body, continues)
         chat.answer(response)
 
     def reassemble(self, continues: Mapping[int, int]) -> None:
-        """Put the tokens together anew, in order, with each chat continuing the one that the server says."""
-        answered = [asked for _, asked in sorted(self.asked.items()) if asked.answered]
-        wholes = [(asked, asked.prompt()) for asked in answered]
+        """Assemble the tokens again in order. `continues` maps a chat to the chat that it continues on the server."""
+        wholes = [(asked, asked.prompt()) for _, asked in sorted(self.asked.items()) if asked.response is not None]
         self.assembler = Assembler()
         for asked, whole in wholes:
-            asked.place(continues.get(asked.number), whole)
+            asked.reassemble(continues.get(asked.number), whole)
 
     def whole(self, begins: ChatRef, messages: Sequence[Message]) -> tuple[ChatRef, Sequence[Message]]:
-        """A conversation with what it begins with put back."""
+        """Returns a whole conversation. The messages to which `begins` refers are added at the start."""
         reply = self.tree.reply(begins.number)
         if begins.prefix_len or reply is None:
             return begins, messages
@@ -192,15 +187,14 @@ class SampleState:
         return ChatRef(begins.sample, begins.number, len(known)), [*known, *messages]
 
     def report(self, reported: Sample, omitted: bool) -> Sample:
-        """What to train on, from the trainer's own chats: those whose reply the agent received.
+        """Returns the sample with segments assembled from the cached chats that its segments name.
 
-        A completion names them. As told where the trainer did not answer them all, or where the
-        sample is not trainable.
+        Keeps the reported segments if the sample is not trainable, or if the trainer did not answer all these chats.
         """
         if reported.begins is not None:
             begins, messages = self.whole(reported.begins, reported.messages)
             reported = replace(reported, begins=begins, messages=messages)
-        answered = {number: asked for number, asked in sorted(self.asked.items()) if asked.answered}
+        answered = {number: asked for number, asked in sorted(self.asked.items()) if asked.response is not None}
         reported = replace(reported, chats=tuple(asked.sampled() for asked in answered.values()))
         named = {number for segment in reported.segments for number in segment.chats}
         if reported.not_trainable_reason:
@@ -218,7 +212,7 @@ class SampleState:
             in_order = [number for segment in reported.segments for number in segment.chats] or sorted(named)
             assembler = Assembler()
             for number in in_order:
-                answered[number].feed(assembler)
+                answered[number].feed(assembler, answered[number].prompt())
         segments, reason = assembler.segments(), assembler.reason
         if (
             any(segment.referred for segment in reported.segments)
@@ -230,7 +224,7 @@ class SampleState:
 
 
 def tools_digest(tools: Sequence[Mapping[str, Any]] | None) -> str:
-    """Equal for equal tools; empty for None."""
+    """Returns a digest of tools; empty for None."""
     return "" if tools is None else sha256(jsontext.canonical(list(tools)).encode()).hexdigest()
 
 

@@ -1,7 +1,4 @@
-"""Calls the policy: counts the calls in flight, and knows the policy's version.
-
-What a chat is, and what is remembered of it, is in attempt.py.
-"""
+"""Calls the policy, counts the calls in flight and keeps the policy's version."""
 
 import asyncio
 import inspect
@@ -27,7 +24,7 @@ SAMPLE = job("trainer.sample", OnFailure.RAISE)
 KEEP = job("trainer.keep_reply", OnFailure.REPORT, "callback")
 
 Keep = Callable[[object], bool]
-"""Takes what came of a policy call, a reply or an exception; returns whether the chat is answered."""
+"""Called with the reply or the exception of a policy call. Returns whether the chat is answered."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,9 +40,9 @@ class Sampler:
 
     def __init__(self, policy: Policy, metrics: Metrics, supervisor: Supervisor) -> None:
         self.version = ""
-        """Given to every call from now on, as ChatRequest.version."""
+        """The ChatRequest.version of the next calls."""
         self.failures = Throttled(log)
-        """Warns of errors that the policy raises on purpose."""
+        """Logs CallErrors of the policy."""
         self._policy = policy
         self._metrics = metrics
         self._supervisor = supervisor
@@ -58,10 +55,10 @@ class Sampler:
         return len(self._calls)
 
     def sample(self, request: ChatRequest, keep: Keep) -> "asyncio.Future[Any] | None":
-        """Call the policy and hand what comes of it to `keep`. Returns the task of a policy that is awaited."""
+        """Call the policy, and then call `keep`. Returns the task of an async policy."""
         call = _PolicyCall(time.monotonic(), keep)
         self._calls.add(call)
-        ended = partial(self._supervisor.call, KEEP, self._ended, call, report=partial(self._keep, call))
+        ended = partial(self._supervisor.call, KEEP, self._keep, call, report=partial(self._keep, call))
         try:
             reply = self._policy(request)
         except Exception as error:
@@ -74,28 +71,25 @@ class Sampler:
         task.add_done_callback(ended)
         return task
 
-    def idle(self) -> "asyncio.Future[None]":
-        """Returns a future that is done when no policy call is in flight."""
+    def idle(self, *, wait: bool) -> "asyncio.Future[None]":
+        """Returns a future that is done when no policy call is in flight. Without `wait`, it is done at once."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if self.in_flight:
+        if wait and self.in_flight:
             self._waiting.append(future)
         else:
             future.set_result(None)
         return future
 
     def resumed(self) -> None:
-        """Policy calls may begin again: fail every idle() that is not done."""
+        """Raise FailedPrecondition from every idle() that still waits, because policy calls may begin again."""
         error = FailedPrecondition("the trainer was resumed before it was idle")
         for future in self._take_waiting():
             future.set_exception(error)
-            future.exception()  # its caller may have gone
-
-    def _ended(self, call: "_PolicyCall", reply: object) -> None:
-        if isinstance(reply, asyncio.Future):
-            reply = asyncio.CancelledError() if reply.cancelled() else reply.exception() or reply.result()
-        self._keep(call, reply)
+            future.exception()  # no error is logged if the caller has left
 
     def _keep(self, call: "_PolicyCall", reply: object) -> None:
+        if isinstance(reply, asyncio.Future):
+            reply = asyncio.CancelledError() if reply.cancelled() else reply.exception() or reply.result()
         self._calls.discard(call)
         try:
             if call.keep(reply) and isinstance(reply, ChatResponse):
@@ -113,7 +107,7 @@ class Sampler:
 
 
 def versioned(response: ChatResponse, version: str) -> ChatResponse:
-    """Returns the reply; with this version for its tokens where the policy gave none."""
+    """Returns the reply. If the policy gave no versions, the reply's tokens get this version."""
     tokens = response.tokens
     if not version or response.versions or not isinstance(tokens, TokenBlock) or not len(tokens.ids):
         return response
@@ -121,12 +115,12 @@ def versioned(response: ChatResponse, version: str) -> ChatResponse:
 
 
 def entered(policy: object) -> AbstractAsyncContextManager[Any]:
-    """Returns the context of a policy that is an async context manager; an empty one otherwise."""
+    """Returns the policy if it is an async context manager, otherwise an empty context."""
     return policy if isinstance(policy, AbstractAsyncContextManager) else nullcontext()
 
 
 def version_text(version: str | int) -> str:
-    """A version as text. Raises TypeError for anything but a text or a whole number."""
+    """Returns a version as text. Raises TypeError if it is neither text nor a whole number."""
     if isinstance(version, bool) or not isinstance(version, str | int):
         raise TypeError(f"version: is a {type(version).__name__}; use a str or an int, for example 'step-7' or 7")
     return str(version)

@@ -1,29 +1,100 @@
-"""What a Trainer needs of a transport."""
+"""Transport connects a trainer to its named agent servers. Each transport has a subclass."""
 
-from collections.abc import Iterable
-from typing import Protocol
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Generic, TypeVar
 
-from osmosis_grpc.storage.ledger.ledger import LedgerRollout
+from osmosis_grpc.errors import CallError
+from osmosis_grpc.link.connection_errors import explained
+from osmosis_grpc.link.credentials import Credentials
+from osmosis_grpc.link.dialled_stream import redial
+from osmosis_grpc.link.server_security import ServerSecurity
+from osmosis_grpc.storage.ledger import LedgerRollout
+from osmosis_grpc.supervise import OnFailure, job
+from osmosis_grpc.trainer.agent_server_link import AgentServerLink
+from osmosis_grpc.trainer.config import TrainerConfig
+from osmosis_grpc.trainer.scheduler import Scheduler
+from osmosis_grpc.trainer.unreachable_servers import Unreached
+
+DIAL = job("trainer.dial", OnFailure.RESTART)
+
+TARGET = "target "
+"""The prefix of the ledger's key for a server to which the trainer connects."""
+
+Link = TypeVar("Link", bound=AgentServerLink)
 
 
-class Transport(Protocol):
+class Transport(ABC, Generic[Link]):
     """Connects a trainer to its agent servers, from listen() to close()."""
 
-    @property
-    def address(self) -> str:
-        """HOST:PORT where the trainer listens, the port as bound; empty if it does not listen."""
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        targets: Sequence[str],
+        *,
+        listen: str,
+        credentials: Credentials,
+        security: ServerSecurity,
+        config: TrainerConfig,
+    ) -> None:
+        self.address = listen
+        """HOST:PORT where the trainer listens, with the bound port after listen(). Empty if the trainer only dials."""
+        self._scheduler = scheduler
+        self._targets = targets
+        self._credentials = credentials
+        self._security = security
+        self._config = config
+        self._links: list[Link] = []
+        self._tasks: list[asyncio.Task[Any]] = []
 
+    @abstractmethod
     def listen(self) -> None:
-        """Take the port; calls are answered after begin(). Raises OSError, ValueError."""
+        """Bind the port. Calls are answered after begin(). Raises OSError, ValueError."""
+
+    @abstractmethod
+    def _link(self, name: str, server_key: str) -> Link:
+        """Returns a new link to a server. The link is not connected yet."""
+
+    @abstractmethod
+    async def _connect(self, link: Link, on_answer: Callable[[], None]) -> CallError | None:
+        """Connect, and wait until the connection ends. Calls `on_answer` when the server answers. Raises CallError."""
 
     def add_servers(self, kept: Iterable[LedgerRollout]) -> None:
-        """Add the named servers, and each server to which the ledger's rollouts were sent."""
+        """Add the named servers. A subclass may also add servers to which the rollouts in `kept` were sent."""
+        self._links = [self._link(target, f"{TARGET}{target}") for target in self._targets]
+        self._scheduler.servers.add(*self._links)
 
     async def begin(self) -> None:
         """Answer calls and connect to the servers."""
-
-    def leave(self) -> None:
-        """Prepare to close: connections that end from now on are not lost."""
+        start = self._scheduler.supervisor.start
+        self._tasks += [start(DIAL, partial(self._keep_connected, link)) for link in self._links]
 
     async def close(self) -> None:
         """End every connection and stop listening."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _keep_connected(self, link: Link) -> None:
+        """Connect again after each connection, with growing pauses. Logs warnings while the server is not reached."""
+        unreached = Unreached(link.name, self._scheduler.supervisor)
+
+        async def attempt() -> CallError | None:
+            unreached.trying()
+            try:
+                return await self._connect(link, unreached.reached)
+            except CallError as error:
+                raise await explained(link.name, self._credentials, error) from None
+
+        def ended(error: CallError | None, pause: float) -> None:
+            link.problem = error
+            if not self._scheduler.servers.parting:
+                unreached.failed(error)
+                self._scheduler.servers.not_reached(link, error)
+
+        try:
+            await redial(attempt, ended, pauses=self._config.pauses)
+        finally:
+            unreached.close()

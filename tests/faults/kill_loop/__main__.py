@@ -14,11 +14,11 @@ import asyncio
 import random
 import socket
 import statistics
-import sys
 import tempfile
 import time
 from argparse import Namespace
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -51,96 +51,70 @@ WINDOWS = {
     ),
 }
 MOST_BREAKS = 5
-"""Broken promises that are told."""
+"""At most this many broken promises are printed."""
 
 
-async def run(folder: Path, given: Namespace, kills: dict[str, int]) -> tuple[dict[str, Victim], dict[str, Schedule]]:
-    """One run in a folder of its own, to its end."""
+async def run(folder: Path, given: Namespace, kills: Mapping[str, int]) -> dict[str, Victim]:
+    """One run in a folder of its own, to its end. Returns its processes by name."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "history.jsonl"
     history, port = History(path, "supervisor"), free_port()
-    tail = Tail(path)
     serve = [
         "-m",
         "osmosis_grpc.serve",
         "-m",
         "tests.faults.kill_loop.agents:agents",
-        "--grpc-port",
-        str(port),
+        f"--grpc-port={port}",
         "--no-http",
         "--no-validate",
-        "--state-dir",
-        str(folder / "state"),
-        "--max-concurrent",
-        str(given.in_flight),
-        "--drain-timeout",
-        "5",
-        "--log-level",
-        "warning",
+        f"--state-dir={folder / 'state'}",
+        f"--max-concurrent={given.in_flight}",
+        "--drain-timeout=5",
+        "--log-level=warning",
         "--json",
     ]
     train = [
         "-m",
         "tests.faults.kill_loop.trainer",
-        "--target",
-        f"127.0.0.1:{port}",
-        "--rollouts",
-        str(given.rollouts),
-        "--in-flight",
-        str(given.in_flight),
-        "--replies",
-        given.replies,
-        *(["--ledger", str(folder / "ledger.db")] if given.who != "server" else []),
-        *(["--callback", str(free_port())] if given.mode == "callback" else []),
+        f"--target=127.0.0.1:{port}",
+        f"--rollouts={given.rollouts}",
+        f"--in-flight={given.in_flight}",
+        f"--replies={given.replies}",
+        *([f"--ledger={folder / 'ledger.db'}"] if given.who != "server" else []),
+        *([f"--callback={free_port()}"] if given.mode == "callback" else []),
     ]
-    schedules: dict[str, Schedule] = {}
+    victims: dict[str, Victim] = {}
+
+    def applied() -> int:
+        return path.read_bytes().count(b'"op": "applied"')
 
     def pace() -> float:
-        left = sum(schedule.wanted - schedule.kills for schedule in schedules.values())
-        return (given.rollouts - tail.applied() - 2 * given.in_flight) / max(1, left)
+        left = sum(victim.schedule.wanted - victim.schedule.kills for victim in victims.values())
+        return (given.rollouts - applied() - 2 * given.in_flight) / max(1, left)
 
     start = await start_takes() if kills else 0.0
-    for who, some in kills.items():
+    for who, command in (("server", serve), ("trainer", train)):
         windows = [window for window in WINDOWS[who] if given.mode == "attach" or window.name != INIT_KEPT]
-        schedules[who] = Schedule(windows, some, f"{given.seed} {who}", pace, start)
-    server = Victim("server", serve, folder, history, schedules.get("server"), ready=True)
-    trainer = Victim("trainer", train, folder, history, schedules.get("trainer"), ready=False)
+        schedule = Schedule(windows, kills.get(who, 0), f"{given.seed} {who}", pace, start)
+        victims[who] = Victim(who, command, folder, history, schedule)
     over = asyncio.Event()
     async with AsyncExitStack() as stack:
-        stack.callback(server.kill)
-        stack.callback(trainer.kill)
-        serving = asyncio.create_task(server.live(over))
-        training = asyncio.create_task(trainer.live(asyncio.Event()))
+        for victim in victims.values():
+            stack.callback(victim.kill)
+        serving = asyncio.create_task(victims["server"].live(over))
+        training = asyncio.create_task(victims["trainer"].live(asyncio.Event()))
         limit = 60.0 + 10.0 * sum(kills.values())
         await asyncio.wait({serving, training}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
         try:
             if not training.done():
                 serving.done() and serving.result()
-                raise Broken(f"not over after {limit:g} s: {tail.applied()} of {given.rollouts} applied; see {folder}")
+                raise Broken(f"not over after {limit:g} s: {applied()} of {given.rollouts} applied; see {folder}")
             training.result()
         finally:
             over.set()
             training.cancel()
         await serving
-    return {"server": server, "trainer": trainer}, schedules
-
-
-class Tail:
-    """Counts what is applied, while it is written."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._read = 0
-        self._applied = 0
-
-    def applied(self) -> int:
-        """How many rollouts are."""
-        with self._path.open("rb") as file:
-            file.seek(self._read)
-            new = file.read()
-        self._read += len(new)
-        self._applied += new.count(b'"op": "applied"')
-        return self._applied
+    return victims
 
 
 async def measure(given: Namespace, folder: Path) -> dict[str, Any]:
@@ -152,7 +126,7 @@ async def measure(given: Namespace, folder: Path) -> dict[str, Any]:
     if len(undisturbed) != given.rollouts or any(row.outcome["status"] != "COMPLETED" for row in undisturbed.values()):
         raise Broken(f"the undisturbed run went wrong; see {folder}")
     began = time.monotonic()
-    victims, schedules = await run(folder / "killed", given, kills)
+    victims = await run(folder / "killed", given, kills)
     lines = list(read(folder / "killed" / "history.jsonl"))
     replayable = {f"r{index}" for index in range(given.rollouts) if agent_loop(index) == Traveller.name}
     expected = {name: row.outcome["digest"] for name, row in undisturbed.items()}
@@ -162,7 +136,7 @@ async def measure(given: Namespace, folder: Path) -> dict[str, Any]:
     return judged(evidence, kills) | {
         "starts": {who: victim.lives for who, victim in victims.items()},
         "killed_before_ready": victims["server"].early_deaths,
-        "kills_by_window": {who: dict(schedule.by_window) for who, schedule in schedules.items()},
+        "kills_by_window": {who: dict(victims[who].schedule.by_window) for who in kills},
         "seconds": round(time.monotonic() - began, 1),
         "seed": given.seed,
     }
@@ -190,6 +164,8 @@ def judged(evidence: Evidence, kills: dict[str, int]) -> dict[str, Any]:
         progress(f"BROKEN {found}")
     counts = Counter(found.promise for found in broken)
     ends = [line for lines in evidence.applied.values() for line in lines]
+    statuses = Counter(line.outcome["status"] for line in ends)
+    runs = Counter(line.id for line in evidence.by_op["run"])
     sampled = Counter((line.id, *line.key) for line in evidence.by_op["sampled"])
     redeliveries = evidence.redeliveries()
     killed = Counter(line.key[0] for line in evidence.kills)
@@ -203,10 +179,10 @@ def judged(evidence: Evidence, kills: dict[str, int]) -> dict[str, Any]:
         "sampled_twice": counts.pop("sampled twice", 0),
         "resampled": sum(n - 1 for n in sampled.values()),
         "other_breaks": dict(counts),
-        "completed": _ended(ends, "COMPLETED"),
-        "failed": _ended(ends, "FAILED"),
+        "completed": statuses["COMPLETED"],
+        "failed": statuses["FAILED"],
         "replayable": len(evidence.replayable),
-        "replayed": sum(n > 1 for name, n in _runs(evidence).items() if name in evidence.replayable),
+        "replayed": sum(n > 1 for name, n in runs.items() if name in evidence.replayable),
         "replayed_equal": sum(
             line.outcome["digest"] == evidence.expected[line.id] for line in ends if line.id in evidence.replayable
         ),
@@ -229,15 +205,6 @@ def judged(evidence: Evidence, kills: dict[str, int]) -> dict[str, Any]:
     return figures
 
 
-def _ended(ends: list[Line], status: str) -> int:
-    return sum(line.outcome["status"] == status for line in ends)
-
-
-def _runs(evidence: Evidence) -> Counter[str]:
-    """How often each rollout was run."""
-    return Counter(line.id for line in evidence.by_op["run"])
-
-
 def free_port() -> int:
     """A port that keeps free between lives: below those that the system gives to clients, and another than others'."""
     for port in random.sample(range(21_000, 31_000), 100):
@@ -253,22 +220,17 @@ def free_port() -> int:
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("--kills", type=int, default=200, metavar="K", help="[200]")
-    parser.add_argument("--rollouts", type=int, default=1000, metavar="N", help="[1000]")
+    parser.amounts(kills=200, rollouts=1000, in_flight=16)
     parser.add_argument("--seed", default="1", metavar="S", help="[1]")
     parser.add_argument("--who", choices=("server", "trainer", "both"), default="server", help="[server]")
     parser.add_argument("--mode", choices=("attach", "callback"), default="attach", help="[attach]")
     parser.add_argument("--replies", choices=("fixed", "random"), default="fixed", help="of the policy [fixed]")
-    parser.add_argument("--in-flight", type=int, default=16, metavar="N", help="rollouts at a time [16]")
     parser.add_argument("--folder", type=Path, metavar="DIR", help="keep everything there")
     given = parser.parse_args()
-    if given.kills < 1 or given.rollouts < 1 or given.in_flight < 1:
-        parser.error("--kills, --rollouts and --in-flight are at least 1")
     if given.folder is not None and given.folder.exists() and any(given.folder.iterdir()):
         parser.error(f"--folder {given.folder} is not empty")
     with tempfile.TemporaryDirectory() as made:
         show(measured(measure(given, (given.folder or Path(made)).resolve())), given.json)
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

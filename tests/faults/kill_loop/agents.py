@@ -1,6 +1,6 @@
 """The agents of the kill loop: `python -m osmosis_grpc.serve -m tests.faults.kill_loop.agents:agents`.
 
-What they ask is a function of what they were told. Each rollout has two conversations at a time, one of them with
+Each question depends on the earlier messages only. Each rollout has two conversations at a time, one of them with
 tools; every step of it is a line of the history.
 """
 
@@ -16,7 +16,6 @@ from tests.faults.kill_loop.history import VARIABLE, History
 
 MAIN_CHATS, ASIDE_CHATS = 6, 2
 CHATS = MAIN_CHATS + ASIDE_CHATS
-"""Of a rollout."""
 TOOL = {
     "type": "function",
     "function": {
@@ -81,13 +80,9 @@ async def _chat(ctx: RolloutContext, messages: list[Any], sample: str, number: i
     rollout_id = ctx.request.rollout_id
     _note("asked", rollout_id, sample, number)
     reply = await ctx.chat(messages, sample=sample)
-    _note("got", rollout_id, sample, number, outcome=_seen(reply))
+    seen = reply.content or reply.tool_calls[0]["id"]
+    _note("got", rollout_id, sample, number, outcome=f"{reply.extra.get('draw')} {seen}")
     return reply
-
-
-def _seen(reply: Any) -> str:
-    """The draw of a reply, and what the agent saw of it: its content, else the id of its tool call."""
-    return f"{reply.extra.get('draw')} {reply.content or reply.tool_calls[0]['id']}"
 
 
 async def _add(call: Any) -> Any:

@@ -1,6 +1,6 @@
 """What was promised, checked against what happened: the history of all processes, and the journal they left.
 
-Each promise is a small function over the evidence; what breaks it is told with the promise's name and the lines of the
+Each promise is a small function over the evidence; a breach is reported with the promise's name and the lines of the
 history that show it.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from osmosis_grpc.engine.suspects import CONVICTED
+from osmosis_grpc.engine.recovery import CONVICTED
 from osmosis_grpc.types import Outcome, events
 from osmosis_grpc.wire.event import kind_from_bytes, kind_to_bytes
 from tests.faults.kill_loop.history import Line
@@ -90,9 +90,7 @@ class Evidence:
             if line.op == "confirmed":
                 confirmed.setdefault(line.id, line)
             elif line.op == "again" and line.id in confirmed:
-                yield self.broken(
-                    "applied twice", "it came again after its confirmation", line.id, "again", "confirmed"
-                )
+                yield self.broke("applied twice", "it came again after its confirmation", line.id, "again", "confirmed")
 
     def recorded_once(self) -> Iterator[Break]:
         """RECORDED is said once of an attempt; in the end everything is delivered, and taken."""
@@ -124,26 +122,26 @@ class Evidence:
     def replayed_equal(self) -> Iterator[Break]:
         """A rollout that continues after a crash ends as if there had been none.
 
-        One that was killed again and again without a new reply may end FAILED (crashed_server): see suspects.py.
+        One that was killed again and again may end FAILED (crashed_server): see recovery.py.
         """
         for name in sorted(self.replayable):
             for line in self.applied[name]:
-                if line.outcome.get("reason") == "crashed_server" and self._made_no_progress(name):
+                if line.outcome.get("reason") == "crashed_server" and self._in_a_crash_loop(name, line):
                     continue
                 if line.outcome["status"] != "COMPLETED":
                     yield self.broke("replayed", "it did not complete", name, "applied", "run", "returned", "killed")
                 elif line.outcome["digest"] != self.expected[name]:
                     yield self.broke("replayed", "its tokens are not those of the undisturbed run", name)
 
-    def _made_no_progress(self, name: str) -> bool:
-        """Whether as many runs of a rollout got no new reply as end it for good."""
-        first: dict[tuple[object, ...], int] = {}
-        for line in self.by_op["got"]:
-            if line.id == name:
-                first.setdefault(tuple(line.key), line.number)
-        progress = max(first.values(), default=0)
-        runs = sum(line.id == name and line.number > progress for line in self.by_op["run"])
-        return runs >= CONVICTED - bool(first)  # the run that got the last reply was killed, too
+    def _in_a_crash_loop(self, name: str, end: Line) -> bool:
+        """Whether the server was killed as often between a rollout's first run and its end as ends it for good.
+
+        Only the journal knows in which processes it ran without a new reply: a process may die between the start of
+        the agent and the agent's first line, and the agent sees a reply before it is on disk.
+        """
+        began = min((line.number for line in self.by_op["run"] if line.id == name), default=end.number)
+        deaths = sum(kill.key[0] == "server" and began < kill.number < end.number for kill in self.kills)
+        return deaths >= CONVICTED
 
     def fails_as_promised(self) -> Iterator[Break]:
         """What cannot go on fails at the server's restart and may be tried again; everything else completes."""
@@ -165,7 +163,16 @@ class Evidence:
 
     def broken(self) -> list[Break]:
         """All promises that were not kept."""
-        return [found for promise in PROMISES for found in promise(self)]
+        promises = (
+            self.ends_once,
+            self.applied_once,
+            self.recorded_once,
+            self.sampled_once,
+            self.replayed_equal,
+            self.fails_as_promised,
+            self.attempt_kept,
+        )
+        return [found for promise in promises for found in promise()]
 
     # Figures.
 
@@ -185,13 +192,24 @@ class Evidence:
 
     def windows_shown(self) -> dict[str, int]:
         """Kills of the server, by window, of which history and journal show that they met it."""
-        shown: Counter[str] = Counter()
-        for kill in self.kills:
-            who, window, pid = kill.key
-            show = SHOWS.get(window)
-            if who == "server" and show is not None and show(self, kill, pid):
-                shown[window] += 1
-        return dict(shown)
+        kills = [kill for kill in self.kills if kill.key[0] == "server"]
+        return dict(Counter(kill.key[1] for kill in kills if self._met_its_window(kill)))
+
+    def _met_its_window(self, kill: Line) -> bool:
+        _, window, pid = kill.key
+        if window == "chat.open":  # a chat is asked in that process and not answered there
+            asked, got = (
+                Counter(
+                    (line.id, *line.key) for line in self.by_op[op] if line.pid == pid and line.number < kill.number
+                )
+                for op in ("asked", "got")
+            )
+            return asked != got
+        if window not in SHOWS:
+            return False
+        holds, op, happened = SHOWS[window]
+        before = {line.id for line in self.by_op[op] if line.number < kill.number}
+        return any(holds(kept, kill.t) and (kept.rollout_id in before) == happened for kept in self.journal)
 
     def redeliveries(self) -> list[float]:
         """Seconds from the starts of servers to the first delivery of what the one before left undelivered."""
@@ -204,64 +222,19 @@ class Evidence:
                 found.append(min(times) - start.t)
         return found
 
-    def before(self, kill: Line, op: str, *, pid: int = 0) -> set[str]:
-        """Rollouts with such a line before a kill."""
-        return {line.id for line in self.by_op[op] if line.number < kill.number and pid in (0, line.pid)}
 
-
-PROMISES: tuple[Callable[[Evidence], Iterator[Break]], ...] = (
-    Evidence.ends_once,
-    Evidence.applied_once,
-    Evidence.recorded_once,
-    Evidence.sampled_once,
-    Evidence.replayed_equal,
-    Evidence.fails_as_promised,
-    Evidence.attempt_kept,
-)
-
-
-def _accepted_only(evidence: Evidence, kill: Line, pid: int) -> bool:
-    """Something accepted has not begun to run."""
-    accepted = {kept.rollout_id for kept in evidence.journal if kept.accept_time < kill.t}
-    return bool(accepted - evidence.before(kill, "run"))
-
-
-def _chat_open(evidence: Evidence, kill: Line, pid: int) -> bool:
-    """A chat is asked in that process and not answered there."""
-    open_chats: Counter[tuple[object, ...]] = Counter()
-    for op, step in (("asked", 1), ("got", -1)):
-        for line in evidence.by_op[op]:
-            if line.pid == pid and line.number < kill.number:
-                open_chats[line.id, *line.key] += step
-    return any(open_chats.values())
-
-
-def _result_made(evidence: Evidence, kill: Line, pid: int) -> bool:
-    """A rollout has begun, and its result is committed after this kill only."""
-    late = {kept.rollout_id for kept in evidence.journal if kept.end_time is None or kept.end_time > kill.t}
-    return bool(late & evidence.before(kill, "run"))
-
-
-def _result_committed(evidence: Evidence, kill: Line, pid: int) -> bool:
-    """A result is committed, and not applied."""
-    ended = {kept.rollout_id for kept in evidence.journal if kept.end_time is not None and kept.end_time < kill.t}
-    return bool(ended - evidence.before(kill, "applied"))
-
-
-def _applied(evidence: Evidence, kill: Line, pid: int) -> bool:
-    """A result is applied, and the journal hears of it after this kill only."""
-    late = {kept.rollout_id for kept in evidence.journal if all(t > kill.t for t, _ in kept.delivered)}
-    return bool(late & evidence.before(kill, "applied"))
-
-
-SHOWS = {
-    "init.committed": _accepted_only,
-    "chat.open": _chat_open,
-    "result.before": _result_made,
-    "result.committed": _result_committed,
-    "outcome.before": _applied,
+SHOWS: Mapping[str, tuple[Callable[[Kept, float], bool], str, bool]] = {
+    # It is accepted, and has not begun to run.
+    "init.committed": (lambda kept, t: kept.accept_time < t, "run", False),
+    # It has begun, and its result is committed after this kill only.
+    "result.before": (lambda kept, t: kept.end_time is None or kept.end_time > t, "run", True),
+    # Its result is committed, and not applied.
+    "result.committed": (lambda kept, t: kept.end_time is not None and kept.end_time < t, "applied", False),
+    # Its result is applied, and the journal hears of it after this kill only.
+    "outcome.before": (lambda kept, t: all(at > t for at, _ in kept.delivered), "applied", True),
 }
-"""What shows that a kill met its window, by the failpoint."""
+"""What shows that a kill met its window, by the failpoint: the journal has such a rollout at that time, and a line of
+this kind stands before the kill, or does not."""
 
 
 def kept_in(journal: Path) -> list[Kept]:

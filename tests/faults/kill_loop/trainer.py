@@ -135,11 +135,6 @@ class Application:
             elif line.op == "confirmed":
                 self.done.add(line.id)
 
-    @property
-    def applied(self) -> set[str]:
-        """Rollouts that are applied."""
-        return set(self._applied.values())
-
     async def take(self, completion: Completion) -> None:
         """A completion that the library handed out."""
         name, result = completion.rollout_id, completion.result_id
@@ -164,8 +159,11 @@ class Application:
         self._history.note("confirmed", name, completion.attempt, result)
 
 
-async def play(app: Application, policy: Policy, given: argparse.Namespace) -> None:
+async def main(given: argparse.Namespace) -> None:
     """All rollouts, over an attachment or with callbacks."""
+    path = os.environ[VARIABLE]
+    app = Application(path, digest_of_draws if given.replies == "random" else digest)
+    policy = Policy(History(path, "trainer"), given.replies)
     by_callbacks = {"transport": "callback", "listen": f"127.0.0.1:{given.callback}"} if given.callback else {}
     config = TrainerConfig(longest_pause=0.25)
     async with Trainer([given.target], policy, ledger=given.ledger, config=config, **by_callbacks) as trainer:
@@ -173,13 +171,6 @@ async def play(app: Application, policy: Policy, given: argparse.Namespace) -> N
         async with aclosing(rollouts) as completions:
             async for completion in completions:
                 await app.take(completion)
-
-
-async def main(given: argparse.Namespace) -> None:
-    path = os.environ[VARIABLE]
-    app = Application(path, digest_of_draws if given.replies == "random" else digest)
-    policy = Policy(History(path, "trainer"), given.replies)
-    await play(app, policy, given)
 
 
 if __name__ == "__main__":
@@ -190,5 +181,5 @@ if __name__ == "__main__":
     parser.add_argument("--ledger")
     parser.add_argument("--callback", type=int, default=0, help="the port to be called back at")
     parser.add_argument("--replies", choices=("fixed", "random"), default="fixed")
-    failpoints.arm_from_environment()
+    failpoints.arm()
     asyncio.run(main(parser.parse_args()))

@@ -1,7 +1,6 @@
 """Processes that are killed and started again, at places and times that a seed chooses."""
 
 import asyncio
-import os
 import random
 import re
 import signal
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.figures import Broken
-from benchmarks.processes import ROOT
+from benchmarks.processes import environment_with
 from tests.faults.kill_loop.history import VARIABLE, History
 from tests.faults.kill_loop.promises import RANDOM
 
@@ -42,7 +41,6 @@ class Schedule:
         self, windows: Sequence[Window], kills: int, seed: str, pace: Callable[[], float], start: float
     ) -> None:
         self.by_window: Counter[str] = Counter()
-        """Kills so far."""
         self.wanted = kills
         self._windows = windows
         self._random = random.Random(seed)
@@ -69,18 +67,9 @@ class Schedule:
 
 
 class Victim:
-    """One process, life after life. `who` is server or trainer; `ready` whether it says when it is."""
+    """One process, life after life. `who` is server or trainer; the server says when it is ready."""
 
-    def __init__(
-        self,
-        who: str,
-        command: Sequence[str],
-        folder: Path,
-        history: History,
-        schedule: Schedule | None,
-        *,
-        ready: bool,
-    ) -> None:
+    def __init__(self, who: str, command: Sequence[str], folder: Path, history: History, schedule: Schedule) -> None:
         self.lives = 0
         self.early_deaths = 0
         """Before it was ready."""
@@ -89,13 +78,12 @@ class Victim:
         self._command = command
         self._folder = folder
         self._history = history
-        self._schedule = schedule
-        self._ready = ready
+        self.schedule = schedule
         self._log = folder / f"{who}.log"
         self._read = 0
 
     async def live(self, over: asyncio.Event) -> None:
-        """Start it again and again, until it leaves by itself, or `over` is set: then it is told to stop."""
+        """Start the process after each end, until it ends by itself. Stop it when `over` is set."""
         while not over.is_set():
             code = await self._one_life(over)
             if code == 0:
@@ -109,13 +97,11 @@ class Victim:
             self.process.kill()
 
     async def _one_life(self, over: asyncio.Event) -> int:
-        schedule = self._schedule
-        window, nth, seconds = None, 0, 0.0
-        if schedule is not None and schedule.kills < schedule.wanted:
-            window, nth, seconds = schedule.draw()
+        schedule = self.schedule
+        window, nth, seconds = schedule.draw() if schedule.kills < schedule.wanted else (None, 0, 0.0)
         armed = window is not None and window.name != RANDOM
-        environment = {"OSMOSIS_FAILPOINT": f"{window.name}:{nth}" if window is not None and armed else ""}
-        self._history.note("start", "", self._who, outcome=environment["OSMOSIS_FAILPOINT"])
+        failpoint = f"{window.name}:{nth}" if window is not None and armed else ""
+        self._history.note("start", "", self._who, outcome=failpoint)
         self.lives += 1
         with self._log.open("ab") as log:
             process = self.process = await asyncio.create_subprocess_exec(
@@ -124,46 +110,33 @@ class Victim:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 cwd=self._folder,
-                env=os.environ | {"PYTHONPATH": _path(), VARIABLE: str(self._folder / "history.jsonl")} | environment,
+                env=environment_with({VARIABLE: str(self._folder / "history.jsonl"), "OSMOSIS_FAILPOINT": failpoint}),
             )
-        ended = asyncio.create_task(process.wait())
+        ended, finished = asyncio.create_task(process.wait()), asyncio.create_task(over.wait())
+
+        async def either(timeout: float | None = None) -> None:
+            await asyncio.wait({ended, finished}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+
+        is_ready = self._who == "trainer"
         if window is not None and not armed and seconds < 0:
             await asyncio.wait({ended}, timeout=-seconds)
-        is_ready = not self._ready
-        if window is None or armed or seconds >= 0:
+        else:
             assert process.stdout is not None
-            if self._ready and await process.stdout.readline():
+            if not is_ready and await process.stdout.readline():
                 is_ready = True
                 self._history.note("ready", "", self._who)
             if window is not None:
-                finished = asyncio.create_task(over.wait())
-                await asyncio.wait(
-                    {ended, finished}, timeout=REACHED if armed else seconds, return_when=asyncio.FIRST_COMPLETED
-                )
-                finished.cancel()
-        return await self._death(process, ended, over, chosen=window is not None, is_ready=is_ready)
-
-    async def _death(
-        self,
-        process: asyncio.subprocess.Process,
-        ended: "asyncio.Task[int]",
-        over: asyncio.Event,
-        *,
-        chosen: bool,
-        is_ready: bool,
-    ) -> int:
-        if chosen and not ended.done() and not over.is_set():
+                await either(REACHED if armed else seconds)
+        if window is not None and not ended.done() and not over.is_set():
             process.kill()
-        finished = asyncio.create_task(over.wait())
-        await asyncio.wait({ended, finished}, return_when=asyncio.FIRST_COMPLETED)
+        await either()
         finished.cancel()
         if not ended.done():
             process.terminate()
         code = await ended
         if code == -signal.SIGKILL:
             name = self._failpoint() or RANDOM
-            if self._schedule is not None:
-                self._schedule.by_window[name] += 1
+            schedule.by_window[name] += 1
             self.early_deaths += not is_ready
             self._history.note("killed", "", self._who, name, process.pid)
         return code
@@ -184,12 +157,8 @@ async def start_takes() -> float:
         sys.executable,
         "-c",
         "import osmosis_grpc.serve.command, osmosis_grpc.server, osmosis_grpc.trainer",
-        env=os.environ | {"PYTHONPATH": _path()},
+        env=environment_with({}),
     )
     if await imports.wait():
         raise Broken("a process that only imports osmosis_grpc does not end well")
     return time.monotonic() - began
-
-
-def _path() -> str:
-    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))

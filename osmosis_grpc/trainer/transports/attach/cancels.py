@@ -9,7 +9,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2
 from osmosis_grpc.types import CancelResult
 from osmosis_grpc.wire.attach import refused
-from osmosis_grpc.wire.control import cancelled_from_wire
+from osmosis_grpc.wire.control import CANCEL_RESULT
 
 Results = list[CancelResult]
 
@@ -18,7 +18,7 @@ class Cancels:
     """The open cancels of one agent server.
 
     `send` sends a frame if there is a stream. `has_ended` is called with the id and attempt of each rollout that the
-    server does not run any more.
+    server no longer runs.
     """
 
     def __init__(self, send: Callable[[str, Any], None], has_ended: Callable[[str, int], None]) -> None:
@@ -28,7 +28,7 @@ class Cancels:
         self._ids = itertools.count(1)
 
     def ask(self, request: control_pb2.CancelRequest) -> "asyncio.Future[Results]":
-        """Send a cancel, now or on the next stream. Returns a future of the answer; it raises the server's error."""
+        """Send a cancel, now or on the next stream. Returns a future of the answer. The future raises the error."""
         ask = pb.CancelAsk(id=str(next(self._ids)), request=request)
         future: asyncio.Future[Results] = asyncio.get_running_loop().create_future()
         self._open[ask.id] = ask, future
@@ -48,7 +48,7 @@ class Cancels:
         self._open.clear()
 
     def on_reply(self, reply: pb.CancelReply) -> None:
-        """Take in the server's answer to a cancel."""
+        """Handle the server's answer to a cancel."""
         for row in reply.response.results:
             if row.disposition != control_pb2.CANCEL_DISPOSITION_CANCELLED:
                 self._has_ended(row.rollout_id, row.attempt)
@@ -56,6 +56,6 @@ class Cancels:
         if future is None or future.done():
             return
         if reply.WhichOneof("result") == "response":
-            future.set_result([cancelled_from_wire(row) for row in reply.response.results])
+            future.set_result([CANCEL_RESULT.from_wire(row) for row in reply.response.results])
         else:
             future.set_exception(refused(reply.status))

@@ -1,28 +1,24 @@
-"""A trainer's streams. The trainer dials some agent servers; other agent servers dial the trainer."""
+"""The attach transport: the trainer opens streams to the named servers.
 
-import asyncio
+Other servers may dial in: they open streams to the trainer.
+"""
+
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, services_pb2, services_pb2_grpc
 from osmosis_grpc.errors import CallError, FailedPrecondition, ResourceExhausted, Unauthenticated, Unimplemented
-from osmosis_grpc.link.call_metrics import Unregistered
 from osmosis_grpc.link.channel_options import server_options
-from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.dialled_stream import DialledStream
-from osmosis_grpc.link.frame_stream import Duplex, FrameStream
+from osmosis_grpc.link.frame_stream import FrameStream
 from osmosis_grpc.link.handlers import Registrar
 from osmosis_grpc.link.listen import listen, start
-from osmosis_grpc.link.server_security import Authenticator, ServerSecurity
-from osmosis_grpc.storage.ledger.ledger import LedgerRollout
-from osmosis_grpc.trainer.config import TrainerConfig
-from osmosis_grpc.trainer.scheduler import Scheduler
+from osmosis_grpc.storage.ledger import LedgerRollout
 from osmosis_grpc.trainer.transports.attach.link import AttachedServer
-from osmosis_grpc.trainer.transports.dialling import DIAL, TARGET, Dialler
+from osmosis_grpc.trainer.transports.transport import Transport
 from osmosis_grpc.types.completion import clip
 from osmosis_grpc.wire.attach import check_protocol, trainer_frame
 
@@ -30,86 +26,58 @@ log = logging.getLogger(__name__)
 
 ATTACH = "/osmosis.rollout.v1.RolloutService/Attach"
 JOURNAL = "journal "
-"""Begins the ledger's key of a server that dials in."""
+"""The prefix of the ledger's key for a server that dials in."""
 MAX_DIALLED = 1024
-"""Agent servers that may dial in."""
+"""How many agent servers may dial in."""
 _HEARTBEAT = trainer_frame("heartbeat", attach_pb2.Heartbeat())
 
 
-class AttachTransport:
-    """The streams of one trainer."""
+class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServiceServicer):
+    """The streams of one trainer. The RPC Accept is for agent servers that dial in."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        targets: Sequence[str],
-        *,
-        listen: str,
-        credentials: Credentials,
-        security: ServerSecurity,
-        config: TrainerConfig,
-    ) -> None:
-        self.address = ""
-        self._scheduler = scheduler
-        self._targets = targets
-        self._listen = listen
-        self._credentials = credentials
-        self._security = security
-        self._config = config
-        self._dialled: list[AttachedServer] = []
-        self._tasks: list[asyncio.Task[Any]] = []
-        self._server: grpc.aio.Server | None = None
-        self._dialler = Dialler(scheduler, credentials, config)
+    _server: grpc.aio.Server | None = None
 
     def listen(self) -> None:
-        """See Transport."""
-        if not self._listen:
+        if not self.address:
             return
         self._server = grpc.aio.server(options=server_options())
         self._scheduler.servers.more_may_come = True
-        guard = self._security.authenticator()
+        guard = self._guard = self._security.authenticator()
         calls = self._scheduler.cache.metrics.answered_calls
         services: Any = Registrar(self._server, guard, calls)
-        services_pb2_grpc.add_TrainerServiceServicer_to_server(AcceptServicer(self, guard), services)
-        self._server.add_generic_rpc_handlers((Unregistered(calls),))
-        self.address = listen(self._server, self._listen, self._security)
+        services_pb2_grpc.add_TrainerServiceServicer_to_server(self, services)
+        self.address = listen(self._server, self.address, self._security)
 
     def add_servers(self, kept: Iterable[LedgerRollout]) -> None:
-        """See Transport. A server that dialled in and has rollouts in the ledger is awaited, too."""
-        self._dialled = [self._link(target, f"{TARGET}{target}") for target in self._targets]
-        self._scheduler.servers.add(*self._dialled)
+        """Add the named servers, and each server that dialled in before and has rollouts in the ledger."""
+        super().add_servers(kept)
         if self._server is not None:
             rows = [row for row in kept if row.init is not None and row.server_key.startswith(JOURNAL)]
             self._scheduler.servers.add(*(self._link(key, key) for key in {row.server_key: None for row in rows}))
 
     def _link(self, name: str, server_key: str) -> AttachedServer:
-        scheduler = self._scheduler
-        return AttachedServer(
-            name, scheduler, scheduler.cache, delta=self._config.delta, server_key=server_key, ledger=scheduler.ledger
-        )
+        return AttachedServer(name, self._scheduler, server_key=server_key, delta=self._config.delta)
 
     async def begin(self) -> None:
-        """See Transport."""
         if self._server is not None:
             await start(self._server)
-        self._tasks += [self._scheduler.supervisor.start(DIAL, partial(self._dial, server)) for server in self._dialled]
-
-    def leave(self) -> None:
-        """See Transport."""
-        self._dialler.leaving = True
+        await super().begin()
 
     async def close(self) -> None:
-        """See Transport."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await super().close()
         if self._server is not None:
             await self._server.stop(0.25)
 
-    async def accept(self, call: Duplex, peer: str, credential: str) -> None:
-        """Serve the stream of an agent server that dials in. Each credential sees only its own rollouts."""
-        servers = self._scheduler.servers
-        stream = FrameStream(call, _HEARTBEAT, waits=True)
+    async def Chat(self, request: Any, context: Any) -> Any:
+        raise Unimplemented('this trainer takes attachments; Trainer(..., transport="callback") takes callbacks')
+
+    Complete = Chat
+
+    async def Accept(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
+        """Serve the stream of an agent server that dials in. Raises CallError when the server is refused."""
+        servers, peer = self._scheduler.servers, context.peer()
+        credential = self._guard(context) if self._guard is not None else ""
+        stream = FrameStream(context, _HEARTBEAT, waits=True)
         hello = await stream.hello(opener=True)
         check_protocol(hello)
         attached = (server for server in servers if isinstance(server, AttachedServer))
@@ -128,20 +96,15 @@ class AttachTransport:
         if error is not None:
             raise error
 
-    async def _dial(self, server: AttachedServer) -> None:
-        async def attach(on_answer: Callable[[], None]) -> CallError | None:
-            calls = self._scheduler.cache.metrics.made_calls
-            async with DialledStream(
-                server.name, ATTACH, services_pb2.AttachResponse, self._credentials, calls
-            ) as call:
-                stream = FrameStream(call, _HEARTBEAT, waits=True)
-                granted = self._scheduler.servers.share(server)
-                await stream.greet(server.greeting(granted))
-                hello = await stream.hello(opener=False)
-                on_answer()
-                return await self._live(server, stream, hello, granted)
-
-        await self._dialler.keep_connected(server, attach)
+    async def _connect(self, link: AttachedServer, on_answer: Callable[[], None]) -> CallError | None:
+        calls = self._scheduler.cache.metrics.made_calls
+        async with DialledStream(link.name, ATTACH, services_pb2.AttachResponse, self._credentials, calls) as call:
+            stream = FrameStream(call, _HEARTBEAT, waits=True)
+            granted = self._scheduler.servers.share(link)
+            await stream.greet(link.greeting(granted))
+            hello = await stream.hello(opener=False)
+            on_answer()
+            return await self._live(link, stream, hello, granted)
 
     async def _live(
         self, server: AttachedServer, stream: FrameStream, hello: attach_pb2.ServerHello, granted: int
@@ -167,10 +130,10 @@ class AttachTransport:
 
 
 def _check_same_process(known: AttachedServer, hello: attach_pb2.ServerHello, peer: str) -> None:
-    """Refuse a second process with the journal of one that is attached. Raises FailedPrecondition.
+    """Raise FailedPrecondition if another process with the same journal is attached.
 
-    A server that is started again has another process, too; its old stream ends with the old process, or at the
-    latest after the silence that ends any stream.
+    A restarted server is another process, too. It is refused until the stream of the old process has ended. That
+    stream ends with the old process, or when it has been silent for too long.
     """
     if known.attached and known.identity.process_uuid != hello.process_uuid:
         log.warning("the agent server at %s is refused: the one at %s has the same journal", peer, known.name)
@@ -180,20 +143,3 @@ def _check_same_process(known: AttachedServer, hello: attach_pb2.ServerHello, pe
             kind="JOURNAL",
             subject=clip(hello.journal_id, 64),
         )
-
-
-class AcceptServicer(services_pb2_grpc.TrainerServiceServicer):
-    """TrainerService for agent servers that dial out."""
-
-    def __init__(self, transport: AttachTransport, guard: Authenticator | None) -> None:
-        self._transport = transport
-        self._guard = guard
-
-    async def Chat(self, request: Any, context: Any) -> Any:
-        raise Unimplemented('this trainer takes attachments; Trainer(..., transport="callback") takes callbacks')
-
-    Complete = Chat
-
-    async def Accept(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
-        credential = self._guard(context) if self._guard is not None else ""
-        await self._transport.accept(context, context.peer(), credential)

@@ -1,12 +1,13 @@
-"""The trainer's end of an attachment: one agent server, over the newest stream to it.
+"""The trainer's link to one agent server by a stream of frames.
 
-After a break the link sends again what was not answered. Chats, cancels and subscriptions have modules of their own.
+After a break the link sends every unanswered frame again on the new stream. Chats, cancels and subscriptions have
+modules of their own.
 """
 
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import Any
 
@@ -15,43 +16,33 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, rollout_pb2, trainer_pb2
 from osmosis_grpc.errors import Aborted, CallError, InvalidArgument
 from osmosis_grpc.link.frame_stream import FrameStream
-from osmosis_grpc.storage.ledger.ledger import Ledger
 from osmosis_grpc.trainer.agent_server_link import AgentServerLink, Owner, Report, Rollout, RolloutKey, ServerIdentity
-from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.trainer.transports.attach.cancels import Cancels
+from osmosis_grpc.trainer.transports.attach.event_subscriptions import Subscription, Subscriptions
 from osmosis_grpc.trainer.transports.attach.open_chats import OpenChats
-from osmosis_grpc.trainer.transports.attach.subscriptions import Subscription, Subscriptions
-from osmosis_grpc.types import CancelResult, Completion, InitRequest, Outcome, TrajectoryEvent
+from osmosis_grpc.types import CancelResult, InitRequest, Outcome, TrajectoryEvent
 from osmosis_grpc.wire.attach import refusal, refused, trainer_frame
 from osmosis_grpc.wire.control import PROTOCOL
 from osmosis_grpc.wire.rollout import completion_from_wire, init_to_wire
-from osmosis_grpc.wire.trainer import outcome_to_wire
+from osmosis_grpc.wire.trainer import OUTCOMES
 
 log = logging.getLogger(__name__)
 
 PROCESS_UUID = secrets.token_hex(16)
 REFS = 1000
-"""Rollouts named in one frame."""
+"""The most rollouts that one frame names."""
 
 
 class AttachedServer(AgentServerLink):
-    """One agent server over attachments."""
+    """The link to one agent server. Each connection is a new stream."""
 
-    def __init__(
-        self,
-        name: str,
-        owner: Owner,
-        cache: ChatCache,
-        *,
-        delta: bool = True,
-        server_key: str = "",
-        ledger: Ledger | None = None,
-    ) -> None:
-        super().__init__(name, owner, cache, server_key=server_key, ledger=ledger)
+    def __init__(self, name: str, owner: Owner, *, server_key: str = "", delta: bool = True) -> None:
+        super().__init__(name, owner, server_key=server_key)
         self.attachment_id = self.kept_attachment_id or secrets.token_urlsafe(24)
         self._delta = delta
-        self._stream: FrameStream | None = None
-        self.chats = OpenChats(cache, self._unopened)
+        self.stream: FrameStream | None = None
+        """The newest stream; None while the server is not attached."""
+        self.chats = OpenChats(self.cache, self._unopened, owner.supervisor)
         self.cancels = Cancels(self._send, self.has_ended)
         self.subscriptions = Subscriptions(self._send)
         self.handlers: dict[str, Callable[[Any], None]] = {
@@ -66,15 +57,15 @@ class AttachedServer(AgentServerLink):
             "draining": self._on_draining,
             "heartbeat": lambda _: None,
         }
-        """What to do with a frame, by its kind."""
+        """The handler of each kind of frame."""
 
     @property
     def attached(self) -> bool:
         """Whether there is a stream."""
-        return self._stream is not None
+        return self.stream is not None
 
     def greeting(self, granted: int) -> bytes:
-        """Returns the trainer's hello, which grants so many open chats."""
+        """Returns the trainer's hello. The server may have `granted` open chats."""
         return trainer_frame(
             "hello",
             pb.TrainerHello(
@@ -90,10 +81,10 @@ class AttachedServer(AgentServerLink):
         )
 
     def take(self, stream: FrameStream, hello: pb.ServerHello, *, granted: int) -> None:
-        """Use this stream, on which both hellos were said, and send again what was not answered."""
-        if self._stream is not None:
-            self._stream.end(Aborted("another stream of this server took over"))
-        self._stream = stream
+        """Use a stream on which both sides have sent their hellos. Send every unanswered frame again."""
+        if self.stream is not None:
+            self.stream.end(Aborted("another stream of this server took over"))
+        self.stream = stream
         self.identify(
             ServerIdentity(hello.journal_id, hello.process_uuid, hello.version, tuple(map(str, hello.agent_loops)))
         )
@@ -102,37 +93,35 @@ class AttachedServer(AgentServerLink):
         for key in self.leaving:
             self.cancel_attempt(key)
         opened = [rollout for rollout in self.rollouts.values() if rollout.opened]
-        for some in _batches([pb.RolloutRef(rollout_id=r.key[0], attempt=r.key[1]) for r in opened]):
-            self._send("open_rollouts", pb.OpenRollouts(rollouts=some))
-        room = self.window - len(opened) - len(self.leaving)
+        refs = [pb.RolloutRef(rollout_id=r.key[0], attempt=r.key[1]) for r in opened]
+        for first in range(0, len(refs), REFS):
+            self._send("open_rollouts", pb.OpenRollouts(rollouts=refs[first : first + REFS]))
+        slots = self.window - len(opened) - len(self.leaving)
         for rollout in [rollout for rollout in self.rollouts.values() if not rollout.opened]:
-            room -= 1
-            if room >= 0:
+            slots -= 1
+            if slots >= 0:
                 self.send_init(rollout)
             else:
-                self.owner.restart(rollout, "the server has less room than before")
+                self.owner.restart(rollout, "the server has fewer slots than before")
         self.cancels.resend_all()
         self.subscriptions.resend_all()
         self.owner.changed()
 
     def leave(self, stream: FrameStream, problem: CallError | None) -> None:
         """Record that a stream has ended."""
-        if self._stream is stream:
-            self._stream = None
+        if self.stream is stream:
+            self.stream = None
             self.chats.leave()
             self.problem = problem
 
     def send_init(self, rollout: Rollout) -> None:
-        """See AgentServerLink."""
-        if self._stream is not None and rollout.written:
-            self._stream.send(trainer_frame("init", init_to_wire(InitRequest(request=rollout.request))))
+        if self.stream is not None and rollout.written:
+            self.stream.send(trainer_frame("init", init_to_wire(InitRequest(request=rollout.request))))
 
     def cancel(self, rollout_id: str, reason: str) -> "asyncio.Future[list[CancelResult]]":
-        """See AgentServerLink."""
         return self.cancels.ask(control_pb2.CancelRequest(rollout_id=rollout_id, reason=reason))
 
     def cancel_attempt(self, key: RolloutKey) -> None:
-        """See AgentServerLink."""
         rollout_id, attempt = key
         elsewhere = control_pb2.CancelRequest(rollout_id=rollout_id, attempt=attempt, reason="it runs elsewhere")
         self._send("cancel", pb.CancelAsk(id=f"{rollout_id} {attempt}", request=elsewhere))
@@ -140,7 +129,6 @@ class AttachedServer(AgentServerLink):
     async def events(
         self, rollout_id: str, attempt: int, after: int, *, tokens: bool
     ) -> AsyncGenerator[TrajectoryEvent, None]:
-        """See AgentServerLink."""
         subscription = Subscription(rollout_id, attempt, after, tokens)
         self.subscriptions.begin(subscription)
         try:
@@ -150,43 +138,38 @@ class AttachedServer(AgentServerLink):
             self.subscriptions.end(subscription)
 
     def grant(self, open_chats: int) -> None:
-        """See AgentServerLink."""
         self.chats.grant(open_chats)
 
     def part(self) -> None:
-        """See AgentServerLink."""
-        if self._stream is not None:
-            self._stream.leave()
+        if self.stream is not None:
+            self.stream.end(None)
 
     def close(self, error: Exception) -> None:
-        """See AgentServerLink."""
         self.subscriptions.close(error)
         self.cancels.close(error)
 
-    def _answer_completion(self, completion: Completion, outcome: Outcome | CallError) -> None:
-        reply = pb.CompleteReply(
-            rollout_id=completion.rollout_id, attempt=completion.attempt, result_id=completion.result_id
-        )
+    def _answer_completion(self, raw: rollout_pb2.Completion, outcome: Outcome | CallError) -> None:
+        reply = pb.CompleteReply(rollout_id=raw.rollout_id, attempt=raw.attempt, result_id=raw.result_id)
         if isinstance(outcome, CallError):
             reply.status.CopyFrom(refusal(outcome))
         else:
-            reply.outcome = outcome_to_wire(outcome)
+            reply.outcome = OUTCOMES.numbers[outcome]
         self._answer("complete_reply", reply)
 
     def _unopened(self, key: RolloutKey) -> bool:
-        """Whether the answer to a rollout's Init is still to come."""
+        """Returns whether a rollout waits for the answer to its Init."""
         rollout = self.rollouts.get(key)
         return rollout is not None and not rollout.opened
 
     def _send(self, kind: str, message: Any) -> None:
-        if self._stream is not None:
-            self._stream.send(trainer_frame(kind, message))
+        if self.stream is not None:
+            self.stream.send(trainer_frame(kind, message))
 
     def _answer(self, kind: str, message: Any) -> None:
-        if self._stream is not None:
-            self._stream.answer(trainer_frame(kind, message))
+        if self.stream is not None:
+            self.stream.answer(trainer_frame(kind, message))
 
-    # What the server sends.
+    # Frames of the server.
 
     def _on_unknown_rollouts(self, message: pb.UnknownRollouts) -> None:
         found = [self.rollouts.get((ref.rollout_id, ref.attempt)) for ref in message.rollouts]
@@ -212,12 +195,10 @@ class AttachedServer(AgentServerLink):
         try:
             completion = completion_from_wire(raw, "completion")
         except InvalidArgument as error:
-            bare = pb.CompleteReply(rollout_id=raw.rollout_id, attempt=raw.attempt, result_id=raw.result_id)
-            bare.status.CopyFrom(refusal(error))
-            self._answer("complete_reply", bare)
+            self._answer_completion(raw, error)
             self.owner.unusable(self, raw.rollout_id, raw.attempt, error)
             return
-        reply = partial(self._answer_completion, completion)
+        reply = partial(self._answer_completion, raw)
         try:
             self.owner.completed(Report(self, completion, raw, reply))
         except CallError as error:
@@ -229,8 +210,3 @@ class AttachedServer(AgentServerLink):
 
     def _on_draining(self, message: pb.Draining) -> None:
         self.window = 0
-
-
-def _batches(refs: list[pb.RolloutRef]) -> Iterator[list[pb.RolloutRef]]:
-    for start in range(0, len(refs), REFS):
-        yield refs[start : start + REFS]

@@ -1,35 +1,40 @@
-"""The chats that an agent server has open over its attachment: answered from the cache, within its window.
+"""The open chats of an agent server. The window is the number of chats that the server may have open.
 
-What is open is open on a stream. After a break the server asks again, and the cache joins or repeats.
+An open chat belongs to a stream. After a break the server sends the chat again. Then the cache returns the kept reply,
+or waits for the sampling that still runs.
 """
 
-import asyncio
+import copy
 import time
 from collections.abc import Callable
 from functools import partial
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2
-from osmosis_grpc.errors import CallError, NotFound, ResourceExhausted
+from osmosis_grpc.errors import CallError, Internal, ResourceExhausted
 from osmosis_grpc.link.frame_stream import FrameStream
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.agent_server_link import RolloutKey
+from osmosis_grpc.trainer.chats.attempt import reply_of
 from osmosis_grpc.trainer.chats.cache import ChatCache
-from osmosis_grpc.trainer.chats.replies import reply_of
 from osmosis_grpc.trainer.chats.sample import PendingChat
 from osmosis_grpc.wire.attach import chat_reply_frame, trainer_frame
 from osmosis_grpc.wire.trainer import chat_from_wire
 
+ANSWER = job("trainer.answer_chat", OnFailure.REPORT, "callback")
+
 MAX_PARKED = 64
-"""Chats of a rollout that may wait for the answer to its Init; the server asks the others again."""
+"""The most chats of a rollout that wait for the answer to its Init. The server sends the other chats again."""
 
 ChatKey = tuple[str, int, str, int]
 
 
 class OpenChats:
-    """Those of one agent server. `unopened` tells whether the answer to a rollout's Init is still to come."""
+    """The open chats of one agent server. `unopened` returns whether a rollout waits for the answer to its Init."""
 
-    def __init__(self, cache: ChatCache, unopened: Callable[[RolloutKey], bool]) -> None:
+    def __init__(self, cache: ChatCache, unopened: Callable[[RolloutKey], bool], supervisor: Supervisor) -> None:
         self._cache = cache
+        self._supervisor = supervisor
         self._unopened = unopened
         self._stream: FrameStream | None = None
         self._granted = self._largest_granted = 0
@@ -37,19 +42,19 @@ class OpenChats:
         self._parked: dict[RolloutKey, list[trainer_pb2.ChatRequest]] = {}
 
     def take(self, stream: FrameStream, granted: int) -> None:
-        """Go on over this stream, on which the hello granted so many chats."""
+        """Use a new stream. The trainer's hello granted `granted` open chats."""
         self.leave()
         self._stream = stream
         self._granted = self._largest_granted = granted
 
     def leave(self) -> None:
-        """The stream has ended."""
+        """Drop the open chats of a stream that has ended."""
         self._stream = None
         self._open.clear()
         self._parked.clear()
 
     def grant(self, window: int) -> None:
-        """How many chats the server may have open from now on."""
+        """Set how many chats the server may have open."""
         if window != self._granted:
             self._granted = window
             self._largest_granted = max(window, self._largest_granted)
@@ -57,19 +62,19 @@ class OpenChats:
                 self._stream.send(trainer_frame("window", pb.TrainerWindow(max_open_chats=window)))
 
     def opened(self, key: RolloutKey) -> None:
-        """The answer to a rollout's Init has come: so may its chats."""
+        """Handle the chats that waited for the answer to a rollout's Init."""
         for chat in self._parked.pop(key, ()):
             self.on_chat(chat)
 
     def on_chat(self, message: trainer_pb2.ChatRequest) -> None:
-        """A chat was asked. Raises ResourceExhausted for one beyond every window that was granted."""
+        """Answer a chat. Raises ResourceExhausted if the server exceeds the largest window granted on this stream."""
         key = (message.rollout_id, message.attempt, message.sample, message.number)
         if key in self._open:
-            return  # asked twice on this stream: the one answer is on its way
-        if self._unopened(key[:2]):  # the answer to its Init was lost, and comes again
+            return  # the server sent the chat twice on this stream, and gets one answer
+        if self._unopened(key[:2]):  # the server sends the lost answer to the Init again
             waiting = self._parked.setdefault(key[:2], [])
             if len(waiting) < MAX_PARKED:
-                waiting.append(_own(message))
+                waiting.append(copy.deepcopy(message))  # the frame does not live as long
             return
         if len(self._open) >= self._granted:
             error = ResourceExhausted(f"the window is {self._granted} open chats", retry_after=0.5)
@@ -79,10 +84,7 @@ class OpenChats:
             return
         try:
             request = chat_from_wire(message)
-            if not self._cache.knows(request.rollout_id):
-                raise NotFound(
-                    f"rollout {request.rollout_id} was not started here", kind="rollout", name=request.rollout_id
-                )
+            self._cache.check_known(request.rollout_id)
             asked = self._cache.chat(request, time.monotonic())
         except CallError as error:
             self._reply(key, error)
@@ -91,20 +93,21 @@ class OpenChats:
             self._answer(key, asked, request.continues)
             return
         self._open.add(key)
-        asked.done.add_done_callback(partial(self._answered, self._stream, key, asked, request.continues))
+        call, stream, failed = self._supervisor.call, self._stream, partial(self._failed, self._stream)
+        answer = partial(self._answered, stream, key, asked, request.continues)
+        asked.done.add_done_callback(lambda _: call(ANSWER, answer, report=failed))
 
-    def _answered(
-        self, stream: FrameStream | None, key: ChatKey, asked: PendingChat, continues: int, _: "asyncio.Future[None]"
-    ) -> None:
-        if stream is self._stream:  # on another stream the server asks again
+    def _answered(self, stream: FrameStream | None, key: ChatKey, asked: PendingChat, continues: int) -> None:
+        if stream is self._stream:  # on a new stream the server sends the chat again
             self._open.discard(key)
             self._answer(key, asked, continues)
 
+    def _failed(self, stream: FrameStream | None, error: BaseException) -> None:
+        """End the stream, because an answer was not sent on it. The server sends the chat again on the next stream."""
+        if stream is not None:
+            stream.end(Internal("the answer to a chat was not sent; the trainer's log says why"))
+
     def _answer(self, key: ChatKey, asked: PendingChat, continues: int) -> None:
-        error = asked.done.exception()
-        if isinstance(error, CallError):
-            self._reply(key, error)
-            return
         try:
             self._reply(key, reply_of(asked, continues))
         except CallError as problem:
@@ -113,10 +116,3 @@ class OpenChats:
     def _reply(self, key: ChatKey, reply: bytes | CallError) -> None:
         if self._stream is not None:
             self._stream.answer(chat_reply_frame(*key, reply))
-
-
-def _own(message: trainer_pb2.ChatRequest) -> trainer_pb2.ChatRequest:
-    """A copy that outlives the message it came in."""
-    own = trainer_pb2.ChatRequest()
-    own.CopyFrom(message)
-    return own

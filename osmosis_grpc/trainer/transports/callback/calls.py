@@ -1,4 +1,4 @@
-"""Unary calls to one agent server, over the newest channel."""
+"""Calls the RPCs of one agent server, over the newest channel."""
 
 import asyncio
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ from osmosis_grpc.link.credentials import Credentials
 
 SERVICE = "/osmosis.rollout.v1.RolloutService/"
 CALL_TIMEOUT = 30.0
-"""Seconds that a call may take."""
+"""A unary call fails after this many seconds without an answer."""
 
 Answer = TypeVar("Answer", bound=Message)
 
@@ -21,7 +21,7 @@ _CUT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.
 
 
 class NoAnswer(Unavailable):
-    """The server did not answer a call: whether it handled the call is unknown."""
+    """The server did not answer a call. It is unknown whether the server handled the call."""
 
 
 class Calls:
@@ -33,7 +33,7 @@ class Calls:
         self._sink = sink
 
     async def ask(self, method: str, request: Message, answer: type[Answer], timeout: float = CALL_TIMEOUT) -> Answer:
-        """Returns the server's answer. Raises the CallError that the server answers with, NoAnswer."""
+        """Returns the server's answer. Raises NoAnswer, and the CallError with which the server answers."""
         call = Asking(
             self._sink,
             SERVICE + method,
@@ -45,7 +45,10 @@ class Calls:
         try:
             return answer.FromString(await call)
         except grpc.aio.AioRpcError as error:
-            raise _error(error) from None
+            answered = any(key == DETAILS_KEY for key, _ in error.trailing_metadata() or ())
+            if error.code() in _CUT and not answered:
+                raise NoAnswer(error.details() or error.code().name) from None
+            raise error_of(error) from None
         except asyncio.CancelledError:
             raise_if_cancelled()
             raise NoAnswer("the connection was closed") from None
@@ -65,15 +68,8 @@ class Calls:
         return self.channel
 
 
-def _error(error: grpc.aio.AioRpcError) -> Exception:
-    answered = any(key == DETAILS_KEY for key, _ in error.trailing_metadata() or ())
-    if error.code() in _CUT and not answered:
-        return NoAnswer(error.details() or error.code().name)
-    return error_of(error)
-
-
 def raise_if_cancelled() -> None:
-    """Raise CancelledError if the running task is cancelled, and not only the call that it awaits."""
+    """Raise CancelledError if the running task is cancelled. Do nothing if only the awaited call is cancelled."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError

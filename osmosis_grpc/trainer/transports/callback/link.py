@@ -1,16 +1,18 @@
 """The trainer's link to one agent server by unary calls. The server calls the trainer back.
 
-A ping every few seconds shows whether the server can be reached. After a break, and after the server was started again,
-the link sends every rollout again: an equal Init starts nothing twice, and it renews the callback. A rollout that the
-server has forgotten runs again with a higher attempt.
+A ping every few seconds shows whether the server can be reached. When a server is reached again after a break or a
+restart, the link sends the Init of each of its rollouts again. If the server already has the rollout, the Init only
+renews the callback. If the server has forgotten the rollout, the rollout runs again with a higher attempt.
 """
 
 import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import grpc
 
@@ -19,13 +21,20 @@ from osmosis_grpc.errors import CallError, NotFound, Unavailable
 from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.link.client_calls import error_of
 from osmosis_grpc.link.credentials import Credentials
-from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.trainer.agent_server_link import AgentServerLink, Rollout, RolloutKey, ServerIdentity, job_failed
-from osmosis_grpc.trainer.scheduler import Scheduler
+from osmosis_grpc.link.credentials import channel as make_channel
+from osmosis_grpc.supervise import OnFailure, job
+from osmosis_grpc.trainer.agent_server_link import (
+    AgentServerLink,
+    Owner,
+    Rollout,
+    RolloutKey,
+    ServerIdentity,
+    job_failed,
+)
 from osmosis_grpc.trainer.transports.callback.calls import Calls, NoAnswer, raise_if_cancelled
 from osmosis_grpc.types import Callback, CancelResult, InitRequest, TrajectoryEvent, events
 from osmosis_grpc.wire.attach import check_protocol
-from osmosis_grpc.wire.control import cancelled_from_wire
+from osmosis_grpc.wire.control import CANCEL_RESULT
 from osmosis_grpc.wire.event import event_from_wire
 from osmosis_grpc.wire.rollout import init_to_wire
 
@@ -33,60 +42,63 @@ log = logging.getLogger(__name__)
 
 INIT = job("trainer.send_init", OnFailure.REPORT)
 CANCEL = job("trainer.send_cancel", OnFailure.REPORT)
+REPOINT = job("trainer.repoint_ended", OnFailure.RESTART)
 
 PING_PERIOD = 5.0
 """Seconds between two pings of a server."""
 PING_TIMEOUT = 10.0
 STATE_PERIOD = 0.25
-"""Seconds between two looks at the state of a channel, which notices an ended connection."""
+"""The link checks the state of its channel every so many seconds, to notice an ended connection."""
 MAX_CALLS = 256
-"""Inits and cancels that are open at one server."""
+"""The most Inits and cancels, counted together, that may be open at one server."""
 RESEND_PAUSE = 1.0
-"""Seconds before an Init is sent again that renews a callback and was refused for now."""
+"""When the server refuses an Init that renews a callback with a retryable error, the link sends the Init again after
+this many seconds."""
 
 Results = list[CancelResult]
 
 
 class CalledServer(AgentServerLink):
-    """One agent server that is called, and calls back."""
+    """The link to one agent server. The trainer calls the server, and the server calls the trainer."""
 
     def __init__(
         self,
         target: str,
-        scheduler: Scheduler,
+        owner: Owner,
         *,
         server_key: str,
         credentials: Credentials,
         make_callback: Callable[[str], Callback],
     ) -> None:
-        super().__init__(target, scheduler, scheduler.cache, server_key=server_key, ledger=scheduler.ledger)
-        self._supervisor: Supervisor = scheduler.supervisor
+        super().__init__(target, owner, server_key=server_key)
         self._credentials = credentials
         self._make_callback = make_callback
-        self._calls = Calls(credentials, scheduler.cache.metrics.made_calls)
+        self._calls = Calls(credentials, self.cache.metrics.made_calls)
         self._slots = asyncio.Semaphore(MAX_CALLS)
         self._reached = asyncio.Event()
         self._in_doubt = asyncio.Event()
-        """Set when a call got no answer: the next ping comes at once."""
+        """Set when a call got no answer. Then the next ping is sent at once."""
         self._parting = asyncio.Event()
         self._sending: set[Rollout] = set()
         self._cancelling: set[RolloutKey] = set()
         self._cancels: dict[asyncio.Future[Results], asyncio.Task[None]] = {}
+        self._repointing: asyncio.Task[None] | None = None
+        self._streams: set[Any] = set()
+        """The open calls of events()."""
         self._closed: Exception | None = None
 
     @property
     def attached(self) -> bool:
-        """See AgentServerLink."""
         return self._reached.is_set()
 
     async def stay_connected(self, on_reached: Callable[[], None], on_left: Callable[[], None]) -> None:
-        """Connect, call `on_reached` and ping the server until it cannot be reached or part() is called.
+        """Connect, call `on_reached`, and ping the server until a ping fails or part() is called.
 
-        Calls `on_left` at the end of a connection that was reached. Raises the CallError that ends the connection.
+        If the server was reached, calls `on_left` at the end. Raises the CallError that ends the connection.
         """
         try:
             options = client_options(grpc__use_local_subchannel_pool=1, grpc__enable_retries=0)
-            channel = self._credentials.channel(self.name, options)
+            channel = make_channel(self.name, self._credentials.tls, options)
         except ValueError as error:
             raise Unavailable(str(error)) from None
         self._calls.channel = channel
@@ -119,7 +131,7 @@ class CalledServer(AgentServerLink):
         )
 
     async def _pause(self, channel: grpc.aio.Channel) -> None:
-        """Wait until the next ping is due: the period is over, or the connection is in doubt."""
+        """Wait until the period is over, a call gets no answer, or the channel is not ready. Then a ping is due."""
         left = PING_PERIOD
         while left > 0 and channel.get_state() is grpc.ChannelConnectivity.READY:
             with contextlib.suppress(TimeoutError):
@@ -129,7 +141,7 @@ class CalledServer(AgentServerLink):
             left -= STATE_PERIOD
 
     def _take(self, info: control_pb2.GetServerInfoResponse) -> None:
-        """Use a server that was reached: send again what it may not have, or may have forgotten."""
+        """Use a server that was reached. Send again the messages that the server may not have or may have forgotten."""
         check_protocol(info)
         loops = tuple(loop.name for loop in info.agent_loops)
         self.identify(ServerIdentity(info.journal_id, info.process_uuid, info.version, loops))
@@ -140,11 +152,14 @@ class CalledServer(AgentServerLink):
             self.cancel_attempt(key)
         for rollout in list(self.rollouts.values()):
             self.send_init(rollout)
+        if self.ledger is not None:
+            if self._repointing is not None:
+                self._repointing.cancel()
+            self._repointing = self.owner.supervisor.start(REPOINT, self._repoint_ended)
 
     # Inits.
 
     def send_init(self, rollout: Rollout) -> None:
-        """See AgentServerLink."""
         if not self.attached or not rollout.written or rollout in self._sending:
             return
         self._sending.add(rollout)
@@ -153,7 +168,7 @@ class CalledServer(AgentServerLink):
             self.release(rollout)
             self.owner.refused(rollout, job_failed(INIT, error))
 
-        task = self._supervisor.start(INIT, partial(self._send_init, rollout, rollout.key), fail)
+        task = self.owner.supervisor.start(INIT, partial(self._send_init, rollout, rollout.key), fail)
         task.add_done_callback(lambda _: self._sending.discard(rollout))
 
     async def _send_init(self, rollout: Rollout, key: RolloutKey) -> None:
@@ -176,14 +191,14 @@ class CalledServer(AgentServerLink):
                     if not (rollout.opened and error.retryable):
                         self.init_refused(rollout, error)
                         return
-                    await asyncio.sleep(error.retry_after or RESEND_PAUSE)  # it runs there: no other server may have it
+                    await asyncio.sleep(error.retry_after or RESEND_PAUSE)  # the rollout still runs there
                 else:
                     if self.rollouts.get(key) is rollout and not rollout.opened:
                         self.init_answered(rollout, answer.tools)
                     return
 
     async def _knows(self, key: RolloutKey) -> bool:
-        """Returns whether the server still has an attempt that it has accepted."""
+        """Returns whether the server has an attempt. The server has accepted the attempt before."""
         request = control_pb2.GetRolloutRequest(rollout_id=key[0], attempt=key[1])
         try:
             await self._calls.ask("GetRollout", request, control_pb2.GetRolloutResponse)
@@ -192,7 +207,7 @@ class CalledServer(AgentServerLink):
         return True
 
     async def _is_reached_again(self) -> bool:
-        """Wait until the server answers a ping. Returns False when it is given up before."""
+        """Wait until the server answers a ping. Returns False if the link is closed before that."""
         await asyncio.sleep(STATE_PERIOD)
         while not self.attached:
             if self._closed is not None:
@@ -200,14 +215,44 @@ class CalledServer(AgentServerLink):
             await asyncio.sleep(STATE_PERIOD)
         return True
 
+    # Outcomes that the server cannot deliver.
+
+    async def _repoint_ended(self) -> None:
+        """Renew the callbacks of ended rollouts whose outcomes the server has not delivered.
+
+        These callbacks may have the address of an earlier process. The ledger may already have the outcomes.
+        """
+        request = control_pb2.ListRolloutsRequest(undelivered=True)
+        try:
+            while True:
+                page = await self._calls.ask("ListRollouts", request, control_pb2.ListRolloutsResponse)
+                for row in page.rollouts:
+                    key = row.rollout_id, row.attempt
+                    if self.cache.knows(row.rollout_id) and key not in self.rollouts:
+                        await self._repoint(*key)
+                request.page_token = page.next_page_token
+                if not request.page_token:
+                    return
+        except NoAnswer:  # the next connection starts this job again
+            self._in_doubt.set()
+        except CallError as error:
+            log.warning("server %s keeps outcomes that it cannot deliver: %s", self.name, error)
+
+    async def _repoint(self, rollout_id: str, attempt: int) -> None:
+        """Send the accepted Init of a rollout again, with a new callback."""
+        async with aclosing(self.events(rollout_id, attempt, 0, tokens=False)) as trail:
+            async for event in trail:
+                if isinstance(event.kind, events.Accepted):
+                    init = replace(event.kind.init, callback=self._make_callback(rollout_id))
+                    await self._calls.ask("Init", init_to_wire(init), rollout_pb2.InitResponse)
+                    return
+
     # Cancels.
 
     def cancel(self, rollout_id: str, reason: str) -> "asyncio.Future[Results]":
-        """See AgentServerLink."""
         return self._cancel(control_pb2.CancelRequest(rollout_id=rollout_id, reason=reason))
 
     def cancel_attempt(self, key: RolloutKey) -> None:
-        """See AgentServerLink."""
         if key in self._cancelling or not self.attached:
             return
         self._cancelling.add(key)
@@ -227,7 +272,7 @@ class CalledServer(AgentServerLink):
             if not future.done():
                 future.set_exception(job_failed(CANCEL, error))
 
-        self._cancels[future] = self._supervisor.start(CANCEL, partial(self._send_cancel, request, future), fail)
+        self._cancels[future] = self.owner.supervisor.start(CANCEL, partial(self._send_cancel, request, future), fail)
         future.add_done_callback(lambda _: self._cancels.pop(future).cancel())
         return future
 
@@ -243,23 +288,23 @@ class CalledServer(AgentServerLink):
                 except CallError as error:
                     future.set_exception(error)
                 else:
-                    future.set_result([cancelled_from_wire(row) for row in answer.results])
+                    future.set_result([CANCEL_RESULT.from_wire(row) for row in answer.results])
 
     # Events.
 
     async def events(
         self, rollout_id: str, attempt: int, after: int, *, tokens: bool
     ) -> AsyncGenerator[TrajectoryEvent, None]:
-        """See AgentServerLink."""
-        while True:
+        while self._closed is None:
             request = control_pb2.StreamEventsRequest(rollout_id=rollout_id, attempt=attempt, after=after)
             stream = None
             try:
                 stream = self._calls.stream("StreamEvents", request, control_pb2.StreamEventsResponse)
+                self._streams.add(stream)
                 async for response in stream:
                     if response.HasField("event"):
                         after, attempt = response.event.number, response.event.attempt
-                        if response.event.WhichOneof("kind") is not None:  # unset: a kind of a newer protocol
+                        if response.event.WhichOneof("kind") is not None:  # a newer protocol has more kinds
                             event = event_from_wire(response.event)
                             yield event if tokens else _without_tokens(event)
                 return
@@ -273,23 +318,23 @@ class CalledServer(AgentServerLink):
                 pass
             finally:
                 if stream is not None:
+                    self._streams.discard(stream)
                     stream.cancel()
             self._in_doubt.set()
-            if not await self._is_reached_again():
-                assert self._closed is not None
-                raise self._closed
+            await self._is_reached_again()
+        raise self._closed
 
     def grant(self, open_chats: int) -> None:
-        """Does nothing: the transport bounds the chats of all servers together."""
+        """Do nothing. The transport limits the chats of all servers together."""
 
     def part(self) -> None:
-        """See AgentServerLink."""
         self._parting.set()
         self._in_doubt.set()
 
     def close(self, error: Exception) -> None:
-        """See AgentServerLink."""
         self._closed = error
+        for stream in self._streams:
+            stream.cancel()
         for future in list(self._cancels):
             if not future.done():
                 future.set_exception(error)

@@ -7,44 +7,44 @@ import grpc
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2, services_pb2_grpc
 from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2 as pb
 from osmosis_grpc.errors import InvalidArgument, Unimplemented
-from osmosis_grpc.link.call_metrics import CallSink, Unregistered
+from osmosis_grpc.link.bearer_tokens import bearer
+from osmosis_grpc.link.call_metrics import CallSink
 from osmosis_grpc.link.callback_credentials import CallbackKeys
 from osmosis_grpc.link.channel_options import server_options
 from osmosis_grpc.link.handlers import Registrar, metadata_value
 from osmosis_grpc.link.listen import listen, start
 from osmosis_grpc.link.server_security import CallbackAuthenticator, ServerSecurity, check_for_rollout
-from osmosis_grpc.link.tokens import bearer
 from osmosis_grpc.types import Callback, CallbackTls, ChatRequest, Completion, Outcome
 from osmosis_grpc.wire.rollout import completion_from_wire
-from osmosis_grpc.wire.trainer import chat_from_wire, outcome_to_wire
+from osmosis_grpc.wire.trainer import OUTCOMES, chat_from_wire
 
 
 class Receiver(Protocol):
-    """Answers callbacks. What a method raises is the answer."""
+    """Answers callbacks. If a method raises an error, the error is the answer."""
 
     async def chat(self, request: ChatRequest) -> bytes:
-        """Returns the reply to a chat, as it is sent."""
+        """Returns the reply to a chat, as bytes to send."""
 
     async def complete(
         self, completion: Completion, raw: rollout_pb2.Completion, state: bytes, credential: str
     ) -> Outcome:
-        """Record a completion. `raw` is the message as it came, `state` that of its callback."""
+        """Record a completion. `raw` is the message as received. `state` is the state in the rollout's callback."""
 
     def unreadable(self, rollout_id: str, problem: InvalidArgument) -> None:
-        """Handle a completion that cannot be read. Its server sends no other one."""
+        """Handle a completion that cannot be read. The server does not send it again."""
 
 
-class CallbackListener:
+class CallbackListener(services_pb2_grpc.TrainerServiceServicer):
     """Listens for callbacks, from listen() to stop().
 
-    Calls have to show a credential made by `keys`, or a token of `security`.
+    Each call needs a credential made by `keys`, or a token of `security`.
     """
 
     def __init__(
         self, receiver: Receiver, address: str, security: ServerSecurity, keys: CallbackKeys, run_id: str
     ) -> None:
         self.address = address
-        """HOST:PORT; after listen() with the port as bound."""
+        """HOST:PORT. After listen() it has the bound port."""
         self._receiver = receiver
         self._security = security
         self._keys = keys
@@ -52,11 +52,10 @@ class CallbackListener:
         self._server: grpc.aio.Server | None = None
 
     def listen(self, calls: CallSink) -> None:
-        """Take the port and count the calls in `calls`. Raises OSError, ValueError."""
+        """Bind the port. `calls` counts the answered calls. Raises OSError, ValueError."""
         self._server = grpc.aio.server(options=server_options())
         services: Any = Registrar(self._server, CallbackAuthenticator(self._security, self._keys), calls)
-        services_pb2_grpc.add_TrainerServiceServicer_to_server(_Servicer(self._receiver), services)
-        self._server.add_generic_rpc_handlers((Unregistered(calls),))
+        services_pb2_grpc.add_TrainerServiceServicer_to_server(self, services)
         self.address = listen(self._server, self.address, self._security)
 
     async def start(self) -> None:
@@ -65,7 +64,7 @@ class CallbackListener:
         await start(self._server)
 
     async def stop(self) -> None:
-        """Answer the calls that are open, for half a second at most, and release the port."""
+        """Wait at most half a second until the open calls are answered, and release the port."""
         if self._server is not None:
             await self._server.stop(0.5)
 
@@ -81,28 +80,24 @@ class CallbackListener:
     ) -> Callback:
         """Returns the callback to send with an Init.
 
-        `target` is HOST:PORT as agent servers reach this trainer, if that is not where it listens. The callback has a
-        credential that is good for nothing but callbacks to this trainer, with `rollout_id` for that rollout only.
-        `server_name` is the name in this trainer's certificate, if it is not the target's host. Without `delta` every
-        chat has its whole history. Raises ValueError for a `credential` that this trainer would refuse.
+        Agent servers reach this trainer at `target`, HOST:PORT; the default is the address where the trainer listens.
+        The default `credential` is valid only for callbacks to this trainer. With `rollout_id` it is valid only for
+        that rollout. `server_name` is the name in this trainer's certificate, if the name is not the target's host.
+        Without `delta` every chat has its whole history. Raises ValueError for a `credential` that this trainer would
+        refuse.
         """
         if self._server is None:
             raise RuntimeError("the trainer does not listen yet: use it inside `async with`")
         if not credential:
             credential = self._keys.make(rollout_id)
         elif self._security.tokens.owner(credential) is None and not self._keys.made(credential):
-            raise ValueError("credential: is none of this trainer's tokens, so callbacks with it would be refused")
+            raise ValueError("credential: is not one of this trainer's tokens, so callbacks with it would be refused")
         tls = CallbackTls(server_name) if self._security.tls else None
         return Callback(
             target=target or self.address, credential=credential, state=state, delta=delta, tls=tls, run_id=self._run_id
         )
 
-
-class _Servicer(services_pb2_grpc.TrainerServiceServicer):
-    """The RPCs: from the wire, ask the receiver, to the wire."""
-
-    def __init__(self, receiver: Receiver) -> None:
-        self._receiver = receiver
+    # The RPCs.
 
     async def Chat(self, request: pb.ChatRequest, context: Any) -> Any:
         credential = bearer(metadata_value(context, "authorization"))
@@ -119,7 +114,7 @@ class _Servicer(services_pb2_grpc.TrainerServiceServicer):
             self._receiver.unreadable(request.completion.rollout_id, error)
             raise
         outcome = await self._receiver.complete(completion, request.completion, request.state, credential)
-        return pb.CompleteResponse(outcome=outcome_to_wire(outcome))
+        return pb.CompleteResponse(outcome=OUTCOMES.numbers[outcome])
 
     async def Accept(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
         raise Unimplemented(

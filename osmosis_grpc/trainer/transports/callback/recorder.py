@@ -1,6 +1,7 @@
-"""CallbackRecorder: answers callbacks with a policy and hands each completion to a function.
+"""CallbackRecorder answers chats with a policy, and calls a function with each completion.
 
-It starts no rollouts and keeps no ledger: the function has its own memory. The gateway is built on it.
+CallbackRecorder starts no rollouts and has no ledger, so the function stores the completions. The gateway uses
+CallbackRecorder.
 """
 
 import asyncio
@@ -19,25 +20,25 @@ from osmosis_grpc.policies import Policy
 from osmosis_grpc.policies.threads import check_policy
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.chats.cache import SWEEP, ChatCache
-from osmosis_grpc.trainer.chats.replies import reply_of
 from osmosis_grpc.trainer.chats.sampler import entered
 from osmosis_grpc.trainer.collector import TrainerMetrics
-from osmosis_grpc.trainer.transports.callback.listener import CallbackListener
+from osmosis_grpc.trainer.transports.callback.listener import CallbackListener, Receiver
 from osmosis_grpc.types import Callback, ChatRequest, Completion, Outcome
 
 RECORD = job("trainer.recorder", OnFailure.RAISE)
 
 Record = Callable[[Completion, bytes, str], Awaitable[None]]
-"""Takes a completion, the state of its callback, and the credential that it came with."""
+"""Called with a completion, the state of its callback, and the credential of the call."""
 
 
-class CallbackRecorder:
-    """Answers callbacks, used with `async with`.
+class CallbackRecorder(Receiver):
+    """Answers callbacks. Used with `async with`.
 
-    `record` is awaited with each completion, which counts as recorded when it returns. If it raises, the server gets
-    that error and sends the completion again; after InvalidArgument, Aborted and Unimplemented it gives up. A rollout
-    is forgotten `ttl` seconds after its last call. Raises OSError when the port of `listen` is taken, ValueError when
-    the host is public and not guarded enough for that, TypeError for a policy that is not callable.
+    CallbackRecorder awaits `record` with each completion. When `record` returns, the completion is recorded. If
+    `record` raises an error, the agent server gets the error and sends the completion again, except after
+    InvalidArgument, Aborted and Unimplemented. CallbackRecorder forgets a rollout `ttl` seconds after its last call.
+    Raises OSError when the port of `listen` is taken, ValueError for an address that needs more security, and
+    TypeError for a policy that is not callable.
     """
 
     def __init__(
@@ -57,14 +58,14 @@ class CallbackRecorder:
         self._ttl = ttl
         self.supervisor = Supervisor("the callback recorder")
         """Owns the background work of this object."""
-        self._cache = ChatCache(policy, None, self.supervisor)
+        self.cache = ChatCache(policy, None, self.supervisor)
         keys = security.tokens.callbacks if security.tokens else CallbackKeys([secrets.token_hex(32)])
         self._listener = CallbackListener(self, listen, security, keys, secrets.token_hex(16))
         self._resources: AsyncExitStack
 
     @property
     def address(self) -> str:
-        """HOST:PORT, the port as bound."""
+        """HOST:PORT with the bound port."""
         return self._listener.address
 
     def callback(self, **options: Any) -> Callback:
@@ -74,58 +75,52 @@ class CallbackRecorder:
     @property
     def source(self) -> TrainerMetrics:
         """The metrics by family."""
-        return TrainerMetrics(self._cache.metrics, self.metrics, self.supervisor.failures)
+        return TrainerMetrics(self.cache.metrics, self.metrics, self.supervisor.failures)
 
     def metrics(self) -> dict[str, float]:
         """Returns counts, means and percentiles by name; see Trainer.metrics."""
-        sampler = self._cache.sampler
-        return self._cache.metrics.read(
-            open_rollouts=self._cache.open, open_chats=sampler.in_flight, version=sampler.version
-        )
+        return self.cache.read_metrics(self.cache.open)
 
     async def __aenter__(self) -> "CallbackRecorder":
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.supervisor.close)
             await stack.enter_async_context(entered(self._policy))
-            self._listener.listen(self._cache.metrics.answered_calls)
+            stack.callback(self.cache.close)
+            self._listener.listen(self.cache.metrics.answered_calls)
+            stack.push_async_callback(self._listener.stop)
             await self._listener.start()
-            self.supervisor.every(SWEEP, min(60.0, self._ttl / 4), self._sweep)
+            ttl = self._ttl
+            self.supervisor.every(SWEEP, min(60.0, ttl / 4), lambda: self.cache.sweep(time.monotonic() - ttl))
             self._resources = stack.pop_all()
         return self
 
     async def __aexit__(self, *exc: Any) -> None:
-        try:
-            await self._listener.stop()
-        finally:
-            self._cache.close()
-            await self._resources.aclose()
+        await self._resources.aclose()
         for task in list(self._recording.values()):
             task.cancel()
 
     async def chat(self, request: ChatRequest) -> bytes:
-        """See Receiver."""
-        chat = self._cache.chat(request, time.monotonic())
-        if not chat.done.done():
-            await asyncio.wait({chat.done})
-        chat.done.result()
-        return reply_of(chat, request.continues)
+        return await self.cache.answer(request)
 
     async def complete(
         self, completion: Completion, raw: rollout_pb2.Completion, state: bytes, credential: str
     ) -> Outcome:
-        """See Receiver."""
-        if self._cache.is_new(completion, time.monotonic()):
+        if self.cache.rollout(completion.rollout_id, completion.attempt, time.monotonic()).result_id is None:
             await self._record_once(completion, state, credential)
-        outcome, recorded = self._cache.complete(completion, time.monotonic())
+        outcome, recorded = self.cache.complete(completion, time.monotonic())
         if recorded is not None:
-            self._cache.metrics.ended(recorded, self._cache.sampler.version)
+            self.recorded(recorded)
         return outcome
 
+    def recorded(self, completion: Completion) -> None:
+        """Count a recorded completion. Its samples are assembled from the chats that this recorder answered."""
+        self.cache.metrics.ended(completion, self.cache.sampler.version)
+
     def unreadable(self, rollout_id: str, problem: InvalidArgument) -> None:
-        """See Receiver. The server gives up."""
+        """Do nothing. The server does not send the completion again."""
 
     async def _record_once(self, completion: Completion, state: bytes, credential: str) -> None:
-        """Call the recorder once for a result; a call that brings it again meanwhile waits for the same one."""
+        """Call `record` once for each result. A second call with the same result waits for the first call."""
         key = (completion.rollout_id, completion.attempt, completion.result_id)
         task = self._recording.get(key)
         if task is None:
@@ -136,6 +131,3 @@ class CallbackRecorder:
         if task.cancelled():
             raise Unavailable("the trainer is closing")
         task.result()
-
-    def _sweep(self) -> None:
-        self._cache.sweep(time.monotonic() - self._ttl)

@@ -1,111 +1,59 @@
-"""The callback transport: calls agent servers, and answers their callbacks."""
+"""The callback transport: the trainer calls agent servers and answers their callbacks."""
 
 import asyncio
 import secrets
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
-from osmosis_grpc.errors import CallError, InvalidArgument, NotFound
+from osmosis_grpc.errors import CallError, InvalidArgument
 from osmosis_grpc.link.callback_credentials import CallbackKeys
-from osmosis_grpc.link.credentials import Credentials
-from osmosis_grpc.link.server_security import ServerSecurity
-from osmosis_grpc.storage.ledger.ledger import LedgerRollout
 from osmosis_grpc.trainer.agent_server_link import Report
-from osmosis_grpc.trainer.chats.replies import reply_of
-from osmosis_grpc.trainer.config import TrainerConfig
-from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.trainer.transports.callback.link import CalledServer
-from osmosis_grpc.trainer.transports.callback.listener import CallbackListener
-from osmosis_grpc.trainer.transports.dialling import DIAL, TARGET, Dialler
+from osmosis_grpc.trainer.transports.callback.listener import CallbackListener, Receiver
+from osmosis_grpc.trainer.transports.transport import Transport
 from osmosis_grpc.types import Callback, ChatRequest, Completion, Outcome
 
 LOCAL = "127.0.0.1:0"
 
 
-class CallbackTransport:
-    """The calls and callbacks of one trainer."""
-
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        targets: Sequence[str],
-        *,
-        listen: str,
-        credentials: Credentials,
-        security: ServerSecurity,
-        config: TrainerConfig,
-    ) -> None:
-        self._scheduler = scheduler
-        self._targets = targets
-        self._credentials = credentials
-        self._config = config
-        self._servers: list[CalledServer] = []
-        self._tasks: list[asyncio.Task[Any]] = []
-        self._chat_slots = asyncio.Semaphore(config.max_open_chats)
-        self._dialler = Dialler(scheduler, credentials, config)
-        ledger = scheduler.ledger
-        run_id = ledger.callback_run() if ledger is not None else secrets.token_hex(16)
-        if security.tokens:
-            keys = security.tokens.callbacks
-        else:
-            keys = CallbackKeys([ledger.callback_secret() if ledger is not None else secrets.token_hex(32)])
-        self._listener = CallbackListener(self, listen or LOCAL, security, keys, run_id)
-
-    @property
-    def address(self) -> str:
-        """See Transport."""
-        return self._listener.address
+class CallbackTransport(Transport[CalledServer], Receiver):
+    """Calls the agent servers of one trainer and answers their callbacks."""
 
     def listen(self) -> None:
-        """See Transport."""
+        ledger, tokens = self._scheduler.ledger, self._security.tokens
+        run_id = ledger.callback_id("run") if ledger is not None else secrets.token_hex(16)
+        if tokens:
+            keys = tokens.callbacks
+        else:
+            keys = CallbackKeys([ledger.callback_id("secret") if ledger is not None else secrets.token_hex(32)])
+        self._chat_slots = asyncio.Semaphore(self._config.max_open_chats)
+        self._listener = CallbackListener(self, self.address or LOCAL, self._security, keys, run_id)
         self._listener.listen(self._scheduler.cache.metrics.answered_calls)
+        self.address = self._listener.address
 
-    def add_servers(self, kept: Iterable[LedgerRollout]) -> None:
-        """See Transport."""
-        self._servers = [
-            CalledServer(
-                target,
-                self._scheduler,
-                server_key=f"{TARGET}{target}",
-                credentials=self._credentials,
-                make_callback=self._callback,
-            )
-            for target in self._targets
-        ]
-        self._scheduler.servers.add(*self._servers)
+    def _link(self, name: str, server_key: str) -> CalledServer:
+        return CalledServer(
+            name, self._scheduler, server_key=server_key, credentials=self._credentials, make_callback=self._callback
+        )
 
     async def begin(self) -> None:
-        """See Transport."""
         await self._listener.start()
-        supervisor = self._scheduler.supervisor
-        self._tasks += [supervisor.start(DIAL, partial(self._connect, server)) for server in self._servers]
-
-    def leave(self) -> None:
-        """See Transport."""
-        self._dialler.leaving = True
+        await super().begin()
 
     async def close(self) -> None:
-        """See Transport."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await super().close()
         await self._listener.stop()
 
-    async def _connect(self, server: CalledServer) -> None:
+    async def _connect(self, link: CalledServer, on_answer: Callable[[], None]) -> None:
         servers = self._scheduler.servers
 
-        async def connect(on_answer: Callable[[], None]) -> None:
-            def reached() -> None:
-                on_answer()
-                servers.arrived(server)
-                self._scheduler.changed()
+        def reached() -> None:
+            on_answer()
+            servers.arrived(link)
+            self._scheduler.changed()
 
-            await server.stay_connected(reached, partial(servers.left, server))
-
-        await self._dialler.keep_connected(server, connect)
+        await link.stay_connected(reached, partial(servers.left, link))
 
     def _callback(self, rollout_id: str) -> Callback:
         return self._listener.callback(
@@ -115,31 +63,23 @@ class CallbackTransport:
             delta=self._config.delta,
         )
 
-    # What agent servers call.
+    # Calls of the agent servers.
 
     async def chat(self, request: ChatRequest) -> bytes:
-        """See Receiver. Raises NotFound for a rollout that was not started here. Waits while the trainer is paused."""
+        """Answer a chat. Waits while the trainer is paused. Raises NotFound for a rollout of another trainer."""
         cache = self._scheduler.cache
-        if not cache.knows(request.rollout_id):
-            raise NotFound(
-                f"rollout {request.rollout_id} was not started here", kind="rollout", name=request.rollout_id
-            )
+        cache.check_known(request.rollout_id)
         async with self._chat_slots:
             await self._scheduler.servers.running.wait()
-            chat = cache.chat(request, time.monotonic())
-            if not chat.done.done():
-                await asyncio.wait({chat.done})
-            chat.done.result()
-            return reply_of(chat, request.continues)
+            return await cache.answer(request)
 
     async def complete(
         self, completion: Completion, raw: rollout_pb2.Completion, state: bytes, credential: str
     ) -> Outcome:
-        """See Receiver."""
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
         def reply(outcome: Outcome | CallError) -> None:
-            if future.done():  # its call was cut
+            if future.done():  # the server's call has ended
                 return
             if isinstance(outcome, CallError):
                 future.set_exception(outcome)
@@ -152,5 +92,4 @@ class CallbackTransport:
         return await future
 
     def unreadable(self, rollout_id: str, problem: InvalidArgument) -> None:
-        """See Receiver."""
         self._scheduler.unusable(None, rollout_id, 0, problem)

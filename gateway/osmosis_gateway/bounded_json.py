@@ -1,0 +1,103 @@
+"""Reads JSON bodies of HTTP requests within bounds, and turns errors into responses."""
+
+import asyncio
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse
+from starlette.requests import ClientDisconnect
+
+from osmosis_grpc.errors import CallError, InvalidArgument, Unauthenticated
+from osmosis_grpc.types import jsontext
+from osmosis_grpc.types.completion import clip, describe
+
+_MIB = 1024 * 1024
+MAX_PARTS = 1_000_000
+"""The most lists and objects in a body. With more, even a small body takes long to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The limits of a body."""
+
+    size: int = 64 * _MIB
+    """Bytes."""
+    seconds: float = 20.0
+    """The body must arrive within this many seconds. Each MiB that has arrived adds one second."""
+
+
+class BodyRefused(CallError):
+    """The server refuses a body before it has read all of it."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status_code = status
+
+
+async def read_json(request: Request, bounds: Bounds) -> tuple[Any, int]:
+    """Return the value and the size of a request's body. Raises BodyRefused, InvalidArgument."""
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media != "application/json":
+        raise BodyRefused(415, "the body is not application/json")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise BodyRefused(415, "the body is compressed; send it as it is")
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared[:20]) > bounds.size:
+        raise BodyRefused(413, f"the body is larger than {bounds.size} bytes")
+    raw = await _read(request, bounds)
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidArgument("", f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
+    if text.count("[") + text.count("{") > MAX_PARTS:
+        raise InvalidArgument("", f"the body holds more than {MAX_PARTS:,} lists and objects")
+    return jsontext.parse(text, ""), len(raw)
+
+
+async def _read(request: Request, bounds: Bounds) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    ends = asyncio.get_running_loop().time() + bounds.seconds
+    try:
+        async with asyncio.timeout_at(ends) as limit:
+            async for part in request.stream():
+                size += len(part)
+                if size > bounds.size:
+                    raise BodyRefused(413, f"the body is larger than {bounds.size} bytes")
+                parts.append(part)
+                limit.reschedule(ends + size / _MIB)
+    except ClientDisconnect:
+        raise BodyRefused(400, "the connection was cut in the middle of the body") from None
+    except TimeoutError:
+        raise BodyRefused(408, f"the body did not arrive within {bounds.seconds:g} s") from None
+    return b"".join(parts)
+
+
+async def refusal(request: Request, error: Exception) -> JSONResponse:
+    """Return the response to a failed call. A 422 response has field paths in FastAPI's form."""
+    assert isinstance(error, CallError)
+    headers = {}
+    if error.retry_after is not None:
+        headers["Retry-After"] = str(math.ceil(error.retry_after))
+    if isinstance(error, InvalidArgument):
+        rows = [
+            {"loc": ["body", *_location(field)], "msg": clip(problem, 1000), "type": "value_error"}
+            for field, problem in error.violations[:32]
+        ]
+        return JSONResponse({"detail": rows}, 422, headers)
+    if isinstance(error, Unauthenticated):
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse({"detail": clip(describe(error), 4000)}, error.status_code, headers)
+
+
+async def internal(request: Request, error: Exception) -> JSONResponse:
+    """Return the response to an unexpected exception. Only the log has the text of the exception."""
+    return JSONResponse({"detail": "internal error; the server's log has the exception"}, 500)
+
+
+def _location(field: str) -> list[str | int]:
+    """Return messages[3].role as ["messages", 3, "role"]."""
+    parts = field.replace("[", ".").replace("]", "").split(".")
+    return [int(part) if part.isascii() and part.isdecimal() else clip(part, 200) for part in parts if part]

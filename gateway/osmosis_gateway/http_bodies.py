@@ -1,0 +1,398 @@
+"""The HTTP contract of Osmosis SDK 0.2.14: converts each JSON body to a value and back.
+
+Nulls at the top level of a body are left out. Nulls within messages are kept. This module checks only the fields that
+the contract and the engine need. It passes on all other fields unchanged.
+"""
+
+import hashlib
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, JsonValue, ValidationError
+
+from osmosis_grpc.agent import CompletionsResult
+from osmosis_grpc.errors import InvalidArgument, ReplyUnreadable
+from osmosis_grpc.types import (
+    Callback,
+    Capacity,
+    ChatRequest,
+    ChatResponse,
+    Completion,
+    CompletionStatus,
+    Failure,
+    Ids,
+    InitRequest,
+    RolloutRequest,
+    TokenBlock,
+    TraceContext,
+    jsontext,
+)
+from osmosis_grpc.types.messages import ROLES, copy_messages
+from osmosis_grpc.types.requests import (
+    DEFAULT_MAX_TOKENS_TOTAL,
+    DEFAULT_MAX_TURNS,
+    MAX_HEADER_CHARS,
+    MAX_ID_CHARS,
+    check_header,
+    check_id,
+    own_params,
+)
+
+log = logging.getLogger(__name__)
+
+Model = TypeVar("Model", bound=BaseModel)
+Kind = TypeVar("Kind")
+
+CHAT_PATH = "/v1/chat/completions"
+COMPLETED_PATH = "/v1/rollout/completed"
+INIT_PATH = "/v1/rollout/init"
+
+_CHAT_DEFAULTS: dict[str, Any] = {"model": "default", "temperature": 1.0, "top_p": 1.0, "max_tokens": 512}
+_OWN = ("rollout_id", "messages", "stream", "tools")  # the keys of a chat's body that are not sampling parameters
+_REPLY = {"id", "object", "created", "model", "choices", "usage", "token_ids", "logprobs", "prompt_token_ids"}
+_COUNTERS = (
+    "total_latency_ms",
+    "llm_latency_ms",
+    "tool_latency_ms",
+    "num_llm_calls",
+    "num_tool_calls",
+    "prompt_tokens",
+    "response_tokens",
+    "max_context_tokens",
+)
+
+_MAX_URL_CHARS = 4096
+
+_ID_PATTERN = r"^(?!\.{1,2}$)(?=.*\S)[^/\\\u0000-\u001f\u007f-\u009f\u2028\u2029]+$"
+_Id = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS, json_schema_extra={"pattern": _ID_PATTERN})]
+_Advice = Annotated[
+    int, BeforeValidator(lambda value: int(value) if isinstance(value, float) and value.is_integer() else value)
+]
+_MESSAGE: dict[str, JsonValue] = {
+    "type": "object",
+    "required": ["role"],
+    "properties": {"role": {"enum": [*sorted(ROLES)]}},
+}
+
+
+_Messages = Annotated[list[dict[str, Any]], FailFast()]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class InitBody(_Body):
+    """Starts a rollout."""
+
+    rollout_id: _Id = Field(description="One visible path segment, unique per rollout.")
+    server_url: str = Field(
+        max_length=_MAX_URL_CHARS,
+        pattern=r"^[Hh][Tt][Tt][Pp][Ss]?://",
+        description="The trainer's base URL: chats and the result go there.",
+    )
+    messages: _Messages = Field(
+        json_schema_extra={"items": _MESSAGE}, description="The conversation to start from, in OpenAI's format."
+    )
+    completion_params: dict[str, Any] = Field(description="Sampling parameters, under OpenAI's names.")
+    tool_server_url: str | None = Field(default=None, max_length=_MAX_URL_CHARS, description="Handed to the agent.")
+    max_turns: _Advice = Field(default=DEFAULT_MAX_TURNS, description="Advice to the agent.")
+    max_tokens_total: _Advice = Field(default=DEFAULT_MAX_TOKENS_TOTAL, description="Advice to the agent.")
+    metadata: dict[str, Any] = Field(default_factory=dict, description="Handed to the agent; bounded in size.")
+    api_key: str | None = Field(
+        default=None,
+        max_length=MAX_HEADER_CHARS,
+        json_schema_extra={"pattern": "^[ -~]*$"},
+        description="Sent as bearer token with every call to server_url.",
+    )
+    idempotency_key: _Id | None = Field(default=None, description="Another name for the rollout.")
+    agent_loop: str | None = Field(
+        default=None, max_length=MAX_ID_CHARS, description="Which agent, where a server hosts several."
+    )
+
+
+class InitAnswer(_Body):
+    """The rollout was accepted."""
+
+    rollout_id: str
+    tools: list[dict[str, Any]] = Field(description="The tools of this rollout, in OpenAI's format.")
+
+
+class Problem(_Body):
+    """One problem of a body."""
+
+    loc: list[str | int]
+    msg: str
+    type: str
+
+
+class Health(_Body):
+    """Whether the server serves, and its counts."""
+
+    status: str = Field(description="healthy, or draining.")
+    agent_loop: str
+    active_rollouts: int = Field(description="Accepted and not ended, those that wait included.")
+    completed_rollouts: int = Field(description="Ended since the start of the server.")
+    undelivered: int = Field(description="Ended, and the trainer has not acknowledged the result.")
+
+
+def health(capacity: Capacity, agent_loops: Iterable[str], *, draining: bool) -> dict[str, Any]:
+    """Return the fields of Health."""
+    return {
+        "status": "draining" if draining else "healthy",
+        "agent_loop": ", ".join(agent_loops),
+        "active_rollouts": capacity.running + capacity.queued,
+        "completed_rollouts": capacity.completed,
+        "undelivered": capacity.undelivered,
+    }
+
+
+def read_init(body: Any, size: int, max_metadata_bytes: int, trace: TraceContext | None = None) -> InitRequest:
+    """Read a request to start a rollout. Raises InvalidArgument naming the field."""
+    given = validated(InitBody, body)
+    check_id(given.rollout_id, "rollout_id")
+    if given.idempotency_key is not None:
+        check_id(given.idempotency_key, "idempotency_key")
+    check_header(given.api_key or "", "api_key")
+    metadata = jsontext.copy(given.metadata, "metadata")
+    text = jsontext.render(metadata)
+    if len(text.encode()) > max_metadata_bytes:
+        raise InvalidArgument("metadata", f"is larger than {max_metadata_bytes} bytes")
+    truth = metadata.get("ground_truth")
+    unparsed: Any = jsontext.Unparsed(text)
+    request = RolloutRequest(
+        rollout_id=given.rollout_id,
+        messages=copy_messages(given.messages, "messages"),
+        completion_params=own_params(given.completion_params, "completion_params"),
+        max_turns=_clamped(given.max_turns),
+        max_tokens_total=_clamped(given.max_tokens_total),
+        metadata=unparsed,
+        agent_loop=given.agent_loop or "",
+        label=truth if isinstance(truth, str) else None,
+        tool_server_url=given.tool_server_url,
+        idempotency_key=given.idempotency_key,
+        server_url=given.server_url,
+    )
+    reported = {name: getattr(given, name) for name in InitBody.model_fields if name not in ("server_url", "api_key")}
+    return InitRequest(
+        request=request,
+        callback=Callback(target=given.server_url, credential=given.api_key or ""),
+        trace=trace,
+        digest=hashlib.sha256(jsontext.canonical(reported).encode()).digest(),
+        size=size,
+    )
+
+
+def init_body(request: RolloutRequest, rollout_id: str, server_url: str, api_key: str) -> dict[str, Any]:
+    """Return the body that starts a rollout at a legacy agent server. A label becomes ground_truth in the metadata.
+
+    The idempotency key comes from the run's own `api_key`. So the legacy server does not treat a new run as a
+    repetition of an earlier run with the same id.
+    """
+    metadata = dict(request.metadata)
+    if request.label is not None:
+        metadata.setdefault("ground_truth", request.label)
+    return _without_nulls(
+        {
+            "rollout_id": rollout_id,
+            "server_url": server_url,
+            "messages": list(request.messages),
+            "completion_params": dict(request.completion_params),
+            "tool_server_url": request.tool_server_url,
+            "max_turns": request.max_turns,
+            "max_tokens_total": request.max_tokens_total,
+            "metadata": metadata,
+            "api_key": api_key,
+            "idempotency_key": api_key[:32],
+        }
+    )
+
+
+def chat_body(request: ChatRequest) -> dict[str, Any]:
+    """Return the body of a chat. The body has tools only if they differ from the rollout's tools."""
+    params = {name: value for name, value in request.params.items() if name not in _OWN}
+    if isinstance(params.get("stop"), str):
+        params["stop"] = [params["stop"]]
+    defaults = dict(_CHAT_DEFAULTS)
+    if params.get("max_completion_tokens") is not None:
+        del defaults["max_tokens"]
+    tools = list(request.tools) if request.tools_overridden and request.tools is not None else None
+    return _without_nulls(
+        defaults
+        | {"logprobs": True}
+        | _without_nulls(params)
+        | {"rollout_id": request.rollout_id, "messages": list(request.messages), "tools": tools}
+    )
+
+
+def read_chat(body: Any) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
+    """Read the chat of a legacy agent: rollout id, messages, sampling parameters. Raises InvalidArgument."""
+    given = validated(ChatBody, body)
+    for name in ("sample", "purpose", "self"):
+        if name in body:
+            raise InvalidArgument(name, "is not a sampling parameter")
+    params = {name: value for name, value in body.items() if name not in (*_OWN, "model", "logprobs")}
+    return given.rollout_id, given.messages, _without_nulls(params)
+
+
+class ChatBody(_Body):
+    """Asks for a model reply. Further keys are sampling parameters."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    rollout_id: _Id
+    messages: _Messages = Field(json_schema_extra={"items": _MESSAGE})
+
+
+def read_reply(raw: bytes) -> ChatResponse:
+    """Read a trainer's reply. Raises ReplyUnreadable."""
+    try:
+        body = jsontext.parse(raw.decode(), "body")
+        choice = body["choices"][0]
+        block, prompt = _tokens(body)
+        response = ChatResponse(
+            message={"role": "assistant"} | _message(choice["message"]),
+            finish_reason=_a(str, choice.get("finish_reason") or "stop"),
+            usage=_usage(body.get("usage")),
+            tokens=block,
+            prompt_ids=prompt,
+            extra={key: body[key] for key in body.keys() - _REPLY},
+            size=len(raw),
+        )
+        response.check()
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, InvalidArgument) as error:
+        raise ReplyUnreadable(f"the trainer's reply cannot be read: {type(error).__name__}: {error}") from None
+    return response
+
+
+def _tokens(body: Mapping[str, Any]) -> tuple[TokenBlock | None, Ids | None]:
+    """Return the tokens of the reply and the tokens of the prompt. Each is None if it is missing or unreadable.
+
+    The contract does not require tokens. Without tokens the sample is not trainable.
+    """
+    ids, logprobs, prompt = body.get("token_ids"), body.get("logprobs"), body.get("prompt_token_ids")
+    try:
+        block = TokenBlock.of(ids, logprobs if isinstance(logprobs, list) else None) if ids else None
+        return block, TokenBlock.of(prompt).ids if prompt else None
+    except InvalidArgument as error:
+        log.warning("a trainer's tokens cannot be read and are left out: %s", error)
+        return None, None
+
+
+def reply_body(rollout_id: str, result: CompletionsResult, created: int) -> dict[str, Any]:
+    """Return the body of a reply to a legacy agent."""
+    usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0} | _without_nulls(result.usage or {})
+    choice = {"index": 0, "message": result.message, "finish_reason": result.finish_reason or "stop"}
+    return {
+        "id": rollout_id,
+        "object": "chat.completion",
+        "created": created,
+        "model": "default",
+        "choices": [choice],
+        "usage": usage,
+    }
+
+
+def completion_body(completion: Completion) -> dict[str, Any]:
+    """Return the body of a rollout's result.
+
+    A status other than COMPLETED becomes ERROR. The error message then begins with the original status.
+    """
+    completed = completion.status is CompletionStatus.COMPLETED
+    reason = completion.failure.message if completion.failure else completion.finish_reason
+    omitted = {"omitted": list(completion.omitted)} if completion.omitted else {}
+    failure = completion.failure
+    reported = {"failure": _failure(failure)} if failure and (failure.reason or failure.file) else {}
+    return _without_nulls(
+        {
+            "rollout_id": completion.rollout_id,
+            "status": "COMPLETED" if completed else "ERROR",
+            "final_messages": list(completion.messages),
+            "finish_reason": completion.finish_reason or None,
+            "error_message": None if completed else f"{completion.status}: {reason}",
+            "reward": completion.reward,
+            "metrics": {name: getattr(completion.metrics, name) for name in _COUNTERS},
+            "extra_fields": reported | dict(completion.extra_fields) | omitted,
+        }
+    )
+
+
+def _failure(failure: Failure) -> dict[str, Any]:
+    """Return the reason of a failure, and its place in the agent's code."""
+    reason = {"reason": str(failure.reason)} if failure.reason else {}
+    frames = [asdict(frame) for frame in failure.frames]
+    return reason | ({"file": failure.file, "line": failure.line, "frames": frames} if failure.file else {})
+
+
+class CompletedBody(_Body):
+    """The body with which a legacy agent server reports the result of a rollout."""
+
+    rollout_id: _Id
+    status: str = Field(pattern="^(COMPLETED|ERROR)$")
+    final_messages: _Messages = Field(default_factory=list, json_schema_extra={"items": _MESSAGE})
+    finish_reason: str | None = None
+    error_message: str | None = None
+    reward: float | None = None
+    metrics: dict[str, Any] | None = None
+    extra_fields: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def tool_calls(self) -> tuple[int, float]:
+        """The number of tool calls and their total milliseconds."""
+        reported = self.metrics or {}
+        count, latency = reported.get("num_tool_calls"), reported.get("tool_latency_ms")
+        return (
+            count if isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= 100_000 else 0,
+            float(latency) if isinstance(latency, int | float) and 0 <= latency < 1e12 else 0.0,
+        )
+
+
+def unreadable(problem: str) -> CompletedBody:
+    """Return a completion with status ERROR, in place of a completion that cannot be read."""
+    reported = f"the legacy agent's completion cannot be read: {problem}"
+    return CompletedBody(rollout_id="unreadable", status="ERROR", error_message=reported)
+
+
+def validated(model: type[Model], body: Any) -> Model:
+    """Validate a body with its model. Raises InvalidArgument naming every wrong field."""
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        rows = [(_path(row["loc"]), row["msg"]) for row in error.errors(include_url=False, include_input=False)]
+        raise InvalidArgument(*rows[0], rows[1:]) from None
+
+
+def _clamped(advice: int) -> int:
+    """Return the nearest number that fits the protocol's uint32. The contract itself sets no bounds."""
+    return min(max(advice, 0), 2**32 - 1)
+
+
+def _path(location: Sequence[str | int]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
+
+
+def _without_nulls(body: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in body.items() if value is not None}
+
+
+def _a(kind: type[Kind], value: Any) -> Kind:
+    if not isinstance(value, kind):
+        raise TypeError(f"a {type(value).__name__} is not a {kind.__name__}")
+    return value
+
+
+def _message(message: Any) -> dict[str, Any]:
+    calls = _a(dict, message).get("tool_calls")
+    if calls is not None and not all(isinstance(call, dict) for call in _a(list, calls)):
+        raise TypeError("tool_calls are not objects")
+    return _a(dict, message)
+
+
+def _usage(reported: Any) -> dict[str, Any] | None:
+    """Return the token counts of a reply. Raises TypeError if a count is not an int, because agents add the counts."""
+    counts = _without_nulls(_a(dict, reported or {}))
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        _a(int, counts.get(name, 0))
+    return counts or None

@@ -1,0 +1,79 @@
+"""Implements the engine's ports over HTTP: sends chats and completions to a trainer of the legacy contract."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from osmosis_gateway import http_bodies
+from osmosis_gateway.outgoing_calls import Base, Calls, redacted
+from osmosis_grpc.engine import Peer
+from osmosis_grpc.errors import Internal, InvalidArgument, OsmosisValidationError
+from osmosis_grpc.link.target_policy import Address, TargetPolicy
+from osmosis_grpc.settings import RolloutClientSettings
+from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, InitRequest, Outcome, TraceContext, jsontext
+
+
+class HttpTrainers:
+    """Makes Peers for callbacks whose target is a base URL. `calls` must be made with `checked_only`."""
+
+    def __init__(self, calls: Calls, policy: TargetPolicy, settings: RolloutClientSettings) -> None:
+        self._calls = calls
+        self._policy = policy
+        self._settings = settings
+
+    async def peer(self, init: InitRequest, *, field: str = "callback.target", **caller: bool) -> Peer:
+        """Return the Peer that receives a rollout's calls. Raises InvalidArgument naming `field`."""
+        callback = init.callback
+        if callback is None:
+            raise InvalidArgument(field, "is missing: set it to the URL that receives chats and the result")
+        trainer = await self.trainer(callback.target, callback.credential, init.trace, field=field, **caller)
+        key = (callback.target, callback.credential, callback.state)
+        return Peer(trainer.chat, trainer.complete, key, destination_key=callback.target)
+
+    async def trainer(
+        self, server_url: str, api_key: str, trace: TraceContext | None = None, *, field: str, **caller: bool
+    ) -> "HttpTrainer":
+        """Return the trainer at a URL after checking its address. Raises InvalidArgument naming `field`."""
+        base = Base.of(server_url, field)
+        address = await self._policy.check(base.authority, field, **caller)
+        return HttpTrainer(self._calls, self._settings, base, address, api_key, trace)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HttpTrainer:
+    """The trainer of one rollout."""
+
+    calls: Calls
+    settings: RolloutClientSettings
+    base: Base
+    address: Address
+    api_key: str
+    trace: TraceContext | None
+
+    async def chat(self, request: ChatRequest, /) -> ChatResponse:
+        raw = await self._post(http_bodies.CHAT_PATH, http_bodies.chat_body(request), self.settings.max_retries)
+        try:
+            return http_bodies.read_reply(raw)
+        except Internal as error:
+            raise Internal(redacted(str(error), self.api_key)) from None
+
+    async def complete(self, completion: Completion, /) -> Outcome:
+        body, retries = http_bodies.completion_body(completion), self.settings.complete_rollout_retries
+        try:
+            await self._post(http_bodies.COMPLETED_PATH, body, retries, answer=False)
+        except OsmosisValidationError as error:
+            raise InvalidArgument("", str(error)) from None
+        return Outcome.RECORDED
+
+    async def _post(self, path: str, body: dict[str, Any], retries: int, *, answer: bool = True) -> bytes:
+        headers = {}
+        if self.trace is not None:
+            headers = {"traceparent": self.trace.traceparent, "tracestate": self.trace.tracestate}
+        return await self.calls.post(
+            self.base.join(path),
+            jsontext.render(body).encode(),
+            key=self.api_key,
+            retries=retries,
+            headers={name: value for name, value in headers.items() if value},
+            address=self.address,
+            answer=answer,
+        )

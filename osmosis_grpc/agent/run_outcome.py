@@ -1,0 +1,64 @@
+"""RunOutcome is the result of one run. outcome_of() checks what an agent loop returned."""
+
+import reprlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from osmosis_grpc.agent.results import RolloutResult
+from osmosis_grpc.types import Failure, FailureReason, Message
+from osmosis_grpc.types.completion import clip, describe, is_reward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOutcome:
+    """The result of one run, or its failure."""
+
+    finish_reason: str = ""
+    """Empty means `stop` for a run that succeeded, and `error` for a failure."""
+    failure: Failure | None = None
+    """None if the run succeeded."""
+    messages: Sequence[Message] = ()
+    """The final conversation. A failure without messages reports the newest conversation that was sampled."""
+    reward: float | None = None
+    """The reward of the whole rollout, and of its sample if there is only one. None means that there is no reward."""
+    sample_rewards: Mapping[str, float] = field(default_factory=dict)
+    """Sample name to reward, for a rollout with several samples."""
+    extra_fields: Mapping[str, Any] | None = None
+    """More data for the trainer."""
+
+
+def outcome_of(result: Any) -> RunOutcome:
+    """Return the outcome for an agent loop's return value. A value that is no valid RolloutResult gives a failure."""
+    if result is None:
+        return _invalid("run returned None; return ctx.complete(...) or ctx.error(...)")
+    if not isinstance(result, RolloutResult):
+        return _invalid(f"run returned a {type(result).__name__}, not what ctx.complete or ctx.error returns")
+    failure = None
+    if result.status == "ERROR":
+        message = _text(result.error_message) or "the agent gave up without a reason"
+        failure = Failure("agent", clip(message), False, reason=FailureReason.AGENT_ERROR)
+        if isinstance(result.error_message, BaseException):
+            failure = failure.raised_at(result.error_message)
+    elif result.status != "COMPLETED":
+        return _invalid(f"the result's status is {reprlib.repr(result.status)}, neither COMPLETED nor ERROR")
+    elif result.reward is not None and not is_reward(result.reward):
+        return _invalid(f"the reward is {reprlib.repr(result.reward)}, not a finite number")
+    return RunOutcome(
+        finish_reason=_text(result.finish_reason),
+        failure=failure,
+        messages=result.final_messages,
+        reward=None if failure or result.reward is None else float(result.reward),
+        extra_fields=result.extra_fields,
+    )
+
+
+def _invalid(message: str) -> RunOutcome:
+    return RunOutcome(failure=Failure("agent", clip(message), False, reason=FailureReason.AGENT_RESULT_INVALID))
+
+
+def _text(value: Any) -> str:
+    """Return a text that can be sent, for any value that an agent gave as a text; empty for None."""
+    if value is None:
+        return ""
+    return clip(describe(value) if isinstance(value, BaseException) else str(value))

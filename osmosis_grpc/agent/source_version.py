@@ -1,0 +1,142 @@
+"""The version of an agent: a digest of its source files and of the packages that they import.
+
+Two processes that load the same agent compute the same version, because only files and import statements count.
+"""
+
+import ast
+import contextlib
+import hashlib
+import importlib.util
+import inspect
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+OURS = {"osmosis_grpc": "osmosis-grpc", "osmosis_gateway": "osmosis-grpc"}
+"""Our own packages. Only their version is part of an agent's version, not their files."""
+MAX_FILES = 256
+DIGITS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class AgentVersion:
+    """The version of an agent, and its parts."""
+
+    digest: str = ""
+    """Short hexadecimal digest; empty if no source was found."""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """Path of each file below the agent's folder to the file's digest, and name of each package to its version."""
+
+    @classmethod
+    def of(cls, agent: object) -> "AgentVersion":
+        """Return the version of an agent. Its parts are the module of the agent's class, and the imports."""
+        parts = dict(_packages_and_files(type(agent)))
+        if not any(name.endswith(".py") for name in parts):
+            return cls()
+        text = json.dumps(parts, sort_keys=True).encode()
+        return cls(hashlib.sha256(text).hexdigest()[:DIGITS], parts)
+
+
+def changes(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return the names of the parts that differ between two versions, in order."""
+    return [name for name in sorted(then.keys() | now.keys()) if then.get(name) != now.get(name)]
+
+
+def _packages_and_files(kind: type) -> Iterator[tuple[str, str]]:
+    """Yield the parts of the user's first class that has a file. Its module imports the base classes of the agent."""
+    for each in kind.__mro__:
+        module = each.__module__
+        file = getattr(sys.modules.get(module), "__file__", None)
+        if module.partition(".")[0] in OURS:  # an adapter, whose agent's code is not known here
+            return
+        if module in sys.stdlib_module_names and module != "__main__":  # a class that type() made
+            continue
+        if file is None or not Path(file).is_file():
+            with contextlib.suppress(OSError, TypeError):  # a class of a notebook, for example
+                text = inspect.getsource(each)
+                yield f"{each.__qualname__}.py", hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+        else:
+            yield from _imported_from(Path(file).absolute(), module)
+        return
+
+
+def _imported_from(start: Path, module: str) -> Iterator[tuple[str, str]]:
+    packages: set[str] = set()
+    source = _Source(start, module)
+    waiting, seen = [(start, module)], {start}
+    while waiting:
+        path, name = waiting.pop()
+        try:
+            body = path.read_bytes()
+        except OSError:
+            yield source.relative(path), "unreadable"
+            continue
+        yield source.relative(path), hashlib.sha256(body).hexdigest()[:DIGITS]
+        for imported in _imports(body, name, is_package=path.stem == "__init__"):
+            found = source.find(imported)
+            if not found:
+                packages.add(imported.partition(".")[0])
+            new = [row for row in found if row[0] not in seen][: MAX_FILES - len(seen)]
+            seen.update(path for path, _ in new)
+            waiting += new
+    for package in sorted(packages - sys.stdlib_module_names):
+        distribution = OURS.get(package, package)
+        try:
+            version = metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            version = str(getattr(sys.modules.get(distribution), "__version__", ""))
+        if version:
+            yield distribution, version
+
+
+class _Source:
+    """The folder of an agent: the folder with the top-level package of the agent's module."""
+
+    def __init__(self, file: Path, module: str) -> None:
+        parts = [] if module == "__main__" else module.split(".")
+        depth = len(parts) if file.stem == "__init__" else max(len(parts) - 1, 0)
+        self._root = file.parents[min(depth, len(file.parents) - 1)]
+        installed = {"site-packages", "dist-packages"} & set(self._root.parts)
+        self._within = parts[0] if installed and parts else ""
+
+    def relative(self, path: Path) -> str:
+        return path.relative_to(self._root).as_posix()
+
+    def find(self, name: str) -> list[tuple[Path, str]]:
+        """Return the files of a module and its packages, with their names; [] for a module outside the folder."""
+        parts = name.split(".")
+        if parts[0] in OURS or (self._within and parts[0] != self._within):
+            return []
+        found = []
+        for count in range(1, len(parts) + 1):
+            base = self._root.joinpath(*parts[:count])
+            for path in (base / "__init__.py", base.with_name(f"{base.name}.py")):
+                if path.is_file():
+                    found.append((path, ".".join(parts[:count])))
+                    break
+        return found
+
+
+def _imports(body: bytes, module: str, *, is_package: bool) -> Iterator[str]:
+    """Yield the full names of all imports in a file."""
+    try:
+        tree = ast.parse(body)
+    except (SyntaxError, ValueError):
+        return
+    package = module if is_package else module.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                try:
+                    base = importlib.util.resolve_name("." * node.level + base, package)
+                except ImportError:
+                    continue
+            if base:
+                yield base
+                yield from (f"{base}.{alias.name}" for alias in node.names)

@@ -1,0 +1,272 @@
+"""Runs an agent loop on a recording in this process, and finds the differences from the recording.
+
+The agent loop runs on the real engine. The recording replaces the model, so nothing is sampled.
+"""
+
+import asyncio
+import difflib
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any, NoReturn
+
+from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.engine import Engine, EngineConfig, Peer
+from osmosis_grpc.engine.resolve_references import resolve_references
+from osmosis_grpc.errors import Aborted
+from osmosis_grpc.storage import MemoryJournal
+from osmosis_grpc.types import (
+    ChatRequest,
+    ChatResponse,
+    Completion,
+    CompletionStatus,
+    EventKind,
+    InitRequest,
+    JournaledRollout,
+    Outcome,
+    TrajectoryEvent,
+    events,
+    jsontext,
+)
+from osmosis_grpc.wire.status import from_code
+
+WIDTH = 100
+"""The most characters of one line in a difference."""
+MESSAGE = 4 * WIDTH
+"""A message of at most this many characters is shown on one line."""
+LINES = 40
+"""The most lines of a difference that are shown."""
+_ABSENT = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A difference: its place, and a diff of the recorded text and the new text."""
+
+    where: str
+    diff: list[str]
+
+    @classmethod
+    def of(cls, where: str, recorded: Any, now: Any) -> "Difference":
+        """Return the difference of two JSON values at a place."""
+        found = list(difflib.unified_diff(_lines(recorded), _lines(now), "recorded", "now", n=2, lineterm=""))
+        return cls(where, found if len(found) <= LINES else [*found[:LINES], f"... {len(found) - LINES} lines more"])
+
+
+@dataclass(slots=True)
+class Row:
+    """One chat of the replay."""
+
+    sample: str
+    number: int
+    difference: Difference | None = None
+    tools: list[str] = field(default_factory=list)
+
+
+class Recorded:
+    """Holds what the journal recorded about all runs of a rollout. Of a chat's entries, the last entry counts."""
+
+    def __init__(self, entry: JournaledRollout, trajectory: Callable[[str, int], Iterable[TrajectoryEvent]]) -> None:
+        self.entry = entry
+        self.completion = entry.completion and resolve_references(entry.completion, trajectory)
+        self.questions: dict[tuple[str, int], events.ChatRequested] = {}
+        self.ends: dict[tuple[str, int], EventKind] = {}
+        request = entry.init.request
+        for event in trajectory(request.rollout_id, request.attempt):
+            kind = event.kind
+            if isinstance(kind, events.ChatRequested):
+                self.questions[kind.sample, kind.number] = kind
+            elif isinstance(kind, events.ChatAnswered) or (
+                # An aborted chat ends its rollout without an exception in the agent. Other failures raise in the agent.
+                isinstance(kind, events.ChatFailed) and not kind.will_retry and kind.code != Aborted.code
+            ):
+                self.ends[kind.sample, kind.number] = kind
+
+    def reply(self, sample: str, number: int) -> ChatResponse:
+        """Return the recorded reply of a chat, or raise its recorded error."""
+        end = self.ends[sample, number]
+        if isinstance(end, events.ChatFailed):
+            raise from_code(end.code, end.message)
+        assert isinstance(end, events.ChatAnswered)
+        return end.response
+
+    @property
+    def cut(self) -> str:
+        """Return the reason why the agent did not end by itself; empty if the agent ended by itself."""
+        completion = self.completion
+        if completion is None:
+            return "it has not ended"
+        by_server = completion.failure is not None and completion.failure.boundary == "server"
+        if (
+            by_server
+            or completion.finish_reason == "trainer_lost"
+            or completion.status in (CompletionStatus.CANCELLED, CompletionStatus.DEADLINE_EXCEEDED)
+        ):
+            return f"it ended {completion.status} ({completion.finish_reason}), which was not its agent's doing"
+        return ""
+
+
+class _Replaying:
+    """The trainer of the replay: answers from the recording and compares each chat with it."""
+
+    def __init__(self, recorded: Recorded, until_turn: int | None, show: Callable[[Row], None]) -> None:
+        self._recorded = recorded
+        self._until = until_turn
+        self._show = show
+        self._shown = 0
+        self._callers: dict[str, Row] = {}
+        self.rows: list[Row] = []
+        self.asked: dict[tuple[str, int], events.ChatRequested] = {}
+        self.over: asyncio.Future[tuple[str, Completion | None]] = asyncio.get_running_loop().create_future()
+
+    def see(self, event: TrajectoryEvent) -> None:
+        """Receive the events of the replay."""
+        kind = event.kind
+        if isinstance(kind, events.ChatRequested):
+            self.asked[kind.sample, kind.number] = kind
+        elif isinstance(kind, events.ToolCalled) and self.rows:
+            row = self._callers.get(str(kind.call.get("id")), self.rows[-1])
+            row.tools.append(str((kind.call.get("function") or {}).get("name")))
+
+    async def chat(self, request: ChatRequest, /) -> ChatResponse:
+        """Compare the question and return the recorded reply. A chat that is not recorded is never answered."""
+        name = request.sample, request.number
+        if len(self.rows) == self._until:
+            await self._stop("until_turn")
+        self.flush()
+        row = Row(*name, difference=question_difference(self._recorded.questions.get(name), self.asked[name]))
+        self.rows.append(row)
+        if name not in self._recorded.ends or (
+            self._recorded.cut and self._recorded.questions.keys() <= self.asked.keys()
+        ):
+            await self._stop("recording_ended")
+        response = self._recorded.reply(*name)
+        for call in response.message.get("tool_calls") or ():
+            self._callers[str(call.get("id"))] = row
+        return response
+
+    async def complete(self, completion: Completion, /) -> Outcome:
+        """Record that the agent has ended."""
+        if not self.over.done():
+            self.over.set_result(("", completion))
+        return Outcome.RECORDED
+
+    def flush(self) -> None:
+        """Show each chat that was not shown before."""
+        for row in self.rows[self._shown :]:
+            self._show(row)
+        self._shown = len(self.rows)
+
+    async def _stop(self, why: str) -> NoReturn:
+        """Report the stop, and wait until the end of the engine cancels the agent."""
+        if not self.over.done():
+            self.over.set_result((why, None))
+        while True:
+            await asyncio.Event().wait()
+
+
+async def rerun(
+    agent_loop: RolloutAgentLoop, recorded: Recorded, until_turn: int | None, show: Callable[[Row], None]
+) -> tuple[str, Completion | None]:
+    """Run the agent on the recording, and call `show` for every chat. Raises Internal when get_tools fails.
+
+    Return two values. The first is the reason of an early stop: until_turn, recording_ended, or empty without an early
+    stop. The second is the completion, or None after an early stop.
+    """
+    replaying = _Replaying(recorded, until_turn, show)
+    config = EngineConfig(max_concurrent=1, stop_again_after=(0.2, 0.5), trainer_grace=0.0)
+    init = InitRequest(request=recorded.entry.init.request)
+    async with Engine([agent_loop], config, sinks=[replaying.see], journal=MemoryJournal()) as engine:
+        await engine.init(init, owner="", peer=Peer(replaying.chat, replaying.complete, has_tokens=True))
+        stopped, completion = await replaying.over
+    replaying.flush()
+    return stopped, completion
+
+
+def question_difference(recorded: events.ChatRequested | None, now: events.ChatRequested) -> Difference | None:
+    """Return the first difference of two questions; None if they are equal."""
+    if recorded is None:
+        return Difference("chat", ["it was not asked when the rollout was recorded"])
+    for where, before, after in _parts(recorded, now):
+        if before is _ABSENT or after is _ABSENT or jsontext.canonical(before) != jsontext.canonical(after):
+            return Difference.of(where, before, after)
+    return None
+
+
+def _parts(recorded: events.ChatRequested, now: events.ChatRequested) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the name of each part of a question, its recorded value, and its new value. Each message is a part."""
+    yield "continues", recorded.continues, now.continues
+    yield "purpose", recorded.purpose.value, now.purpose.value
+    for number, both in enumerate(zip_longest(recorded.messages, now.messages, fillvalue=_ABSENT), 1):
+        yield f"message {number} of the new ones", *both
+    yield "params", dict(recorded.params), dict(now.params)
+    tools = [None if chat.tools is None else list(chat.tools) for chat in (recorded, now)]
+    yield "tools", tools[0], tools[1]
+
+
+def result_differences(recorded: Completion, now: Completion) -> list[Difference]:
+    """Return the differences of two results: status, reward, messages, tokens."""
+    found = []
+    for where, before, after in (
+        ("status", _status(recorded), _status(now)),
+        ("reward", recorded.reward, now.reward),
+        ("final messages", list(recorded.messages), list(now.messages)),
+        ("extra_fields", dict(recorded.extra_fields), dict(now.extra_fields)),
+        ("samples", sorted(recorded.samples), sorted(now.samples)),
+    ):
+        if before != after:
+            found.append(Difference.of(where, before, after))
+    for name in sorted(recorded.samples.keys() & now.samples.keys()):
+        one, other = recorded.samples[name], now.samples[name]
+        if one.segments != other.segments or one.trainable != other.trainable:
+            found.append(Difference.of(f"tokens of sample {name}", _tokens(one), _tokens(other)))
+    return found
+
+
+def _status(completion: Completion) -> dict[str, Any]:
+    failure = completion.failure
+    return {
+        "status": str(completion.status),
+        "finish_reason": completion.finish_reason,
+        "failure": None if failure is None else {"boundary": failure.boundary, "message": failure.message},
+    }
+
+
+def _tokens(sample: Any) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = [{"trainable": sample.trainable, "why not": sample.not_trainable_reason}]
+    for segment in sample.segments:
+        ids, runs = " ".join(map(str, segment.ids.tolist())), " ".join(map(str, segment.mask_runs))
+        logprobs = " ".join(f"{value:g}" for value in segment.logprobs.tolist())
+        rows.append({"ids": ids, "mask_runs": runs, "logprobs": logprobs, "chats": list(segment.chats)})
+    return rows
+
+
+def _lines(value: Any) -> list[str]:
+    """Return a JSON value as readable lines: texts unescaped, long lines wrapped."""
+    if value is _ABSENT:
+        return []
+    if isinstance(value, str):
+        lines = value.splitlines() or [""]
+        return [line[start : start + WIDTH] for line in lines for start in range(0, len(line) or 1, WIDTH)]
+    if isinstance(value, dict):
+        found = []
+        for key in sorted(value):
+            inner = _lines(value[key])
+            found += [f"{key}: {inner[0]}"] if len(inner) == 1 else [f"{key}:", *(f"  {line}" for line in inner)]
+        return found or ["{}"]
+    if isinstance(value, list | tuple):
+        found = []
+        for item in value:
+            inner = _message(item) or _lines(item) or [""]
+            found += [f"- {inner[0]}", *(f"  {line}" for line in inner[1:])]
+        return found or ["[]"]
+    return [json.dumps(value)]
+
+
+def _message(item: Any) -> list[str]:
+    """Return a short message as one line of JSON, so that a difference shows whole messages. Otherwise return []."""
+    if not isinstance(item, dict) or "role" not in item:
+        return []
+    text = json.dumps(item, ensure_ascii=False, sort_keys=True)
+    return [text] if len(text) <= MESSAGE else []

@@ -1,0 +1,192 @@
+"""The Journal port: where the engine stores rollouts and their events.
+
+`osmosis_grpc.storage` has a journal in memory and a journal in SQLite. A further backend is one file with a subclass of
+Journal. `tests/storage/test_journal_port.py` tests every backend against the contract.
+"""
+
+# ruff: noqa: B027 - a method without a body is a default: a journal in memory has nothing to record
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from osmosis_grpc.types import JournaledRollout, RolloutState, TrajectoryEvent
+
+T = TypeVar("T")
+Trajectories = Callable[[str, int], Iterable[TrajectoryEvent]]
+"""Takes the id and the attempt of a rollout, and returns all its committed events."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutFilter:
+    """Selects the rollouts of a list. The default selects all rollouts."""
+
+    states: Sequence[RolloutState] = ()
+    """Leaves out settled rollouts in other states. With (), no state is left out."""
+    group_id: str = ""
+    unsettled: bool = False
+    """Leaves out all settled rollouts."""
+
+
+EVERY = RolloutFilter()
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Figures of a journal, for its metrics."""
+
+    bytes: int
+    """The size of the file and of its write-ahead log."""
+    commits: int
+    commit_seconds: float
+    """The time that all commits together took."""
+
+
+class Journal(ABC):
+    """Stores rollouts and their events.
+
+    Each event has a position. Positions order the events of all rollouts, and no position is used twice. Readers see
+    only committed events. Methods that read raise Unavailable when the disk cannot be read. When forget() or sweep()
+    cannot read a rollout, it stays until the next sweep. Methods that are not abstract have defaults for a journal that
+    ends with its process. These defaults record nothing and restore nothing.
+    """
+
+    durable = False
+    """Whether the journal outlives the process. A durable journal counts the bytes of its events itself, and its
+    `find` returns settled rollouts. With any other journal, the engine keeps ended rollouts in memory."""
+    crashed = False
+    """Whether the previous process ended without closing the journal."""
+
+    def __init__(self, journal_id: str) -> None:
+        self.journal_id = journal_id
+        """Names this journal. A journal that has lost its content has a new id."""
+        self.problem = ""
+        """Why nothing can be written now; empty while writing works."""
+        self.on_commit: Callable[[Sequence[Any], bool], None] = lambda tokens, ok: None
+        """Called with the tokens of appends: with True after their commit, or with False if the commit failed."""
+        self.on_problem: Callable[[str], None] = lambda problem: None
+        """Called with the new `problem` each time it changes."""
+        self.last_position = 0
+        """The position of the newest committed event; 0 before the first."""
+        self.forgotten_position = 0
+        """The highest position whose event was dropped. 0 if no event was dropped."""
+        self.last_sequence = 0
+        """The highest sequence number that any rollout has got. Sequence numbers follow the order of acceptance."""
+
+    @property
+    @abstractmethod
+    def live_size(self) -> int:
+        """The approximate number of bytes that the events of unfinished rollouts take in memory."""
+
+    # Writing.
+
+    @abstractmethod
+    def append(self, event: TrajectoryEvent, size: int, token: Any, entry: JournaledRollout | None = None) -> bool:
+        """Append an event of about `size` bytes.
+
+        Returns True if the event is committed at once. Otherwise `on_commit` gets `token` later. The first event of a
+        rollout comes with the entry of the rollout.
+        """
+
+    @abstractmethod
+    def barrier(self, then: Callable[[bool], None]) -> None:
+        """Call `then` with True after the commit of all appends so far, or with False if one of them failed."""
+
+    @abstractmethod
+    def forget(self, rollout_id: str, attempt: int) -> None:
+        """Delete a rollout."""
+
+    def repoint(self, entry: JournaledRollout) -> None:
+        """Record the new destination of a rollout's calls."""
+
+    def count_deaths(self, entry: JournaledRollout, deaths: int) -> None:
+        """Record how often the server's process died while the agent of a rollout ran.
+
+        Only deaths after the last new reply to the agent count.
+        """
+
+    def add_tombstone(self, owner: str, rollout_id: str, attempt: int, seconds: float) -> None:
+        """Keep a cancel for `seconds`, because its Init can still come. With 0 seconds, delete the cancel."""
+
+    def keep_version(self, digest: str, parts: Mapping[str, str]) -> None:
+        """Store the parts of an agent's version. The newest 64 versions are kept."""
+
+    def sweep(self) -> None:
+        """Delete the settled rollouts that are too old.
+
+        While the journal is over its budget, also delete the oldest settled rollouts. A rollout gets older only while a
+        process has the journal open. A jump of the wall clock does not make a rollout older.
+        """
+
+    def close(self) -> None:
+        """Commit everything that waits, and release the files."""
+
+    # Reading.
+
+    @abstractmethod
+    def events(self, rollout_id: str, attempt: int, after: int, limit: int) -> Sequence[TrajectoryEvent]:
+        """Return the next events of a rollout after number `after`. Return at most `limit`, or fewer large events."""
+
+    @abstractmethod
+    def all_events(self, owner: str, after: int, limit: int) -> tuple[Sequence[tuple[int, TrajectoryEvent]], int]:
+        """Return events of an owner, each with its position above `after`. Return also the `after` of the next call.
+
+        One call looks at a limited number of positions. So it sometimes returns no event although more events follow.
+        """
+
+    @abstractmethod
+    async def read_apart(self, read: Callable[[Trajectories], T]) -> T:
+        """Return the result of `read`, which gets a Trajectories. A journal on disk calls `read` on another thread."""
+
+    @abstractmethod
+    def size(self, rollout_id: str, attempt: int) -> int:
+        """Return approximately how many bytes an ended rollout takes in memory."""
+
+    @abstractmethod
+    async def entries(
+        self, owner: str, after: int, limit: int, where: RolloutFilter = EVERY
+    ) -> Sequence[JournaledRollout]:
+        """Return an owner's rollouts with sequence numbers above `after`, in order of acceptance.
+
+        They have no completions. The result has every rollout that matches the filter, and possibly others. This method
+        never blocks the event loop for long.
+        """
+
+    def find(self, rollout_id: str) -> Sequence[JournaledRollout]:
+        """Return the committed attempts of a rollout with their completions. A journal in memory returns none."""
+        return ()
+
+    def find_by_key(self, owner: str, idempotency_key: str) -> str:
+        """Return the id of the rollout with this key, or an empty text if there is none."""
+        return ""
+
+    def unsettled(self) -> Sequence[JournaledRollout]:
+        """Return the unsettled rollouts that the previous process left, in order of acceptance."""
+        return ()
+
+    def elapsed(self, entry: JournaledRollout) -> float:
+        """Return the seconds since a rollout's acceptance.
+
+        The time in which no process had the journal open does not count.
+        """
+        return 0.0
+
+    def tombstones(self) -> Sequence[tuple[str, str, int, float]]:
+        """Return the cancels that add_tombstone() has kept: owner, rollout id, attempt, and remaining seconds."""
+        return ()
+
+    def version(self, digest: str) -> Mapping[str, str]:
+        """Return the parts of an agent's version, or an empty mapping if the version is not known."""
+        return {}
+
+    def has_room(self, owner: str) -> bool:
+        """Return whether an owner may add a rollout.
+
+        An owner may do so if the budget is not full, or if the owner uses less than an even share of it.
+        """
+        return True
+
+    def figures(self) -> Figures | None:
+        """Return the journal's size and the cost of its commits, or None for a journal without a file."""
+        return None

@@ -1,0 +1,151 @@
+"""Warns about code that blocks the event loop, and about rollouts that run and make no progress.
+
+A thread regularly asks the loop for an answer. If no answer comes in time, the watchdog finds the line that the loop's
+thread executes.
+"""
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from types import FrameType
+
+from osmosis_grpc.agent.tools import TOOL_TASK
+from osmosis_grpc.engine.record import Record
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
+from osmosis_grpc.types import RolloutState
+from osmosis_grpc.types.stack_frames import is_installed, is_own
+
+log = logging.getLogger(__name__)
+
+WATCH = job("engine.watchdog", OnFailure.RESTART, "thread")
+
+MOST_LINES = 10
+"""The largest number of stalled rollouts that one sweep names. Further stalled rollouts are only counted."""
+
+
+class Watchdog:
+    """Watches the running loop from its own thread, from start() to stop()."""
+
+    def __init__(self, blocked_after: float) -> None:
+        self._limit = blocked_after
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.on_lag: Callable[[float], object] = lambda seconds: None
+        """Called on the loop with the seconds that each answer took."""
+        self.blocked = 0
+        """How often the loop was blocked."""
+        self.last = ""
+        """Where the loop was blocked last, as "file:line in function"."""
+        self.last_tool = ""
+        """The tool that blocked the loop last. Empty if no tool of execute_tool_calls ran at that time."""
+        self.paused = False
+        """Set while a process starts. Its imports block the loop, but no rollout waits for the loop yet."""
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Begin to watch the running loop."""
+        loop, ident = asyncio.get_running_loop(), threading.get_ident()
+        self._thread = supervisor.thread(WATCH, lambda: self._watch(loop, ident))
+
+    def stop(self) -> None:
+        """Stop the thread."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=2 * self._limit + 1)
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, thread: int) -> bool:
+        """Ask the loop for one answer. Returns False after stop() and after the end of the loop."""
+        if self._stop.wait(self._limit):
+            return False
+        if self.paused:
+            return True
+        alive = threading.Event()
+        try:
+            loop.call_soon_threadsafe(self._answer, alive, time.monotonic())
+        except RuntimeError:  # the loop is closed
+            return False
+        if alive.wait(self._limit) or self._stop.is_set():
+            return True
+        frame = sys._current_frames().get(thread)
+        if frame is not None and not self.paused:
+            task = asyncio.current_task(loop)
+            name = task.get_name() if task is not None else ""
+            self._report(frame, name.removeprefix(TOOL_TASK) if name.startswith(TOOL_TASK) else "")
+        while not alive.wait(self._limit) and not self._stop.is_set():
+            pass
+        return True
+
+    def _answer(self, alive: threading.Event, asked: float) -> None:
+        """Answer the thread. The loop calls this method."""
+        alive.set()
+        self.on_lag(time.monotonic() - asked)
+
+    def _report(self, frame: FrameType, tool: str) -> None:
+        frames = _callback(frame)
+        if not frames:
+            return  # no callback blocks the loop; the machine is too busy
+        self.blocked += 1
+        self.last, self.last_tool = _where(frames), tool
+        log.warning(
+            "the event loop has been blocked for more than %.0f ms at %s%s; every rollout waits for it. "
+            "Use await asyncio.to_thread(...) for code that blocks.",
+            self._limit * 1000,
+            self.last,
+            tool and f", by the tool {tool}",
+        )
+
+
+def _callback(innermost: FrameType) -> list[FrameType]:
+    """Return the frames of the callback that the loop runs, the innermost frame first.
+
+    If the loop waits for events, return no frames.
+    """
+    frames = []
+    frame: FrameType | None = innermost
+    while frame is not None and frame.f_code.co_name != "_run_once":  # the frames outside it run the loop
+        frames.append(frame)
+        frame = frame.f_back
+    idle = frame is not None and (not frames or frames[-1].f_code.co_name == "select")
+    return [] if idle else frames
+
+
+def _where(frames: list[FrameType]) -> str:
+    """Return the innermost line of the user's own code. If there is none, return the innermost line."""
+    for frame in frames:
+        if is_own(frame.f_code.co_filename) and not is_installed(frame.f_code.co_filename):
+            break
+    else:
+        frame = frames[0]
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def warn_of_stalls(records: Iterable[Record], now: float, stalled_after: float) -> None:
+    """Log each rollout that has had no event and no tool call for `stalled_after` seconds. `now` is monotonic.
+
+    Each stall is logged once. If a rollout makes progress and then stalls again, it is logged again.
+    """
+    stalled = [
+        record
+        for record in records
+        if record.state is RolloutState.RUNNING
+        and record.run.termination is None
+        and now - record.run.progress >= stalled_after
+        and record.run.stall != record.run.progress
+    ]
+    for record in stalled:
+        record.run.stall = record.run.progress
+    for record in stalled[:MOST_LINES]:
+        activity = record.activity()
+        log.warning(
+            "rollout %s (agent loop %s, attempt %d) has made no progress for %.0f s; it does: %s, since %s",
+            record.rollout_id,
+            record.agent_loop,
+            record.attempt,
+            now - record.run.progress,
+            activity.description,
+            time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(activity.since)),
+        )
+    if len(stalled) > MOST_LINES:
+        log.warning("%d more rollouts have made no progress for as long", len(stalled) - MOST_LINES)

@@ -1,0 +1,110 @@
+"""Answers questions about rollouts. An owner sees only its own rollouts."""
+
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+
+from osmosis_grpc.engine.context import EngineContext
+from osmosis_grpc.engine.journal_port import RolloutFilter
+from osmosis_grpc.engine.record import Record
+from osmosis_grpc.engine.resolve_references import resolve_from_journal
+from osmosis_grpc.errors import NotFound, Unavailable
+from osmosis_grpc.types import RolloutInfo, RolloutState, TrajectoryEvent
+
+
+class Rollouts:
+    """The rollouts in memory and in the journal, read only."""
+
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
+
+    def get(self, owner: str, rollout_id: str, attempt: int = 0) -> Record:
+        """Return an attempt of a rollout of the owner. With attempt 0, return the newest attempt. Raises NotFound."""
+        record = self._context.table.find(rollout_id, attempt) if attempt else self._context.table.accepted(rollout_id)
+        if record is None or record.owner != owner or not record.accepted.done():
+            raise NotFound(
+                f"there is no rollout {rollout_id}" + (f" attempt {attempt}" if attempt else ""),
+                kind="rollout",
+                name=rollout_id,
+            )
+        return record
+
+    async def info(self, record: Record) -> RolloutInfo:
+        """Return the state of a rollout. After the end, the state includes the completion."""
+        info, completion = record.info(), record.delivery.completion
+        if completion is None:
+            return info
+        bare = replace(completion, from_journal=None) if completion.from_journal else completion  # for one caller only
+        return replace(info, completion=await resolve_from_journal(bare, self._context.journal))
+
+    async def page(
+        self,
+        owner: str,
+        after: int = 0,
+        limit: int = 100,
+        *,
+        states: Sequence[RolloutState] = (),
+        group_id: str = "",
+        undelivered: bool = False,
+    ) -> tuple[list[RolloutInfo], int]:
+        """Return a page of the owner's rollouts after a sequence number, and the `after` of the next page.
+
+        If there is no next page, its `after` is 0.
+        """
+        rows: list[RolloutInfo] = []
+        last = 0
+        where = RolloutFilter(states, group_id, unsettled=undelivered)
+        async for record in self._context.table.after(after, owner, limit + 1, where):
+            group = record.init.request.group
+            if not record.accepted.done() or (states and record.state not in states):
+                continue
+            if (group_id and (group is None or group.id != group_id)) or (
+                undelivered and not record.delivery.undelivered
+            ):
+                continue
+            if len(rows) == limit:
+                return rows, last
+            rows.append(record.info())
+            last = record.sequence
+        return rows, 0
+
+    def follow_all(
+        self, owner: str, cursor: str, from_now: bool
+    ) -> AsyncGenerator[tuple[int, TrajectoryEvent | None], None]:
+        """Yield the owner's events from a cursor on, each with its position."""
+        start = self._context.journal.last_position if from_now else 0
+        position = self._context.log.position(cursor) if cursor else start
+        return self._context.log.follow_all(owner, position)
+
+    def in_flight(self) -> Counter[str]:
+        """Return, for each agent, how many accepted rollouts have not ended."""
+        return Counter(record.agent_loop for record in self._context.table.live() if record.accepted.done())
+
+    def knows(self, owner: str, rollout_id: str, attempt: int) -> bool:
+        """Return whether the owner has this accepted attempt, running or ended."""
+        record = self._context.table.find(rollout_id, attempt)
+        return record is not None and record.owner == owner and record.accepted.done()
+
+    def was_asked(self, owner: str, rollout_id: str, attempt: int, sample: str, number: int) -> bool:
+        """Return whether this chat was ever asked.
+
+        For an ended rollout, return True, because it does not keep its chats.
+        """
+        try:
+            record = self._context.table.find(rollout_id, attempt)
+        except Unavailable:  # the journal cannot be read, so the rollout has possibly ended
+            return True
+        if record is None or record.owner != owner:
+            return False
+        if record.run.session is None:
+            return True
+        state = record.run.session.samples.get(sample)
+        return state is not None and 0 < number <= state.chats
+
+    def holds(self, owner: str, rollout_id: str, attempt: int) -> bool:
+        """Return whether the number of live rollouts stays the same after an Init of this attempt.
+
+        It stays the same if the attempt is known, or if the attempt replaces a live attempt.
+        """
+        known = self._context.table.highest(rollout_id)
+        return known is not None and known.owner == owner and (known.attempt >= attempt or known.live)

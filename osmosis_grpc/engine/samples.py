@@ -1,0 +1,123 @@
+"""The samples of one run. A sample is a conversation with its tokens."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from osmosis_grpc.errors import InvalidArgument, ReplyUnreadable
+from osmosis_grpc.types import ChatPurpose, ChatRef, ChatResponse, Ids, Message, Sample
+from osmosis_grpc.types.conversation import Conversation, Node, count_tool_message, path
+from osmosis_grpc.types.segment_assembly import Assembler
+from osmosis_grpc.types.tools import dump_model
+
+ConversationStart = tuple[list[Message], ChatRef | None]
+"""A conversation, and a reference to the answered chat that the conversation begins with."""
+
+
+class SampleState:
+    """One sample while its agent runs."""
+
+    __slots__ = ("_assembler", "chats", "conversation", "newest")
+
+    def __init__(self) -> None:
+        self.conversation = Conversation()
+        self._assembler = Assembler()
+        self.chats = 0
+        """The number of the newest chat."""
+        self.newest: Node | None = None
+        """The newest reply of the policy."""
+
+    def known_ids(self, continues: int) -> Ids | None:
+        """Return the tokens of the chat with the number `continues`, or None if it has no tokens."""
+        ids = self._assembler.tokens(continues)
+        return ids if len(ids) else None
+
+    def assemble(self, number: int, continues: int, response: ChatResponse, purpose: ChatPurpose) -> int:
+        """Add the tokens of a reply. Returns the length of the prompt.
+
+        Raises ReplyUnreadable if the tokens do not fit the earlier chats.
+        """
+        try:
+            return self._assembler.add(number, continues, response, purpose) or 0
+        except InvalidArgument as error:
+            raise ReplyUnreadable(f"the trainer's reply cannot be used: {error}") from None
+
+    def answer(self, asked: Node, response: ChatResponse, number: int, purpose: ChatPurpose) -> None:
+        """Add a reply to the conversation. A judge's reply does not become `newest`."""
+        reply = self.conversation.answer(asked, response.message, number)
+        if purpose is ChatPurpose.POLICY:
+            self.newest = reply
+
+    def up_to_newest(self, name: str) -> ConversationStart:
+        """Return the conversation up to the newest reply. It is empty before the first reply."""
+        if self.newest is None:
+            return [], None
+        messages = path(self.newest)
+        return messages, ChatRef(name, self.newest.chat, len(messages))
+
+    def assembled(self, name: str, *, refer: bool) -> Sample:
+        """Return the sample. With `refer`, its segments refer to chats and have no tokens."""
+        messages, begins = self.up_to_newest(name)
+        reason = self._assembler.reason
+        return Sample(
+            messages=messages,
+            begins=begins,
+            segments=self._assembler.references() if refer else self._assembler.segments(),
+            trainable=not reason,
+            not_trainable_reason=reason,
+        )
+
+
+class Samples(dict[str, SampleState]):
+    """The samples of one run by name, in the order in which they began."""
+
+    __slots__ = ("_unsampled",)
+
+    def __init__(self) -> None:
+        self._unsampled: SampleState | None = None
+        """The final messages of a run without a sample."""
+
+    def frozen(self, messages: Sequence[Any], field: str) -> ConversationStart:
+        """Return own copies of the agent's final messages. Raises InvalidArgument."""
+        name = "main" if "main" in self else next(iter(self), "")
+        state = self.get(name)
+        if state is None:
+            state = self._unsampled = SampleState()
+        position = state.conversation.insert(plain(messages, field), field)
+        begins = ChatRef(name, position.continues, position.prefix_len) if position.continues else None
+        return state.conversation.messages(position.node), begins
+
+    def newest(self) -> ConversationStart:
+        """Return the first sample's conversation up to its newest reply."""
+        name, state = next(iter(self.items()), ("", SampleState()))
+        return state.up_to_newest(name)
+
+    def turns(self) -> int:
+        """Return the largest number of chats in one sample."""
+        return max((state.chats for state in self.values()), default=0)
+
+    def tool_messages(self, given: Sequence[Message]) -> Mapping[str, int]:
+        """Return how many tool messages answer each call id. Tool messages in `given` do not count.
+
+        `given` has the messages of the request.
+        """
+        most: dict[str, int] = {}
+        for state in (*self.values(), self._unsampled):
+            for call_id, count in state.conversation.tool_messages().items() if state else ():
+                most[call_id] = max(count, most.get(call_id, 0))
+        before: dict[str, int] = {}
+        for message in given if most else ():
+            count_tool_message(message, before)
+        return {call_id: max(0, count - before.get(call_id, 0)) for call_id, count in most.items()}
+
+    def assembled(self, *, refer: bool) -> dict[str, Sample]:
+        """Return the samples that have a reply."""
+        return {name: state.assembled(name, refer=refer) for name, state in self.items() if state.newest is not None}
+
+
+def plain(messages: Any, field: str) -> list[Any]:
+    """Return messages as a list of dicts. A message can be a dict or a pydantic model. Raises InvalidArgument."""
+    if not isinstance(messages, list | tuple):
+        raise InvalidArgument(field, f"is a {type(messages).__name__}, not a list")
+    if all(type(message) is dict for message in messages):
+        return messages if isinstance(messages, list) else list(messages)
+    return [dump_model(message) for message in messages]

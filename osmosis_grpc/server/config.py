@@ -1,0 +1,19 @@
+"""The configuration of an agent server."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from osmosis_grpc.engine import EngineConfig
+from osmosis_grpc.wire.rollout import MAX_METADATA_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig(EngineConfig):
+    """The configuration of the engine, and the fields that only a server has. Sizes are in bytes."""
+
+    allow_targets: Sequence[str] = ()
+    """Callback addresses that are allowed in addition to the addresses that link/target_policy.py allows."""
+    max_metadata_bytes: int = MAX_METADATA_BYTES
+    """The largest metadata of a rollout."""
+    disk_budget: int = 10 * 1024**3
+    """The largest size of the journal. When the journal is larger, the oldest settled rollouts are dropped."""

@@ -1,0 +1,461 @@
+"""The Journal in SQLite. An append becomes rows of the next commit. Settled rollouts are read from the file.
+
+The table of events is ordered by position and contains each event in wire form. The row of an ended rollout contains
+the positions of the rollout's events, so the table of events needs no second index. Memory holds the positions of
+unsettled rollouts only.
+
+The journal's clock measures how long a rollout has run, and how long the journal has kept a rollout. The clock is
+monotonic, and it runs only while a process has the journal open. A jump of the wall clock does not make a rollout
+older. Time without a server does not make a rollout older, either. The process writes the clock's time to the journal,
+and the next process continues from this time.
+"""
+
+import asyncio
+import functools
+import json
+import logging
+import sqlite3
+import time
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from osmosis_grpc.engine.journal_port import EVERY, Figures, Journal, RolloutFilter, Trajectories
+from osmosis_grpc.storage.journal import schema
+from osmosis_grpc.storage.journal.credentials import Secrets, has_secrets
+from osmosis_grpc.storage.journal.open_rollouts import Key, OpenRollout, OpenRollouts
+from osmosis_grpc.storage.journal.reader import Reader, read_on_thread, unavailable
+from osmosis_grpc.storage.journal.repair import mend
+from osmosis_grpc.storage.journal.rows import EVENT_BYTES, Dropped, accept_row, accepted_columns, end_row, settle_row
+from osmosis_grpc.storage.journal.writer import Batch, Latest, Token, Writer
+from osmosis_grpc.storage.sqlite.checksum import event_sum, with_sum
+from osmosis_grpc.storage.sqlite.database import LockedFile, connect, explained
+from osmosis_grpc.supervise import Supervisor
+from osmosis_grpc.types import CompletionStatus, JournaledRollout, TrajectoryEvent, events
+from osmosis_grpc.wire.event import kind_to_bytes
+
+CLOCK_INTERVAL = 1.0
+"""When the journal's time was written this many seconds ago, the next event writes the time again."""
+CACHED = 256
+"""The cache has the results of `find` for at most this many rollouts."""
+CACHED_BYTES = 64 * 1024
+"""The cache takes a result of `find` only if the Inits in this result have at most this many bytes."""
+VERSIONS = 64
+"""The journal stores at most this many versions of agents."""
+_VERSION = "agent version "
+"""The names of the facts about agent versions begin with this text."""
+_OLD_VERSIONS = """DELETE FROM facts WHERE name IN (SELECT name FROM facts WHERE name LIKE 'agent version %'
+    ORDER BY json_extract(value, '$.time') DESC LIMIT -1 OFFSET ?)"""
+_DELETE = """DELETE FROM events WHERE position IN (SELECT value FROM json_each(?))
+    AND sequence IN (SELECT value FROM json_each(?))"""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+log = logging.getLogger(__name__)
+
+
+def _reads(method: "Callable[Concatenate[SqliteJournal, P], R]") -> "Callable[Concatenate[SqliteJournal, P], R]":
+    """Make a method raise Unavailable when the disk cannot be read."""
+
+    @functools.wraps(method)
+    def read(self: "SqliteJournal", /, *args: P.args, **named: P.kwargs) -> R:
+        with unavailable():
+            try:
+                return method(self, *args, **named)
+            except schema.Damaged:  # perhaps a sweep has deleted rows between two statements
+                with self._reader.snapshot():
+                    return method(self, *args, **named)
+
+    return read
+
+
+class SqliteJournal(Journal):
+    """Opens, creates or repairs the journal in a folder. Raises JournalError. Belongs to the running event loop."""
+
+    durable = True
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        record_ttl: float = 3600.0,
+        budget: int = 10 * 1024**3,
+        supervisor: Supervisor | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        with explained(schema.JOURNAL, folder, "stop it"), ExitStack() as stack:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file = LockedFile(folder / schema.FILE, folder / "lock", schema.JOURNAL)
+            stack.callback(file.close)
+            created = mend(file.database, file.path)
+            self.path = file.path
+            self.secrets = Secrets(folder / "credentials")
+            self.reads = connect(file.path)
+            stack.callback(self.reads.close)
+            self.reads.execute("PRAGMA query_only = 1")
+            self._reader = Reader(self.reads)
+            super().__init__(str(self._reader.fact("journal_id")))
+            self._restore(created)
+            ahead = self._clock_written - monotonic()
+            self._now: Callable[[], float] = lambda: monotonic() + ahead
+            self.open_rollouts = OpenRollouts(budget)
+            self._found: OrderedDict[str, Sequence[JournaledRollout]] = OrderedDict()
+            self._dropping: dict[int, str] = {}
+            """The ids of the rollouts whose deletion is not committed yet, by sequence."""
+            self._record_ttl = record_ttl
+            self._budget = budget
+            self._used = 0
+            """Bytes of the file that are in use."""
+            self._sweeping = self._closed = False
+            self._loop = asyncio.get_running_loop()
+            file.database.execute(schema.FACT, schema.fact("closed", 0))
+            self.writer = Writer(
+                file, self._report, self._report_problem, self._measured, supervisor or Supervisor("the journal")
+            )
+            self._release = stack.pop_all().close
+
+    def _restore(self, created: bool) -> None:
+        """Read the counters, the clock, and how the previous process ended."""
+        fact = self._reader.fact
+        (position,) = self.reads.execute("SELECT max(position) FROM events").fetchone()
+        (sequence,) = self.reads.execute("SELECT max(sequence) FROM rollouts").fetchone()
+        self.forgotten_position = int(fact("forgotten_position") or 0)
+        self.last_position = self._written = max(position or 0, self.forgotten_position)
+        self.last_sequence = max(sequence or 0, int(fact("last_sequence") or 0))
+        self.crashed = not (created or fact("closed"))
+        self._clock_written = float(fact("clock"))
+        """The journal's time when the clock was last written."""
+
+    def close(self) -> None:
+        self._closed = True
+        self._write_clock(self._now())
+        self.writer.batch().latest["closed"] = Latest(schema.FACT, schema.fact("closed", 1))
+        self.writer.close()
+        self._release()
+
+    def figures(self) -> Figures:
+        size = sum(file.stat().st_size for file in (self.path, Path(f"{self.path}-wal")) if file.exists())
+        return Figures(size, self.writer.commits, self.writer.commit_seconds)
+
+    # Writing.
+
+    def append(self, event: TrajectoryEvent, size: int, token: Any, entry: JournaledRollout | None = None) -> bool:
+        number, body = kind_to_bytes(event.kind)
+        try:
+            self._append(event, number, body, token, entry)
+        except Exception as error:  # rows and positions perhaps disagree, so nothing more is committed
+            self.writer.broken(error)
+            self._loop.call_soon(self.on_commit, [token], False)
+        return False
+
+    def _append(
+        self, event: TrajectoryEvent, number: int, body: bytes, token: Any, entry: JournaledRollout | None
+    ) -> None:
+        self._written = position = self._written + 1
+        key = event.rollout_id, event.attempt
+        batch = self.writer.batch()
+        now = self._now()
+        if entry is not None:
+            rollout = OpenRollout(entry.sequence, key, entry.owner, position, now)
+            self.open_rollouts.by_key[key] = rollout
+            self.last_sequence = max(self.last_sequence, entry.sequence)
+            batch.rows[schema.ACCEPT].append(accept_row(entry, position, now))
+            if has_secrets(entry.init):
+                batch.before.append(lambda: self.secrets.put(entry.init))
+        else:
+            rollout = self.open_rollouts.by_key[key]
+        rollout.positions.append(position)
+        self.open_rollouts.grow(rollout, len(body) + EVENT_BYTES)
+        if now >= self._clock_written + CLOCK_INTERVAL:
+            self._write_clock(now)
+        row = position, rollout.sequence, event.number, event.time, number, body
+        batch.rows[schema.EVENT].append((*row, event_sum(*row)))
+        batch.tokens.append((rollout, position, token))
+        update = _UPDATES.get(type(event.kind))
+        if update is not None:
+            update(self, batch, rollout, event)
+
+    def _start(self, batch: Batch, rollout: OpenRollout, event: TrajectoryEvent) -> None:
+        rollout.start_time = event.time
+
+    def _end(self, batch: Batch, rollout: OpenRollout, event: TrajectoryEvent) -> None:
+        assert isinstance(event.kind, events.Ended)
+        completion = event.kind.completion
+        rollout.settled = (completion.status, completion.finish_reason) == (CompletionStatus.CANCELLED, "superseded")
+        self.open_rollouts.end(rollout)
+        times = rollout.start_time, event.time
+        rollout.end = completion.status.value, *times, rollout.positions[-1], self._now()
+        batch.rows[schema.END].append(end_row(rollout, event.number))
+        if rollout.settled:
+            batch.after.append(lambda: self.secrets.drop(*rollout.key))
+
+    def _settle(self, batch: Batch, rollout: OpenRollout, event: TrajectoryEvent) -> None:
+        rollout.settled = True
+        batch.rows[schema.SETTLE].append(settle_row(rollout, event.number))
+        batch.after.append(lambda: self.secrets.drop(*rollout.key))  # runs when the acknowledgement is on disk
+
+    def repoint(self, entry: JournaledRollout) -> None:
+        init = entry.init
+        rollout = self.open_rollouts.by_key.get((init.request.rollout_id, init.request.attempt))
+        if rollout is None or rollout.settled:
+            return
+        columns = accepted_columns(entry, rollout.accepted, rollout.accepted_at)
+        values = entry.attachment_id, columns[schema.CALLBACK], columns[-1], entry.sequence
+        self.writer.batch().latest[entry.sequence] = Latest(
+            "UPDATE rollouts SET attachment_id = ?, callback = ?, accept_sum = ? WHERE sequence = ?",
+            values,
+            lambda: self.secrets.put(init),
+        )
+
+    def count_deaths(self, entry: JournaledRollout, deaths: int) -> None:
+        row = deaths, schema.deaths_sum(entry.sequence, deaths), entry.sequence
+        self.writer.batch().statements.append(
+            ("UPDATE rollouts SET deaths = ?, deaths_sum = ? WHERE sequence = ?", row)
+        )
+
+    def add_tombstone(self, owner: str, rollout_id: str, attempt: int, seconds: float) -> None:
+        until = self._now() + seconds if seconds > 0 else 0.0
+        row = with_sum(b"tombstones.checksum", (owner, rollout_id, attempt, until))
+        self.writer.batch().latest[owner, rollout_id] = Latest(
+            "INSERT OR REPLACE INTO tombstones VALUES (?, ?, ?, ?, ?)", row
+        )
+
+    def keep_version(self, digest: str, parts: Mapping[str, str]) -> None:
+        value = json.dumps({"time": time.time(), "parts": dict(parts)})
+        fact = schema.fact(_VERSION + digest, value)
+        self.writer.batch().statements += [(schema.FACT, fact), (_OLD_VERSIONS, (VERSIONS,))]
+
+    def barrier(self, then: Callable[[bool], None]) -> None:
+        self.writer.batch().barriers.append(then)
+
+    def forget(self, rollout_id: str, attempt: int) -> None:
+        rollout = self.open_rollouts.by_key.get((rollout_id, attempt))
+        if rollout is not None:
+            self.open_rollouts.close(rollout)
+        with suppress(sqlite3.Error):
+            rows = self.reads.execute(
+                "SELECT sequence, rollout_id, attempt, positions, size FROM rollouts "
+                "WHERE rollout_id = ? AND attempt = ?",
+                (rollout_id, attempt),
+            ).fetchall()
+            self._drop([Dropped(*row) for row in rows])
+            if rows:
+                self.secrets.drop(rollout_id, attempt)
+
+    def sweep(self) -> None:
+        now = self._now()
+        self._write_clock(now)
+        self.writer.batch().statements.append(("DELETE FROM tombstones WHERE until < ?", (now,)))
+        self._drop_overdue()
+
+    def _measured(self, used: int) -> None:
+        self._used = used
+        if used > self._budget:
+            self._drop_overdue()
+
+    def _drop_overdue(self) -> None:
+        """Drop a slice of the overdue rollouts. After the commit, drop the next slice, until no rollout is overdue.
+
+        If the journal cannot be read, a later sweep drops the rollouts.
+        """
+        if self._sweeping or self._closed:
+            return
+        try:
+            rows = self._reader.overdue(self._now() - self._record_ttl, self._used - self._budget)
+        except sqlite3.Error as error:
+            log.warning("the journal cannot be read: %s; no rollout is dropped", error)
+            return
+        if rows:
+            self._sweeping = True
+            self._drop(rows)
+            self.barrier(self._swept)
+
+    def _swept(self, ok: bool) -> None:
+        self._sweeping = False
+        if ok:
+            self._drop_overdue()
+
+    def _write_clock(self, now: float) -> None:
+        self._clock_written = now
+        self.writer.batch().latest["clock"] = Latest(schema.FACT, schema.fact("clock", now))
+
+    def _drop(self, rows: Sequence[Dropped]) -> None:
+        """Delete rollouts. The file shrinks later than the commit."""
+        rows = [row for row in rows if row.sequence not in self._dropping]
+        if not rows:
+            return
+        positions = array("Q")
+        batch = self.writer.batch()
+        for row in rows:
+            self._dropping[row.sequence] = row.rollout_id
+            self._found.pop(row.rollout_id, None)
+            if row.positions is None:
+                batch.statements.append(("DELETE FROM events WHERE sequence = ?", (row.sequence,)))
+            else:
+                positions.frombytes(row.positions)
+        sequences = [row.sequence for row in rows]
+        self.forgotten_position = max([self.forgotten_position, *positions])
+        batch.statements += [
+            (_DELETE, (json.dumps(positions.tolist()), json.dumps(sequences))),
+            ("DELETE FROM rollouts WHERE sequence IN (SELECT value FROM json_each(?))", (json.dumps(sequences),)),
+            (schema.FACT, schema.fact("forgotten_position", self.forgotten_position)),
+            (schema.FACT, schema.fact("last_sequence", self.last_sequence)),
+        ]
+        batch.after.append(lambda: self._dropped(sequences))
+        batch.shrinks = True
+
+    def _dropped(self, sequences: Sequence[int]) -> None:
+        """Remove rollouts from `_dropping`. Called on the writer's thread after the commit of the deletion."""
+        for sequence in sequences:
+            self._dropping.pop(sequence, None)
+
+    def _report(self, tokens: list[Token], ok: bool) -> None:
+        """Note and report whether events are committed. Called on the event loop.
+
+        `ok` is False if these events cannot be committed.
+        """
+        try:
+            self._note(tokens, ok)
+        except Exception as error:
+            self.writer.broken(error)
+        self.on_commit([token for _, _, token in tokens], ok)
+
+    def _note(self, tokens: list[Token], ok: bool) -> None:
+        for rollout, position, _ in tokens:
+            if ok:
+                rollout.committed += 1
+                self.last_position = position
+            else:
+                del rollout.positions[rollout.committed :]
+                if not rollout.committed:  # the acceptance of the rollout was not committed
+                    self.secrets.drop(*rollout.key)
+            if rollout.committed == len(rollout.positions) and (rollout.settled or not rollout.committed):
+                self.open_rollouts.close(rollout)
+            if self._found:
+                self._found.pop(rollout.key[0], None)
+
+    def _report_problem(self, problem: str) -> None:
+        self.problem = problem
+        self._dropping.clear()  # the rows are perhaps still in the file, so the next sweep drops them again
+        self.on_problem(problem)
+
+    # Reading.
+
+    @_reads
+    def events(self, rollout_id: str, attempt: int, after: int, limit: int) -> Sequence[TrajectoryEvent]:
+        rollout = self.open_rollouts.by_key.get((rollout_id, attempt))
+        if rollout is not None:
+            positions = rollout.positions[after : min(after + limit, rollout.committed)]
+        else:
+            positions = self._reader.positions(rollout_id, attempt)[after : after + limit]
+        return self._reader.events(rollout_id, attempt, positions)
+
+    @_reads
+    def all_events(self, owner: str, after: int, limit: int) -> tuple[Sequence[tuple[int, TrajectoryEvent]], int]:
+        return self._reader.all_events(owner, after, self.last_position, limit)
+
+    def size(self, rollout_id: str, attempt: int) -> int:
+        """Return about how many bytes the completion of an ended rollout takes in memory until its delivery."""
+        rollout = self.open_rollouts.by_key.get((rollout_id, attempt))
+        return 2048 + (rollout.size // 4 if rollout else 0)
+
+    @_reads
+    def find(self, rollout_id: str) -> Sequence[JournaledRollout]:
+        found = self._found.get(rollout_id)
+        if found is None:
+            found = [self._with_credentials(entry) for entry in self._reader.find(rollout_id)]
+            small = sum(entry.init.size for entry in found) <= CACHED_BYTES
+            if found and small and rollout_id not in self._dropping.values():
+                self._found[rollout_id] = found
+                if len(self._found) > CACHED:
+                    self._found.popitem(last=False)
+        return found
+
+    @_reads
+    def find_by_key(self, owner: str, idempotency_key: str) -> str:
+        return self._reader.find_by_key(owner, idempotency_key)
+
+    async def entries(
+        self, owner: str, after: int, limit: int, where: RolloutFilter = EVERY
+    ) -> Sequence[JournaledRollout]:
+        return await read_on_thread(self.path, lambda reader: reader.entries(owner, after, limit, where))
+
+    async def read_apart(self, read: Callable[[Trajectories], R]) -> R:
+        return await read_on_thread(self.path, lambda reader: read(reader.trajectory))
+
+    @_reads
+    def unsettled(self) -> Sequence[JournaledRollout]:
+        """Return the unsettled rollouts, and open them again. Deletes the credentials of all other rollouts."""
+        found: list[JournaledRollout] = []
+        kept: list[Key] = []
+        for row, trail in self._reader.unsettled():
+            entry = self._with_credentials(self._reader.entry(row, row.wrong() or trail.wrong(row)))
+            request = entry.init.request
+            if entry.damage:
+                log.error(
+                    "rollout %s attempt %d is damaged in the journal %s: %s; it ends FAILED (server, DATA_LOSS)",
+                    request.rollout_id,
+                    request.attempt,
+                    self.path,
+                    entry.damage,
+                )
+            key = request.rollout_id, request.attempt
+            rollout = self.open_rollouts.by_key[key] = OpenRollout(
+                entry.sequence,
+                key,
+                entry.owner,
+                row.accepted,
+                row.accepted_at,
+                trail.positions,
+                len(trail.positions),
+                start_time=entry.start_time,
+                end=(row.state, row.start_time, row.end_time, row.ended, row.ended_at),
+                ended=entry.end_time is not None,
+            )
+            self.open_rollouts.grow(rollout, trail.size)
+            kept.append(key)
+            found.append(replace(entry, last_number=len(trail.positions)))
+        self.secrets.keep(kept)
+        return found
+
+    @_reads
+    def tombstones(self) -> Sequence[tuple[str, str, int, float]]:
+        now = self._now()
+        return self.reads.execute(
+            "SELECT owner, rollout_id, attempt, until - ? FROM tombstones WHERE until > ?", (now, now)
+        ).fetchall()
+
+    @_reads
+    def version(self, digest: str) -> Mapping[str, str]:
+        value = self._reader.fact(_VERSION + digest)
+        return dict(json.loads(value)["parts"]) if value else {}
+
+    @property
+    def live_size(self) -> int:
+        """Twice the bytes that running rollouts take in the file.
+
+        Memory has the messages and tokens of a rollout twice, because a sample has copies of them.
+        """
+        return 2 * self.open_rollouts.live_size
+
+    def elapsed(self, entry: JournaledRollout) -> float:
+        return max(0.0, self._now() - entry.accepted_at)
+
+    def has_room(self, owner: str) -> bool:
+        return self.open_rollouts.has_room(owner)
+
+    def _with_credentials(self, entry: JournaledRollout) -> JournaledRollout:
+        """Return an entry with its stored credentials. Returns the entry of a settled rollout unchanged."""
+        return entry if entry.settled else replace(entry, init=self.secrets.add_to(entry.init))
+
+
+_UPDATES = {
+    events.Started: SqliteJournal._start,
+    events.Ended: SqliteJournal._end,
+    events.Delivered: SqliteJournal._settle,
+}

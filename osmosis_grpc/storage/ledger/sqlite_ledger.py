@@ -1,0 +1,243 @@
+"""The Ledger in SQLite. Each call becomes statements of the next commit.
+
+The ledger stores attachment ids, rollouts with their Init and attempt, and answered chats. It stores a completion until
+the confirmation, and the ids of a confirmed completion for some time after that. Messages are stored in wire form,
+without credentials and callback states.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from osmosis_grpc.errors import LedgerError
+from osmosis_grpc.storage.ledger.ledger_port import ChatRow, Ledger, LedgerRollout, Then
+from osmosis_grpc.storage.ledger.rows import Found, end_sum, read_rollout, restore
+from osmosis_grpc.storage.ledger.schema import LEDGER
+from osmosis_grpc.storage.ledger.writer import COMMIT, Statement, Writer
+from osmosis_grpc.storage.sqlite.checksum import row_sum, with_sum
+from osmosis_grpc.storage.sqlite.database import LockedFile, explained
+from osmosis_grpc.supervise import Supervisor
+from osmosis_grpc.types import Completion
+
+_ASSIGN = """
+INSERT INTO rollout (rollout_id, attempt, server_key, affinity_key, init, assignment_sum) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (rollout_id) DO UPDATE SET attempt = excluded.attempt, server_key = excluded.server_key,
+    affinity_key = excluded.affinity_key, init = excluded.init, assignment_sum = excluded.assignment_sum,
+    tools = NULL, result_id = NULL, completion = NULL, ended = NULL, tools_sum = NULL, end_sum = NULL
+    WHERE excluded.attempt > rollout.attempt OR rollout.result_id IS NULL
+"""
+_ENTER = """
+INSERT INTO rollout (rollout_id, attempt, server_key, affinity_key, init, assignment_sum) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (rollout_id) DO UPDATE SET attempt = excluded.attempt, server_key = '', affinity_key = '', init = NULL,
+    tools = NULL, assignment_sum = excluded.assignment_sum, result_id = NULL, completion = NULL, ended = NULL,
+    tools_sum = NULL, end_sum = NULL
+    WHERE excluded.attempt > rollout.attempt
+"""
+_CHAT = """
+INSERT OR REPLACE INTO chat
+    (position, rollout_id, attempt, sample, number, continues, offered, question, reply, checksum)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_COMPLETE = """
+UPDATE rollout SET result_id = ?, completion = ?, ended = ?, end_sum = ?
+WHERE rollout_id = ? AND attempt = ? AND result_id IS NULL
+"""
+_ADD_CONFIRMED = """
+INSERT OR REPLACE INTO confirmed
+SELECT rollout_id, attempt, result_id, ?, ? FROM rollout WHERE rollout_id = ? AND attempt = ? AND result_id = ?
+"""
+_ORPHANS = "DELETE FROM chat WHERE rollout_id = ? AND rollout_id NOT IN (SELECT rollout_id FROM rollout)"
+_CHATS_TO = "DELETE FROM chat WHERE rollout_id = ? AND attempt <= ?"
+_SET_ATTACHMENT = """
+INSERT INTO attachment VALUES (?, ?, ?, ?, ?) ON CONFLICT (server_key) DO UPDATE SET
+    attachment_id = excluded.attachment_id, journal_id = excluded.journal_id, seen = excluded.seen,
+    checksum = excluded.checksum
+"""
+_CALLBACK_KEYS = {"run": "", "secret": "callbacks"}
+"""The server_keys of the attachments whose ids are the callback run and the callback secret."""
+
+
+class SqliteLedger(Ledger):
+    """A ledger file. From open() to close(), the file belongs to one process and one event loop."""
+
+    def __init__(self, file: LockedFile, found: Found, supervisor: Supervisor) -> None:
+        self.name = str(file.path)
+        self._rollouts, self._attachments = found.rollouts, found.attachments
+        self._position = found.last_position
+        """The position of the newest chat."""
+        self.unconfirmed = {r.rollout_id: r.attempt for r in self._rollouts if r.result_id and r.confirmed is None}
+        self.writer = Writer(file, COMMIT, supervisor)
+
+    @classmethod
+    async def open(cls, path: str | Path, ttl: float, supervisor: Supervisor | None = None) -> "SqliteLedger":
+        """Open or create a ledger file. Raises LedgerError, for example if another process has the file open."""
+        file, found = await asyncio.to_thread(_open_file, Path(path), ttl)
+        return cls(file, found, supervisor or Supervisor("the ledger"))
+
+    def take_restored(self) -> list[LedgerRollout]:
+        taken, self._rollouts = self._rollouts, []
+        return taken
+
+    # Attachments.
+
+    def attachment(self, server_key: str) -> tuple[str, str]:
+        known = self._attachments.get(server_key)
+        if known is None:
+            known = self._attachments[server_key] = secrets.token_urlsafe(24), ""
+            self.record_server(server_key, "")
+        return known
+
+    def record_server(self, server_key: str, journal_id: str) -> None:
+        attachment_id, _ = self._attachments[server_key]
+        self._attachments[server_key] = attachment_id, journal_id
+        row = server_key, attachment_id, journal_id, time.time()
+        self.writer.write([(_SET_ATTACHMENT, with_sum(b"attachment.checksum", row))])
+
+    def callback_id(self, use: Literal["run", "secret"]) -> str:
+        server_key = _CALLBACK_KEYS[use]
+        attachment_id, _ = self.attachment(server_key)
+        self.record_server(server_key, "")  # records the time of this use
+        return attachment_id
+
+    # Rollouts.
+
+    def record_assignment(
+        self, rollout_id: str, attempt: int, init: bytes, server_key: str, affinity_key: str, then: Then
+    ) -> None:
+        self.unconfirmed.pop(rollout_id, None)
+        row = rollout_id, attempt, server_key, affinity_key, init
+        assign = _ASSIGN, with_sum(b"rollout.assignment_sum", row)
+        self.writer.write([assign, *_drop_lower(rollout_id, attempt)], then)
+
+    def opened(self, rollout_id: str, attempt: int, tools: bytes) -> None:
+        check = row_sum(b"rollout.tools_sum", (rollout_id, attempt, tools))
+        self.writer.write(
+            [
+                (
+                    "UPDATE rollout SET tools = ?, tools_sum = ? WHERE rollout_id = ? AND attempt = ?",
+                    (tools, check, rollout_id, attempt),
+                )
+            ]
+        )
+
+    def chat(self, kept: ChatRow, then: Then, *, enter: bool) -> None:
+        statements = self._enter(kept.rollout_id, kept.attempt) if enter else []
+        self.writer.write([*statements, self._chat(kept)], then)
+
+    def complete(
+        self,
+        completion: Completion,
+        data: bytes,
+        then: Then,
+        *,
+        enter: bool,
+        confirmed: bool,
+        chats: Sequence[ChatRow] = (),
+    ) -> None:
+        rollout_id, attempt, result_id = name = completion.rollout_id, completion.attempt, completion.result_id
+        statements = self._enter(rollout_id, attempt) if enter else []
+        if chats:
+            statements += [(_CHATS_TO, (rollout_id, attempt)), *map(self._chat, chats)]
+        end = result_id, data, time.time()
+        statements.append((_COMPLETE, (*end, end_sum(rollout_id, attempt, *end), rollout_id, attempt)))
+        if confirmed:
+            statements += _confirm(*name)
+        self.writer.write(statements, then)
+
+    async def confirm(self, rollout_id: str, attempt: int, result_id: str) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def committed(_: Any, error: LedgerError | None) -> None:
+            if error is None and self.unconfirmed.get(rollout_id) == attempt:
+                del self.unconfirmed[rollout_id]
+            if not future.done():
+                future.set_result(None) if error is None else future.set_exception(error)
+
+        self.writer.write(_confirm(rollout_id, attempt, result_id), committed)
+        await future
+
+    def _enter(self, rollout_id: str, attempt: int) -> list[Statement]:
+        """Return the statements that add a new attempt. Drops the unconfirmed completion of a lower attempt."""
+        if self.unconfirmed.get(rollout_id, attempt) < attempt:
+            del self.unconfirmed[rollout_id]
+        row = rollout_id, attempt, "", "", None
+        return [(_ENTER, with_sum(b"rollout.assignment_sum", row)), *_drop_lower(rollout_id, attempt)]
+
+    def _chat(self, kept: ChatRow) -> Statement:
+        """Return the statement that adds a chat after all other chats."""
+        self._position += 1
+        return _CHAT, with_sum(b"chat.checksum", (self._position, *kept))
+
+    def drop(self, rollout_id: str, attempt: int) -> None:
+        self.writer.write(
+            [
+                (
+                    "DELETE FROM rollout WHERE rollout_id = ? AND attempt <= ? AND result_id IS NULL",
+                    (rollout_id, attempt),
+                ),
+                (_ORPHANS, (rollout_id,)),
+            ]
+        )
+
+    def forget(self, rollout_ids: Iterable[str]) -> None:
+        statements: list[Statement] = []
+        for rollout_id in rollout_ids:
+            name = (rollout_id,)
+            statements += [
+                ("DELETE FROM rollout WHERE rollout_id = ? AND result_id IS NULL", name),
+                ("DELETE FROM confirmed WHERE rollout_id = ?", name),
+                (_ORPHANS, name),
+            ]
+        if statements:
+            self.writer.write(statements)
+
+    def fetch(self, rollout_id: str, then: Then) -> None:
+        self.writer.read(partial(read_rollout, rollout_id=rollout_id), then)
+
+    async def written(self) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.writer.write((), lambda _, error: None if future.done() else future.set_result(None))
+        await future
+
+    async def close(self) -> None:
+        """Commit all queued writes, and release the file."""
+        await self.writer.close()
+
+
+def _open_file(path: Path, ttl: float) -> tuple[LockedFile, Found]:
+    """Open a ledger's file for this process alone, and read it. Raises LedgerError."""
+    with explained(LEDGER, path, "end that one, or name another ledger"), ExitStack() as stack:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise LedgerError(f"the ledger {path} is a folder: name a file")
+        file = LockedFile(path, Path(f"{path}.lock"), LEDGER)
+        stack.callback(file.close)
+        found = restore(file.database, path, ttl)
+        stack.pop_all()
+    return file, found
+
+
+def _drop_lower(rollout_id: str, attempt: int) -> list[Statement]:
+    """Return the statements that delete lower attempts of a rollout. Attempt 1 needs no statements."""
+    if attempt == 1:
+        return []
+    return [
+        ("DELETE FROM chat WHERE rollout_id = ? AND attempt < ?", (rollout_id, attempt)),
+        ("DELETE FROM confirmed WHERE rollout_id = ? AND attempt < ?", (rollout_id, attempt)),
+    ]
+
+
+def _confirm(rollout_id: str, attempt: int, result_id: str) -> list[Statement]:
+    name = rollout_id, attempt, result_id
+    now = time.time()
+    check = row_sum(b"confirmed.checksum", (*name, now))
+    return [
+        (_ADD_CONFIRMED, (now, check, *name)),
+        ("DELETE FROM rollout WHERE rollout_id = ? AND attempt = ? AND result_id = ?", name),
+        (_CHATS_TO, (rollout_id, attempt)),
+    ]

@@ -1,0 +1,75 @@
+"""A lock file that allows one process at a time.
+
+The file contains the id of the process that holds the lock. The lock ends with this process.
+"""
+
+import fcntl
+import os
+import weakref
+from contextlib import suppress
+from pathlib import Path
+
+
+class Locked(Exception):
+    """Another holder has the lock. The text follows "in use by process", and is a process id or "of unknown id"."""
+
+
+class LockLost(Exception):
+    """The lock's file was removed or replaced, so another process can hold a lock of the same name."""
+
+
+class Lock:
+    """Holds the lock until close() or the end of the process. Raises Locked, OSError.
+
+    A forked child of the process does not hold the lock.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path.absolute()
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(self._file, 32, 0).decode("ascii", "replace").strip() or "of unknown id"
+            os.close(self._file)
+            if not isinstance(error, BlockingIOError):
+                raise
+            raise Locked(f"{holder} (this one)" if holder == str(os.getpid()) else holder) from None
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, str(os.getpid()).encode(), 0)
+        _held.add(self)
+
+    def check(self) -> None:
+        """Raise LockLost if the path no longer names the locked file."""
+        mine = os.fstat(self._file)
+        try:
+            found = os.stat(self._path)
+        except FileNotFoundError:
+            raise LockLost(f"the lock {self._path} was removed: {_OTHERS}") from None
+        if (found.st_ino, found.st_dev) != (mine.st_ino, mine.st_dev):
+            raise LockLost(f"the lock {self._path} was replaced: {_OTHERS}")
+
+    def close(self) -> None:
+        """Release the lock. Idempotent."""
+        if self._file >= 0:
+            fcntl.flock(self._file, fcntl.LOCK_UN)  # necessary if a forked child still has the file open
+            self.leave()
+
+    def leave(self) -> None:
+        """Close the file, but do not release the lock. A forked child calls this, because its parent holds the lock."""
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+
+_OTHERS = "another process may write here now, so this one stops; exclude this folder from cleaners of old files"
+_held: "weakref.WeakSet[Lock]" = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for lock in list(_held):
+        with suppress(OSError):
+            lock.leave()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,195 @@
+"""Records the completions that agent servers report, and answers the servers.
+
+If a completion refers to chats that are not in the cache, the recorder first reads the rollout's events. For each
+server, the bytes of the completions that wait for events are limited, because a server could report any number of them.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+
+from osmosis_grpc.errors import Aborted, CallError, Internal, InvalidArgument, Unavailable
+from osmosis_grpc.storage.ledger import ChatRow
+from osmosis_grpc.supervise import Job, OnFailure, Supervisor, job
+from osmosis_grpc.trainer.agent_server_link import AgentServerLink, Report, Rollout, RolloutKey, job_failed
+from osmosis_grpc.trainer.chats.cache import ChatCache
+from osmosis_grpc.trainer.chats.ledger_codec import all_chats
+from osmosis_grpc.types import Completion, Outcome, TrajectoryEvent, events
+
+READ = job("trainer.read_events", OnFailure.REPORT)
+OVERDUE = job("trainer.overdue_outcome", OnFailure.REPORT, "timer")
+
+UNCLAIMED_RETRY = 5.0
+"""When no caller waits for a rollout, its server reports the completion again after this many seconds."""
+
+READING_BYTES = 64 * 1024 * 1024
+"""The most bytes of one server's completions that wait for events. Further completions are refused for now."""
+READING_COST = 64 * 1024
+"""Bytes that are added to the size of each waiting completion."""
+READING_RETRY = 1.0
+"""A server reports a refused completion again after this many seconds."""
+
+READING_LIMIT = 60.0
+"""When an outcome cannot be recorded within this many seconds, its rollout ends with an error."""
+
+ReadingKey = tuple[AgentServerLink, str, int, str]
+
+
+class CompletionRecorder:
+    """Records the completions of all servers.
+
+    `rollouts` maps ids to unfinished rollouts. `on_recorded` is called with each rollout whose completion is recorded.
+    `refused` is called with each rollout whose outcome cannot be used.
+    """
+
+    def __init__(
+        self,
+        cache: ChatCache,
+        rollouts: Mapping[str, Rollout],
+        on_recorded: Callable[[Rollout, Completion], None],
+        refused: Callable[[Rollout, CallError], None],
+        supervisor: Supervisor,
+    ) -> None:
+        self._cache = cache
+        self._rollouts = rollouts
+        self._on_recorded = on_recorded
+        self._refused = refused
+        self._supervisor = supervisor
+        self._reading: dict[ReadingKey, asyncio.Task[None]] = {}
+        self._overdue: dict[RolloutKey, asyncio.TimerHandle] = {}
+        """One timer for each rollout with an outcome that cannot be recorded yet."""
+        self._waiting_bytes: Counter[AgentServerLink] = Counter()
+
+    def record(self, report: Report) -> None:
+        """Record a completion and answer its server. If needed, read the rollout's events first.
+
+        Raises Aborted for a lower attempt. Raises Unavailable if no caller waits for the rollout, or if too many of the
+        server's completions wait for events.
+        """
+        completion = report.completion
+        rollout = self._rollouts.get(completion.rollout_id)
+        if rollout is None and not self._cache.knows(completion.rollout_id):
+            raise _unclaimed(completion)
+        cache = self._cache.rollout(completion.rollout_id, completion.attempt, time.monotonic())
+        if rollout is not None and completion.attempt < rollout.request.attempt:
+            raise Aborted(
+                f"rollout {completion.rollout_id} is at attempt {rollout.request.attempt}",
+                rollout_id=completion.rollout_id,
+                attempt=rollout.request.attempt,
+            )
+        if cache.result_id is None and rollout is None:
+            raise _unclaimed(completion)
+        if cache.result_id is None and cache.lacks(completion):
+            self._read(report)
+        else:
+            self._record(report)
+
+    def close(self) -> None:
+        """Read no more events."""
+        for task in self._reading.values():
+            task.cancel()
+        for timer in self._overdue.values():
+            timer.cancel()
+
+    def _record(self, report: Report, chats: Sequence[ChatRow] = ()) -> None:
+        def done(outcome: Outcome | CallError, recorded: Completion | None) -> None:
+            rollout = self._rollouts.get(report.completion.rollout_id)
+            if recorded is not None and rollout is not None:
+                self._on_recorded(rollout, recorded)
+            report.reply(outcome)
+
+        rollout = self._rollouts.get(report.completion.rollout_id)
+        if rollout is not None and rollout.request.evaluation and not report.completion.evaluation:
+            # An older server does not return `evaluation`. The ledger keeps `raw`, so `raw` gets `evaluation`, too.
+            report.completion, report.raw.evaluation = replace(report.completion, evaluation=True), True
+        abandoned = rollout is not None and rollout.abandoned and not rollout.waiters
+        self._cache.record(report.completion, report.raw, done, abandoned=abandoned, chats=chats)
+
+    def _read(self, report: Report) -> None:
+        """Start to read the rollout's events, unless they are being read."""
+        server, completion = report.server, report.completion
+        if server is None:
+            raise Unavailable("the rollout's events cannot be read: it is at no server", retry_after=READING_RETRY)
+        key = (server, completion.rollout_id, completion.attempt, completion.result_id)
+        if key in self._reading:
+            return
+        size = report.raw.ByteSize() + READING_COST
+        if self._waiting_bytes[server] + size > READING_BYTES:
+            raise Unavailable("too many completions wait for their rollouts' events", retry_after=READING_RETRY)
+
+        def read(_: asyncio.Task[None]) -> None:
+            del self._reading[key]
+            self._waiting_bytes[server] -= size
+            if not self._waiting_bytes[server]:
+                del self._waiting_bytes[server]
+
+        self._waiting_bytes[server] += size
+        fail = partial(self.fail, report, READ)
+        self._reading[key] = self._supervisor.start(READ, partial(self._recover, server, report), fail)
+        self._reading[key].add_done_callback(read)
+        self._limit(server, report)
+
+    def _limit(self, server: AgentServerLink, report: Report) -> None:
+        """End the rollout with an error unless its outcome is recorded in time."""
+        key = report.completion.rollout_id, report.completion.attempt
+        rollout = self._rollouts.get(key[0])
+        if rollout is None or key in self._overdue:
+            return
+
+        def end() -> None:
+            timer.cancel()
+            if self._overdue.get(key) is timer:
+                del self._overdue[key]
+
+        def overdue() -> None:
+            end()
+            if rollout.done.done() or rollout.key != key:
+                return
+            if rollout.server is None or not rollout.server.attached:  # its server may come back, or be lost
+                self._limit(server, report)
+                return
+            problem = f"it refers to chats that are not known here, nor from its events within {READING_LIMIT:g} s"
+            for (_, *of, _), task in list(self._reading.items()):
+                if tuple(of) == key:
+                    task.cancel()
+            self._refused(rollout, Internal(f"the outcome of rollout {key[0]} from server {server.name}: {problem}"))
+            report.reply(InvalidArgument("completion", problem))
+
+        def fail(error: BaseException) -> None:
+            end()
+            self._refused(rollout, job_failed(OVERDUE, error))
+
+        timer = self._overdue[key] = self._supervisor.call_later(OVERDUE, READING_LIMIT, overdue, report=fail)
+        rollout.done.add_done_callback(lambda _: end())
+
+    def fail(self, report: Report, failed: Job, error: BaseException) -> None:
+        """End a rollout, because this trainer failed to record its outcome. The server keeps the outcome."""
+        problem = job_failed(failed, error)
+        rollout = self._rollouts.get(report.completion.rollout_id)
+        if rollout is not None and rollout.key == (report.completion.rollout_id, report.completion.attempt):
+            self._refused(rollout, problem)
+        report.reply(problem)
+
+    async def _recover(self, server: AgentServerLink, report: Report) -> None:
+        """Read the missing chats from the rollout's events, and then record the completion."""
+        rollout_id, attempt = report.completion.rollout_id, report.completion.attempt
+        try:
+            trajectory: list[TrajectoryEvent] = []
+            async with aclosing(server.events(rollout_id, attempt, 0, tokens=True)) as stream:
+                async for event in stream:
+                    trajectory.append(event)
+                    if isinstance(event.kind, events.Ended):
+                        break
+            cache = self._cache.rollout(rollout_id, attempt, time.monotonic())
+            cache.restore(trajectory)
+            self._record(report, list(all_chats(rollout_id, attempt, cache.samples)))
+        except CallError as error:
+            report.reply(Unavailable(f"the events that the completion refers to cannot be read: {error}"))
+
+
+def _unclaimed(completion: Completion) -> Unavailable:
+    return Unavailable(f"no caller waits for rollout {completion.rollout_id}", retry_after=UNCLAIMED_RETRY)

@@ -1,0 +1,89 @@
+"""Logs a warning for the first outcome from an earlier run and for the first untrainable rollout, and then totals.
+
+Without logging configuration, Python's handler of last resort writes the warnings to stderr.
+"""
+
+import logging
+
+from osmosis_grpc.types import Completion, CompletionStatus
+from osmosis_grpc.types.completion import clip, printable
+
+log = logging.getLogger(__name__)
+
+MAX_REASON = 512
+"""The most bytes of a reason in a warning."""
+
+
+class EarlierOutcomes:
+    """Counts all outcomes, and the outcomes from an earlier run."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._outcomes = self._earlier = self._reported = self._attempt = 0
+        self._server_restarted = False
+        """Whether a counted outcome ended in an earlier process of the server."""
+        self._changes: dict[str, str] = {}
+
+    def count(self, completion: Completion) -> None:
+        """Count an outcome. Logs a warning at the first outcome from an earlier run."""
+        self._outcomes += 1
+        earlier = completion.from_journal
+        if earlier is None:
+            return
+        self._earlier += 1
+        self._attempt = max(self._attempt, completion.attempt + 1)
+        self._server_restarted |= not earlier.same_process
+        change = earlier.describe_change()
+        if change:
+            self._changes[earlier.agent_loop] = change
+        if self._earlier == 1:
+            self._warn()
+
+    def report(self) -> None:
+        """Log the total if it has grown since the last warning, and start again at zero."""
+        if self._earlier > self._reported:
+            self._warn()
+        self._begin()
+
+    def _warn(self) -> None:
+        self._reported = self._earlier
+        log.warning(
+            "%d of %d outcomes came from an earlier run of the %s; use new ids or attempt=%d to run them again%s",
+            self._earlier,
+            self._outcomes,
+            "server" if self._server_restarted else "trainer",
+            self._attempt,
+            "".join(f"; {change}" for change in self._changes.values()),
+        )
+
+
+class UntrainableOutcomes:
+    """Counts the completed rollouts of one trainer, and the untrainable ones among them."""
+
+    def __init__(self) -> None:
+        self._completed = self._untrainable = 0
+        self._reason = ""
+        """Why the first untrainable rollout is not trainable."""
+
+    def count(self, completion: Completion) -> None:
+        """Count an outcome. Evaluations and rollouts that did not complete are left out."""
+        if completion.evaluation or completion.status is not CompletionStatus.COMPLETED:
+            return
+        self._completed += 1
+        reason = completion.not_trainable_reason
+        self._untrainable += bool(reason)
+        if reason and not self._reason:
+            self._reason = printable(clip(reason, MAX_REASON))
+            log.warning("rollout %s completed but is not trainable: %s", completion.rollout_id, self._reason)
+
+    def report(self) -> None:
+        """Log the total if more than one rollout was untrainable."""
+        if self._untrainable > 1:
+            log.warning(
+                "%d of %d completed rollouts are not trainable; the first one: %s",
+                self._untrainable,
+                self._completed,
+                self._reason,
+            )

@@ -1,0 +1,228 @@
+"""The client of RolloutService: starts, lists, follows and cancels rollouts."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any, Unpack
+
+import grpc
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
+from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
+from osmosis_grpc.errors import CallError, Unavailable
+from osmosis_grpc.link.callback_credentials import narrowed
+from osmosis_grpc.link.channel_options import client_options
+from osmosis_grpc.link.client_calls import call, error_of
+from osmosis_grpc.link.connection_errors import explained
+from osmosis_grpc.link.credentials import Credentials, channel
+from osmosis_grpc.link.tls import ClientTls
+from osmosis_grpc.supervise import Backoff, Supervisor
+from osmosis_grpc.trainer.request_check import RolloutFields, check_selection, checked
+from osmosis_grpc.trainer.transports.callback.calls import raise_if_cancelled
+from osmosis_grpc.trainer.unreachable_servers import Unreached
+from osmosis_grpc.types import (
+    Callback,
+    CancelResult,
+    EarlierRun,
+    InitRequest,
+    RolloutInfo,
+    RolloutRequest,
+    ToolDict,
+    TrajectoryEvent,
+)
+from osmosis_grpc.types.server_info import DrainResult, ServerInfo
+from osmosis_grpc.wire.control import CANCEL_RESULT, DRAIN_RESULT, SERVER_INFO
+from osmosis_grpc.wire.event import event_from_wire
+from osmosis_grpc.wire.message import tools_from_wire
+from osmosis_grpc.wire.rollout import EARLIER_RUN, ROLLOUT, init_to_wire
+
+STREAM_PAUSES = 0.25, 5.0
+"""The first and the longest pause, in seconds, before events() connects again."""
+
+
+@dataclass(frozen=True, slots=True)
+class InitResult:
+    """The answer to an Init."""
+
+    rollout_id: str
+    attempt: int
+    tools: Sequence[ToolDict]
+    created: bool
+    """Whether this call started the rollout. False if an earlier call with the same request had started it."""
+    from_journal: EarlierRun | None = None
+    """Set if the rollout ended in an earlier run of the trainer. The server sends its completion again."""
+
+
+class RolloutClient:
+    """Talks to one agent server. Used as `async with RolloutClient("HOST:PORT") as client`.
+
+    Methods raise CallError. A unary call fails after `timeout` seconds. events() connects again after a break, until
+    the server was away for `lost_after` seconds. Every call sends `token`. `tls` configures TLS. Without TLS, a token
+    is sent only to this machine, unless `insecure` is set. Raises ValueError for a target that is malformed or needs
+    TLS, and TypeError for a `tls` that is not ClientTls.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        timeout: float = 30.0,
+        lost_after: float = 120.0,
+        token: str = "",
+        tls: ClientTls | None = None,
+        insecure: bool = False,
+    ) -> None:
+        if target.startswith(("http://", "https://")) or ":" not in target:
+            raise ValueError(f"target: {target!r} is not HOST:PORT, for example 127.0.0.1:50051")
+        self.target = target
+        self._timeout = timeout
+        self._lost_after = lost_after
+        credentials = Credentials(token=token, tls=tls, insecure=insecure)
+        credentials.check_target(target)
+        self._credentials = credentials
+        self._metadata = credentials.metadata
+        self._supervisor = Supervisor(f"the client of {target}")
+        self._unreached = Unreached(target, self._supervisor)
+        self._channel = channel(target, credentials.tls, client_options())
+        self._stub = services_pb2_grpc.RolloutServiceStub(self._channel)
+        self._closed = False
+
+    async def __aenter__(self) -> "RolloutClient":
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        self._closed = True
+        await self._supervisor.close()
+        await self._channel.close()
+
+    async def init(
+        self,
+        request: RolloutRequest | None = None,
+        *,
+        callback: Callback | None = None,
+        **changes: Unpack[RolloutFields],
+    ) -> InitResult:
+        """Start a rollout. Takes a RolloutRequest, or its fields by name.
+
+        Idempotent: a second call with the same request starts nothing, and returns the same result with `created`
+        false. If the rollout has ended, the server sends its completion again. A higher `attempt` runs the rollout
+        again. `from_journal` is set if the rollout ended in an earlier run of the trainer.
+        """
+        if callback is not None and not isinstance(callback, Callback):
+            raise TypeError(f"callback is a {type(callback).__name__}; use trainer.callback()")
+        wanted = checked(request, changes)
+        if callback is not None and callback.credential:
+            callback = replace(callback, credential=narrowed(callback.credential, wanted.rollout_id))
+        message = init_to_wire(InitRequest(request=wanted, callback=callback))
+        answer = await self._call(self._stub.Init, message)
+        earlier = EARLIER_RUN.field_of(answer, "from_journal")
+        tools = tools_from_wire(answer.tools, "tools")
+        return InitResult(answer.rollout_id, answer.attempt, tools, answer.started, earlier)
+
+    async def get(self, rollout_id: str, attempt: int = 0) -> RolloutInfo:
+        """Returns the state of a rollout; attempt 0 means the highest."""
+        answer = await self._call(self._stub.GetRollout, pb.GetRolloutRequest(rollout_id=rollout_id, attempt=attempt))
+        return ROLLOUT.from_wire(answer.rollout)
+
+    async def rollouts(self, *, group_id: str = "", undelivered: bool = False) -> AsyncIterator[RolloutInfo]:
+        """Yield the caller's rollouts in the order of their acceptance, page by page."""
+        token = ""
+        while True:
+            request = pb.ListRolloutsRequest(page_token=token, group_id=group_id, undelivered=undelivered)
+            answer = await self._call(self._stub.ListRollouts, request)
+            for row in answer.rollouts:
+                yield ROLLOUT.from_wire(row)
+            token = answer.next_page_token
+            if not token:
+                return
+
+    async def cancel(
+        self, rollout_id: str = "", *, group_id: str = "", everything: bool = False, attempt: int = 0, reason: str = ""
+    ) -> list[CancelResult]:
+        """Cancel one rollout, a group, or everything of the caller. Returns a result for each rollout."""
+        check_selection(rollout_id, group_id, everything=everything)
+        request = pb.CancelRequest(attempt=attempt, reason=reason)
+        if everything:
+            request.all = True
+        else:
+            setattr(request, "rollout_id" if rollout_id else "group_id", rollout_id or group_id)
+        return [CANCEL_RESULT.from_wire(row) for row in (await self._call(self._stub.Cancel, request)).results]
+
+    async def events(
+        self, rollout_id: str, *, after: int = 0, attempt: int = 0
+    ) -> AsyncGenerator[TrajectoryEvent, None]:
+        """Yield a rollout's events with numbers above `after`, and then its new events until the last event.
+
+        After a broken stream, a new stream continues with the next event. Events of a newer protocol are left out.
+        Raises Unavailable when the server is lost, and when this client is closed.
+        """
+        answered, backoff = time.monotonic(), Backoff(*STREAM_PAUSES)
+        while True:
+            request = pb.StreamEventsRequest(rollout_id=rollout_id, attempt=attempt, after=after)
+            try:
+                async with aclosing(self._stream(request)) as stream:
+                    async for response in stream:
+                        answered = time.monotonic()
+                        self._unreached.reached()
+                        backoff.reset()
+                        if response.HasField("event"):
+                            after, attempt = response.event.number, response.event.attempt
+                            if response.event.WhichOneof("kind"):
+                                yield event_from_wire(response.event)
+                return
+            except Unavailable as error:
+                if self._closed or not error.retryable or time.monotonic() - answered > self._lost_after:
+                    raise
+                self._unreached.failed(error)
+                await asyncio.sleep(backoff.next())
+
+    async def all_events(
+        self, cursor: str = "", from_now: bool = False
+    ) -> AsyncGenerator[tuple[str, TrajectoryEvent | None], None]:
+        """Yield the events of all rollouts after `cursor`, without end. Each value is a pair of a cursor and an event.
+
+        The event of a heartbeat is None. A broken stream raises Unavailable. Then call again with the last cursor.
+        """
+        request = pb.StreamEventsRequest(cursor=cursor, from_now=from_now)
+        async with aclosing(self._stream(request)) as stream:
+            async for response in stream:
+                known = response.HasField("event") and response.event.WhichOneof("kind")
+                yield response.cursor, event_from_wire(response.event) if known else None
+
+    async def info(self) -> ServerInfo:
+        """Returns the server's identity, its agent loops and its capacity."""
+        return SERVER_INFO.from_wire(await self._call(self._stub.GetServerInfo, pb.GetServerInfoRequest()))
+
+    async def drain(self, *, cancel: bool = False) -> DrainResult:
+        """Make the server refuse new rollouts and finish running ones. With `cancel`, it accepts new rollouts again.
+
+        Needs an administrator's token (`serve --admin-token-file`), or a server on this machine without tokens.
+        """
+        return DRAIN_RESULT.from_wire(await self._call(self._stub.Drain, pb.DrainRequest(cancel=cancel)))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("the client was closed")
+
+    async def _call(self, method: Any, request: Any) -> Any:
+        self._check_open()
+        try:
+            return await call(method, request, timeout=self._timeout, metadata=self._metadata)
+        except CallError as error:
+            raise await explained(self.target, self._credentials, error) from None
+
+    async def _stream(self, request: pb.StreamEventsRequest) -> AsyncGenerator[pb.StreamEventsResponse, None]:
+        self._check_open()
+        stream: Any = self._stub.StreamEvents(request, metadata=tuple(self._metadata) or None)
+        try:
+            async for response in stream:
+                yield response
+        except grpc.aio.AioRpcError as error:
+            raise await explained(self.target, self._credentials, error_of(error)) from None
+        except asyncio.CancelledError:  # of the reader's task, or of the call
+            raise_if_cancelled()
+            raise Unavailable("the client was closed") from None
+        finally:
+            stream.cancel()

@@ -1,0 +1,100 @@
+"""Reads the unconfirmed completions of a ledger. The application confirms a completion with confirm()."""
+
+import asyncio
+import logging
+from dataclasses import replace
+from functools import partial
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
+from osmosis_grpc.errors import AlreadyExists, LedgerError
+from osmosis_grpc.storage.data_loss import data_loss
+from osmosis_grpc.storage.ledger import Ledger, LedgerRollout
+from osmosis_grpc.trainer.chats.attempt import AttemptCache
+from osmosis_grpc.trainer.chats.cache import LedgerReceipt
+from osmosis_grpc.trainer.chats.ledger_codec import completion_of, init_bytes, learn, tools_of
+from osmosis_grpc.types import Completion, RolloutRequest
+from osmosis_grpc.types.completion import clip, describe
+
+log = logging.getLogger(__name__)
+
+
+class UnconfirmedOutcomes:
+    """The unconfirmed completions of a ledger. Each is assembled again from its chats. Empty without a ledger."""
+
+    def __init__(self, ledger: Ledger | None) -> None:
+        self._attempts = ledger.unconfirmed if ledger is not None else {}
+        self.left: dict[str, None] = dict.fromkeys(self._attempts)
+        """Rollouts of an earlier process that no caller has asked for, oldest first."""
+        self._ledger = ledger
+
+    def holds(self, rollout_id: str, attempt: int) -> bool:
+        """Returns whether there is an unconfirmed completion of this attempt or a higher one."""
+        return self._attempts.get(rollout_id, 0) >= attempt
+
+    def fetch(self, rollout_id: str, request: RolloutRequest | None = None) -> "asyncio.Future[Completion]":
+        """Returns a future of a completion. The future raises AlreadyExists for another request, and LedgerError."""
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self.left.pop(rollout_id, None)
+        assert self._ledger is not None
+        self._ledger.fetch(rollout_id, partial(self._fetched, self._ledger, future, rollout_id, request))
+        return future
+
+    def _fetched(
+        self,
+        ledger: Ledger,
+        future: "asyncio.Future[Completion]",
+        rollout_id: str,
+        request: RolloutRequest | None,
+        kept: LedgerRollout | None,
+        error: LedgerError | None,
+    ) -> None:
+        if future.done():
+            return
+        try:
+            if error is not None:
+                raise error
+            if kept is None or kept.completion is None:
+                raise AlreadyExists(
+                    f"rollout {rollout_id} is over and confirmed; raise `attempt` to run it again",
+                    rollout_id=rollout_id,
+                    attempt=kept.attempt if kept else 0,
+                )
+            future.set_result(replace(_outcome(ledger, kept, request), receipt=LedgerReceipt(ledger, kept)))
+        except Exception as problem:
+            future.set_exception(problem)
+
+
+def _outcome(ledger: Ledger, kept: LedgerRollout, request: RolloutRequest | None) -> Completion:
+    """Returns the completion. If the record is damaged, the completion is FAILED (DATA_LOSS). Raises AlreadyExists."""
+    damage = kept.damage
+    if not damage:
+        if request is not None and kept.init is not None:
+            sent = rollout_pb2.InitRequest.FromString(kept.init)
+            if init_bytes(replace(request, attempt=sent.attempt)) != kept.init:
+                raise AlreadyExists(
+                    f"rollout {request.rollout_id} was started with another request",
+                    rollout_id=request.rollout_id,
+                    attempt=kept.attempt,
+                )
+        try:
+            return assembled(kept)
+        except Exception as error:
+            damage = clip(describe(error))
+    log.error(
+        "the outcome of rollout %s is damaged in the ledger %s: %s; it has FAILED (DATA_LOSS)",
+        kept.rollout_id,
+        ledger.name,
+        damage,
+    )
+    return data_loss("ledger", kept.rollout_id, kept.attempt, damage, result_id=kept.result_id or "")
+
+
+def assembled(kept: LedgerRollout) -> Completion:
+    """Returns a recorded completion with resolved references. Raises LedgerError if a chat is missing."""
+    entry = AttemptCache(kept.attempt)
+    entry.tools = tools_of(kept)
+    learn(entry.samples, kept.chats)
+    completion = completion_of(kept)
+    if entry.refers_beyond(completion):
+        raise LedgerError("a chat that it refers to is missing")
+    return entry.complete(completion)

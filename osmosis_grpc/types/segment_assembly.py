@@ -1,0 +1,206 @@
+"""Assembles the chats of a sample into segments, which a trainer trains on.
+
+A chat continues an earlier chat. The tokens of the earlier chat are its prompt and its reply. The segment of the
+earlier chat grows under two conditions: the new prompt begins with all tokens of the earlier chat, and the earlier chat
+is the newest chat of its segment. Then the new tokens of the prompt get mask 0, and the reply gets mask 1.
+
+In all other cases a new segment begins, and all tokens before the reply get mask 0. Either the prompt differs from the
+earlier chat's tokens (drift), or the earlier chat is not the newest of its segment (a branch). So each sampled token
+gets mask 1 only once.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types.chat import ChatPurpose, ChatResponse
+from osmosis_grpc.types.samples import Segment
+from osmosis_grpc.types.tokens import Ids, Logprobs, VersionSpan
+
+_NO_IDS: Ids = np.empty(0, dtype="<u4")
+_NO_LOGPROBS: Logprobs = np.empty(0, dtype="<f4")
+
+
+@dataclass(slots=True)
+class _Growing:
+    """A segment under construction. New ids are kept as separate pieces, and reading joins the pieces."""
+
+    drift_index: int | None
+    pieces: list[Ids] = field(default_factory=list)
+    length: int = 0
+    logprobs: list[Logprobs] = field(default_factory=list)
+    runs: list[int] = field(default_factory=list)
+    versions: list[VersionSpan] = field(default_factory=list)
+    versioned: bool = True
+    chats: list[int] = field(default_factory=list)
+    _array: Ids = field(default_factory=lambda: _NO_IDS)
+    _filled: int = 0
+
+    def append(self, ids: Ids, mask: int) -> None:
+        count, runs = len(ids), self.runs
+        if not count and runs:
+            return
+        self.pieces.append(ids)
+        self.length += count
+        if mask and not runs:
+            runs.append(0)
+        if len(runs) % 2 == mask:  # the last run is zeros if the number of runs is odd, and ones if it is even
+            runs.append(count)
+        else:
+            runs[-1] += count
+
+    def ids(self, start: int, end: int) -> Ids:
+        """Returns a view of the ids from `start` to `end`. The array doubles when it is full."""
+        if self.pieces:
+            if self.length > len(self._array):
+                grown = np.empty(max(self.length, 2 * len(self._array)), dtype="<u4")
+                grown[: self._filled] = self._array[: self._filled]
+                self._array = grown
+            for piece in self.pieces:
+                self._array[self._filled : self._filled + len(piece)] = piece
+                self._filled += len(piece)
+            self.pieces.clear()
+        return self._array[start:end]
+
+    def freeze(self) -> Segment:
+        known = self._array[: self._filled]
+        ids = np.concatenate([known, *self.pieces]) if self.pieces else known.copy()
+        logprobs = np.concatenate(self.logprobs) if self.logprobs else np.empty(0, dtype="<f4")
+        ids.flags.writeable = logprobs.flags.writeable = False
+        versions = tuple(self.versions) if self.versioned else ()
+        return replace(self.reference(), ids=ids, logprobs=logprobs, versions=versions)
+
+    def reference(self) -> Segment:
+        return Segment(
+            ids=_NO_IDS,
+            logprobs=_NO_LOGPROBS,
+            mask_runs=tuple(self.runs),
+            chats=tuple(self.chats),
+            drift_index=self.drift_index,
+        )
+
+
+class _End(NamedTuple):
+    """The segment of a chat, and the positions in it at which the chat's tokens and the chat's prompt end."""
+
+    segment: _Growing
+    end: int
+    prompt_end: int
+
+
+class Assembler:
+    """Builds the segments of one sample. The chats are added one by one, nearly in the order of their numbers."""
+
+    __slots__ = ("_ends", "_segments", "reason")
+
+    def __init__(self) -> None:
+        self._segments: list[_Growing] = []
+        self._ends: dict[int, _End] = {}
+        self.reason = ""
+        """Why the sample is not trainable; empty if it is trainable."""
+
+    @property
+    def sampled(self) -> int:
+        """The number of tokens with mask 1."""
+        return sum(sum(segment.runs[1::2]) for segment in self._segments)
+
+    def tokens(self, chat: int) -> Ids:
+        """Returns a view of all tokens of a chat, prompt and reply; an empty array if they are unknown."""
+        place = self._ends.get(chat)
+        return _NO_IDS if place is None else place.segment.ids(0, place.end)
+
+    def prompt(self, chat: int) -> Ids | None:
+        """Returns a view of the whole prompt of a chat; None if the prompt is unknown."""
+        place = self._ends.get(chat)
+        return None if place is None else place.segment.ids(0, place.prompt_end)
+
+    def prompt_length(self, continues: int, response: ChatResponse) -> int | None:
+        """Returns the number of ids in a reply's whole prompt; None if the reply came without its prompt.
+
+        `continues` is the earlier chat. Raises InvalidArgument if `prompt_prefix` is larger than the number of tokens
+        of the earlier chat.
+        """
+        if response.prompt_ids is None:
+            return None
+        place = self._ends.get(continues)
+        end = place.end if place else 0
+        if response.prompt_prefix > end:
+            raise InvalidArgument(
+                "prompt_prefix", f"{response.prompt_prefix} leading ids, but chat {continues} has {end} tokens"
+            )
+        return response.prompt_prefix + len(response.prompt_ids)
+
+    def shared_prefix(self, continues: int, prompt: Ids) -> int:
+        """Returns how many leading ids of a prompt are also the leading tokens of the chat `continues`."""
+        return _common(self.tokens(continues), prompt)
+
+    def add(self, number: int, continues: int, response: ChatResponse, purpose: ChatPurpose) -> int | None:
+        """Adds an answered chat, but no tokens of a judge's chat. Returns the result of prompt_length().
+
+        Raises InvalidArgument as prompt_length() does.
+        """
+        length = self.prompt_length(continues, response)
+        if purpose is ChatPurpose.JUDGE:
+            return length
+        new_ids, prefix, tokens = response.prompt_ids, response.prompt_prefix, response.tokens
+        lacks = _lacks(response)
+        if lacks:
+            self.reason = self.reason or f"chat {number}: {lacks}"
+        if new_ids is None or tokens is None:
+            return length
+        before = self._ends.get(continues)
+        end = before.end if before else 0
+        shared = prefix
+        if before is not None and prefix < end:
+            shared += _common(before.segment.ids(prefix, end), new_ids)
+        if before is not None and shared == end == before.segment.length:
+            segment = before.segment
+            segment.append(new_ids[end - prefix :] if end > prefix else new_ids, mask=0)
+        else:
+            segment = _Growing(shared if shared < end else None)
+            self._segments.append(segment)
+            if before is not None and prefix:
+                segment.append(before.segment.ids(0, prefix), mask=0)
+            segment.append(new_ids, mask=0)
+        prompt_end = segment.length
+        segment.append(tokens.ids, mask=1)
+        logprobs = np.full(len(tokens.ids), np.nan, dtype="<f4") if tokens.logprobs is None else tokens.logprobs
+        segment.logprobs.append(logprobs)
+        if response.versions:
+            one = len(response.versions) == 1  # a single span counts for all tokens
+            spans = [VersionSpan(response.versions[0].version, len(tokens.ids))] if one else response.versions
+            segment.versions.extend(spans)
+        else:
+            segment.versioned = False
+        segment.chats.append(number)
+        self._ends[number] = _End(segment, segment.length, prompt_end)
+        return length
+
+    def references(self) -> tuple[Segment, ...]:
+        """Returns the segments without their tokens, for a receiver that answered the chats itself.
+
+        Returns no segments if the sample is not trainable.
+        """
+        return () if self.reason else tuple(segment.reference() for segment in self._segments)
+
+    def segments(self) -> tuple[Segment, ...]:
+        """Returns all segments; none if the sample is not trainable."""
+        return () if self.reason else tuple(segment.freeze() for segment in self._segments)
+
+
+def _lacks(response: ChatResponse) -> str:
+    if response.tokens is None:
+        return "the reply came without token ids"
+    if response.prompt_ids is None:
+        return "the reply came without its prompt's token ids"
+    if not response.tokens.complete:
+        return "the reply came without all of its logprobs"
+    return ""
+
+
+def _common(one: Ids, other: Ids) -> int:
+    count = min(len(one), len(other))
+    differ = one[:count] != other[:count]
+    return int(differ.argmax()) if differ.any() else count

@@ -1,0 +1,282 @@
+"""A trainer samples each chat once and applies each completion once, however often it is asked."""
+
+import asyncio
+from dataclasses import replace
+
+import grpc
+import numpy as np
+import pytest
+
+from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import TrainerServiceStub
+from osmosis_grpc._gen.osmosis.rollout.v1.trainer_pb2 import ChatRequest as ChatRequestMessage
+from osmosis_grpc._gen.osmosis.rollout.v1.trainer_pb2 import CompleteRequest
+from osmosis_grpc.errors import Aborted, AlreadyExists, Cancelled, FailedPrecondition, Internal, Unavailable
+from osmosis_grpc.link.client_calls import call
+from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.types import (
+    ChatPurpose,
+    ChatRequest,
+    ChatResponse,
+    Completion,
+    CompletionStatus,
+    Outcome,
+    Sample,
+    Segment,
+)
+from osmosis_grpc.wire.rollout import completion_to_wire
+from osmosis_grpc.wire.trainer import OUTCOMES, chat_bytes, reply_from_wire
+from tests.credentials import shown
+from tests.waiting import until
+
+USER = {"role": "user", "content": "hi"}
+
+
+class Sampler:
+    """A policy that counts, and that can be held or made to fail."""
+
+    def __init__(self):
+        self.seen = []
+        self.hold = asyncio.Event()
+        self.hold.set()
+        self.error = None
+
+    async def __call__(self, request, /):
+        self.seen.append(request)
+        await self.hold.wait()
+        if self.error is not None:
+            raise self.error
+        return answer(request, f"reply {len(self.seen)}")
+
+
+@pytest.fixture
+async def sampler():
+    return Sampler()
+
+
+@pytest.fixture
+async def ask(train, sampler, stack):
+    """Asks a chat, or reports a completion, over a real socket."""
+    trainer = await train(sampler)
+    channel = await stack.enter_async_context(grpc.aio.insecure_channel(trainer.address))
+    stub = TrainerServiceStub(channel)
+
+    async def ask(what, timeout=10.0):
+        if isinstance(what, Completion):
+            request = CompleteRequest(completion=completion_to_wire(what))
+            return OUTCOMES.names.get((await called(stub.Complete, request, trainer, timeout)).outcome)
+        return reply_from_wire(await asked(stub, what, trainer, timeout))
+
+    ask.trainer = trainer
+    return ask
+
+
+async def called(method, request, trainer, timeout=5.0):
+    """An RPC's answer."""
+    return await call(method, request, timeout=timeout, metadata=shown(trainer))
+
+
+async def asked(stub, what, trainer, timeout=5.0):
+    """A chat's answer."""
+    return await called(stub.Chat, ChatRequestMessage.FromString(chat_bytes(what)), trainer, timeout)
+
+
+def chat(number=1, messages=(USER,), **fields):
+    return ChatRequest(rollout_id="r", number=number, messages=list(messages), **fields)
+
+
+def ended(result_id="one", attempt=1, **fields):
+    return Completion(rollout_id="r", attempt=attempt, result_id=result_id, status=CompletionStatus.COMPLETED, **fields)
+
+
+async def test_the_same_chat_again_is_the_same_reply(ask, sampler):
+    first = await ask(chat())
+    again = await ask(chat())
+    assert again == first
+    assert len(sampler.seen) == 1
+
+
+async def test_a_chat_being_sampled_is_joined_and_a_cut_call_does_not_stop_it(ask, sampler):
+    sampler.hold.clear()
+    cut = asyncio.ensure_future(ask(chat()))
+    await until(lambda: sampler.seen)
+    cut.cancel()
+    joined = [asyncio.ensure_future(ask(chat())) for _ in range(5)]
+    await asyncio.sleep(0.05)  # the calls arrive
+    sampler.hold.set()
+    replies = await asyncio.gather(*joined)
+    assert all(reply == replies[0] for reply in replies)
+    assert len(sampler.seen) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        chat(messages=[{"role": "user", "content": "other"}]),
+        chat(messages=[USER, USER]),
+        chat(params={"temperature": 0.5}),
+        chat(tools=[]),
+        chat(tools=[{"type": "function", "function": {"name": "f"}}]),
+        chat(purpose=ChatPurpose.JUDGE),
+        chat(messages=[{"role": "user", "content": "hi", "n": 1}]),
+    ],
+)
+async def test_another_body_under_the_number_is_already_exists(ask, sampler, other):
+    await ask(chat())
+    with pytest.raises(AlreadyExists) as caught:
+        await ask(other)
+    assert caught.value.attempt == 1
+    assert len(sampler.seen) == 1
+
+
+async def test_a_lower_attempt_is_aborted_and_a_higher_one_begins_anew(ask, sampler):
+    await ask(chat(attempt=2))
+    with pytest.raises(Aborted) as caught:
+        await ask(chat(attempt=1))
+    assert caught.value.attempt == 2
+    with pytest.raises(Aborted):
+        await ask(ended(attempt=1))
+    await ask(chat(attempt=3))
+    assert [request.attempt for request in sampler.seen] == [2, 3]
+
+
+async def test_a_failed_sampling_is_sampled_again(ask, sampler):
+    sampler.error = Unavailable("swapping weights", retry_after=0.25)
+    with pytest.raises(Unavailable) as caught:
+        await ask(chat())
+    assert caught.value.retry_after == 0.25
+    sampler.error = RuntimeError("out of memory")
+    with pytest.raises(Internal, match="RuntimeError: out of memory"):
+        await ask(chat())
+    sampler.error = None
+    await ask(chat())
+    assert len(sampler.seen) == 3
+
+
+async def test_outcomes(ask):
+    assert await ask(ended("one")) is Outcome.RECORDED
+    assert await ask(ended("one")) is Outcome.ALREADY_RECORDED
+    assert await ask(ended("two")) is Outcome.CONFLICT
+    assert await ask(ended("three", attempt=2)) is Outcome.RECORDED
+    assert (await ask.trainer.completion("r")).result_id == "three"
+
+
+async def test_the_end_stops_a_sampling_and_refuses_new_chats(ask, sampler):
+    await ask(chat(1))
+    sampler.hold.clear()
+    open_chat = asyncio.ensure_future(ask(chat(2, [USER, {"role": "assistant", "content": "x"}, USER])))
+    await until(lambda: len(sampler.seen) == 2)
+    assert await ask(ended()) is Outcome.RECORDED
+    with pytest.raises(Cancelled):
+        await open_chat
+    with pytest.raises(FailedPrecondition) as caught:
+        await ask(chat(3))
+    assert caught.value.kind == "ENDED"
+
+
+async def test_policies_see_the_new_messages_and_samples_come_from_the_trainers_own_chats(ask, sampler):
+    first = await ask(chat(1))
+    history = [USER, first.message, {"role": "tool", "content": "4", "tool_call_id": "c"}]
+    second = await ask(chat(2, history))
+    seen = sampler.seen[1]
+    assert (seen.continues, seen.prefix_len) == (1, 2)
+    np.testing.assert_array_equal(seen.known_ids, np.concatenate([first.prompt_ids, first.tokens.ids]))
+
+    wrong = Segment(
+        ids=first.tokens.ids, logprobs=first.tokens.logprobs, mask_runs=(0, len(first.tokens.ids)), chats=(1, 2)
+    )
+    await ask(ended(samples={"main": Sample(segments=(wrong,), reward=0.5, trainable=True)}, reward=0.5))
+    sample = (await ask.trainer.completion("r")).samples["main"]
+    assert sample.reward == 0.5
+    (segment,) = sample.segments
+    np.testing.assert_array_equal(segment.ids, np.concatenate([second.prompt_ids, second.tokens.ids]))
+    assert segment.sampled == len(first.tokens.ids) + len(second.tokens.ids)
+    assert [c.number for c in sample.chats] == [1, 2]
+
+
+async def test_a_completions_segments_are_used_where_the_trainer_did_not_answer(ask):
+    told = Segment(
+        ids=np.array([1, 2], dtype="<u4"), logprobs=np.array([-0.5], dtype="<f4"), mask_runs=(1, 1), chats=(1,)
+    )
+    await ask(ended(samples={"main": Sample(segments=(told,), trainable=True)}))
+    assert (await ask.trainer.completion("r")).samples["main"].segments == (told,)
+
+
+async def test_completions_in_the_order_of_their_coming(ask):
+    async def three():
+        ids = []
+        async for completion in ask.trainer.completions():
+            ids.append(completion.rollout_id)
+            if len(ids) == 3:
+                return ids
+        return None
+
+    taking = asyncio.ensure_future(three())
+    for name in "cab":
+        await ask(replace(ended(), rollout_id=name))
+    assert await asyncio.wait_for(taking, 10) == ["c", "a", "b"]
+
+
+WRONG_REPLIES = {
+    "nothing": (lambda request: None, "it returned a NoneType; return ChatResponse"),
+    "a dict": (lambda request: {"role": "assistant"}, "it returned a dict"),
+    "text for a message": (lambda request: ChatResponse(message="x"), "message: is a str"),
+    "a list of tokens": (lambda request: ChatResponse(message=SAID, tokens=[1]), "use TokenBlock.of"),
+    "a list of prompt ids": (lambda request: ChatResponse(message=SAID, prompt_ids=[1]), "use TokenBlock.of"),
+}
+SAID = {"role": "assistant", "content": "x"}
+
+
+@pytest.mark.parametrize("name", WRONG_REPLIES)
+async def test_a_policys_mistake_is_the_answer_of_its_chat(train, stack, caplog, name):
+    policy, text = WRONG_REPLIES[name]
+    trainer = await train(policy)
+    channel = await stack.enter_async_context(grpc.aio.insecure_channel(trainer.address))
+    with pytest.raises(Internal, match=text):
+        await asked(TrainerServiceStub(channel), chat(), trainer)
+    assert "the policy failed at chat 1 of rollout r" in caplog.text
+
+
+async def test_a_policy_need_not_be_async(train, stack):
+    trainer = await train(lambda request: ChatResponse(message=SAID))
+    channel = await stack.enter_async_context(grpc.aio.insecure_channel(trainer.address))
+    reply = await asked(TrainerServiceStub(channel), chat(), trainer)
+    assert reply_from_wire(reply).message == SAID
+
+
+async def test_a_higher_attempt_is_waited_for(ask):
+    await ask(ended("first"))
+    waiting = asyncio.ensure_future(ask.trainer.completion("r", attempt=2))
+    await asyncio.sleep(0.01)  # it stays so
+    assert not waiting.done()
+    await ask(ended("second", attempt=2))
+    assert (await waiting).result_id == "second"
+
+
+async def test_a_reply_that_the_agent_never_received_is_not_trained_on(ask):
+    await ask(chat(1))
+    second = await ask(chat(2, [USER, USER]))
+    told = Segment(
+        ids=second.tokens.ids, logprobs=second.tokens.logprobs, mask_runs=(0, len(second.tokens.ids)), chats=(2,)
+    )
+    await ask(ended(samples={"main": Sample(segments=(told,), trainable=True)}))
+    sample = (await ask.trainer.completion("r")).samples["main"]
+    assert [segment.chats for segment in sample.segments] == [(2,)]
+    assert [sampled.number for sampled in sample.chats] == [1, 2]
+
+
+async def test_a_sample_that_is_reported_untrainable_stays_untrainable(ask):
+    await ask(chat(2, [USER, USER]))
+    await ask(ended(samples={"main": Sample(trainable=False, not_trainable_reason="chat 1: no ids")}))
+    sample = (await ask.trainer.completion("r")).samples["main"]
+    assert (sample.trainable, sample.not_trainable_reason, sample.segments) == (False, "chat 1: no ids", ())
+
+
+@pytest.mark.parametrize(("numbers", "trainable"), [((1, 2), True), ((2,), False)])
+async def test_left_out_segments_are_the_trainers_if_it_has_them_all(ask, numbers, trainable):
+    for number in numbers:
+        await ask(chat(number, [USER] * number))
+    omitted = ("samples[main].segments",)
+    await ask(ended(samples={"main": Sample(trainable=True)}, omitted=omitted))
+    sample = (await ask.trainer.completion("r")).samples["main"]
+    assert sample.trainable is trainable
+    assert len(sample.segments) == (2 if trainable else 0)
