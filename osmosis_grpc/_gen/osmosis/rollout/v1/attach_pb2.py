@@ -22,57 +22,68 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from osmosis_grpc._gen.osmosis.rollout.v1 import annotation_pb2 as osmosis_dot_rollout_dot_v1_dot_annotation__pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2 as osmosis_dot_rollout_dot_v1_dot_chat__pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as osmosis_dot_rollout_dot_v1_dot_control__pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import error_pb2 as osmosis_dot_rollout_dot_v1_dot_error__pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2 as osmosis_dot_rollout_dot_v1_dot_outcome__pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2 as osmosis_dot_rollout_dot_v1_dot_rollout__pb2
-from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2 as osmosis_dot_rollout_dot_v1_dot_trainer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fosmosis/rollout/v1/attach.proto\x12\x12osmosis.rollout.v1\x1a osmosis/rollout/v1/control.proto\x1a\x1eosmosis/rollout/v1/error.proto\x1a osmosis/rollout/v1/rollout.proto\x1a osmosis/rollout/v1/trainer.proto\"\xae\x04\n\x0cTrainerFrame\x12\x31\n\x05hello\x18\x01 \x01(\x0b\x32 .osmosis.rollout.v1.TrainerHelloH\x00\x12\x39\n\ropen_rollouts\x18\x02 \x01(\x0b\x32 .osmosis.rollout.v1.OpenRolloutsH\x00\x12/\n\x04init\x18\x03 \x01(\x0b\x32\x1f.osmosis.rollout.v1.InitRequestH\x00\x12/\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x1d.osmosis.rollout.v1.CancelAskH\x00\x12\x33\n\nchat_reply\x18\x05 \x01(\x0b\x32\x1d.osmosis.rollout.v1.ChatReplyH\x00\x12;\n\x0e\x63omplete_reply\x18\x06 \x01(\x0b\x32!.osmosis.rollout.v1.CompleteReplyH\x00\x12\x32\n\tsubscribe\x18\x07 \x01(\x0b\x32\x1d.osmosis.rollout.v1.SubscribeH\x00\x12\x36\n\x0bunsubscribe\x18\x08 \x01(\x0b\x32\x1f.osmosis.rollout.v1.UnsubscribeH\x00\x12\x33\n\x06window\x18\t \x01(\x0b\x32!.osmosis.rollout.v1.TrainerWindowH\x00\x12\x32\n\theartbeat\x18\n \x01(\x0b\x32\x1d.osmosis.rollout.v1.HeartbeatH\x00\x42\x07\n\x05\x66rame\"\xe6\x04\n\x0bServerFrame\x12\x30\n\x05hello\x18\x01 \x01(\x0b\x32\x1f.osmosis.rollout.v1.ServerHelloH\x00\x12?\n\x10unknown_rollouts\x18\x02 \x01(\x0b\x32#.osmosis.rollout.v1.UnknownRolloutsH\x00\x12\x33\n\ninit_reply\x18\x03 \x01(\x0b\x32\x1d.osmosis.rollout.v1.InitReplyH\x00\x12\x37\n\x0c\x63\x61ncel_reply\x18\x04 \x01(\x0b\x32\x1f.osmosis.rollout.v1.CancelReplyH\x00\x12/\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x1f.osmosis.rollout.v1.ChatRequestH\x00\x12\x37\n\x08\x63omplete\x18\x06 \x01(\x0b\x32#.osmosis.rollout.v1.CompleteRequestH\x00\x12/\n\x05\x65vent\x18\x07 \x01(\x0b\x32\x1e.osmosis.rollout.v1.EventFrameH\x00\x12\x38\n\x0cunsubscribed\x18\x08 \x01(\x0b\x32 .osmosis.rollout.v1.UnsubscribedH\x00\x12\x32\n\x06window\x18\t \x01(\x0b\x32 .osmosis.rollout.v1.ServerWindowH\x00\x12\x32\n\theartbeat\x18\n \x01(\x0b\x32\x1d.osmosis.rollout.v1.HeartbeatH\x00\x12\x30\n\x08\x64raining\x18\x0b \x01(\x0b\x32\x1c.osmosis.rollout.v1.DrainingH\x00\x42\x07\n\x05\x66rame\"\xd6\x01\n\x0cTrainerHello\x12\x15\n\rattachment_id\x18\x01 \x01(\t\x12\x14\n\x0cprocess_uuid\x18\x02 \x01(\t\x12\x12\n\njournal_id\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x14\n\x0cprotocol_min\x18\x05 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x06 \x01(\r\x12\x16\n\x0emax_open_chats\x18\x07 \x01(\r\x12\x30\n\x07history\x18\x08 \x01(\x0e\x32\x1f.osmosis.rollout.v1.HistoryForm\"\xf9\x01\n\x0bServerHello\x12\x15\n\rattachment_id\x18\x01 \x01(\t\x12\x14\n\x0cprocess_uuid\x18\x02 \x01(\t\x12\x12\n\njournal_id\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x14\n\x0cprotocol_min\x18\x05 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x06 \x01(\r\x12\x19\n\x11max_open_rollouts\x18\x07 \x01(\r\x12*\n\x06limits\x18\x08 \x01(\x0b\x32\x1a.osmosis.rollout.v1.Limits\x12\x13\n\x0b\x61gent_loops\x18\t \x03(\t\x12\x10\n\x08\x64raining\x18\n \x01(\x08\"1\n\nRolloutRef\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"@\n\x0cOpenRollouts\x12\x30\n\x08rollouts\x18\x01 \x03(\x0b\x32\x1e.osmosis.rollout.v1.RolloutRef\"C\n\x0fUnknownRollouts\x12\x30\n\x08rollouts\x18\x01 \x03(\x0b\x32\x1e.osmosis.rollout.v1.RolloutRef\"\x9e\x01\n\tInitReply\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x34\n\x08response\x18\x03 \x01(\x0b\x32 .osmosis.rollout.v1.InitResponseH\x00\x12,\n\x06status\x18\x04 \x01(\x0b\x32\x1a.osmosis.rollout.v1.StatusH\x00\x42\x08\n\x06result\"K\n\tCancelAsk\x12\n\n\x02id\x18\x01 \x01(\t\x12\x32\n\x07request\x18\x02 \x01(\x0b\x32!.osmosis.rollout.v1.CancelRequest\"\x89\x01\n\x0b\x43\x61ncelReply\x12\n\n\x02id\x18\x01 \x01(\t\x12\x36\n\x08response\x18\x02 \x01(\x0b\x32\".osmosis.rollout.v1.CancelResponseH\x00\x12,\n\x06status\x18\x03 \x01(\x0b\x32\x1a.osmosis.rollout.v1.StatusH\x00\x42\x08\n\x06result\"\xbe\x01\n\tChatReply\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06sample\x18\x03 \x01(\t\x12\x0e\n\x06number\x18\x04 \x01(\r\x12\x34\n\x08response\x18\x05 \x01(\x0b\x32 .osmosis.rollout.v1.ChatResponseH\x00\x12,\n\x06status\x18\x06 \x01(\x0b\x32\x1a.osmosis.rollout.v1.StatusH\x00\x42\x08\n\x06result\"\xb7\x01\n\rCompleteReply\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\tresult_id\x18\x03 \x01(\t\x12\x36\n\x07outcome\x18\x04 \x01(\x0e\x32#.osmosis.rollout.v1.CompleteOutcomeH\x00\x12,\n\x06status\x18\x05 \x01(\x0b\x32\x1a.osmosis.rollout.v1.StatusH\x00\x42\x08\n\x06result\"a\n\tSubscribe\x12\n\n\x02id\x18\x01 \x01(\t\x12\x38\n\x07request\x18\x02 \x01(\x0b\x32\'.osmosis.rollout.v1.StreamEventsRequest\x12\x0e\n\x06tokens\x18\x03 \x01(\x08\"\x19\n\x0bUnsubscribe\x12\n\n\x02id\x18\x01 \x01(\t\"T\n\nEventFrame\x12\n\n\x02id\x18\x01 \x01(\t\x12:\n\x08response\x18\x02 \x01(\x0b\x32(.osmosis.rollout.v1.StreamEventsResponse\"F\n\x0cUnsubscribed\x12\n\n\x02id\x18\x01 \x01(\t\x12*\n\x06status\x18\x02 \x01(\x0b\x32\x1a.osmosis.rollout.v1.Status\"\'\n\rTrainerWindow\x12\x16\n\x0emax_open_chats\x18\x01 \x01(\r\")\n\x0cServerWindow\x12\x19\n\x11max_open_rollouts\x18\x01 \x01(\r\"\x0b\n\tHeartbeat\"F\n\x08\x44raining\x12\x0c\n\x04last\x18\x01 \x01(\x08\x12,\n\x04kept\x18\x02 \x03(\x0b\x32\x1e.osmosis.rollout.v1.RolloutRefb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fosmosis/rollout/v1/attach.proto\x12\x12osmosis.rollout.v1\x1a#osmosis/rollout/v1/annotation.proto\x1a\x1dosmosis/rollout/v1/chat.proto\x1a osmosis/rollout/v1/control.proto\x1a\x1eosmosis/rollout/v1/error.proto\x1a osmosis/rollout/v1/outcome.proto\x1a osmosis/rollout/v1/rollout.proto\"\xd8\x05\n\x0cTrainerFrame\x12\x31\n\x05hello\x18\x01 \x01(\x0b\x32 .osmosis.rollout.v1.TrainerHelloH\x00\x12\x39\n\ropen_rollouts\x18\x02 \x01(\x0b\x32 .osmosis.rollout.v1.OpenRolloutsH\x00\x12/\n\x04init\x18\x03 \x01(\x0b\x32\x1f.osmosis.rollout.v1.InitRequestH\x00\x12\x31\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x1f.osmosis.rollout.v1.CancelFrameH\x00\x12\x33\n\nchat_reply\x18\x05 \x01(\x0b\x32\x1d.osmosis.rollout.v1.ChatReplyH\x00\x12;\n\x0e\x63omplete_reply\x18\x06 \x01(\x0b\x32!.osmosis.rollout.v1.CompleteReplyH\x00\x12\x32\n\tsubscribe\x18\x07 \x01(\x0b\x32\x1d.osmosis.rollout.v1.SubscribeH\x00\x12\x36\n\x0bunsubscribe\x18\x08 \x01(\x0b\x32\x1f.osmosis.rollout.v1.UnsubscribeH\x00\x12\x33\n\x06window\x18\t \x01(\x0b\x32!.osmosis.rollout.v1.TrainerWindowH\x00\x12\x32\n\theartbeat\x18\n \x01(\x0b\x32\x1d.osmosis.rollout.v1.HeartbeatH\x00\x12\x35\n\x08\x61nnotate\x18\x0b \x01(\x0b\x32!.osmosis.rollout.v1.AnnotateFrameH\x00\x12.\n\x07goodbye\x18\x0c \x01(\x0b\x32\x1b.osmosis.rollout.v1.GoodbyeH\x00\x12\x39\n\runknown_frame\x18\r \x01(\x0b\x32 .osmosis.rollout.v1.UnknownFrameH\x00\x42\x07\n\x05\x66rameJ\x04\x08\x14\x10\x1e\"\xd4\x06\n\x0bServerFrame\x12\x30\n\x05hello\x18\x01 \x01(\x0b\x32\x1f.osmosis.rollout.v1.ServerHelloH\x00\x12?\n\x10unknown_rollouts\x18\x02 \x01(\x0b\x32#.osmosis.rollout.v1.UnknownRolloutsH\x00\x12\x33\n\ninit_reply\x18\x03 \x01(\x0b\x32\x1d.osmosis.rollout.v1.InitReplyH\x00\x12\x37\n\x0c\x63\x61ncel_reply\x18\x04 \x01(\x0b\x32\x1f.osmosis.rollout.v1.CancelReplyH\x00\x12/\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x1f.osmosis.rollout.v1.ChatRequestH\x00\x12\x37\n\x08\x63omplete\x18\x06 \x01(\x0b\x32#.osmosis.rollout.v1.CompleteRequestH\x00\x12/\n\x05\x65vent\x18\x07 \x01(\x0b\x32\x1e.osmosis.rollout.v1.EventFrameH\x00\x12\x38\n\x0cunsubscribed\x18\x08 \x01(\x0b\x32 .osmosis.rollout.v1.UnsubscribedH\x00\x12\x32\n\x06window\x18\t \x01(\x0b\x32 .osmosis.rollout.v1.ServerWindowH\x00\x12\x32\n\theartbeat\x18\n \x01(\x0b\x32\x1d.osmosis.rollout.v1.HeartbeatH\x00\x12\x30\n\x08\x64raining\x18\x0b \x01(\x0b\x32\x1c.osmosis.rollout.v1.DrainingH\x00\x12>\n\x0c\x61\x62\x61ndon_chat\x18\x0c \x01(\x0b\x32&.osmosis.rollout.v1.AbandonChatRequestH\x00\x12.\n\x07goodbye\x18\r \x01(\x0b\x32\x1b.osmosis.rollout.v1.GoodbyeH\x00\x12;\n\x0e\x61nnotate_reply\x18\x0e \x01(\x0b\x32!.osmosis.rollout.v1.AnnotateReplyH\x00\x12\x39\n\runknown_frame\x18\x0f \x01(\x0b\x32 .osmosis.rollout.v1.UnknownFrameH\x00\x42\x07\n\x05\x66rameJ\x04\x08\x14\x10\x1e\"\xfe\x01\n\x0cTrainerHello\x12\x15\n\rattachment_id\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\t\x12\x12\n\njournal_id\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x14\n\x0cprotocol_min\x18\x05 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x06 \x01(\r\x12\x1b\n\x0emax_open_chats\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x30\n\x07history\x18\x08 \x01(\x0e\x32\x1f.osmosis.rollout.v1.HistoryForm\x12\x10\n\x08\x66\x65\x61tures\x18\t \x03(\tB\x11\n\x0f_max_open_chats\"\xa4\x02\n\x0bServerHello\x12\x15\n\rattachment_id\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\t\x12\x12\n\njournal_id\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x14\n\x0cprotocol_min\x18\x05 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x06 \x01(\r\x12\x1e\n\x11max_open_rollouts\x18\x07 \x01(\rH\x00\x88\x01\x01\x12*\n\x06limits\x18\x08 \x01(\x0b\x32\x1a.osmosis.rollout.v1.Limits\x12\x13\n\x0b\x61gent_loops\x18\t \x03(\t\x12\x10\n\x08\x64raining\x18\n \x01(\x08\x12\x10\n\x08\x66\x65\x61tures\x18\x0b \x03(\tB\x14\n\x12_max_open_rollouts\"1\n\nRolloutRef\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"@\n\x0cOpenRollouts\x12\x30\n\x08rollouts\x18\x01 \x03(\x0b\x32\x1e.osmosis.rollout.v1.RolloutRef\"C\n\x0fUnknownRollouts\x12\x30\n\x08rollouts\x18\x01 \x03(\x0b\x32\x1e.osmosis.rollout.v1.RolloutRef\"\x9e\x01\n\tInitReply\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x34\n\x08response\x18\x03 \x01(\x0b\x32 .osmosis.rollout.v1.InitResponseH\x00\x12,\n\x06status\x18\x04 \x01(\x0b\x32\x1a.osmosis.rollout.v1.StatusH\x00\x42\x08\n\x06result\"M\n\x0b\x43\x61ncelFrame\x12\n\n\x02id\x18\x01 \x01(\t\x12\x32\n\x07request\x18\x02 \x01(\x0b\x32!.osmosis.rollout.v1.CancelRequest\"\x89\x01\n\x0b\x43\x61ncelReply\x12\n\n\x02id\x18\x01 \x01(\t\x12\x36\n\x08response\x18\x02 \x01(\x0b\x32\".osmosis.rollout.v1.CancelResponseH\x00\x12,\n\x06status\x18\x03 \x01(\x0b\x32\x1a.osmosis.rollout.v1.StatusH\x00\x42\x08\n\x06result\"\xc3\x01\n\tChatReply\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06sample\x18\x03 \x01(\t\x12\x13\n\x0b\x63hat_number\x18\x04 \x01(\r\x12\x34\n\x08response\x18\x05 \x01(\x0b\x32 .osmosis.rollout.v1.ChatResponseH\x00\x12,\n\x06status\x18\x06 \x01(\x0b\x32\x1a.osmosis.rollout.v1.StatusH\x00\x42\x08\n\x06result\"\xaf\x01\n\rCompleteReply\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\tresult_id\x18\x03 \x01(\t\x12.\n\x07receipt\x18\x04 \x01(\x0e\x32\x1b.osmosis.rollout.v1.ReceiptH\x00\x12,\n\x06status\x18\x05 \x01(\x0b\x32\x1a.osmosis.rollout.v1.StatusH\x00\x42\x08\n\x06result\"Q\n\rAnnotateFrame\x12\n\n\x02id\x18\x01 \x01(\t\x12\x34\n\x07request\x18\x02 \x01(\x0b\x32#.osmosis.rollout.v1.AnnotateRequest\"\x8d\x01\n\rAnnotateReply\x12\n\n\x02id\x18\x01 \x01(\t\x12\x38\n\x08response\x18\x02 \x01(\x0b\x32$.osmosis.rollout.v1.AnnotateResponseH\x00\x12,\n\x06status\x18\x03 \x01(\x0b\x32\x1a.osmosis.rollout.v1.StatusH\x00\x42\x08\n\x06result\"a\n\tSubscribe\x12\n\n\x02id\x18\x01 \x01(\t\x12\x38\n\x07request\x18\x02 \x01(\x0b\x32\'.osmosis.rollout.v1.StreamEventsRequest\x12\x0e\n\x06tokens\x18\x03 \x01(\x08\"\x19\n\x0bUnsubscribe\x12\n\n\x02id\x18\x01 \x01(\t\"T\n\nEventFrame\x12\n\n\x02id\x18\x01 \x01(\t\x12:\n\x08response\x18\x02 \x01(\x0b\x32(.osmosis.rollout.v1.StreamEventsResponse\"F\n\x0cUnsubscribed\x12\n\n\x02id\x18\x01 \x01(\t\x12*\n\x06status\x18\x02 \x01(\x0b\x32\x1a.osmosis.rollout.v1.Status\"\'\n\rTrainerWindow\x12\x16\n\x0emax_open_chats\x18\x01 \x01(\r\")\n\x0cServerWindow\x12\x19\n\x11max_open_rollouts\x18\x01 \x01(\r\"\x0b\n\tHeartbeat\"\n\n\x08\x44raining\"7\n\x07Goodbye\x12,\n\x04kept\x18\x01 \x03(\x0b\x32\x1e.osmosis.rollout.v1.RolloutRef\"$\n\x0cUnknownFrame\x12\x14\n\x0c\x66rame_number\x18\x01 \x01(\rB{\n\x12osmosis.rollout.v1P\x01Z\x1cosmosis/rollout/v1;rolloutv1\xa2\x02\x03OSR\xaa\x02\x12Osmosis.Rollout.V1\xca\x02\x12Osmosis\\Rollout\\V1\xea\x02\x14Osmosis::Rollout::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'osmosis.rollout.v1.attach_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
-  _globals['_TRAINERFRAME']._serialized_start=190
-  _globals['_TRAINERFRAME']._serialized_end=748
-  _globals['_SERVERFRAME']._serialized_start=751
-  _globals['_SERVERFRAME']._serialized_end=1365
-  _globals['_TRAINERHELLO']._serialized_start=1368
-  _globals['_TRAINERHELLO']._serialized_end=1582
-  _globals['_SERVERHELLO']._serialized_start=1585
-  _globals['_SERVERHELLO']._serialized_end=1834
-  _globals['_ROLLOUTREF']._serialized_start=1836
-  _globals['_ROLLOUTREF']._serialized_end=1885
-  _globals['_OPENROLLOUTS']._serialized_start=1887
-  _globals['_OPENROLLOUTS']._serialized_end=1951
-  _globals['_UNKNOWNROLLOUTS']._serialized_start=1953
-  _globals['_UNKNOWNROLLOUTS']._serialized_end=2020
-  _globals['_INITREPLY']._serialized_start=2023
-  _globals['_INITREPLY']._serialized_end=2181
-  _globals['_CANCELASK']._serialized_start=2183
-  _globals['_CANCELASK']._serialized_end=2258
-  _globals['_CANCELREPLY']._serialized_start=2261
-  _globals['_CANCELREPLY']._serialized_end=2398
-  _globals['_CHATREPLY']._serialized_start=2401
-  _globals['_CHATREPLY']._serialized_end=2591
-  _globals['_COMPLETEREPLY']._serialized_start=2594
-  _globals['_COMPLETEREPLY']._serialized_end=2777
-  _globals['_SUBSCRIBE']._serialized_start=2779
-  _globals['_SUBSCRIBE']._serialized_end=2876
-  _globals['_UNSUBSCRIBE']._serialized_start=2878
-  _globals['_UNSUBSCRIBE']._serialized_end=2903
-  _globals['_EVENTFRAME']._serialized_start=2905
-  _globals['_EVENTFRAME']._serialized_end=2989
-  _globals['_UNSUBSCRIBED']._serialized_start=2991
-  _globals['_UNSUBSCRIBED']._serialized_end=3061
-  _globals['_TRAINERWINDOW']._serialized_start=3063
-  _globals['_TRAINERWINDOW']._serialized_end=3102
-  _globals['_SERVERWINDOW']._serialized_start=3104
-  _globals['_SERVERWINDOW']._serialized_end=3145
-  _globals['_HEARTBEAT']._serialized_start=3147
-  _globals['_HEARTBEAT']._serialized_end=3158
-  _globals['_DRAINING']._serialized_start=3160
-  _globals['_DRAINING']._serialized_end=3230
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\022osmosis.rollout.v1P\001Z\034osmosis/rollout/v1;rolloutv1\242\002\003OSR\252\002\022Osmosis.Rollout.V1\312\002\022Osmosis\\Rollout\\V1\352\002\024Osmosis::Rollout::V1'
+  _globals['_TRAINERFRAME']._serialized_start=258
+  _globals['_TRAINERFRAME']._serialized_end=986
+  _globals['_SERVERFRAME']._serialized_start=989
+  _globals['_SERVERFRAME']._serialized_end=1841
+  _globals['_TRAINERHELLO']._serialized_start=1844
+  _globals['_TRAINERHELLO']._serialized_end=2098
+  _globals['_SERVERHELLO']._serialized_start=2101
+  _globals['_SERVERHELLO']._serialized_end=2393
+  _globals['_ROLLOUTREF']._serialized_start=2395
+  _globals['_ROLLOUTREF']._serialized_end=2444
+  _globals['_OPENROLLOUTS']._serialized_start=2446
+  _globals['_OPENROLLOUTS']._serialized_end=2510
+  _globals['_UNKNOWNROLLOUTS']._serialized_start=2512
+  _globals['_UNKNOWNROLLOUTS']._serialized_end=2579
+  _globals['_INITREPLY']._serialized_start=2582
+  _globals['_INITREPLY']._serialized_end=2740
+  _globals['_CANCELFRAME']._serialized_start=2742
+  _globals['_CANCELFRAME']._serialized_end=2819
+  _globals['_CANCELREPLY']._serialized_start=2822
+  _globals['_CANCELREPLY']._serialized_end=2959
+  _globals['_CHATREPLY']._serialized_start=2962
+  _globals['_CHATREPLY']._serialized_end=3157
+  _globals['_COMPLETEREPLY']._serialized_start=3160
+  _globals['_COMPLETEREPLY']._serialized_end=3335
+  _globals['_ANNOTATEFRAME']._serialized_start=3337
+  _globals['_ANNOTATEFRAME']._serialized_end=3418
+  _globals['_ANNOTATEREPLY']._serialized_start=3421
+  _globals['_ANNOTATEREPLY']._serialized_end=3562
+  _globals['_SUBSCRIBE']._serialized_start=3564
+  _globals['_SUBSCRIBE']._serialized_end=3661
+  _globals['_UNSUBSCRIBE']._serialized_start=3663
+  _globals['_UNSUBSCRIBE']._serialized_end=3688
+  _globals['_EVENTFRAME']._serialized_start=3690
+  _globals['_EVENTFRAME']._serialized_end=3774
+  _globals['_UNSUBSCRIBED']._serialized_start=3776
+  _globals['_UNSUBSCRIBED']._serialized_end=3846
+  _globals['_TRAINERWINDOW']._serialized_start=3848
+  _globals['_TRAINERWINDOW']._serialized_end=3887
+  _globals['_SERVERWINDOW']._serialized_start=3889
+  _globals['_SERVERWINDOW']._serialized_end=3930
+  _globals['_HEARTBEAT']._serialized_start=3932
+  _globals['_HEARTBEAT']._serialized_end=3943
+  _globals['_DRAINING']._serialized_start=3945
+  _globals['_DRAINING']._serialized_end=3955
+  _globals['_GOODBYE']._serialized_start=3957
+  _globals['_GOODBYE']._serialized_end=4012
+  _globals['_UNKNOWNFRAME']._serialized_start=4014
+  _globals['_UNKNOWNFRAME']._serialized_end=4050
 # @@protoc_insertion_point(module_scope)

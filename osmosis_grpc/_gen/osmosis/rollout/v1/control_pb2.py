@@ -29,47 +29,50 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2 as osmosis_dot_roll
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2 as osmosis_dot_rollout_dot_v1_dot_rollout__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n osmosis/rollout/v1/control.proto\x12\x12osmosis.rollout.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1eosmosis/rollout/v1/event.proto\x1a osmosis/rollout/v1/message.proto\x1a osmosis/rollout/v1/rollout.proto\"v\n\rCancelRequest\x12\x14\n\nrollout_id\x18\x01 \x01(\tH\x00\x12\x12\n\x08group_id\x18\x02 \x01(\tH\x00\x12\r\n\x03\x61ll\x18\x03 \x01(\x08H\x00\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x0e\n\x06reason\x18\x05 \x01(\tB\x0b\n\tselection\"C\n\x0e\x43\x61ncelResponse\x12\x31\n\x07results\x18\x01 \x03(\x0b\x32 .osmosis.rollout.v1.CancelResult\"\xa0\x01\n\x0c\x43\x61ncelResult\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12:\n\x0b\x64isposition\x18\x03 \x01(\x0e\x32%.osmosis.rollout.v1.CancelDisposition\x12/\n\x05state\x18\x04 \x01(\x0e\x32 .osmosis.rollout.v1.RolloutState\"8\n\x11GetRolloutRequest\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"B\n\x12GetRolloutResponse\x12,\n\x07rollout\x18\x01 \x01(\x0b\x32\x1b.osmosis.rollout.v1.Rollout\"\x95\x01\n\x13ListRolloutsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x30\n\x06states\x18\x03 \x03(\x0e\x32 .osmosis.rollout.v1.RolloutState\x12\x10\n\x08group_id\x18\x04 \x01(\t\x12\x13\n\x0bundelivered\x18\x05 \x01(\x08\"^\n\x14ListRolloutsResponse\x12-\n\x08rollouts\x18\x01 \x03(\x0b\x32\x1b.osmosis.rollout.v1.Rollout\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"k\n\x13StreamEventsRequest\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x04\x12\x0e\n\x06\x63ursor\x18\x04 \x01(\t\x12\x10\n\x08\x66rom_now\x18\x05 \x01(\x08\"\x82\x01\n\x14StreamEventsResponse\x12\x32\n\x05\x65vent\x18\x01 \x01(\x0b\x32#.osmosis.rollout.v1.TrajectoryEvent\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\t\x12&\n\x04idle\x18\x03 \x01(\x0b\x32\x18.osmosis.rollout.v1.Idle\"K\n\x04Idle\x12\x13\n\x0blast_number\x18\x01 \x01(\x04\x12.\n\x08\x61\x63tivity\x18\x02 \x01(\x0b\x32\x1c.osmosis.rollout.v1.Activity\"\x16\n\x14GetServerInfoRequest\"\xd4\x02\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x14\n\x0cprotocol_min\x18\x02 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x03 \x01(\r\x12\x14\n\x0cprocess_uuid\x18\x04 \x01(\t\x12\x12\n\njournal_id\x18\x05 \x01(\t\x12.\n\nstart_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x36\n\x0b\x61gent_loops\x18\x07 \x03(\x0b\x32!.osmosis.rollout.v1.AgentLoopInfo\x12.\n\x08\x63\x61pacity\x18\x08 \x01(\x0b\x32\x1c.osmosis.rollout.v1.Capacity\x12*\n\x06limits\x18\t \x01(\x0b\x32\x1a.osmosis.rollout.v1.Limits\x12\x10\n\x08\x64raining\x18\n \x01(\x08\"W\n\rAgentLoopInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x05tools\x18\x02 \x03(\x0b\x32\x18.osmosis.rollout.v1.Tool\x12\x0f\n\x07version\x18\x03 \x01(\t\"\xa3\x01\n\x08\x43\x61pacity\x12\x16\n\x0emax_concurrent\x18\x01 \x01(\r\x12\x12\n\nmax_queued\x18\x02 \x01(\r\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x0e\n\x06queued\x18\x04 \x01(\r\x12\x11\n\tabandoned\x18\x05 \x01(\r\x12\x13\n\x0bundelivered\x18\x06 \x01(\r\x12\x0f\n\x07\x65xpired\x18\x07 \x01(\r\x12\x11\n\tcompleted\x18\x08 \x01(\r\"\xa7\x01\n\x06Limits\x12\x19\n\x11max_message_bytes\x18\x01 \x01(\x04\x12\x1a\n\x12max_metadata_bytes\x18\x02 \x01(\x04\x12\x16\n\x0emax_json_depth\x18\x03 \x01(\r\x12\x1c\n\x14max_rollout_id_chars\x18\x04 \x01(\r\x12\x30\n\ragent_timeout\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x1e\n\x0c\x44rainRequest\x12\x0e\n\x06\x63\x61ncel\x18\x01 \x01(\x08\"E\n\rDrainResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0e\n\x06queued\x18\x02 \x01(\r\x12\x13\n\x0bundelivered\x18\x03 \x01(\r*\x9f\x01\n\x11\x43\x61ncelDisposition\x12\"\n\x1e\x43\x41NCEL_DISPOSITION_UNSPECIFIED\x10\x00\x12 \n\x1c\x43\x41NCEL_DISPOSITION_CANCELLED\x10\x01\x12$\n CANCEL_DISPOSITION_ALREADY_ENDED\x10\x02\x12\x1e\n\x1a\x43\x41NCEL_DISPOSITION_UNKNOWN\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n osmosis/rollout/v1/control.proto\x12\x12osmosis.rollout.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1eosmosis/rollout/v1/event.proto\x1a osmosis/rollout/v1/message.proto\x1a osmosis/rollout/v1/rollout.proto\"\x97\x01\n\rCancelRequest\x12\x14\n\nrollout_id\x18\x01 \x01(\tH\x00\x12\x12\n\x08group_id\x18\x02 \x01(\tH\x00\x12.\n\x03\x61ll\x18\x03 \x01(\x0b\x32\x1f.osmosis.rollout.v1.AllRolloutsH\x00\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x0e\n\x06reason\x18\x05 \x01(\tB\x0b\n\tselection\"\r\n\x0b\x41llRollouts\"C\n\x0e\x43\x61ncelResponse\x12\x31\n\x07results\x18\x01 \x03(\x0b\x32 .osmosis.rollout.v1.CancelResult\"\xa0\x01\n\x0c\x43\x61ncelResult\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12:\n\x0b\x64isposition\x18\x03 \x01(\x0e\x32%.osmosis.rollout.v1.CancelDisposition\x12/\n\x05state\x18\x04 \x01(\x0e\x32 .osmosis.rollout.v1.RolloutState\"8\n\x11GetRolloutRequest\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"B\n\x12GetRolloutResponse\x12,\n\x07rollout\x18\x01 \x01(\x0b\x32\x1b.osmosis.rollout.v1.Rollout\"\x95\x01\n\x13ListRolloutsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x30\n\x06states\x18\x03 \x03(\x0e\x32 .osmosis.rollout.v1.RolloutState\x12\x10\n\x08group_id\x18\x04 \x01(\t\x12\x13\n\x0bundelivered\x18\x05 \x01(\x08\"^\n\x14ListRolloutsResponse\x12-\n\x08rollouts\x18\x01 \x03(\x0b\x32\x1b.osmosis.rollout.v1.Rollout\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"q\n\x13StreamEventsRequest\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x13\n\x0b\x61\x66ter_event\x18\x03 \x01(\x04\x12\x0e\n\x06\x63ursor\x18\x04 \x01(\t\x12\x10\n\x08\x66rom_now\x18\x05 \x01(\x08\"\x82\x01\n\x14StreamEventsResponse\x12\x32\n\x05\x65vent\x18\x01 \x01(\x0b\x32#.osmosis.rollout.v1.TrajectoryEvent\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\t\x12&\n\x04idle\x18\x03 \x01(\x0b\x32\x18.osmosis.rollout.v1.Idle\"Q\n\x04Idle\x12\x19\n\x11last_event_number\x18\x01 \x01(\x04\x12.\n\x08\x61\x63tivity\x18\x02 \x01(\x0b\x32\x1c.osmosis.rollout.v1.Activity\"\x16\n\x14GetServerInfoRequest\"\xe4\x02\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x14\n\x0cprotocol_min\x18\x02 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x03 \x01(\r\x12\x12\n\nprocess_id\x18\x04 \x01(\t\x12\x12\n\njournal_id\x18\x05 \x01(\t\x12.\n\nstart_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x36\n\x0b\x61gent_loops\x18\x07 \x03(\x0b\x32!.osmosis.rollout.v1.AgentLoopInfo\x12.\n\x08\x63\x61pacity\x18\x08 \x01(\x0b\x32\x1c.osmosis.rollout.v1.Capacity\x12*\n\x06limits\x18\t \x01(\x0b\x32\x1a.osmosis.rollout.v1.Limits\x12\x10\n\x08\x64raining\x18\n \x01(\x08\x12\x10\n\x08\x66\x65\x61tures\x18\x0b \x03(\t\"W\n\rAgentLoopInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x05tools\x18\x02 \x03(\x0b\x32\x18.osmosis.rollout.v1.Tool\x12\x0f\n\x07version\x18\x03 \x01(\t\"\xa3\x01\n\x08\x43\x61pacity\x12\x16\n\x0emax_concurrent\x18\x01 \x01(\r\x12\x12\n\nmax_queued\x18\x02 \x01(\r\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x0e\n\x06queued\x18\x04 \x01(\r\x12\x11\n\tabandoned\x18\x05 \x01(\r\x12\x13\n\x0bundelivered\x18\x06 \x01(\r\x12\x0f\n\x07\x65xpired\x18\x07 \x01(\r\x12\x11\n\tcompleted\x18\x08 \x01(\r\"\xe0\x05\n\x06Limits\x12\x19\n\x11max_message_bytes\x18\x01 \x01(\x04\x12\x1a\n\x12max_metadata_bytes\x18\x02 \x01(\x04\x12\x16\n\x0emax_json_depth\x18\x03 \x01(\r\x12\x1c\n\x14max_rollout_id_chars\x18\x04 \x01(\r\x12\x30\n\ragent_timeout\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0emax_sent_bytes\x18\x06 \x01(\x04\x12\x17\n\x0fmax_reply_bytes\x18\x07 \x01(\x04\x12.\n\x0boutcome_ttl\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rtrainer_grace\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0c\x63hat_silence\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0e\x63hat_retry_min\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0e\x63hat_retry_max\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x34\n\x11outcome_retry_min\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x34\n\x11outcome_retry_max\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x35\n\x12heartbeat_interval\x18\x0f \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x34\n\x11heartbeat_timeout\x18\x10 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x34\n\x11min_ping_interval\x18\x11 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x1e\n\x0c\x44rainRequest\x12\x0e\n\x06\x63\x61ncel\x18\x01 \x01(\x08\"E\n\rDrainResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0e\n\x06queued\x18\x02 \x01(\r\x12\x13\n\x0bundelivered\x18\x03 \x01(\r*\x9f\x01\n\x11\x43\x61ncelDisposition\x12\"\n\x1e\x43\x41NCEL_DISPOSITION_UNSPECIFIED\x10\x00\x12 \n\x1c\x43\x41NCEL_DISPOSITION_CANCELLED\x10\x01\x12$\n CANCEL_DISPOSITION_ALREADY_ENDED\x10\x02\x12\x1e\n\x1a\x43\x41NCEL_DISPOSITION_UNKNOWN\x10\x03\x42{\n\x12osmosis.rollout.v1P\x01Z\x1cosmosis/rollout/v1;rolloutv1\xa2\x02\x03OSR\xaa\x02\x12Osmosis.Rollout.V1\xca\x02\x12Osmosis\\Rollout\\V1\xea\x02\x14Osmosis::Rollout::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'osmosis.rollout.v1.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
-  _globals['_CANCELDISPOSITION']._serialized_start=2162
-  _globals['_CANCELDISPOSITION']._serialized_end=2321
-  _globals['_CANCELREQUEST']._serialized_start=221
-  _globals['_CANCELREQUEST']._serialized_end=339
-  _globals['_CANCELRESPONSE']._serialized_start=341
-  _globals['_CANCELRESPONSE']._serialized_end=408
-  _globals['_CANCELRESULT']._serialized_start=411
-  _globals['_CANCELRESULT']._serialized_end=571
-  _globals['_GETROLLOUTREQUEST']._serialized_start=573
-  _globals['_GETROLLOUTREQUEST']._serialized_end=629
-  _globals['_GETROLLOUTRESPONSE']._serialized_start=631
-  _globals['_GETROLLOUTRESPONSE']._serialized_end=697
-  _globals['_LISTROLLOUTSREQUEST']._serialized_start=700
-  _globals['_LISTROLLOUTSREQUEST']._serialized_end=849
-  _globals['_LISTROLLOUTSRESPONSE']._serialized_start=851
-  _globals['_LISTROLLOUTSRESPONSE']._serialized_end=945
-  _globals['_STREAMEVENTSREQUEST']._serialized_start=947
-  _globals['_STREAMEVENTSREQUEST']._serialized_end=1054
-  _globals['_STREAMEVENTSRESPONSE']._serialized_start=1057
-  _globals['_STREAMEVENTSRESPONSE']._serialized_end=1187
-  _globals['_IDLE']._serialized_start=1189
-  _globals['_IDLE']._serialized_end=1264
-  _globals['_GETSERVERINFOREQUEST']._serialized_start=1266
-  _globals['_GETSERVERINFOREQUEST']._serialized_end=1288
-  _globals['_GETSERVERINFORESPONSE']._serialized_start=1291
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=1631
-  _globals['_AGENTLOOPINFO']._serialized_start=1633
-  _globals['_AGENTLOOPINFO']._serialized_end=1720
-  _globals['_CAPACITY']._serialized_start=1723
-  _globals['_CAPACITY']._serialized_end=1886
-  _globals['_LIMITS']._serialized_start=1889
-  _globals['_LIMITS']._serialized_end=2056
-  _globals['_DRAINREQUEST']._serialized_start=2058
-  _globals['_DRAINREQUEST']._serialized_end=2088
-  _globals['_DRAINRESPONSE']._serialized_start=2090
-  _globals['_DRAINRESPONSE']._serialized_end=2159
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\022osmosis.rollout.v1P\001Z\034osmosis/rollout/v1;rolloutv1\242\002\003OSR\252\002\022Osmosis.Rollout.V1\312\002\022Osmosis\\Rollout\\V1\352\002\024Osmosis::Rollout::V1'
+  _globals['_CANCELDISPOSITION']._serialized_start=2808
+  _globals['_CANCELDISPOSITION']._serialized_end=2967
+  _globals['_CANCELREQUEST']._serialized_start=222
+  _globals['_CANCELREQUEST']._serialized_end=373
+  _globals['_ALLROLLOUTS']._serialized_start=375
+  _globals['_ALLROLLOUTS']._serialized_end=388
+  _globals['_CANCELRESPONSE']._serialized_start=390
+  _globals['_CANCELRESPONSE']._serialized_end=457
+  _globals['_CANCELRESULT']._serialized_start=460
+  _globals['_CANCELRESULT']._serialized_end=620
+  _globals['_GETROLLOUTREQUEST']._serialized_start=622
+  _globals['_GETROLLOUTREQUEST']._serialized_end=678
+  _globals['_GETROLLOUTRESPONSE']._serialized_start=680
+  _globals['_GETROLLOUTRESPONSE']._serialized_end=746
+  _globals['_LISTROLLOUTSREQUEST']._serialized_start=749
+  _globals['_LISTROLLOUTSREQUEST']._serialized_end=898
+  _globals['_LISTROLLOUTSRESPONSE']._serialized_start=900
+  _globals['_LISTROLLOUTSRESPONSE']._serialized_end=994
+  _globals['_STREAMEVENTSREQUEST']._serialized_start=996
+  _globals['_STREAMEVENTSREQUEST']._serialized_end=1109
+  _globals['_STREAMEVENTSRESPONSE']._serialized_start=1112
+  _globals['_STREAMEVENTSRESPONSE']._serialized_end=1242
+  _globals['_IDLE']._serialized_start=1244
+  _globals['_IDLE']._serialized_end=1325
+  _globals['_GETSERVERINFOREQUEST']._serialized_start=1327
+  _globals['_GETSERVERINFOREQUEST']._serialized_end=1349
+  _globals['_GETSERVERINFORESPONSE']._serialized_start=1352
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=1708
+  _globals['_AGENTLOOPINFO']._serialized_start=1710
+  _globals['_AGENTLOOPINFO']._serialized_end=1797
+  _globals['_CAPACITY']._serialized_start=1800
+  _globals['_CAPACITY']._serialized_end=1963
+  _globals['_LIMITS']._serialized_start=1966
+  _globals['_LIMITS']._serialized_end=2702
+  _globals['_DRAINREQUEST']._serialized_start=2704
+  _globals['_DRAINREQUEST']._serialized_end=2734
+  _globals['_DRAINRESPONSE']._serialized_start=2736
+  _globals['_DRAINRESPONSE']._serialized_end=2805
 # @@protoc_insertion_point(module_scope)

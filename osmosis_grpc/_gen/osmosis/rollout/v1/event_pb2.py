@@ -24,48 +24,54 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import annotation_pb2 as osmosis_dot_rollout_dot_v1_dot_annotation__pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2 as osmosis_dot_rollout_dot_v1_dot_chat__pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2 as osmosis_dot_rollout_dot_v1_dot_message__pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2 as osmosis_dot_rollout_dot_v1_dot_outcome__pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2 as osmosis_dot_rollout_dot_v1_dot_rollout__pb2
-from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2 as osmosis_dot_rollout_dot_v1_dot_trainer__pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import tokens_pb2 as osmosis_dot_rollout_dot_v1_dot_tokens__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eosmosis/rollout/v1/event.proto\x12\x12osmosis.rollout.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a osmosis/rollout/v1/message.proto\x1a osmosis/rollout/v1/rollout.proto\x1a osmosis/rollout/v1/trainer.proto\"\xe1\x07\n\x0fTrajectoryEvent\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12(\n\x04time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x35\n\x08\x61\x63\x63\x65pted\x18\n \x01(\x0b\x32!.osmosis.rollout.v1.AcceptedEventH\x00\x12\x33\n\x07started\x18\x0b \x01(\x0b\x32 .osmosis.rollout.v1.StartedEventH\x00\x12\x33\n\x07resumed\x18\x0c \x01(\x0b\x32 .osmosis.rollout.v1.ResumedEventH\x00\x12@\n\x0e\x63hat_requested\x18\r \x01(\x0b\x32&.osmosis.rollout.v1.ChatRequestedEventH\x00\x12>\n\rchat_answered\x18\x0e \x01(\x0b\x32%.osmosis.rollout.v1.ChatAnsweredEventH\x00\x12:\n\x0b\x63hat_failed\x18\x0f \x01(\x0b\x32#.osmosis.rollout.v1.ChatFailedEventH\x00\x12:\n\x0btool_called\x18\x10 \x01(\x0b\x32#.osmosis.rollout.v1.ToolCalledEventH\x00\x12>\n\rtool_returned\x18\x11 \x01(\x0b\x32%.osmosis.rollout.v1.ToolReturnedEventH\x00\x12\x31\n\x06logged\x18\x12 \x01(\x0b\x32\x1f.osmosis.rollout.v1.LoggedEventH\x00\x12<\n\x0csample_added\x18\x13 \x01(\x0b\x32$.osmosis.rollout.v1.SampleAddedEventH\x00\x12@\n\x0esegment_closed\x18\x14 \x01(\x0b\x32&.osmosis.rollout.v1.SegmentClosedEventH\x00\x12<\n\x0c\x63\x61ncel_asked\x18\x15 \x01(\x0b\x32$.osmosis.rollout.v1.CancelAskedEventH\x00\x12\x31\n\x06graded\x18\x16 \x01(\x0b\x32\x1f.osmosis.rollout.v1.GradedEventH\x00\x12/\n\x05\x65nded\x18\x17 \x01(\x0b\x32\x1e.osmosis.rollout.v1.EndedEventH\x00\x12\x37\n\tdelivered\x18\x18 \x01(\x0b\x32\".osmosis.rollout.v1.DeliveredEventH\x00\x42\x06\n\x04kind\"j\n\rAcceptedEvent\x12\x30\n\x07request\x18\x01 \x01(\x0b\x32\x1f.osmosis.rollout.v1.InitRequest\x12\'\n\x05tools\x18\x02 \x03(\x0b\x32\x18.osmosis.rollout.v1.Tool\"T\n\x0cStartedEvent\x12-\n\nqueue_time\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\ragent_version\x18\x02 \x01(\t\",\n\x0cResumedEvent\x12\x1c\n\x14previous_last_number\x18\x01 \x01(\x04\"\x88\x02\n\x12\x43hatRequestedEvent\x12\x0e\n\x06sample\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\r\x12\x11\n\tcontinues\x18\x03 \x01(\r\x12-\n\x08messages\x18\x04 \x03(\x0b\x32\x1b.osmosis.rollout.v1.Message\x12\x34\n\x08sampling\x18\x05 \x01(\x0b\x32\".osmosis.rollout.v1.SamplingParams\x12(\n\x05tools\x18\x06 \x01(\x0b\x32\x19.osmosis.rollout.v1.Tools\x12\x30\n\x07purpose\x18\x07 \x01(\x0e\x32\x1f.osmosis.rollout.v1.ChatPurpose\"\xac\x01\n\x11\x43hatAnsweredEvent\x12\x0e\n\x06sample\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\r\x12\x32\n\x08response\x18\x03 \x01(\x0b\x32 .osmosis.rollout.v1.ChatResponse\x12*\n\x07latency\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\x0frecorded_number\x18\x05 \x01(\x04\"d\n\x0f\x43hatFailedEvent\x12\x0e\n\x06sample\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\r\x12\x0c\n\x04\x63ode\x18\x03 \x01(\x05\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x12\n\nwill_retry\x18\x05 \x01(\x08\"=\n\x0fToolCalledEvent\x12*\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x1c.osmosis.rollout.v1.ToolCall\"\xa0\x01\n\x11ToolReturnedEvent\x12\x14\n\x0ctool_call_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12,\n\x07message\x18\x03 \x01(\x0b\x32\x1b.osmosis.rollout.v1.Message\x12\r\n\x05\x65rror\x18\x04 \x01(\t\x12*\n\x07latency\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\".\n\x0bLoggedEvent\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tdata_json\x18\x02 \x01(\t\"\"\n\x10SampleAddedEvent\x12\x0e\n\x06sample\x18\x01 \x01(\t\"\x94\x01\n\x12SegmentClosedEvent\x12\x0e\n\x06sample\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\r\n\x05\x63hats\x18\x03 \x03(\r\x12\x0e\n\x06tokens\x18\x04 \x01(\r\x12\x16\n\x0esampled_tokens\x18\x05 \x01(\r\x12\x18\n\x0b\x64rift_index\x18\x06 \x01(\rH\x00\x88\x01\x01\x42\x0e\n\x0c_drift_index\"\"\n\x10\x43\x61ncelAskedEvent\x12\x0e\n\x06reason\x18\x01 \x01(\t\"=\n\x0bGradedEvent\x12\x0e\n\x06sample\x18\x01 \x01(\t\x12\x13\n\x06reward\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\t\n\x07_reward\"k\n\nEndedEvent\x12\x32\n\ncompletion\x18\x01 \x01(\x0b\x32\x1e.osmosis.rollout.v1.Completion\x12\x14\n\x0cprocess_uuid\x18\x02 \x01(\t\x12\x13\n\x0btrainer_run\x18\x03 \x01(\t\"g\n\x0e\x44\x65liveredEvent\x12\x34\n\x07outcome\x18\x01 \x01(\x0e\x32#.osmosis.rollout.v1.CompleteOutcome\x12\x10\n\x08given_up\x18\x02 \x01(\t\x12\r\n\x05tries\x18\x03 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eosmosis/rollout/v1/event.proto\x12\x12osmosis.rollout.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a#osmosis/rollout/v1/annotation.proto\x1a\x1dosmosis/rollout/v1/chat.proto\x1a osmosis/rollout/v1/message.proto\x1a osmosis/rollout/v1/outcome.proto\x1a osmosis/rollout/v1/rollout.proto\x1a\x1fosmosis/rollout/v1/tokens.proto\"\xa0\x08\n\x0fTrajectoryEvent\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x14\n\x0c\x65vent_number\x18\x03 \x01(\x04\x12(\n\x04time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x35\n\x08\x61\x63\x63\x65pted\x18\n \x01(\x0b\x32!.osmosis.rollout.v1.AcceptedEventH\x00\x12\x33\n\x07started\x18\x0b \x01(\x0b\x32 .osmosis.rollout.v1.StartedEventH\x00\x12\x33\n\x07resumed\x18\x0c \x01(\x0b\x32 .osmosis.rollout.v1.ResumedEventH\x00\x12@\n\x0e\x63hat_requested\x18\r \x01(\x0b\x32&.osmosis.rollout.v1.ChatRequestedEventH\x00\x12>\n\rchat_answered\x18\x0e \x01(\x0b\x32%.osmosis.rollout.v1.ChatAnsweredEventH\x00\x12:\n\x0b\x63hat_failed\x18\x0f \x01(\x0b\x32#.osmosis.rollout.v1.ChatFailedEventH\x00\x12:\n\x0btool_called\x18\x10 \x01(\x0b\x32#.osmosis.rollout.v1.ToolCalledEventH\x00\x12>\n\rtool_returned\x18\x11 \x01(\x0b\x32%.osmosis.rollout.v1.ToolReturnedEventH\x00\x12\x31\n\x06logged\x18\x12 \x01(\x0b\x32\x1f.osmosis.rollout.v1.LoggedEventH\x00\x12<\n\x0csample_added\x18\x13 \x01(\x0b\x32$.osmosis.rollout.v1.SampleAddedEventH\x00\x12@\n\x0esegment_closed\x18\x14 \x01(\x0b\x32&.osmosis.rollout.v1.SegmentClosedEventH\x00\x12<\n\x0c\x63\x61ncel_asked\x18\x15 \x01(\x0b\x32$.osmosis.rollout.v1.CancelAskedEventH\x00\x12\x31\n\x06graded\x18\x16 \x01(\x0b\x32\x1f.osmosis.rollout.v1.GradedEventH\x00\x12/\n\x05\x65nded\x18\x17 \x01(\x0b\x32\x1e.osmosis.rollout.v1.EndedEventH\x00\x12\x37\n\tdelivered\x18\x18 \x01(\x0b\x32\".osmosis.rollout.v1.DeliveredEventH\x00\x12\x37\n\tannotated\x18\x19 \x01(\x0b\x32\".osmosis.rollout.v1.AnnotatedEventH\x00\x42\x06\n\x04kind\"j\n\rAcceptedEvent\x12\x30\n\x07request\x18\x01 \x01(\x0b\x32\x1f.osmosis.rollout.v1.InitRequest\x12\'\n\x05tools\x18\x02 \x03(\x0b\x32\x18.osmosis.rollout.v1.Tool\"T\n\x0cStartedEvent\x12-\n\nqueue_time\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\ragent_version\x18\x02 \x01(\t\"+\n\x0cResumedEvent\x12\x1b\n\x13previous_last_event\x18\x01 \x01(\x04\"\x9f\x02\n\x12\x43hatRequestedEvent\x12\x0e\n\x06sample\x18\x01 \x01(\t\x12\x13\n\x0b\x63hat_number\x18\x02 \x01(\r\x12\x13\n\x0bparent_chat\x18\x03 \x01(\r\x12-\n\x08messages\x18\x04 \x03(\x0b\x32\x1b.osmosis.rollout.v1.Message\x12\x34\n\x08sampling\x18\x05 \x01(\x0b\x32\".osmosis.rollout.v1.SamplingParams\x12(\n\x05tools\x18\x06 \x01(\x0b\x32\x19.osmosis.rollout.v1.Tools\x12\x30\n\x07purpose\x18\x07 \x01(\x0e\x32\x1f.osmosis.rollout.v1.ChatPurpose\x12\x0e\n\x06policy\x18\x08 \x01(\t\"\xb0\x01\n\x11\x43hatAnsweredEvent\x12\x0e\n\x06sample\x18\x01 \x01(\t\x12\x13\n\x0b\x63hat_number\x18\x02 \x01(\r\x12\x32\n\x08response\x18\x03 \x01(\x0b\x32 .osmosis.rollout.v1.ChatResponse\x12*\n\x07latency\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0erecorded_event\x18\x05 \x01(\x04\"i\n\x0f\x43hatFailedEvent\x12\x0e\n\x06sample\x18\x01 \x01(\t\x12\x13\n\x0b\x63hat_number\x18\x02 \x01(\r\x12\x0c\n\x04\x63ode\x18\x03 \x01(\x05\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x12\n\nwill_retry\x18\x05 \x01(\x08\"b\n\x0fToolCalledEvent\x12*\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x1c.osmosis.rollout.v1.ToolCall\x12\x0e\n\x06sample\x18\x02 \x01(\t\x12\x13\n\x0b\x63hat_number\x18\x03 \x01(\r\"\xc5\x01\n\x11ToolReturnedEvent\x12\x14\n\x0ctool_call_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12,\n\x07message\x18\x03 \x01(\x0b\x32\x1b.osmosis.rollout.v1.Message\x12\r\n\x05\x65rror\x18\x04 \x01(\t\x12*\n\x07latency\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06sample\x18\x06 \x01(\t\x12\x13\n\x0b\x63hat_number\x18\x07 \x01(\r\"S\n\x0bLoggedEvent\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tdata_json\x18\x02 \x01(\t\x12\x0e\n\x06sample\x18\x03 \x01(\t\x12\x13\n\x0b\x63hat_number\x18\x04 \x01(\r\"}\n\x10SampleAddedEvent\x12\x0e\n\x06sample\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12+\n\x06parent\x18\x03 \x01(\x0b\x32\x1b.osmosis.rollout.v1.ChatRef\x12\x12\n\x05train\x18\x04 \x01(\x08H\x00\x88\x01\x01\x42\x08\n\x06_train\"\x94\x01\n\x12SegmentClosedEvent\x12\x0e\n\x06sample\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\r\n\x05\x63hats\x18\x03 \x03(\r\x12\x0e\n\x06tokens\x18\x04 \x01(\r\x12\x16\n\x0esampled_tokens\x18\x05 \x01(\r\x12\x18\n\x0b\x64rift_index\x18\x06 \x01(\rH\x00\x88\x01\x01\x42\x0e\n\x0c_drift_index\"\"\n\x10\x43\x61ncelAskedEvent\x12\x0e\n\x06reason\x18\x01 \x01(\t\"`\n\x0bGradedEvent\x12\x0e\n\x06sample\x18\x01 \x01(\t\x12\x13\n\x06reward\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x0b\x63hat_number\x18\x03 \x01(\r\x12\x0c\n\x04name\x18\x04 \x01(\tB\t\n\x07_reward\"j\n\nEndedEvent\x12\x33\n\x07outcome\x18\x01 \x01(\x0b\x32\".osmosis.rollout.v1.RolloutOutcome\x12\x12\n\nprocess_id\x18\x02 \x01(\t\x12\x13\n\x0btrainer_run\x18\x03 \x01(\t\"_\n\x0e\x44\x65liveredEvent\x12,\n\x07receipt\x18\x01 \x01(\x0e\x32\x1b.osmosis.rollout.v1.Receipt\x12\x10\n\x08given_up\x18\x02 \x01(\t\x12\r\n\x05tries\x18\x03 \x01(\r\"D\n\x0e\x41nnotatedEvent\x12\x32\n\nannotation\x18\x01 \x01(\x0b\x32\x1e.osmosis.rollout.v1.AnnotationB{\n\x12osmosis.rollout.v1P\x01Z\x1cosmosis/rollout/v1;rolloutv1\xa2\x02\x03OSR\xaa\x02\x12Osmosis.Rollout.V1\xca\x02\x12Osmosis\\Rollout\\V1\xea\x02\x14Osmosis::Rollout::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'osmosis.rollout.v1.event_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
-  _globals['_TRAJECTORYEVENT']._serialized_start=222
-  _globals['_TRAJECTORYEVENT']._serialized_end=1215
-  _globals['_ACCEPTEDEVENT']._serialized_start=1217
-  _globals['_ACCEPTEDEVENT']._serialized_end=1323
-  _globals['_STARTEDEVENT']._serialized_start=1325
-  _globals['_STARTEDEVENT']._serialized_end=1409
-  _globals['_RESUMEDEVENT']._serialized_start=1411
-  _globals['_RESUMEDEVENT']._serialized_end=1455
-  _globals['_CHATREQUESTEDEVENT']._serialized_start=1458
-  _globals['_CHATREQUESTEDEVENT']._serialized_end=1722
-  _globals['_CHATANSWEREDEVENT']._serialized_start=1725
-  _globals['_CHATANSWEREDEVENT']._serialized_end=1897
-  _globals['_CHATFAILEDEVENT']._serialized_start=1899
-  _globals['_CHATFAILEDEVENT']._serialized_end=1999
-  _globals['_TOOLCALLEDEVENT']._serialized_start=2001
-  _globals['_TOOLCALLEDEVENT']._serialized_end=2062
-  _globals['_TOOLRETURNEDEVENT']._serialized_start=2065
-  _globals['_TOOLRETURNEDEVENT']._serialized_end=2225
-  _globals['_LOGGEDEVENT']._serialized_start=2227
-  _globals['_LOGGEDEVENT']._serialized_end=2273
-  _globals['_SAMPLEADDEDEVENT']._serialized_start=2275
-  _globals['_SAMPLEADDEDEVENT']._serialized_end=2309
-  _globals['_SEGMENTCLOSEDEVENT']._serialized_start=2312
-  _globals['_SEGMENTCLOSEDEVENT']._serialized_end=2460
-  _globals['_CANCELASKEDEVENT']._serialized_start=2462
-  _globals['_CANCELASKEDEVENT']._serialized_end=2496
-  _globals['_GRADEDEVENT']._serialized_start=2498
-  _globals['_GRADEDEVENT']._serialized_end=2559
-  _globals['_ENDEDEVENT']._serialized_start=2561
-  _globals['_ENDEDEVENT']._serialized_end=2668
-  _globals['_DELIVEREDEVENT']._serialized_start=2670
-  _globals['_DELIVEREDEVENT']._serialized_end=2773
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\022osmosis.rollout.v1P\001Z\034osmosis/rollout/v1;rolloutv1\242\002\003OSR\252\002\022Osmosis.Rollout.V1\312\002\022Osmosis\\Rollout\\V1\352\002\024Osmosis::Rollout::V1'
+  _globals['_TRAJECTORYEVENT']._serialized_start=323
+  _globals['_TRAJECTORYEVENT']._serialized_end=1379
+  _globals['_ACCEPTEDEVENT']._serialized_start=1381
+  _globals['_ACCEPTEDEVENT']._serialized_end=1487
+  _globals['_STARTEDEVENT']._serialized_start=1489
+  _globals['_STARTEDEVENT']._serialized_end=1573
+  _globals['_RESUMEDEVENT']._serialized_start=1575
+  _globals['_RESUMEDEVENT']._serialized_end=1618
+  _globals['_CHATREQUESTEDEVENT']._serialized_start=1621
+  _globals['_CHATREQUESTEDEVENT']._serialized_end=1908
+  _globals['_CHATANSWEREDEVENT']._serialized_start=1911
+  _globals['_CHATANSWEREDEVENT']._serialized_end=2087
+  _globals['_CHATFAILEDEVENT']._serialized_start=2089
+  _globals['_CHATFAILEDEVENT']._serialized_end=2194
+  _globals['_TOOLCALLEDEVENT']._serialized_start=2196
+  _globals['_TOOLCALLEDEVENT']._serialized_end=2294
+  _globals['_TOOLRETURNEDEVENT']._serialized_start=2297
+  _globals['_TOOLRETURNEDEVENT']._serialized_end=2494
+  _globals['_LOGGEDEVENT']._serialized_start=2496
+  _globals['_LOGGEDEVENT']._serialized_end=2579
+  _globals['_SAMPLEADDEDEVENT']._serialized_start=2581
+  _globals['_SAMPLEADDEDEVENT']._serialized_end=2706
+  _globals['_SEGMENTCLOSEDEVENT']._serialized_start=2709
+  _globals['_SEGMENTCLOSEDEVENT']._serialized_end=2857
+  _globals['_CANCELASKEDEVENT']._serialized_start=2859
+  _globals['_CANCELASKEDEVENT']._serialized_end=2893
+  _globals['_GRADEDEVENT']._serialized_start=2895
+  _globals['_GRADEDEVENT']._serialized_end=2991
+  _globals['_ENDEDEVENT']._serialized_start=2993
+  _globals['_ENDEDEVENT']._serialized_end=3099
+  _globals['_DELIVEREDEVENT']._serialized_start=3101
+  _globals['_DELIVEREDEVENT']._serialized_end=3196
+  _globals['_ANNOTATEDEVENT']._serialized_start=3198
+  _globals['_ANNOTATEDEVENT']._serialized_end=3266
 # @@protoc_insertion_point(module_scope)

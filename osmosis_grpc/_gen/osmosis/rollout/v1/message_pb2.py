@@ -24,31 +24,36 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n osmosis/rollout/v1/message.proto\x12\x12osmosis.rollout.v1\"\x8b\x02\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x31\n\x05parts\x18\x03 \x01(\x0b\x32 .osmosis.rollout.v1.ContentPartsH\x00\x12\x16\n\x0cnull_content\x18\x04 \x01(\x08H\x00\x12\x30\n\ntool_calls\x18\x05 \x03(\x0b\x32\x1c.osmosis.rollout.v1.ToolCall\x12\x19\n\x0ctool_call_id\x18\x06 \x01(\tH\x01\x88\x01\x01\x12\x11\n\x04name\x18\x07 \x01(\tH\x02\x88\x01\x01\x12\x12\n\nextra_json\x18\x08 \x01(\tB\t\n\x07\x63ontentB\x0f\n\r_tool_call_idB\x07\n\x05_name\">\n\x0c\x43ontentParts\x12.\n\x05parts\x18\x01 \x03(\x0b\x32\x1f.osmosis.rollout.v1.ContentPart\"Y\n\x0b\x43ontentPart\x12\x11\n\x04type\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x11\n\x04text\x18\x02 \x01(\tH\x01\x88\x01\x01\x12\x12\n\nextra_json\x18\x03 \x01(\tB\x07\n\x05_typeB\x07\n\x05_text\"\x98\x01\n\x08ToolCall\x12\x0f\n\x02id\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x11\n\x04type\x18\x02 \x01(\tH\x01\x88\x01\x01\x12\x37\n\x08\x66unction\x18\x03 \x01(\x0b\x32 .osmosis.rollout.v1.FunctionCallH\x02\x88\x01\x01\x12\x12\n\nextra_json\x18\x04 \x01(\tB\x05\n\x03_idB\x07\n\x05_typeB\x0b\n\t_function\"d\n\x0c\x46unctionCall\x12\x11\n\x04name\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x16\n\targuments\x18\x02 \x01(\tH\x01\x88\x01\x01\x12\x12\n\nextra_json\x18\x03 \x01(\tB\x07\n\x05_nameB\x0c\n\n_arguments\"~\n\x04Tool\x12\x11\n\x04type\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x39\n\x08\x66unction\x18\x02 \x01(\x0b\x32\".osmosis.rollout.v1.FunctionSchemaH\x01\x88\x01\x01\x12\x12\n\nextra_json\x18\x03 \x01(\tB\x07\n\x05_typeB\x0b\n\t_function\"\x9c\x01\n\x0e\x46unctionSchema\x12\x11\n\x04name\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x18\n\x0b\x64\x65scription\x18\x02 \x01(\tH\x01\x88\x01\x01\x12\x1c\n\x0fparameters_json\x18\x03 \x01(\tH\x02\x88\x01\x01\x12\x12\n\nextra_json\x18\x04 \x01(\tB\x07\n\x05_nameB\x0e\n\x0c_descriptionB\x12\n\x10_parameters_json\"0\n\x05Tools\x12\'\n\x05tools\x18\x01 \x03(\x0b\x32\x18.osmosis.rollout.v1.Tool\"\xe2\x01\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x0c\n\x04stop\x18\x04 \x03(\t\x12\x11\n\x04seed\x18\x05 \x01(\x03H\x03\x88\x01\x01\x12\x15\n\x08logprobs\x18\x06 \x01(\x08H\x04\x88\x01\x01\x12\x12\n\nextra_json\x18\x07 \x01(\tB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\r\n\x0b_max_tokensB\x07\n\x05_seedB\x0b\n\t_logprobs\"\xab\x01\n\x05Usage\x12\x1a\n\rprompt_tokens\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x1e\n\x11\x63ompletion_tokens\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x19\n\x0ctotal_tokens\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x12\n\nextra_json\x18\x04 \x01(\tB\x10\n\x0e_prompt_tokensB\x14\n\x12_completion_tokensB\x0f\n\r_total_tokensb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n osmosis/rollout/v1/message.proto\x12\x12osmosis.rollout.v1\"\xac\x02\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x31\n\x05parts\x18\x03 \x01(\x0b\x32 .osmosis.rollout.v1.ContentPartsH\x00\x12\x37\n\x0cnull_content\x18\x04 \x01(\x0b\x32\x1f.osmosis.rollout.v1.NullContentH\x00\x12\x30\n\ntool_calls\x18\x05 \x03(\x0b\x32\x1c.osmosis.rollout.v1.ToolCall\x12\x19\n\x0ctool_call_id\x18\x06 \x01(\tH\x01\x88\x01\x01\x12\x11\n\x04name\x18\x07 \x01(\tH\x02\x88\x01\x01\x12\x12\n\nextra_json\x18\x08 \x01(\tB\t\n\x07\x63ontentB\x0f\n\r_tool_call_idB\x07\n\x05_name\"\r\n\x0bNullContent\">\n\x0c\x43ontentParts\x12.\n\x05parts\x18\x01 \x03(\x0b\x32\x1f.osmosis.rollout.v1.ContentPart\"\x82\x01\n\x0b\x43ontentPart\x12\x11\n\x04type\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x11\n\x04text\x18\x02 \x01(\tH\x01\x88\x01\x01\x12\x12\n\nextra_json\x18\x03 \x01(\t\x12\'\n\x05\x62lobs\x18\x04 \x03(\x0b\x32\x18.osmosis.rollout.v1.BlobB\x07\n\x05_typeB\x07\n\x05_text\"`\n\x04\x42lob\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x11\n\tmime_type\x18\x02 \x01(\t\x12\x0e\n\x04\x64\x61ta\x18\x03 \x01(\x0cH\x00\x12\r\n\x03uri\x18\x04 \x01(\tH\x00\x12\x0e\n\x06sha256\x18\x05 \x01(\x0c\x42\x08\n\x06source\"\x98\x01\n\x08ToolCall\x12\x0f\n\x02id\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x11\n\x04type\x18\x02 \x01(\tH\x01\x88\x01\x01\x12\x37\n\x08\x66unction\x18\x03 \x01(\x0b\x32 .osmosis.rollout.v1.FunctionCallH\x02\x88\x01\x01\x12\x12\n\nextra_json\x18\x04 \x01(\tB\x05\n\x03_idB\x07\n\x05_typeB\x0b\n\t_function\"d\n\x0c\x46unctionCall\x12\x11\n\x04name\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x16\n\targuments\x18\x02 \x01(\tH\x01\x88\x01\x01\x12\x12\n\nextra_json\x18\x03 \x01(\tB\x07\n\x05_nameB\x0c\n\n_arguments\"~\n\x04Tool\x12\x11\n\x04type\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x39\n\x08\x66unction\x18\x02 \x01(\x0b\x32\".osmosis.rollout.v1.FunctionSchemaH\x01\x88\x01\x01\x12\x12\n\nextra_json\x18\x03 \x01(\tB\x07\n\x05_typeB\x0b\n\t_function\"\x9c\x01\n\x0e\x46unctionSchema\x12\x11\n\x04name\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x18\n\x0b\x64\x65scription\x18\x02 \x01(\tH\x01\x88\x01\x01\x12\x1c\n\x0fparameters_json\x18\x03 \x01(\tH\x02\x88\x01\x01\x12\x12\n\nextra_json\x18\x04 \x01(\tB\x07\n\x05_nameB\x0e\n\x0c_descriptionB\x12\n\x10_parameters_json\"0\n\x05Tools\x12\'\n\x05tools\x18\x01 \x03(\x0b\x32\x18.osmosis.rollout.v1.Tool\"\xe2\x01\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x0c\n\x04stop\x18\x04 \x03(\t\x12\x11\n\x04seed\x18\x05 \x01(\x03H\x03\x88\x01\x01\x12\x15\n\x08logprobs\x18\x06 \x01(\x08H\x04\x88\x01\x01\x12\x12\n\nextra_json\x18\x07 \x01(\tB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\r\n\x0b_max_tokensB\x07\n\x05_seedB\x0b\n\t_logprobs\"\xab\x01\n\x05Usage\x12\x1a\n\rprompt_tokens\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x1e\n\x11\x63ompletion_tokens\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x19\n\x0ctotal_tokens\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x12\n\nextra_json\x18\x04 \x01(\tB\x10\n\x0e_prompt_tokensB\x14\n\x12_completion_tokensB\x0f\n\r_total_tokensB{\n\x12osmosis.rollout.v1P\x01Z\x1cosmosis/rollout/v1;rolloutv1\xa2\x02\x03OSR\xaa\x02\x12Osmosis.Rollout.V1\xca\x02\x12Osmosis\\Rollout\\V1\xea\x02\x14Osmosis::Rollout::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'osmosis.rollout.v1.message_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\022osmosis.rollout.v1P\001Z\034osmosis/rollout/v1;rolloutv1\242\002\003OSR\252\002\022Osmosis.Rollout.V1\312\002\022Osmosis\\Rollout\\V1\352\002\024Osmosis::Rollout::V1'
   _globals['_MESSAGE']._serialized_start=57
-  _globals['_MESSAGE']._serialized_end=324
-  _globals['_CONTENTPARTS']._serialized_start=326
-  _globals['_CONTENTPARTS']._serialized_end=388
-  _globals['_CONTENTPART']._serialized_start=390
-  _globals['_CONTENTPART']._serialized_end=479
-  _globals['_TOOLCALL']._serialized_start=482
-  _globals['_TOOLCALL']._serialized_end=634
-  _globals['_FUNCTIONCALL']._serialized_start=636
-  _globals['_FUNCTIONCALL']._serialized_end=736
-  _globals['_TOOL']._serialized_start=738
-  _globals['_TOOL']._serialized_end=864
-  _globals['_FUNCTIONSCHEMA']._serialized_start=867
-  _globals['_FUNCTIONSCHEMA']._serialized_end=1023
-  _globals['_TOOLS']._serialized_start=1025
-  _globals['_TOOLS']._serialized_end=1073
-  _globals['_SAMPLINGPARAMS']._serialized_start=1076
-  _globals['_SAMPLINGPARAMS']._serialized_end=1302
-  _globals['_USAGE']._serialized_start=1305
-  _globals['_USAGE']._serialized_end=1476
+  _globals['_MESSAGE']._serialized_end=357
+  _globals['_NULLCONTENT']._serialized_start=359
+  _globals['_NULLCONTENT']._serialized_end=372
+  _globals['_CONTENTPARTS']._serialized_start=374
+  _globals['_CONTENTPARTS']._serialized_end=436
+  _globals['_CONTENTPART']._serialized_start=439
+  _globals['_CONTENTPART']._serialized_end=569
+  _globals['_BLOB']._serialized_start=571
+  _globals['_BLOB']._serialized_end=667
+  _globals['_TOOLCALL']._serialized_start=670
+  _globals['_TOOLCALL']._serialized_end=822
+  _globals['_FUNCTIONCALL']._serialized_start=824
+  _globals['_FUNCTIONCALL']._serialized_end=924
+  _globals['_TOOL']._serialized_start=926
+  _globals['_TOOL']._serialized_end=1052
+  _globals['_FUNCTIONSCHEMA']._serialized_start=1055
+  _globals['_FUNCTIONSCHEMA']._serialized_end=1211
+  _globals['_TOOLS']._serialized_start=1213
+  _globals['_TOOLS']._serialized_end=1261
+  _globals['_SAMPLINGPARAMS']._serialized_start=1264
+  _globals['_SAMPLINGPARAMS']._serialized_end=1490
+  _globals['_USAGE']._serialized_start=1493
+  _globals['_USAGE']._serialized_end=1664
 # @@protoc_insertion_point(module_scope)

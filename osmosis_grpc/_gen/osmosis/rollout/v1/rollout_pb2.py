@@ -25,56 +25,38 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2 as osmosis_dot_rollout_dot_v1_dot_message__pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2 as osmosis_dot_rollout_dot_v1_dot_outcome__pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import tokens_pb2 as osmosis_dot_rollout_dot_v1_dot_tokens__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n osmosis/rollout/v1/rollout.proto\x12\x12osmosis.rollout.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a osmosis/rollout/v1/message.proto\x1a\x1fosmosis/rollout/v1/tokens.proto\"\x8a\x05\n\x0bInitRequest\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x12\n\nagent_loop\x18\x03 \x01(\t\x12-\n\x08messages\x18\x04 \x03(\x0b\x32\x1b.osmosis.rollout.v1.Message\x12\x34\n\x08sampling\x18\x05 \x01(\x0b\x32\".osmosis.rollout.v1.SamplingParams\x12\x16\n\tmax_turns\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x1d\n\x10max_tokens_total\x18\x07 \x01(\rH\x01\x88\x01\x01\x12\x15\n\rmetadata_json\x18\x08 \x01(\t\x12\x12\n\x05label\x18\t \x01(\tH\x02\x88\x01\x01\x12(\n\x05group\x18\n \x01(\x0b\x32\x19.osmosis.rollout.v1.Group\x12\x10\n\x08priority\x18\x0b \x01(\x05\x12\x30\n\ragent_timeout\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0egrader_timeout\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x08\x63\x61llback\x18\x0e \x01(\x0b\x32\x1c.osmosis.rollout.v1.Callback\x12\x37\n\rtrace_context\x18\x0f \x01(\x0b\x32 .osmosis.rollout.v1.TraceContext\x12\x17\n\x0ftool_server_url\x18\x10 \x01(\t\x12\x17\n\x0fidempotency_key\x18\x11 \x01(\t\x12\x12\n\nevaluation\x18\x12 \x01(\x08\x42\x0c\n\n_max_turnsB\x13\n\x11_max_tokens_totalB\x08\n\x06_label\"\xa3\x01\n\x0cInitResponse\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\'\n\x05tools\x18\x03 \x03(\x0b\x32\x18.osmosis.rollout.v1.Tool\x12\x0f\n\x07started\x18\x04 \x01(\x08\x12\x34\n\x0c\x66rom_journal\x18\x05 \x01(\x0b\x32\x1e.osmosis.rollout.v1.EarlierRun\"\xad\x01\n\x08\x43\x61llback\x12\x0e\n\x06target\x18\x01 \x01(\t\x12\x12\n\ncredential\x18\x02 \x01(\t\x12,\n\x03tls\x18\x03 \x01(\x0b\x32\x1f.osmosis.rollout.v1.CallbackTls\x12\r\n\x05state\x18\x04 \x01(\x0c\x12\x30\n\x07history\x18\x05 \x01(\x0e\x32\x1f.osmosis.rollout.v1.HistoryForm\x12\x0e\n\x06run_id\x18\x06 \x01(\t\"\"\n\x0b\x43\x61llbackTls\x12\x13\n\x0bserver_name\x18\x01 \x01(\t\"0\n\x05Group\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04size\x18\x03 \x01(\r\"7\n\x0cTraceContext\x12\x13\n\x0btraceparent\x18\x01 \x01(\t\x12\x12\n\ntracestate\x18\x02 \x01(\t\"\xba\x03\n\x07Rollout\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x12\n\nagent_loop\x18\x03 \x01(\t\x12/\n\x05state\x18\x04 \x01(\x0e\x32 .osmosis.rollout.v1.RolloutState\x12.\n\x08\x61\x63tivity\x18\x05 \x01(\x0b\x32\x1c.osmosis.rollout.v1.Activity\x12(\n\x05group\x18\x06 \x01(\x0b\x32\x19.osmosis.rollout.v1.Group\x12/\n\x0b\x61\x63\x63\x65pt_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nstart_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0blast_number\x18\n \x01(\x04\x12\x13\n\x0bundelivered\x18\x0b \x01(\x08\x12\x32\n\ncompletion\x18\x0c \x01(\x0b\x32\x1e.osmosis.rollout.v1.Completion\"J\n\x08\x41\x63tivity\x12\x13\n\x0b\x64\x65scription\x18\x01 \x01(\t\x12)\n\x05since\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xab\x05\n\nCompletion\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\tresult_id\x18\x03 \x01(\t\x12\x34\n\x06status\x18\x04 \x01(\x0e\x32$.osmosis.rollout.v1.CompletionStatus\x12\x15\n\rfinish_reason\x18\x05 \x01(\t\x12,\n\x07\x66\x61ilure\x18\x06 \x01(\x0b\x32\x1b.osmosis.rollout.v1.Failure\x12-\n\x08messages\x18\x07 \x03(\x0b\x32\x1b.osmosis.rollout.v1.Message\x12\x13\n\x06reward\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12<\n\x07samples\x18\t \x03(\x0b\x32+.osmosis.rollout.v1.Completion.SamplesEntry\x12,\n\x07metrics\x18\n \x01(\x0b\x32\x1b.osmosis.rollout.v1.Metrics\x12\x12\n\nextra_json\x18\x0b \x01(\t\x12\x0f\n\x07omitted\x18\x0c \x03(\t\x12\x33\n\x0emessages_after\x18\r \x01(\x0b\x32\x1b.osmosis.rollout.v1.ChatRef\x12(\n\x05group\x18\x0e \x01(\x0b\x32\x19.osmosis.rollout.v1.Group\x12\x12\n\nevaluation\x18\x0f \x01(\x08\x12\x15\n\ragent_version\x18\x10 \x01(\t\x12\x34\n\x0c\x66rom_journal\x18\x11 \x01(\x0b\x32\x1e.osmosis.rollout.v1.EarlierRun\x1aJ\n\x0cSamplesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12)\n\x05value\x18\x02 \x01(\x0b\x32\x1a.osmosis.rollout.v1.Sample:\x02\x38\x01\x42\t\n\x07_reward\"\xc1\x01\n\nEarlierRun\x12,\n\x08\x65nd_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cprocess_uuid\x18\x02 \x01(\t\x12\x14\n\x0csame_process\x18\x03 \x01(\x08\x12\x12\n\nagent_loop\x18\x04 \x01(\t\x12\x15\n\ragent_version\x18\x05 \x01(\t\x12\x1d\n\x15\x63urrent_agent_version\x18\x06 \x01(\t\x12\x0f\n\x07\x63hanges\x18\x07 \x03(\t\")\n\x07\x43hatRef\x12\x0e\n\x06sample\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\r\"\xeb\x01\n\x07\x46\x61ilure\x12\x35\n\x08\x62oundary\x18\x01 \x01(\x0e\x32#.osmosis.rollout.v1.FailureBoundary\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tretryable\x18\x03 \x01(\x08\x12)\n\x06\x63\x61uses\x18\x04 \x03(\x0b\x32\x19.osmosis.rollout.v1.Cause\x12\x0c\n\x04\x66ile\x18\x05 \x01(\t\x12\x0c\n\x04line\x18\x06 \x01(\r\x12.\n\x06\x66rames\x18\x07 \x03(\x0b\x32\x1e.osmosis.rollout.v1.StackFrame\x12\x0e\n\x06reason\x18\x08 \x01(\t\"H\n\nStackFrame\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12\x0c\n\x04line\x18\x02 \x01(\r\x12\x10\n\x08\x66unction\x18\x03 \x01(\t\x12\x0c\n\x04\x63ode\x18\x04 \x01(\t\"&\n\x05\x43\x61use\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xd5\x03\n\x07Metrics\x12\x30\n\rtotal_latency\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0bllm_latency\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0ctool_latency\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rnum_llm_calls\x18\x04 \x01(\r\x12\x16\n\x0enum_tool_calls\x18\x05 \x01(\r\x12\x15\n\rprompt_tokens\x18\x06 \x01(\x04\x12\x17\n\x0fresponse_tokens\x18\x07 \x01(\x04\x12\x1a\n\x12max_context_tokens\x18\x08 \x01(\x04\x12-\n\nqueue_time\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\nmodel_time\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\ttool_time\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\roverhead_time\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration*Z\n\x0bHistoryForm\x12\x1c\n\x18HISTORY_FORM_UNSPECIFIED\x10\x00\x12\x15\n\x11HISTORY_FORM_FULL\x10\x01\x12\x16\n\x12HISTORY_FORM_DELTA\x10\x02*\x94\x02\n\x0cRolloutState\x12\x1d\n\x19ROLLOUT_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16ROLLOUT_STATE_ACCEPTED\x10\x01\x12\x18\n\x14ROLLOUT_STATE_QUEUED\x10\x02\x12\x19\n\x15ROLLOUT_STATE_RUNNING\x10\x03\x12\x1b\n\x17ROLLOUT_STATE_REPORTING\x10\x04\x12\x1b\n\x17ROLLOUT_STATE_COMPLETED\x10\x05\x12\x18\n\x14ROLLOUT_STATE_FAILED\x10\x06\x12\x1b\n\x17ROLLOUT_STATE_CANCELLED\x10\x07\x12#\n\x1fROLLOUT_STATE_DEADLINE_EXCEEDED\x10\x08*\xbe\x01\n\x10\x43ompletionStatus\x12!\n\x1d\x43OMPLETION_STATUS_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x43OMPLETION_STATUS_COMPLETED\x10\x01\x12\x1c\n\x18\x43OMPLETION_STATUS_FAILED\x10\x02\x12\x1f\n\x1b\x43OMPLETION_STATUS_CANCELLED\x10\x03\x12\'\n#COMPLETION_STATUS_DEADLINE_EXCEEDED\x10\x04*\xc2\x01\n\x0f\x46\x61ilureBoundary\x12 \n\x1c\x46\x41ILURE_BOUNDARY_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x46\x41ILURE_BOUNDARY_AGENT\x10\x01\x12\x19\n\x15\x46\x41ILURE_BOUNDARY_TOOL\x10\x02\x12\x1c\n\x18\x46\x41ILURE_BOUNDARY_TRAINER\x10\x03\x12\x1b\n\x17\x46\x41ILURE_BOUNDARY_GRADER\x10\x04\x12\x1b\n\x17\x46\x41ILURE_BOUNDARY_SERVER\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n osmosis/rollout/v1/rollout.proto\x12\x12osmosis.rollout.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a osmosis/rollout/v1/message.proto\x1a osmosis/rollout/v1/outcome.proto\x1a\x1fosmosis/rollout/v1/tokens.proto\"\xca\x01\n\x0bInitRequest\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12-\n\x04spec\x18\x03 \x01(\x0b\x32\x1f.osmosis.rollout.v1.RolloutSpec\x12.\n\x08\x63\x61llback\x18\x04 \x01(\x0b\x32\x1c.osmosis.rollout.v1.Callback\x12\x37\n\rtrace_context\x18\x05 \x01(\x0b\x32 .osmosis.rollout.v1.TraceContext\"\xa4\x04\n\x0bRolloutSpec\x12\x12\n\nagent_loop\x18\x01 \x01(\t\x12-\n\x08messages\x18\x02 \x03(\x0b\x32\x1b.osmosis.rollout.v1.Message\x12\x34\n\x08sampling\x18\x03 \x01(\x0b\x32\".osmosis.rollout.v1.SamplingParams\x12\x16\n\tmax_turns\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x1d\n\x10max_tokens_total\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x15\n\rmetadata_json\x18\x06 \x01(\t\x12\x12\n\x05label\x18\x07 \x01(\tH\x02\x88\x01\x01\x12(\n\x05group\x18\x08 \x01(\x0b\x32\x19.osmosis.rollout.v1.Group\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x30\n\ragent_timeout\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0egrader_timeout\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\x0ftool_server_url\x18\x0c \x01(\t\x12\x17\n\x0fidempotency_key\x18\r \x01(\t\x12\x12\n\nevaluation\x18\x0e \x01(\x08\x12&\n\x04\x66ork\x18\x0f \x01(\x0b\x32\x18.osmosis.rollout.v1.ForkB\x0c\n\n_max_turnsB\x13\n\x11_max_tokens_totalB\x08\n\x06_label\"V\n\x04\x46ork\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12)\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1b.osmosis.rollout.v1.ChatRef\"\xa3\x01\n\x0cInitResponse\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\'\n\x05tools\x18\x03 \x03(\x0b\x32\x18.osmosis.rollout.v1.Tool\x12\x0f\n\x07\x63reated\x18\x04 \x01(\x08\x12\x34\n\x0c\x66rom_journal\x18\x05 \x01(\x0b\x32\x1e.osmosis.rollout.v1.EarlierRun\"\xa5\x02\n\x08\x43\x61llback\x12\x0e\n\x06target\x18\x01 \x01(\t\x12\x12\n\ncredential\x18\x02 \x01(\t\x12,\n\x03tls\x18\x03 \x01(\x0b\x32\x1f.osmosis.rollout.v1.CallbackTls\x12\r\n\x05state\x18\x04 \x01(\x0c\x12\x30\n\x07history\x18\x05 \x01(\x0e\x32\x1f.osmosis.rollout.v1.HistoryForm\x12\x0e\n\x06run_id\x18\x06 \x01(\t\x12\x10\n\x08protocol\x18\x07 \x01(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x08 \x03(\t\x12\x1c\n\x14outcome_by_reference\x18\t \x01(\x08\x12\x34\n\x11min_ping_interval\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\"\"\n\x0b\x43\x61llbackTls\x12\x13\n\x0bserver_name\x18\x01 \x01(\t\"7\n\x0cTraceContext\x12\x13\n\x0btraceparent\x18\x01 \x01(\t\x12\x12\n\ntracestate\x18\x02 \x01(\t\"\xc1\x03\n\x07Rollout\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x12\n\nagent_loop\x18\x03 \x01(\t\x12/\n\x05state\x18\x04 \x01(\x0e\x32 .osmosis.rollout.v1.RolloutState\x12.\n\x08\x61\x63tivity\x18\x05 \x01(\x0b\x32\x1c.osmosis.rollout.v1.Activity\x12(\n\x05group\x18\x06 \x01(\x0b\x32\x19.osmosis.rollout.v1.Group\x12/\n\x0b\x61\x63\x63\x65pt_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nstart_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x19\n\x11last_event_number\x18\n \x01(\x04\x12\x13\n\x0bundelivered\x18\x0b \x01(\x08\x12\x33\n\x07outcome\x18\x0c \x01(\x0b\x32\".osmosis.rollout.v1.RolloutOutcome\"O\n\x08\x41\x63tivity\x12\x13\n\x0b\x64\x65scription\x18\x01 \x01(\t\x12.\n\nstart_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp*Z\n\x0bHistoryForm\x12\x1c\n\x18HISTORY_FORM_UNSPECIFIED\x10\x00\x12\x15\n\x11HISTORY_FORM_FULL\x10\x01\x12\x16\n\x12HISTORY_FORM_DELTA\x10\x02*\x94\x02\n\x0cRolloutState\x12\x1d\n\x19ROLLOUT_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16ROLLOUT_STATE_ACCEPTED\x10\x01\x12\x18\n\x14ROLLOUT_STATE_QUEUED\x10\x02\x12\x19\n\x15ROLLOUT_STATE_RUNNING\x10\x03\x12\x1b\n\x17ROLLOUT_STATE_REPORTING\x10\x04\x12\x1b\n\x17ROLLOUT_STATE_COMPLETED\x10\x05\x12\x18\n\x14ROLLOUT_STATE_FAILED\x10\x06\x12\x1b\n\x17ROLLOUT_STATE_CANCELLED\x10\x07\x12#\n\x1fROLLOUT_STATE_DEADLINE_EXCEEDED\x10\x08\x42{\n\x12osmosis.rollout.v1P\x01Z\x1cosmosis/rollout/v1;rolloutv1\xa2\x02\x03OSR\xaa\x02\x12Osmosis.Rollout.V1\xca\x02\x12Osmosis\\Rollout\\V1\xea\x02\x14Osmosis::Rollout::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'osmosis.rollout.v1.rollout_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
-  _globals['_COMPLETION_SAMPLESENTRY']._loaded_options = None
-  _globals['_COMPLETION_SAMPLESENTRY']._serialized_options = b'8\001'
-  _globals['_HISTORYFORM']._serialized_start=3596
-  _globals['_HISTORYFORM']._serialized_end=3686
-  _globals['_ROLLOUTSTATE']._serialized_start=3689
-  _globals['_ROLLOUTSTATE']._serialized_end=3965
-  _globals['_COMPLETIONSTATUS']._serialized_start=3968
-  _globals['_COMPLETIONSTATUS']._serialized_end=4158
-  _globals['_FAILUREBOUNDARY']._serialized_start=4161
-  _globals['_FAILUREBOUNDARY']._serialized_end=4355
-  _globals['_INITREQUEST']._serialized_start=189
-  _globals['_INITREQUEST']._serialized_end=839
-  _globals['_INITRESPONSE']._serialized_start=842
-  _globals['_INITRESPONSE']._serialized_end=1005
-  _globals['_CALLBACK']._serialized_start=1008
-  _globals['_CALLBACK']._serialized_end=1181
-  _globals['_CALLBACKTLS']._serialized_start=1183
-  _globals['_CALLBACKTLS']._serialized_end=1217
-  _globals['_GROUP']._serialized_start=1219
-  _globals['_GROUP']._serialized_end=1267
-  _globals['_TRACECONTEXT']._serialized_start=1269
-  _globals['_TRACECONTEXT']._serialized_end=1324
-  _globals['_ROLLOUT']._serialized_start=1327
-  _globals['_ROLLOUT']._serialized_end=1769
-  _globals['_ACTIVITY']._serialized_start=1771
-  _globals['_ACTIVITY']._serialized_end=1845
-  _globals['_COMPLETION']._serialized_start=1848
-  _globals['_COMPLETION']._serialized_end=2531
-  _globals['_COMPLETION_SAMPLESENTRY']._serialized_start=2446
-  _globals['_COMPLETION_SAMPLESENTRY']._serialized_end=2520
-  _globals['_EARLIERRUN']._serialized_start=2534
-  _globals['_EARLIERRUN']._serialized_end=2727
-  _globals['_CHATREF']._serialized_start=2729
-  _globals['_CHATREF']._serialized_end=2770
-  _globals['_FAILURE']._serialized_start=2773
-  _globals['_FAILURE']._serialized_end=3008
-  _globals['_STACKFRAME']._serialized_start=3010
-  _globals['_STACKFRAME']._serialized_end=3082
-  _globals['_CAUSE']._serialized_start=3084
-  _globals['_CAUSE']._serialized_end=3122
-  _globals['_METRICS']._serialized_start=3125
-  _globals['_METRICS']._serialized_end=3594
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\022osmosis.rollout.v1P\001Z\034osmosis/rollout/v1;rolloutv1\242\002\003OSR\252\002\022Osmosis.Rollout.V1\312\002\022Osmosis\\Rollout\\V1\352\002\024Osmosis::Rollout::V1'
+  _globals['_HISTORYFORM']._serialized_start=2154
+  _globals['_HISTORYFORM']._serialized_end=2244
+  _globals['_ROLLOUTSTATE']._serialized_start=2247
+  _globals['_ROLLOUTSTATE']._serialized_end=2523
+  _globals['_INITREQUEST']._serialized_start=223
+  _globals['_INITREQUEST']._serialized_end=425
+  _globals['_ROLLOUTSPEC']._serialized_start=428
+  _globals['_ROLLOUTSPEC']._serialized_end=976
+  _globals['_FORK']._serialized_start=978
+  _globals['_FORK']._serialized_end=1064
+  _globals['_INITRESPONSE']._serialized_start=1067
+  _globals['_INITRESPONSE']._serialized_end=1230
+  _globals['_CALLBACK']._serialized_start=1233
+  _globals['_CALLBACK']._serialized_end=1526
+  _globals['_CALLBACKTLS']._serialized_start=1528
+  _globals['_CALLBACKTLS']._serialized_end=1562
+  _globals['_TRACECONTEXT']._serialized_start=1564
+  _globals['_TRACECONTEXT']._serialized_end=1619
+  _globals['_ROLLOUT']._serialized_start=1622
+  _globals['_ROLLOUT']._serialized_end=2071
+  _globals['_ACTIVITY']._serialized_start=2073
+  _globals['_ACTIVITY']._serialized_end=2152
 # @@protoc_insertion_point(module_scope)

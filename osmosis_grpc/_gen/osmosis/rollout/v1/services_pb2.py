@@ -22,29 +22,32 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from osmosis_grpc._gen.osmosis.rollout.v1 import annotation_pb2 as osmosis_dot_rollout_dot_v1_dot_annotation__pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as osmosis_dot_rollout_dot_v1_dot_attach__pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2 as osmosis_dot_rollout_dot_v1_dot_chat__pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as osmosis_dot_rollout_dot_v1_dot_control__pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2 as osmosis_dot_rollout_dot_v1_dot_outcome__pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2 as osmosis_dot_rollout_dot_v1_dot_rollout__pb2
-from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2 as osmosis_dot_rollout_dot_v1_dot_trainer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!osmosis/rollout/v1/services.proto\x12\x12osmosis.rollout.v1\x1a\x1fosmosis/rollout/v1/attach.proto\x1a osmosis/rollout/v1/control.proto\x1a osmosis/rollout/v1/rollout.proto\x1a osmosis/rollout/v1/trainer.proto\"A\n\rAttachRequest\x12\x30\n\x06\x66rames\x18\x01 \x03(\x0b\x32 .osmosis.rollout.v1.TrainerFrame\"A\n\x0e\x41ttachResponse\x12/\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x1f.osmosis.rollout.v1.ServerFrame\"@\n\rAcceptRequest\x12/\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x1f.osmosis.rollout.v1.ServerFrame\"B\n\x0e\x41\x63\x63\x65ptResponse\x12\x30\n\x06\x66rames\x18\x01 \x03(\x0b\x32 .osmosis.rollout.v1.TrainerFrame2\xda\x05\n\x0eRolloutService\x12I\n\x04Init\x12\x1f.osmosis.rollout.v1.InitRequest\x1a .osmosis.rollout.v1.InitResponse\x12O\n\x06\x43\x61ncel\x12!.osmosis.rollout.v1.CancelRequest\x1a\".osmosis.rollout.v1.CancelResponse\x12[\n\nGetRollout\x12%.osmosis.rollout.v1.GetRolloutRequest\x1a&.osmosis.rollout.v1.GetRolloutResponse\x12\x61\n\x0cListRollouts\x12\'.osmosis.rollout.v1.ListRolloutsRequest\x1a(.osmosis.rollout.v1.ListRolloutsResponse\x12\x63\n\x0cStreamEvents\x12\'.osmosis.rollout.v1.StreamEventsRequest\x1a(.osmosis.rollout.v1.StreamEventsResponse0\x01\x12\x64\n\rGetServerInfo\x12(.osmosis.rollout.v1.GetServerInfoRequest\x1a).osmosis.rollout.v1.GetServerInfoResponse\x12L\n\x05\x44rain\x12 .osmosis.rollout.v1.DrainRequest\x1a!.osmosis.rollout.v1.DrainResponse\x12S\n\x06\x41ttach\x12!.osmosis.rollout.v1.AttachRequest\x1a\".osmosis.rollout.v1.AttachResponse(\x01\x30\x01\x32\x87\x02\n\x0eTrainerService\x12I\n\x04\x43hat\x12\x1f.osmosis.rollout.v1.ChatRequest\x1a .osmosis.rollout.v1.ChatResponse\x12U\n\x08\x43omplete\x12#.osmosis.rollout.v1.CompleteRequest\x1a$.osmosis.rollout.v1.CompleteResponse\x12S\n\x06\x41\x63\x63\x65pt\x12!.osmosis.rollout.v1.AcceptRequest\x1a\".osmosis.rollout.v1.AcceptResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!osmosis/rollout/v1/services.proto\x12\x12osmosis.rollout.v1\x1a#osmosis/rollout/v1/annotation.proto\x1a\x1fosmosis/rollout/v1/attach.proto\x1a\x1dosmosis/rollout/v1/chat.proto\x1a osmosis/rollout/v1/control.proto\x1a osmosis/rollout/v1/outcome.proto\x1a osmosis/rollout/v1/rollout.proto\"A\n\rAttachRequest\x12\x30\n\x06\x66rames\x18\x01 \x03(\x0b\x32 .osmosis.rollout.v1.TrainerFrame\"A\n\x0e\x41ttachResponse\x12/\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x1f.osmosis.rollout.v1.ServerFrame\"@\n\rAcceptRequest\x12/\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x1f.osmosis.rollout.v1.ServerFrame\"B\n\x0e\x41\x63\x63\x65ptResponse\x12\x30\n\x06\x66rames\x18\x01 \x03(\x0b\x32 .osmosis.rollout.v1.TrainerFrame2\xb1\x06\n\x0eRolloutService\x12I\n\x04Init\x12\x1f.osmosis.rollout.v1.InitRequest\x1a .osmosis.rollout.v1.InitResponse\x12O\n\x06\x43\x61ncel\x12!.osmosis.rollout.v1.CancelRequest\x1a\".osmosis.rollout.v1.CancelResponse\x12[\n\nGetRollout\x12%.osmosis.rollout.v1.GetRolloutRequest\x1a&.osmosis.rollout.v1.GetRolloutResponse\x12\x61\n\x0cListRollouts\x12\'.osmosis.rollout.v1.ListRolloutsRequest\x1a(.osmosis.rollout.v1.ListRolloutsResponse\x12\x63\n\x0cStreamEvents\x12\'.osmosis.rollout.v1.StreamEventsRequest\x1a(.osmosis.rollout.v1.StreamEventsResponse0\x01\x12\x64\n\rGetServerInfo\x12(.osmosis.rollout.v1.GetServerInfoRequest\x1a).osmosis.rollout.v1.GetServerInfoResponse\x12L\n\x05\x44rain\x12 .osmosis.rollout.v1.DrainRequest\x1a!.osmosis.rollout.v1.DrainResponse\x12U\n\x08\x41nnotate\x12#.osmosis.rollout.v1.AnnotateRequest\x1a$.osmosis.rollout.v1.AnnotateResponse\x12S\n\x06\x41ttach\x12!.osmosis.rollout.v1.AttachRequest\x1a\".osmosis.rollout.v1.AttachResponse(\x01\x30\x01\x32\xe7\x02\n\x0eTrainerService\x12I\n\x04\x43hat\x12\x1f.osmosis.rollout.v1.ChatRequest\x1a .osmosis.rollout.v1.ChatResponse\x12U\n\x08\x43omplete\x12#.osmosis.rollout.v1.CompleteRequest\x1a$.osmosis.rollout.v1.CompleteResponse\x12^\n\x0b\x41\x62\x61ndonChat\x12&.osmosis.rollout.v1.AbandonChatRequest\x1a\'.osmosis.rollout.v1.AbandonChatResponse\x12S\n\x06\x41\x63\x63\x65pt\x12!.osmosis.rollout.v1.AcceptRequest\x1a\".osmosis.rollout.v1.AcceptResponse(\x01\x30\x01\x42{\n\x12osmosis.rollout.v1P\x01Z\x1cosmosis/rollout/v1;rolloutv1\xa2\x02\x03OSR\xaa\x02\x12Osmosis.Rollout.V1\xca\x02\x12Osmosis\\Rollout\\V1\xea\x02\x14Osmosis::Rollout::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'osmosis.rollout.v1.services_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
-  _globals['_ATTACHREQUEST']._serialized_start=192
-  _globals['_ATTACHREQUEST']._serialized_end=257
-  _globals['_ATTACHRESPONSE']._serialized_start=259
-  _globals['_ATTACHRESPONSE']._serialized_end=324
-  _globals['_ACCEPTREQUEST']._serialized_start=326
-  _globals['_ACCEPTREQUEST']._serialized_end=390
-  _globals['_ACCEPTRESPONSE']._serialized_start=392
-  _globals['_ACCEPTRESPONSE']._serialized_end=458
-  _globals['_ROLLOUTSERVICE']._serialized_start=461
-  _globals['_ROLLOUTSERVICE']._serialized_end=1191
-  _globals['_TRAINERSERVICE']._serialized_start=1194
-  _globals['_TRAINERSERVICE']._serialized_end=1457
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\022osmosis.rollout.v1P\001Z\034osmosis/rollout/v1;rolloutv1\242\002\003OSR\252\002\022Osmosis.Rollout.V1\312\002\022Osmosis\\Rollout\\V1\352\002\024Osmosis::Rollout::V1'
+  _globals['_ATTACHREQUEST']._serialized_start=260
+  _globals['_ATTACHREQUEST']._serialized_end=325
+  _globals['_ATTACHRESPONSE']._serialized_start=327
+  _globals['_ATTACHRESPONSE']._serialized_end=392
+  _globals['_ACCEPTREQUEST']._serialized_start=394
+  _globals['_ACCEPTREQUEST']._serialized_end=458
+  _globals['_ACCEPTRESPONSE']._serialized_start=460
+  _globals['_ACCEPTRESPONSE']._serialized_end=526
+  _globals['_ROLLOUTSERVICE']._serialized_start=529
+  _globals['_ROLLOUTSERVICE']._serialized_end=1346
+  _globals['_TRAINERSERVICE']._serialized_start=1349
+  _globals['_TRAINERSERVICE']._serialized_end=1708
 # @@protoc_insertion_point(module_scope)

@@ -3,10 +3,12 @@
 import grpc
 import warnings
 
+from osmosis_grpc._gen.osmosis.rollout.v1 import annotation_pb2 as osmosis_dot_rollout_dot_v1_dot_annotation__pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2 as osmosis_dot_rollout_dot_v1_dot_chat__pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as osmosis_dot_rollout_dot_v1_dot_control__pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2 as osmosis_dot_rollout_dot_v1_dot_outcome__pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2 as osmosis_dot_rollout_dot_v1_dot_rollout__pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2 as osmosis_dot_rollout_dot_v1_dot_services__pb2
-from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2 as osmosis_dot_rollout_dot_v1_dot_trainer__pb2
 
 GRPC_GENERATED_VERSION = '1.74.0'
 GRPC_VERSION = grpc.__version__
@@ -29,12 +31,14 @@ if _version_not_supported:
 
 
 class RolloutServiceStub(object):
-    """Hosted by the agent server, called by trainers and operators.
+    """The agent server's service, for trainers and operators.
 
-    A rollout belongs to the credential it came with: the bearer token of the call
-    (metadata `authorization`), or the certificate of its connection. To everybody else
-    its id is ALREADY_EXISTS on Init and NOT_FOUND elsewhere. Where a credential is asked
-    for, every call without a good one is UNAUTHENTICATED before its request is read.
+    A rollout belongs to the credential of its Init: the bearer token of the
+    call (metadata `authorization`), or the certificate of the connection. For
+    other callers its id is ALREADY_EXISTS on Init and NOT_FOUND elsewhere. A
+    server that requires a credential answers every call without a valid one
+    with UNAUTHENTICATED, before it reads the request. Without authentication
+    all callers are one owner.
     """
 
     def __init__(self, channel):
@@ -78,6 +82,11 @@ class RolloutServiceStub(object):
                 request_serializer=osmosis_dot_rollout_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
                 response_deserializer=osmosis_dot_rollout_dot_v1_dot_control__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.Annotate = channel.unary_unary(
+                '/osmosis.rollout.v1.RolloutService/Annotate',
+                request_serializer=osmosis_dot_rollout_dot_v1_dot_annotation__pb2.AnnotateRequest.SerializeToString,
+                response_deserializer=osmosis_dot_rollout_dot_v1_dot_annotation__pb2.AnnotateResponse.FromString,
+                _registered_method=True)
         self.Attach = channel.stream_stream(
                 '/osmosis.rollout.v1.RolloutService/Attach',
                 request_serializer=osmosis_dot_rollout_dot_v1_dot_services__pb2.AttachRequest.SerializeToString,
@@ -86,103 +95,127 @@ class RolloutServiceStub(object):
 
 
 class RolloutServiceServicer(object):
-    """Hosted by the agent server, called by trainers and operators.
+    """The agent server's service, for trainers and operators.
 
-    A rollout belongs to the credential it came with: the bearer token of the call
-    (metadata `authorization`), or the certificate of its connection. To everybody else
-    its id is ALREADY_EXISTS on Init and NOT_FOUND elsewhere. Where a credential is asked
-    for, every call without a good one is UNAUTHENTICATED before its request is read.
+    A rollout belongs to the credential of its Init: the bearer token of the
+    call (metadata `authorization`), or the certificate of the connection. For
+    other callers its id is ALREADY_EXISTS on Init and NOT_FOUND elsewhere. A
+    server that requires a credential answers every call without a valid one
+    with UNAUTHENTICATED, before it reads the request. Without authentication
+    all callers are one owner.
     """
 
     def Init(self, request, context):
-        """Starts a rollout and answers with its tools.
+        """Starts a rollout and returns its tools.
 
-        Idempotent by rollout id and attempt: the same request again gives the same
-        answer but for `started`, which is true in exactly one of them, also while the
-        first is still being handled. Another body is ALREADY_EXISTS; a lower attempt
-        than the newest is ABORTED; a higher one cancels the lower. Accepted means
-        committed to the server's store.
+        Idempotent by rollout id and attempt. An equal request gets the same
+        answer, except for `created`, which is true in exactly one of the
+        answers. This holds also while the first request is still being handled,
+        and after the rollout has ended: the server then sends the recorded
+        outcome again. Reusing the id with a different spec fails with
+        ALREADY_EXISTS, whose detail SpecDiffers names the fields. A lower
+        attempt than the highest known fails with ABORTED. A higher attempt
+        supersedes the lower one, which ends without an outcome. The answer is
+        sent after the server has stored the request.
 
-        At capacity with a full queue: RESOURCE_EXHAUSTED with RetryInfo, and nothing is
-        kept. Draining: UNAVAILABLE with RetryInfo. A get_tools that raises: INTERNAL
-        with its reason, and nothing is kept.
+        If the queue is full, the call fails with RESOURCE_EXHAUSTED and
+        RetryInfo. While the server drains, it fails with UNAVAILABLE and
+        RetryInfo. If the agent fails to list its tools, it fails with INTERNAL.
+        In these cases the server keeps nothing of the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Cancels rollouts of the caller's: one by id, a group, or all.
+        """Cancels rollouts of the caller: one by id, a group, or all.
 
-        Idempotent. Succeeds for unknown and ended rollouts too and says so. An id
-        unknown until now is remembered for 10 minutes, so that a cancel which overtakes
-        its Init wins: the first Init it meets is accepted, ends CANCELLED without
-        running, and is delivered. Returns once the cancellation is committed to the
-        server's store, as an Init does; the rollout's end is told by its completion.
-        Where it cannot be committed: UNAVAILABLE with RetryInfo; it holds all the same, for
-        as long as the server lives. When too many of the caller's cancels wait for their
-        Inits, one of an id unknown until now is RESOURCE_EXHAUSTED with RetryInfo.
+        Idempotent. The call succeeds for unknown and for ended rollouts, and its
+        result says so. The server remembers the cancel of an unknown id for 10
+        minutes, because the cancel may overtake its Init. The Init is then
+        accepted, and the rollout ends CANCELLED without running. The call
+        returns after the server has stored the cancel; the outcome follows. If
+        the server cannot store it, the call fails with UNAVAILABLE and
+        RetryInfo, and the cancel holds until the server stops. If too many
+        cancels of the caller wait for their Inits, one of an unknown id fails
+        with RESOURCE_EXHAUSTED and RetryInfo.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRollout(self, request, context):
-        """Tells one rollout's state, and its result once there is one. Unknown, forgotten
-        or somebody else's: NOT_FOUND.
+        """Returns a rollout, and its outcome once there is one. An unknown or
+        forgotten rollout, and one of another owner, is NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRollouts(self, request, context):
-        """Lists rollouts in order of acceptance, newest last, in pages.
+        """Lists rollouts of the caller in order of acceptance, oldest first, in
+        pages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamEvents(self, request, context):
-        """Streams trajectory events, first those already there, then live.
+        """Streams trajectory events: the stored ones, then new ones as they happen.
 
-        One rollout's events arrive in order and without gaps from any number onward; the
-        stream ends after its last possible event. All rollouts' events arrive in order
-        of commit from a cursor onward and never end. An idle stream answers now and then
-        without an event. Events no longer kept: OUT_OF_RANGE with EventsGone. A cursor of
-        another journal: FAILED_PRECONDITION.
+        With a rollout id, events come in order and without gaps after any
+        number, and the stream ends after the last possible event. Without one,
+        events of all rollouts of the caller come in the order in which they were
+        stored, and the stream does not end. An idle stream sends an answer
+        without an event from time to time. If the server no longer has the
+        events, the stream fails with OUT_OF_RANGE and EventsGone. A cursor of
+        another journal fails with FAILED_PRECONDITION.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetServerInfo(self, request, context):
-        """Tells who this server is, what it hosts and what it can take.
+        """Returns version, agent loops, capacity, limits and features.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Takes no new work from now on and finishes what it has. Health reports NOT_SERVING.
-        With `cancel` a drain ends: the server takes new work again. Idempotent. A server that
-        is stopping answers a cancel with FAILED_PRECONDITION.
+        """Starts a drain: the server accepts no new work and finishes its rollouts.
+        Its health is NOT_SERVING. With `cancel` the call ends a drain.
+        Idempotent. A server that is stopping refuses `cancel` with
+        FAILED_PRECONDITION.
 
-        The call needs an administrator's token: one that the server accepts as such, or, where
-        the server asks nobody for a credential, a caller on the server's own machine. Everybody
-        else gets PERMISSION_DENIED.
+        The caller needs an administrator's token. If the server requires no
+        credential, a caller on the server's own machine needs none. All other
+        callers get PERMISSION_DENIED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Annotate(self, request, context):
+        """Adds an annotation to a rollout of the caller, running or ended.
+        Idempotent by Annotation.id: an equal annotation is not added twice, and
+        a different one under the same id fails with ALREADY_EXISTS. An unknown
+        rollout is NOT_FOUND. The annotation becomes an event.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Attach(self, request_iterator, context):
-        """Everything between this server and one trainer on one stream; attach.proto tells
-        the rules. Rollouts belong to the server and not to the stream: after a break the
-        trainer attaches again with the same attachment id, and nothing is lost.
+        """Carries everything between this server and one trainer on one stream.
+        attach.proto has the rules. A rollout belongs to its owner and not to the
+        stream: after a break the trainer attaches again with the same attachment
+        id, and nothing is lost.
 
-        Another stream with the same id: this one ends ABORTED. No protocol version in
-        common: FAILED_PRECONDITION. A mistake of the trainer's that ends the attachment:
-        INVALID_ARGUMENT, or RESOURCE_EXHAUSTED for one beyond a window.
+        The stream ends with ABORTED if another stream has the same attachment
+        id, with FAILED_PRECONDITION if there is no common version of the
+        protocol, with INVALID_ARGUMENT after a mistake of the trainer, and with
+        RESOURCE_EXHAUSTED after a request beyond the largest window.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -226,6 +259,11 @@ def add_RolloutServiceServicer_to_server(servicer, server):
                     request_deserializer=osmosis_dot_rollout_dot_v1_dot_control__pb2.DrainRequest.FromString,
                     response_serializer=osmosis_dot_rollout_dot_v1_dot_control__pb2.DrainResponse.SerializeToString,
             ),
+            'Annotate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Annotate,
+                    request_deserializer=osmosis_dot_rollout_dot_v1_dot_annotation__pb2.AnnotateRequest.FromString,
+                    response_serializer=osmosis_dot_rollout_dot_v1_dot_annotation__pb2.AnnotateResponse.SerializeToString,
+            ),
             'Attach': grpc.stream_stream_rpc_method_handler(
                     servicer.Attach,
                     request_deserializer=osmosis_dot_rollout_dot_v1_dot_services__pb2.AttachRequest.FromString,
@@ -240,12 +278,14 @@ def add_RolloutServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RolloutService(object):
-    """Hosted by the agent server, called by trainers and operators.
+    """The agent server's service, for trainers and operators.
 
-    A rollout belongs to the credential it came with: the bearer token of the call
-    (metadata `authorization`), or the certificate of its connection. To everybody else
-    its id is ALREADY_EXISTS on Init and NOT_FOUND elsewhere. Where a credential is asked
-    for, every call without a good one is UNAUTHENTICATED before its request is read.
+    A rollout belongs to the credential of its Init: the bearer token of the
+    call (metadata `authorization`), or the certificate of the connection. For
+    other callers its id is ALREADY_EXISTS on Init and NOT_FOUND elsewhere. A
+    server that requires a credential answers every call without a valid one
+    with UNAUTHENTICATED, before it reads the request. Without authentication
+    all callers are one owner.
     """
 
     @staticmethod
@@ -438,6 +478,33 @@ class RolloutService(object):
             _registered_method=True)
 
     @staticmethod
+    def Annotate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/osmosis.rollout.v1.RolloutService/Annotate',
+            osmosis_dot_rollout_dot_v1_dot_annotation__pb2.AnnotateRequest.SerializeToString,
+            osmosis_dot_rollout_dot_v1_dot_annotation__pb2.AnnotateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Attach(request_iterator,
             target,
             options=(),
@@ -466,9 +533,12 @@ class RolloutService(object):
 
 
 class TrainerServiceStub(object):
-    """Hosted by the trainer, called by the agent server, which shows the credential of the
-    rollout's callback. One that is not accepted is UNAUTHENTICATED, one that was made for
-    another rollout PERMISSION_DENIED.
+    """The trainer's service. The agent server calls it with the credential of the
+    rollout's callback. An unknown credential is UNAUTHENTICATED. A credential
+    for another rollout is PERMISSION_DENIED.
+
+    A trainer accepts messages of 64 MiB, and HTTP/2 pings at
+    Callback.min_ping_interval.
     """
 
     def __init__(self, channel):
@@ -479,13 +549,18 @@ class TrainerServiceStub(object):
         """
         self.Chat = channel.unary_unary(
                 '/osmosis.rollout.v1.TrainerService/Chat',
-                request_serializer=osmosis_dot_rollout_dot_v1_dot_trainer__pb2.ChatRequest.SerializeToString,
-                response_deserializer=osmosis_dot_rollout_dot_v1_dot_trainer__pb2.ChatResponse.FromString,
+                request_serializer=osmosis_dot_rollout_dot_v1_dot_chat__pb2.ChatRequest.SerializeToString,
+                response_deserializer=osmosis_dot_rollout_dot_v1_dot_chat__pb2.ChatResponse.FromString,
                 _registered_method=True)
         self.Complete = channel.unary_unary(
                 '/osmosis.rollout.v1.TrainerService/Complete',
-                request_serializer=osmosis_dot_rollout_dot_v1_dot_trainer__pb2.CompleteRequest.SerializeToString,
-                response_deserializer=osmosis_dot_rollout_dot_v1_dot_trainer__pb2.CompleteResponse.FromString,
+                request_serializer=osmosis_dot_rollout_dot_v1_dot_outcome__pb2.CompleteRequest.SerializeToString,
+                response_deserializer=osmosis_dot_rollout_dot_v1_dot_outcome__pb2.CompleteResponse.FromString,
+                _registered_method=True)
+        self.AbandonChat = channel.unary_unary(
+                '/osmosis.rollout.v1.TrainerService/AbandonChat',
+                request_serializer=osmosis_dot_rollout_dot_v1_dot_chat__pb2.AbandonChatRequest.SerializeToString,
+                response_deserializer=osmosis_dot_rollout_dot_v1_dot_chat__pb2.AbandonChatResponse.FromString,
                 _registered_method=True)
         self.Accept = channel.stream_stream(
                 '/osmosis.rollout.v1.TrainerService/Accept',
@@ -495,45 +570,77 @@ class TrainerServiceStub(object):
 
 
 class TrainerServiceServicer(object):
-    """Hosted by the trainer, called by the agent server, which shows the credential of the
-    rollout's callback. One that is not accepted is UNAUTHENTICATED, one that was made for
-    another rollout PERMISSION_DENIED.
+    """The trainer's service. The agent server calls it with the credential of the
+    rollout's callback. An unknown credential is UNAUTHENTICATED. A credential
+    for another rollout is PERMISSION_DENIED.
+
+    A trainer accepts messages of 64 MiB, and HTTP/2 pings at
+    Callback.min_ping_interval.
     """
 
     def Chat(self, request, context):
-        """Gives one model reply.
+        """Returns one model reply.
 
-        Idempotent by rollout, attempt, sample and number: the same chat again gives the
-        same reply and never samples twice; while the first is still being sampled, the
-        second joins it. Another body under the same number is ALREADY_EXISTS. Bodies
-        are compared over the whole history, whatever form it came in, with the tools,
-        the sampling parameters and the purpose.
+        Idempotent by rollout, attempt, sample and chat number. The same chat
+        again gets the same reply and is sampled once; a request that comes while
+        the chat is being sampled waits for the same reply. A different chat
+        under the same number fails with ALREADY_EXISTS. Chats are compared by
+        their whole history, in whichever form it comes, their tools, sampling
+        parameters, purpose and policy.
 
-        A cancelled or cut call does not stop the sampling. UNAVAILABLE,
-        RESOURCE_EXHAUSTED (both perhaps with RetryInfo) and DEADLINE_EXCEEDED are asked
-        again under the same number; a lower attempt than the newest is ABORTED; any
-        other status is raised in the agent loop.
+        The call stays open until there is a reply, for Limits.chat_silence at
+        most. Then the server asks again under the same number. A call that is
+        cut does not stop the sampling; AbandonChat does. The server also asks
+        again after UNAVAILABLE, RESOURCE_EXHAUSTED (both possibly with
+        RetryInfo) and DEADLINE_EXCEEDED, with pauses of Limits.chat_retry_min to
+        Limits.chat_retry_max. If the trainer stays away for longer than
+        Limits.trainer_grace, the rollout ends FAILED with the boundary TRAINER
+        and the reason TRAINER_UNREACHABLE. Every other status is raised in the
+        agent, and ends the rollout FAILED with the reason CHAT_REFUSED unless
+        the agent handles it.
+
+        A trainer answers a chat of a rollout that it does not know with
+        NOT_FOUND. It answers a chat after the outcome with FAILED_PRECONDITION,
+        and a chat of a lower attempt with ABORTED: that attempt then ends
+        without an outcome.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Complete(self, request, context):
-        """Reports the end of a rollout.
+        """Reports an outcome.
 
-        Delivered at least once, applied once: the same result again is answered
-        ALREADY_RECORDED, another result for the same attempt CONFLICT. These outcomes
-        and the statuses INVALID_ARGUMENT, ABORTED and UNIMPLEMENTED are final for the
-        sender; after anything else it tries again until the record's time to live ends.
+        The server reports it until it gets a receipt; the trainer applies it
+        once. The same outcome again is ALREADY_RECORDED. Another outcome of the
+        same attempt is CONFLICT. Receipts are final for the server, and so are
+        INVALID_ARGUMENT, ABORTED and UNIMPLEMENTED. After anything else the
+        server reports again, with pauses of Limits.outcome_retry_min to
+        Limits.outcome_retry_max, until Limits.outcome_ttl ends. An attempt that
+        was superseded is not reported.
+
+        A trainer answers the outcome of an unknown rollout with UNAVAILABLE and
+        RetryInfo while one of its callers may still claim the rollout, and with
+        INVALID_ARGUMENT if it never started it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AbandonChat(self, request, context):
+        """Says that the reply to a chat is no longer wanted, so that the trainer
+        stops sampling. The server calls it once and does not wait for success.
+        Unknown chats have no effect. It needs the feature `abandon_chat`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Accept(self, request_iterator, context):
-        """The mirror of RolloutService.Attach for agent servers that dial out: the same
-        frames and rules, the server speaks first. The trainer answers with the attachment
-        id that it holds for the server's journal, or with a new one.
+        """The counterpart of RolloutService.Attach for agent servers that dial out.
+        Frames and rules are the same; the server sends the first hello. The
+        trainer answers with the attachment id that it has for the server's
+        journal, or with a new one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -544,13 +651,18 @@ def add_TrainerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Chat': grpc.unary_unary_rpc_method_handler(
                     servicer.Chat,
-                    request_deserializer=osmosis_dot_rollout_dot_v1_dot_trainer__pb2.ChatRequest.FromString,
-                    response_serializer=osmosis_dot_rollout_dot_v1_dot_trainer__pb2.ChatResponse.SerializeToString,
+                    request_deserializer=osmosis_dot_rollout_dot_v1_dot_chat__pb2.ChatRequest.FromString,
+                    response_serializer=osmosis_dot_rollout_dot_v1_dot_chat__pb2.ChatResponse.SerializeToString,
             ),
             'Complete': grpc.unary_unary_rpc_method_handler(
                     servicer.Complete,
-                    request_deserializer=osmosis_dot_rollout_dot_v1_dot_trainer__pb2.CompleteRequest.FromString,
-                    response_serializer=osmosis_dot_rollout_dot_v1_dot_trainer__pb2.CompleteResponse.SerializeToString,
+                    request_deserializer=osmosis_dot_rollout_dot_v1_dot_outcome__pb2.CompleteRequest.FromString,
+                    response_serializer=osmosis_dot_rollout_dot_v1_dot_outcome__pb2.CompleteResponse.SerializeToString,
+            ),
+            'AbandonChat': grpc.unary_unary_rpc_method_handler(
+                    servicer.AbandonChat,
+                    request_deserializer=osmosis_dot_rollout_dot_v1_dot_chat__pb2.AbandonChatRequest.FromString,
+                    response_serializer=osmosis_dot_rollout_dot_v1_dot_chat__pb2.AbandonChatResponse.SerializeToString,
             ),
             'Accept': grpc.stream_stream_rpc_method_handler(
                     servicer.Accept,
@@ -566,9 +678,12 @@ def add_TrainerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TrainerService(object):
-    """Hosted by the trainer, called by the agent server, which shows the credential of the
-    rollout's callback. One that is not accepted is UNAUTHENTICATED, one that was made for
-    another rollout PERMISSION_DENIED.
+    """The trainer's service. The agent server calls it with the credential of the
+    rollout's callback. An unknown credential is UNAUTHENTICATED. A credential
+    for another rollout is PERMISSION_DENIED.
+
+    A trainer accepts messages of 64 MiB, and HTTP/2 pings at
+    Callback.min_ping_interval.
     """
 
     @staticmethod
@@ -586,8 +701,8 @@ class TrainerService(object):
             request,
             target,
             '/osmosis.rollout.v1.TrainerService/Chat',
-            osmosis_dot_rollout_dot_v1_dot_trainer__pb2.ChatRequest.SerializeToString,
-            osmosis_dot_rollout_dot_v1_dot_trainer__pb2.ChatResponse.FromString,
+            osmosis_dot_rollout_dot_v1_dot_chat__pb2.ChatRequest.SerializeToString,
+            osmosis_dot_rollout_dot_v1_dot_chat__pb2.ChatResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -613,8 +728,35 @@ class TrainerService(object):
             request,
             target,
             '/osmosis.rollout.v1.TrainerService/Complete',
-            osmosis_dot_rollout_dot_v1_dot_trainer__pb2.CompleteRequest.SerializeToString,
-            osmosis_dot_rollout_dot_v1_dot_trainer__pb2.CompleteResponse.FromString,
+            osmosis_dot_rollout_dot_v1_dot_outcome__pb2.CompleteRequest.SerializeToString,
+            osmosis_dot_rollout_dot_v1_dot_outcome__pb2.CompleteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AbandonChat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/osmosis.rollout.v1.TrainerService/AbandonChat',
+            osmosis_dot_rollout_dot_v1_dot_chat__pb2.AbandonChatRequest.SerializeToString,
+            osmosis_dot_rollout_dot_v1_dot_chat__pb2.AbandonChatResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -25,27 +25,52 @@ _sym_db = _symbol_database.Default()
 from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2 as osmosis_dot_rollout_dot_v1_dot_message__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fosmosis/rollout/v1/tokens.proto\x12\x12osmosis.rollout.v1\x1a osmosis/rollout/v1/message.proto\"\xb2\x01\n\nTokenBlock\x12\x0b\n\x03ids\x18\x01 \x03(\x07\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\x12:\n\x06\x65xtras\x18\x03 \x03(\x0b\x32*.osmosis.rollout.v1.TokenBlock.ExtrasEntry\x1aI\n\x0b\x45xtrasEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12)\n\x05value\x18\x02 \x01(\x0b\x32\x1a.osmosis.rollout.v1.Tensor:\x02\x38\x01\"S\n\x06Tensor\x12,\n\x04type\x18\x01 \x01(\x0e\x32\x1e.osmosis.rollout.v1.TensorType\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\".\n\x0bVersionSpan\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\r\"\xa7\x01\n\x07Segment\x12\x0b\n\x03ids\x18\x01 \x03(\x07\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\x12\x11\n\tmask_runs\x18\x03 \x03(\r\x12\x31\n\x08versions\x18\x04 \x03(\x0b\x32\x1f.osmosis.rollout.v1.VersionSpan\x12\r\n\x05\x63hats\x18\x05 \x03(\r\x12\x18\n\x0b\x64rift_index\x18\x06 \x01(\rH\x00\x88\x01\x01\x42\x0e\n\x0c_drift_index\"\xcf\x01\n\x06Sample\x12-\n\x08messages\x18\x01 \x03(\x0b\x32\x1b.osmosis.rollout.v1.Message\x12-\n\x08segments\x18\x02 \x03(\x0b\x32\x1b.osmosis.rollout.v1.Segment\x12\x13\n\x06reward\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\ttrainable\x18\x04 \x01(\x08\x12\x1c\n\x14not_trainable_reason\x18\x05 \x01(\t\x12\x16\n\x0emessages_after\x18\x06 \x01(\rB\t\n\x07_reward*\xde\x02\n\nTensorType\x12\x1b\n\x17TENSOR_TYPE_UNSPECIFIED\x10\x00\x12\x17\n\x13TENSOR_TYPE_FLOAT16\x10\x01\x12\x18\n\x14TENSOR_TYPE_BFLOAT16\x10\x02\x12\x17\n\x13TENSOR_TYPE_FLOAT32\x10\x03\x12\x17\n\x13TENSOR_TYPE_FLOAT64\x10\x04\x12\x14\n\x10TENSOR_TYPE_INT8\x10\x05\x12\x15\n\x11TENSOR_TYPE_INT16\x10\x06\x12\x15\n\x11TENSOR_TYPE_INT32\x10\x07\x12\x15\n\x11TENSOR_TYPE_INT64\x10\x08\x12\x15\n\x11TENSOR_TYPE_UINT8\x10\t\x12\x16\n\x12TENSOR_TYPE_UINT16\x10\n\x12\x16\n\x12TENSOR_TYPE_UINT32\x10\x0b\x12\x16\n\x12TENSOR_TYPE_UINT64\x10\x0c\x12\x14\n\x10TENSOR_TYPE_BOOL\x10\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fosmosis/rollout/v1/tokens.proto\x12\x12osmosis.rollout.v1\x1a osmosis/rollout/v1/message.proto\"\xb1\x01\n\nTokenBlock\x12\x0b\n\x03ids\x18\x01 \x03(\x07\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\x12:\n\x06\x65xtras\x18\x03 \x03(\x0b\x32*.osmosis.rollout.v1.TokenBlock.ExtrasEntry\x1aH\n\x0b\x45xtrasEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.osmosis.rollout.v1.Extra:\x02\x38\x01\"s\n\x05\x45xtra\x12,\n\x06tensor\x18\x01 \x01(\x0b\x32\x1a.osmosis.rollout.v1.TensorH\x00\x12\x32\n\x06ragged\x18\x02 \x01(\x0b\x32 .osmosis.rollout.v1.RaggedTensorH\x00\x42\x08\n\x06values\"S\n\x06Tensor\x12,\n\x04type\x18\x01 \x01(\x0e\x32\x1e.osmosis.rollout.v1.TensorType\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"K\n\x0cRaggedTensor\x12*\n\x06values\x18\x01 \x01(\x0b\x32\x1a.osmosis.rollout.v1.Tensor\x12\x0f\n\x07offsets\x18\x02 \x03(\r\".\n\x0bVersionSpan\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\r\"\xee\x03\n\x07Segment\x12\x0b\n\x03ids\x18\x01 \x03(\x07\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\x12\x11\n\tmask_runs\x18\x03 \x03(\r\x12\x31\n\x08versions\x18\x04 \x03(\x0b\x32\x1f.osmosis.rollout.v1.VersionSpan\x12\r\n\x05\x63hats\x18\x05 \x03(\r\x12\x18\n\x0b\x64rift_index\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x46\n\x0esampled_extras\x18\x07 \x03(\x0b\x32..osmosis.rollout.v1.Segment.SampledExtrasEntry\x12\x42\n\x0ctoken_extras\x18\x08 \x03(\x0b\x32,.osmosis.rollout.v1.Segment.TokenExtrasEntry\x12\x19\n\x11incomplete_extras\x18\t \x03(\t\x1aO\n\x12SampledExtrasEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.osmosis.rollout.v1.Extra:\x02\x38\x01\x1aM\n\x10TokenExtrasEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.osmosis.rollout.v1.Extra:\x02\x38\x01\x42\x0e\n\x0c_drift_index\"\xf1\x03\n\x06Sample\x12\x0c\n\x04name\x18\x01 \x01(\t\x12-\n\x08messages\x18\x02 \x03(\x0b\x32\x1b.osmosis.rollout.v1.Message\x12-\n\x08segments\x18\x03 \x03(\x0b\x32\x1b.osmosis.rollout.v1.Segment\x12\x13\n\x06reward\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12K\n\x11reward_components\x18\x05 \x03(\x0b\x32\x30.osmosis.rollout.v1.Sample.RewardComponentsEntry\x12\x34\n\x0c\x63hat_rewards\x18\x06 \x03(\x0b\x32\x1e.osmosis.rollout.v1.ChatReward\x12\x11\n\ttrainable\x18\x07 \x01(\x08\x12\x1c\n\x14not_trainable_reason\x18\x08 \x01(\t\x12\x13\n\x0bprefix_chat\x18\t \x01(\r\x12\x0e\n\x06policy\x18\n \x01(\t\x12+\n\x06parent\x18\x0b \x01(\x0b\x32\x1b.osmosis.rollout.v1.ChatRef\x12\x12\n\x05train\x18\x0c \x01(\x08H\x01\x88\x01\x01\x1a\x37\n\x15RewardComponentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\t\n\x07_rewardB\x08\n\x06_train\"\xcb\x01\n\nChatReward\x12\x13\n\x0b\x63hat_number\x18\x01 \x01(\r\x12\x13\n\x06reward\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12O\n\x11reward_components\x18\x03 \x03(\x0b\x32\x34.osmosis.rollout.v1.ChatReward.RewardComponentsEntry\x1a\x37\n\x15RewardComponentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\t\n\x07_reward\".\n\x07\x43hatRef\x12\x0e\n\x06sample\x18\x01 \x01(\t\x12\x13\n\x0b\x63hat_number\x18\x02 \x01(\r*\xde\x02\n\nTensorType\x12\x1b\n\x17TENSOR_TYPE_UNSPECIFIED\x10\x00\x12\x17\n\x13TENSOR_TYPE_FLOAT16\x10\x01\x12\x18\n\x14TENSOR_TYPE_BFLOAT16\x10\x02\x12\x17\n\x13TENSOR_TYPE_FLOAT32\x10\x03\x12\x17\n\x13TENSOR_TYPE_FLOAT64\x10\x04\x12\x14\n\x10TENSOR_TYPE_INT8\x10\x05\x12\x15\n\x11TENSOR_TYPE_INT16\x10\x06\x12\x15\n\x11TENSOR_TYPE_INT32\x10\x07\x12\x15\n\x11TENSOR_TYPE_INT64\x10\x08\x12\x15\n\x11TENSOR_TYPE_UINT8\x10\t\x12\x16\n\x12TENSOR_TYPE_UINT16\x10\n\x12\x16\n\x12TENSOR_TYPE_UINT32\x10\x0b\x12\x16\n\x12TENSOR_TYPE_UINT64\x10\x0c\x12\x14\n\x10TENSOR_TYPE_BOOL\x10\rB{\n\x12osmosis.rollout.v1P\x01Z\x1cosmosis/rollout/v1;rolloutv1\xa2\x02\x03OSR\xaa\x02\x12Osmosis.Rollout.V1\xca\x02\x12Osmosis\\Rollout\\V1\xea\x02\x14Osmosis::Rollout::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'osmosis.rollout.v1.tokens_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\022osmosis.rollout.v1P\001Z\034osmosis/rollout/v1;rolloutv1\242\002\003OSR\252\002\022Osmosis.Rollout.V1\312\002\022Osmosis\\Rollout\\V1\352\002\024Osmosis::Rollout::V1'
   _globals['_TOKENBLOCK_EXTRASENTRY']._loaded_options = None
   _globals['_TOKENBLOCK_EXTRASENTRY']._serialized_options = b'8\001'
-  _globals['_TENSORTYPE']._serialized_start=784
-  _globals['_TENSORTYPE']._serialized_end=1134
+  _globals['_SEGMENT_SAMPLEDEXTRASENTRY']._loaded_options = None
+  _globals['_SEGMENT_SAMPLEDEXTRASENTRY']._serialized_options = b'8\001'
+  _globals['_SEGMENT_TOKENEXTRASENTRY']._loaded_options = None
+  _globals['_SEGMENT_TOKENEXTRASENTRY']._serialized_options = b'8\001'
+  _globals['_SAMPLE_REWARDCOMPONENTSENTRY']._loaded_options = None
+  _globals['_SAMPLE_REWARDCOMPONENTSENTRY']._serialized_options = b'8\001'
+  _globals['_CHATREWARD_REWARDCOMPONENTSENTRY']._loaded_options = None
+  _globals['_CHATREWARD_REWARDCOMPONENTSENTRY']._serialized_options = b'8\001'
+  _globals['_TENSORTYPE']._serialized_start=1848
+  _globals['_TENSORTYPE']._serialized_end=2198
   _globals['_TOKENBLOCK']._serialized_start=90
-  _globals['_TOKENBLOCK']._serialized_end=268
+  _globals['_TOKENBLOCK']._serialized_end=267
   _globals['_TOKENBLOCK_EXTRASENTRY']._serialized_start=195
-  _globals['_TOKENBLOCK_EXTRASENTRY']._serialized_end=268
-  _globals['_TENSOR']._serialized_start=270
-  _globals['_TENSOR']._serialized_end=353
-  _globals['_VERSIONSPAN']._serialized_start=355
-  _globals['_VERSIONSPAN']._serialized_end=401
-  _globals['_SEGMENT']._serialized_start=404
-  _globals['_SEGMENT']._serialized_end=571
-  _globals['_SAMPLE']._serialized_start=574
-  _globals['_SAMPLE']._serialized_end=781
+  _globals['_TOKENBLOCK_EXTRASENTRY']._serialized_end=267
+  _globals['_EXTRA']._serialized_start=269
+  _globals['_EXTRA']._serialized_end=384
+  _globals['_TENSOR']._serialized_start=386
+  _globals['_TENSOR']._serialized_end=469
+  _globals['_RAGGEDTENSOR']._serialized_start=471
+  _globals['_RAGGEDTENSOR']._serialized_end=546
+  _globals['_VERSIONSPAN']._serialized_start=548
+  _globals['_VERSIONSPAN']._serialized_end=594
+  _globals['_SEGMENT']._serialized_start=597
+  _globals['_SEGMENT']._serialized_end=1091
+  _globals['_SEGMENT_SAMPLEDEXTRASENTRY']._serialized_start=917
+  _globals['_SEGMENT_SAMPLEDEXTRASENTRY']._serialized_end=996
+  _globals['_SEGMENT_TOKENEXTRASENTRY']._serialized_start=998
+  _globals['_SEGMENT_TOKENEXTRASENTRY']._serialized_end=1075
+  _globals['_SAMPLE']._serialized_start=1094
+  _globals['_SAMPLE']._serialized_end=1591
+  _globals['_SAMPLE_REWARDCOMPONENTSENTRY']._serialized_start=1515
+  _globals['_SAMPLE_REWARDCOMPONENTSENTRY']._serialized_end=1570
+  _globals['_CHATREWARD']._serialized_start=1594
+  _globals['_CHATREWARD']._serialized_end=1797
+  _globals['_CHATREWARD_REWARDCOMPONENTSENTRY']._serialized_start=1515
+  _globals['_CHATREWARD_REWARDCOMPONENTSENTRY']._serialized_end=1570
+  _globals['_CHATREF']._serialized_start=1799
+  _globals['_CHATREF']._serialized_end=1845
 # @@protoc_insertion_point(module_scope)
