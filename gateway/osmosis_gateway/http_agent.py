@@ -25,7 +25,7 @@ from osmosis_gateway.relay import Relay, count_tool_messages
 from osmosis_gateway.routes import body_of, gateway_app, invalid, responses
 from osmosis_grpc.agent import RolloutContext, RolloutResult
 from osmosis_grpc.agent.loop import name_problem
-from osmosis_grpc.agent.run_outcome import RunOutcome, outcome_of
+from osmosis_grpc.agent.result_check import RunOutcome, outcome_of
 from osmosis_grpc.errors import (
     CallError,
     FailedPrecondition,
@@ -117,7 +117,8 @@ class HttpAgent:
         legacy_id = request.rollout_id if request.attempt == 1 else f"{request.rollout_id}~{request.attempt}"
         if len(legacy_id) > MAX_ID_CHARS:
             raise FailedPrecondition(f"{legacy_id!r} is longer than {MAX_ID_CHARS} characters", kind="ROLLOUT_ID")
-        key = self._new_key()
+        nonce = secrets.token_hex(16)
+        key = f"{nonce}.{self._sign(nonce)}"  # the listener recognises it even after the run has ended
         self._keys[request.rollout_id, request.attempt], self._relays[key] = key, Relay()
         server_url = self._public_url or f"http://{self._listener.address}"
         body = http_bodies.init_body(request, legacy_id, server_url, key)
@@ -183,7 +184,7 @@ class HttpAgent:
     async def _ask_name(self) -> str:
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
-                raw = await self._calls.get(self._base.join("/health"))
+                raw = await self._calls.post(self._base.join("/health"), None)
             health = jsontext.parse_object(raw.decode(errors="replace"), "health")
         except TimeoutError:
             raise Unavailable(f"{self._base.authority}/health did not answer within {ANSWER_WITHIN:g} s") from None
@@ -193,11 +194,6 @@ class HttpAgent:
         if problem:
             raise Internal(f"{self._base.authority}/health names no agent_loop ({problem[1]}); give it a name")
         return str(health["agent_loop"])
-
-    def _new_key(self) -> str:
-        """Return a key for the calls of one run. The listener recognises the key even after the run has ended."""
-        nonce = secrets.token_hex(16)
-        return f"{nonce}.{self._sign(nonce)}"
 
     def _sign(self, nonce: str) -> str:
         return hmac.new(self._secret, nonce.encode(), hashlib.sha256).hexdigest()

@@ -39,7 +39,7 @@ from osmosis_grpc.types import (
 )
 from osmosis_grpc.types.completion import clip, describe
 from osmosis_grpc.types.requests import check_id, own_params
-from osmosis_grpc.types.tools import tool_dicts
+from osmosis_grpc.types.tool_dicts import tool_dicts
 
 log = logging.getLogger(__name__)
 

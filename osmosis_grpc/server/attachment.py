@@ -15,7 +15,7 @@ from typing import Any
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.engine import Engine, Peer, Record, Tenant
-from osmosis_grpc.engine.earlier_runs import run_name
+from osmosis_grpc.engine.find_earlier_run import run_name
 from osmosis_grpc.errors import (
     Aborted,
     CallError,

@@ -13,15 +13,15 @@ from functools import partial
 from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, Internal, LedgerError, TrainerFailed, Unavailable
 from osmosis_grpc.storage.ledger import Ledger, LedgerRollout
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.trainer.agent_server_link import AgentServerLink, Owner, Report, Rollout, job_failed, retrieve
-from osmosis_grpc.trainer.chats.attempt import UNWRITTEN_RETRY
-from osmosis_grpc.trainer.chats.cache import ChatCache
+from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Owner, Report, Rollout, job_failed, retrieve
+from osmosis_grpc.trainer.chats.attempt_cache import UNWRITTEN_RETRY
+from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.chats.ledger_codec import init_bytes, request_of
 from osmosis_grpc.trainer.completion_recorder import CompletionRecorder
 from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.outcome_warnings import EarlierOutcomes, UntrainableOutcomes
 from osmosis_grpc.trainer.rollout_queue import RolloutQueue
-from osmosis_grpc.trainer.servers import LOST, Servers
+from osmosis_grpc.trainer.server_availability import LOST, Servers
 from osmosis_grpc.trainer.unconfirmed_outcomes import UnconfirmedOutcomes
 from osmosis_grpc.types import Completion, CompletionStatus, RolloutRequest
 

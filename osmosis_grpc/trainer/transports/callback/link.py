@@ -23,7 +23,7 @@ from osmosis_grpc.link.client_calls import error_of
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.credentials import channel as make_channel
 from osmosis_grpc.supervise import OnFailure, job
-from osmosis_grpc.trainer.agent_server_link import (
+from osmosis_grpc.trainer.agent_server_state import (
     AgentServerLink,
     Owner,
     Rollout,
