@@ -215,7 +215,7 @@ async def _rollouts(target: str, token: str) -> list[Completion]:
     from osmosis_grpc.trainer import Credentials, Trainer
 
     # The demo itself reports the end of the server, so this logger's warnings are not needed.
-    logging.getLogger("osmosis_grpc.trainer.unreachable_servers").setLevel(logging.ERROR)
+    logging.getLogger("osmosis_grpc.trainer.unreachable_warnings").setLevel(logging.ERROR)
     run = secrets.token_hex(2)
     credentials = Credentials(token=token)
     async with Trainer(target, ToolCallingMock(), transport="callback", credentials=credentials) as trainer:

@@ -47,9 +47,10 @@ log = logging.getLogger(__name__)
 CHAT = job("engine.chat", OnFailure.RAISE)
 
 SILENT = 0.9
-"""If a try of a chat times out at this fraction of `chat_silence` or later, the trainer possibly still samples.
+"""A fraction of `chat_silence`, the longest timeout of one try.
 
-_ask() then does not count the trainer as away.
+A try to a trainer that is away fails sooner. So if a try times out after this fraction or more, the trainer possibly
+still samples, and _ask() does not count it as away.
 """
 
 
@@ -107,7 +108,7 @@ class RolloutSession:
         return done
 
     def _begin(self, *words: object) -> Callable[[], float]:
-        """Note that a chat or a tool began. Returns a function that notes the end of the chat or tool.
+        """Record the start of a chat or a tool. Returns a function that records its end.
 
         That function returns the duration in seconds.
         """

@@ -87,8 +87,7 @@ class Outbox:
             self._resend_after.add(record)
         elif len(self._resends) >= MAX_RESENDS:
             raise ResourceExhausted(
-                f"the server already sends {MAX_RESENDS} completions of ended rollouts again; retry later",
-                retry_after=1.0,
+                f"{MAX_RESENDS} resends of completions are already open; retry later", retry_after=1.0
             )
         else:
             self._begin_resend(record)
@@ -109,7 +108,7 @@ class Outbox:
         self.attempts += 1
         try:
             call = self._send(record.peer, completion)
-        except Exception as error:  # only this try fails, so the code that ends the rollout continues
+        except Exception as error:  # it fails only this try, and must not reach the caller of put()
             call = asyncio.get_running_loop().create_future()
             call.set_exception(error)
         record.calls.add(call)

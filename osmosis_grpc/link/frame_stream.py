@@ -9,11 +9,10 @@ The number of waiting frames is bounded, even if the other side never reads. Eac
 which is the most rollouts or chats that may be open. The windows bound the requests. EVENT_LIMIT bounds the events.
 The other side can ask for answers without end, so ANSWER_LIMIT and MAX_ANSWERS bound the answers.
 
-The trainer stops reading while more than ANSWER_LIMIT bytes of its answers wait. The server always reads, so the
-trainer can send these answers and then reads again. The server never stops reading, because both sides would then wait
-for each other for ever. Instead, the server ends the stream when more than MAX_ANSWERS bytes of its answers wait. A
-trainer that respects its windows never asks for so many answers. A stream also ends when the other side reads nothing
-for SILENCE seconds.
+The trainer stops reading while more than ANSWER_LIMIT bytes of its answers wait. If the server also stopped reading,
+both sides would wait for each other for ever. So the server always reads. It ends the stream when more than MAX_ANSWERS
+bytes of its answers wait. A trainer that respects its windows never asks for so many answers. A stream also ends when
+the other side reads nothing for SILENCE seconds.
 """
 
 import asyncio
@@ -199,7 +198,9 @@ class FrameStream:
             raise InvalidArgument("hello", "is missing; the first frame must be a hello")
         _check_count(frames)
         if opener and len(frames) > 1:
-            raise InvalidArgument("hello", "is not alone in its message; send more frames after the other side's hello")
+            raise InvalidArgument(
+                "hello", "is not alone in its message; send the other frames after the other side's hello"
+            )
         self._first_frames = frames[1:]
         return frames[0].hello
 
@@ -249,7 +250,7 @@ class FrameStream:
         """Half-closes the call, and waits until the other side has read the last frame.
 
         If the call were cancelled earlier, the unread messages would be lost. A servicer's context cannot half-close.
-        It needs no wait, because its call ends when the method returns, and then no message is lost.
+        Its call ends when the RPC's handler returns, and no message is lost then. So there is no wait for a servicer.
         """
         done_writing = getattr(self._call, "done_writing", None)
         if done_writing is not None and not reader.done():

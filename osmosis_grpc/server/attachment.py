@@ -226,7 +226,7 @@ class Attachment:
                 self._stream.end(Unavailable("the server has shut down"))
 
     def _tick(self, stream: FrameStream) -> None:
-        """Send each chat and completion again that was sent more than `chat_silence` ago and is unanswered.
+        """Resend the chats and completions that have had no answer for more than `chat_silence` seconds.
 
         A proxy can lose a frame while the stream continues, so an answer possibly never comes.
         """

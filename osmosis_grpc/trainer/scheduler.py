@@ -92,8 +92,8 @@ class Scheduler(Owner):
         self.held.left.pop(request.rollout_id, None)
         if known is not None:
             same = replace(request, attempt=known.request.attempt)
-            # A request that was read from the ledger can have another form than the caller's request. If only the form
-            # differs, their bytes are equal.
+            # A request from the ledger was decoded from bytes. So `!=` can be True although the two requests mean the
+            # same. init_bytes() returns the same bytes for both.
             if known.request != same and init_bytes(known.request) != init_bytes(same):
                 raise AlreadyExists(
                     f"rollout {request.rollout_id} already runs with another request; use a new id",

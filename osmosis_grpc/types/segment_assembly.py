@@ -47,7 +47,9 @@ class _Growing:
         self.length += count
         if mask and not runs:
             runs.append(0)
-        if len(runs) % 2 == mask:  # the last run is zeros if the number of runs is odd, and ones if it is even
+        # A run is a stretch of tokens with the same mask. The first run has mask 0, the second has mask 1, and so on.
+        # So the last run has mask 0 if the number of runs is odd, and mask 1 if the number is even.
+        if len(runs) % 2 == mask:
             runs.append(count)
         else:
             runs[-1] += count

@@ -51,7 +51,7 @@ Journal.on_commit gets the caller's token.
 
 
 class Latest(NamedTuple):
-    """A statement about a subject. In a batch, it replaces an earlier statement about the same subject.
+    """An SQL statement that replaces an earlier one in the batch if both have the same key in Batch.latest.
 
     The thread first calls the function `before`. Then it begins the transaction that contains the statement.
     """
@@ -69,7 +69,7 @@ class Batch:
     """The rows to write, by statement. Each of these statements takes many rows."""
     statements: list[tuple[str, Row]] = field(default_factory=list)
     latest: dict[Hashable, Latest] = field(default_factory=dict)
-    """The statements by their subject. A subject is, for example, the sequence of a rollout.
+    """The statements by their key. A key is, for example, a rollout's `sequence`: its number in order of acceptance.
 
     If the disk fails, the next transaction writes these statements.
     """
@@ -121,7 +121,7 @@ class Writer(Committer[Batch]):
         self._flushed = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._broken: set[int] = set()
-        """The sequences of rollouts with an event that could not be committed.
+        """The `sequence` numbers of rollouts with an event that could not be committed.
 
         Later events of these rollouts are not written.
         """

@@ -16,7 +16,7 @@ from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer.agent_server_state import AgentServerLink
 from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.scheduler import Scheduler
-from osmosis_grpc.trainer.unreachable_servers import Unreached
+from osmosis_grpc.trainer.unreachable_warnings import Unreached
 
 DIAL = job("trainer.dial", OnFailure.RESTART)
 

@@ -146,7 +146,7 @@ class CalledServer(AgentServerLink):
             left -= STATE_PERIOD
 
     def _take(self, info: control_pb2.GetServerInfoResponse) -> None:
-        """Use a server that was reached. Send all Inits and cancels again that the server perhaps does not have."""
+        """Use a server that was reached. Resend the Inits and cancels that the server perhaps does not have."""
         check_protocol(info)
         loops = tuple(loop.name for loop in info.agent_loops)
         self.identify(ServerIdentity(info.journal_id, info.process_uuid, info.version, loops))
@@ -226,9 +226,10 @@ class CalledServer(AgentServerLink):
     async def _repoint_ended(self) -> None:
         """Renew the callbacks of ended rollouts whose outcomes the server has not delivered.
 
-        A callback may have the address of an earlier process of this trainer, and then the server cannot deliver. The
-        trainer perhaps does not wait for such a rollout any more, because its ledger already has the outcome. If the
-        trainer still waits for the rollout, send_init() renews the callback, and not this method.
+        A callback can have the address of an earlier process of this trainer, and then the server cannot deliver. The
+        trainer's ledger possibly has the outcome already, if the server did not get the answer. The trainer then no
+        longer waits for the rollout. This method skips a rollout for which the trainer still waits, because send_init()
+        renews its callback.
         """
         request = control_pb2.ListRolloutsRequest(undelivered=True)
         try:
