@@ -56,8 +56,8 @@ class HttpAgent:
 
     Run the agent server that hosts the HttpAgent inside this `async with` block. `name` is the name of the agent.
     Without `name`, entering the context reads the name from the legacy server's /health, and raises CallError if the
-    legacy server does not answer. The legacy server calls a listener at the address `listen`. If the legacy server needs
-    another URL to reach the listener, `public_url` is that URL. `api_key` is sent to the legacy server.
+    legacy server does not answer. The legacy server calls a listener at the address `listen`. If the legacy server
+    needs another URL to reach the listener, `public_url` is that URL. `api_key` is sent to the legacy server.
     """
 
     name = "legacy"
