@@ -1,6 +1,5 @@
 """Starts the measured process on a separate core, reads its use of resources, and stops it."""
 
-import functools
 import json
 import os
 import subprocess
@@ -16,6 +15,8 @@ from benchmarks.figures import Broken, progress
 
 ROOT = Path(__file__).parent.parent
 BASELINES = ("sdk", "tuned")
+CORES = tuple(sorted(os.sched_getaffinity(0)))
+"""The cores of this process at its start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +134,7 @@ def run_program(name: str, *arguments: object) -> dict[str, Any]:
 
 def take_core(number: int) -> None:
     """Bind this process to one core."""
-    cores = _cores()
-    os.sched_setaffinity(0, {cores[number % len(cores)]})
+    os.sched_setaffinity(0, {CORES[number % len(CORES)]})
 
 
 def ready_record(process: "subprocess.Popen[str]") -> dict[str, str]:
@@ -145,9 +145,3 @@ def ready_record(process: "subprocess.Popen[str]") -> dict[str, str]:
         raise Broken(f"{process.args!r} did not start")
     record: dict[str, str] = json.loads(line)
     return record
-
-
-@functools.cache
-def _cores() -> tuple[int, ...]:
-    """The cores of this process at its start."""
-    return tuple(sorted(os.sched_getaffinity(0)))

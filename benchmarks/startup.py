@@ -23,7 +23,11 @@ async def measure(starts: int) -> dict[str, Any]:
     for number in range(starts + 1):
         progress(f"startup: {number} of {starts}")
         ready.append(_ready())
-        help_.append(_help())
+        began = time.perf_counter()
+        subprocess.run(
+            [sys.executable, "-m", "osmosis_grpc.serve", "--help"], check=True, cwd=ROOT, capture_output=True
+        )
+        help_.append(time.perf_counter() - began)
     return {
         "benchmark": "startup",
         "starts": starts,
@@ -40,12 +44,6 @@ def _ready() -> float:
         with running(["-m", *serve_command(100, http=True)], core=0, folder=folder) as process:
             ready_record(process)
             return time.perf_counter() - began
-
-
-def _help() -> float:
-    began = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "osmosis_grpc.serve", "--help"], check=True, cwd=ROOT, capture_output=True)
-    return time.perf_counter() - began
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Adapts a legacy HTTP agent server to the Runnable port, so that the engine can run its agent.
+"""Adapts a legacy HTTP agent server to the Runnable port, so that the engine can run the agent of that server.
 
-tools() posts the Init to the legacy server. The agent of the legacy server then starts at once. It sends its chats and
-its completion to a small HTTP listener, and run() relays them. Each run has its own key, and every call to the listener
-must contain this key.
+tools() posts the Init to the legacy server, and the legacy server then starts its agent at once. The agent sends its
+chats and its completion to a small HTTP listener, and run() relays them. Each run has its own key. Every call of the
+run to the listener must contain this key.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from osmosis_gateway.relay import Relay, count_tool_messages
 from osmosis_gateway.routes import body_of, gateway_app, invalid, responses
 from osmosis_grpc.agent import RolloutContext, RolloutResult
 from osmosis_grpc.agent.loop import name_problem
-from osmosis_grpc.agent.run_outcome import RunOutcome, outcome_of
+from osmosis_grpc.agent.result_check import RunOutcome, outcome_of
 from osmosis_grpc.errors import (
     CallError,
     FailedPrecondition,
@@ -45,16 +45,19 @@ from osmosis_grpc.types.requests import MAX_ID_CHARS
 SILENCE = 3600.0
 """When a legacy agent sends nothing for this many seconds and no chat is open, the run fails with LegacyAgentLost."""
 ANSWER_WITHIN = 8.0
-"""Timeout in seconds of an Init or /health call to the legacy server. It is below the engine's 10 s for get_tools."""
+"""The legacy server must answer an Init or a /health call within this many seconds.
+
+The engine waits 10 s for tools(), and this timeout must end earlier.
+"""
 
 
 class HttpAgent:
     """A Runnable for the agent of one legacy server. Used as `async with HttpAgent("http://HOST:PORT") as agent`.
 
-    The agent server that hosts the HttpAgent runs inside this context. Without `name`, the name comes from the legacy
-    server's /health. The legacy server calls a listener at the address `listen`. If the legacy server reaches the
-    listener by another URL, `public_url` is that URL. `api_key` is sent to the legacy server. Entering the context
-    raises CallError if the legacy server does not answer.
+    Run the agent server that hosts the HttpAgent inside this `async with` block. `name` is the name of the agent.
+    Without `name`, entering the context reads the name from the legacy server's /health, and raises CallError if the
+    legacy server does not answer. The legacy server calls a listener at the address `listen`. If the legacy server
+    needs another URL to reach the listener, `public_url` is that URL. `api_key` is sent to the legacy server.
     """
 
     name = "legacy"
@@ -79,7 +82,7 @@ class HttpAgent:
         self._silence = silence
         self._secret = secrets.token_bytes(32)
         self._relays: dict[str, Relay] = {}
-        """Key of the run to its relay."""
+        """The relay of each run, by the key of the run."""
         self._keys: dict[tuple[str, int], str] = {}
         self._calls = Calls(settings or get_settings().client, whom=f"the legacy agent server {self._base.authority}")
         self._listener = HttpServer(self._app(), host=listen[0], port=listen[1])
@@ -116,8 +119,9 @@ class HttpAgent:
     async def tools(self, request: RolloutRequest) -> list[ToolDict]:
         legacy_id = request.rollout_id if request.attempt == 1 else f"{request.rollout_id}~{request.attempt}"
         if len(legacy_id) > MAX_ID_CHARS:
-            raise FailedPrecondition(f"{legacy_id!r} is longer than {MAX_ID_CHARS} characters", kind="ROLLOUT_ID")
-        key = self._new_key()
+            raise FailedPrecondition(f"the id {legacy_id!r} has more than {MAX_ID_CHARS} characters", kind="ROLLOUT_ID")
+        nonce = secrets.token_hex(16)
+        key = f"{nonce}.{self._sign(nonce)}"  # the listener recognises it even after the run has ended
         self._keys[request.rollout_id, request.attempt], self._relays[key] = key, Relay()
         server_url = self._public_url or f"http://{self._listener.address}"
         body = http_bodies.init_body(request, legacy_id, server_url, key)
@@ -139,7 +143,7 @@ class HttpAgent:
         finally:
             relay.close()
         count, latency = body.tool_calls
-        if body.status == "ERROR":  # after an exception the contract reports no tool calls
+        if body.status == "ERROR":  # after an exception the legacy server counts no calls, so count tool messages
             count = max(count, relay.tool_messages - count_tool_messages(context.request.messages))
         for _ in range(count):
             context.record_tool_call(latency / count)
@@ -151,7 +155,7 @@ class HttpAgent:
                 extra_fields=body.extra_fields,
             )
             return outcome_of(completed)
-        if relay.failure is not None:  # the trainer's fault, not the agent's
+        if relay.failure is not None:  # the agent failed because its last chat failed at the trainer
             raise relay.failure
         failed = RolloutResult(
             status="ERROR",
@@ -183,7 +187,7 @@ class HttpAgent:
     async def _ask_name(self) -> str:
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
-                raw = await self._calls.get(self._base.join("/health"))
+                raw = await self._calls.post(self._base.join("/health"), None)
             health = jsontext.parse_object(raw.decode(errors="replace"), "health")
         except TimeoutError:
             raise Unavailable(f"{self._base.authority}/health did not answer within {ANSWER_WITHIN:g} s") from None
@@ -191,27 +195,25 @@ class HttpAgent:
             raise Internal(f"{self._base.authority}/health cannot be read: {error}") from None
         problem = name_problem(health.get("agent_loop"))
         if problem:
-            raise Internal(f"{self._base.authority}/health names no agent_loop ({problem[1]}); give it a name")
+            raise Internal(f"{self._base.authority}/health has no valid agent_loop ({problem[1]}); pass a name")
         return str(health["agent_loop"])
-
-    def _new_key(self) -> str:
-        """Return a key for the calls of one run. The listener recognises the key even after the run has ended."""
-        nonce = secrets.token_hex(16)
-        return f"{nonce}.{self._sign(nonce)}"
 
     def _sign(self, nonce: str) -> str:
         return hmac.new(self._secret, nonce.encode(), hashlib.sha256).hexdigest()
 
     def _relay(self, request: Request) -> Relay | None:
-        """Return the relay that belongs to a call's key; None if the run has ended. Raises Unauthenticated."""
+        """Return the relay that belongs to a call's key; None if the run has ended.
+
+        Raises Unauthenticated if the key is missing or has a wrong signature.
+        """
         key = bearer(request.headers.get("authorization", ""))
         nonce, _, signature = key.partition(".")
         if not hmac.compare_digest(signature.encode(), self._sign(nonce).encode()):
-            raise Unauthenticated("the key was not made for a rollout of this server")
+            raise Unauthenticated("the bearer token is not the key of a rollout of this server")
         return self._relays.get(key)
 
     def _app(self) -> FastAPI:
-        app = gateway_app("osmosis_grpc, towards a legacy agent server")
+        app = gateway_app("osmosis_grpc, for a legacy agent server")
         app.add_exception_handler(RolloutEndedError, _ended)
         bounds = Bounds()
 
@@ -221,7 +223,7 @@ class HttpAgent:
             openapi_extra=body_of(ChatBody),
         )
         async def chat(request: Request) -> JSONResponse:
-            """A model reply. The call waits until the rollout runs."""
+            """A model reply. The call waits until the run of the rollout has begun."""
             relay = self._relay(request)
             body, _ = await read_json(request, bounds)
             rollout_id, messages, params = http_bodies.read_chat(body)
@@ -237,15 +239,17 @@ class HttpAgent:
 
         @app.post(http_bodies.COMPLETED_PATH, responses=responses(400, 401, 408), openapi_extra=body_of(CompletedBody))
         async def completed(request: Request) -> JSONResponse:
-            """The result of a rollout; the first one counts. A body that cannot be read is acknowledged and ends the
-            rollout with ERROR, because a legacy server would send the same body again.
+            """The result of a rollout. Only the first result counts.
+
+            If the result cannot be read, the rollout ends with ERROR. The status of the answer is still 200, because
+            the legacy server would otherwise send the same body again.
             """
             relay = self._relay(request)
             try:
                 body, _ = await read_json(request, bounds)
                 reported = http_bodies.validated(CompletedBody, body)
             except BodyRefused as error:
-                if error.status_code in (400, 408):  # the body did not arrive: the legacy server sends it again
+                if error.status_code in (400, 408):  # the body did not arrive, so the legacy server must send it again
                     raise
                 reported = http_bodies.unreadable(str(error))
             except InvalidArgument as error:

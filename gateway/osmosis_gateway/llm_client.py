@@ -21,7 +21,7 @@ from osmosis_grpc.types import (
 from osmosis_grpc.types.completion import is_reward
 from osmosis_grpc.types.messages import copy_messages
 from osmosis_grpc.types.requests import check_header, own_params
-from osmosis_grpc.types.tools import tool_dicts
+from osmosis_grpc.types.tool_dicts import tool_dicts
 
 
 class OsmosisLLMClient:

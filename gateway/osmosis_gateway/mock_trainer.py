@@ -122,7 +122,8 @@ def fake_prompt_token_ids(messages: Sequence[Any]) -> list[int]:
 def _completion(body: _Chat, tool_calls: ToolCallGenerator) -> dict[str, Any]:
     last = body.messages[-1] if body.messages else {}
     calls = tool_calls(last)
-    message: dict[str, Any] = {"role": "assistant", "content": _content(last, bool(calls))}
+    content = "A tool can tell." if calls else "The calculation is complete." if is_tool_message(last) else "OK."
+    message: dict[str, Any] = {"role": "assistant", "content": content}
     if calls:
         message["tool_calls"] = calls
     reply, prompt = fake_token_ids(message["content"]), fake_prompt_token_ids(body.messages)
@@ -141,12 +142,6 @@ def _completion(body: _Chat, tool_calls: ToolCallGenerator) -> dict[str, Any]:
         "logprobs": [0.0] * len(reply),
         "prompt_token_ids": prompt,
     }
-
-
-def _content(last: Mapping[str, Any], calls: bool) -> str:
-    if calls:
-        return "A tool can tell."
-    return "The calculation is complete." if is_tool_message(last) else "OK."
 
 
 def _tool_calls(last: Mapping[str, Any]) -> list[dict[str, Any]] | None:

@@ -145,7 +145,7 @@ class Calls:
         address: Address | None = None,
         answer: bool = True,
     ) -> bytes:
-        """Post JSON and return the body of a 2xx answer. Without `answer`, return b"" instead of the body.
+        """Post JSON, or GET without a `body`. Return the body of a 2xx answer; without `answer`, return b"".
 
         `address` is the host's checked address. 408, 429, 5xx, 3xx, timeouts and transport errors are retried `retries`
         times, after Retry-After or with exponential backoff. After the last retry, this method raises
@@ -167,10 +167,6 @@ class Calls:
         if isinstance(found, bytes):
             return found
         raise found
-
-    async def get(self, url: URL, *, key: str = "") -> bytes:
-        """Return the body of a 2xx answer. The call is not retried. Raises the same errors as `post`."""
-        return await self.post(url, None, key=key)
 
     async def _attempt(
         self, url: URL, body: bytes | None, key: str, headers: Mapping[str, str], wanted: bool

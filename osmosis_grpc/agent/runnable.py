@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.loop import RolloutAgentLoop
-from osmosis_grpc.agent.run_outcome import RunOutcome, outcome_of
+from osmosis_grpc.agent.result_check import RunOutcome, outcome_of
 from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.types import RolloutRequest
 

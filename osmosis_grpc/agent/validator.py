@@ -22,7 +22,7 @@ from osmosis_grpc.errors import InvalidArgument, OsmosisRolloutError
 from osmosis_grpc.types import RolloutRequest, jsontext
 from osmosis_grpc.types.completion import clip, describe
 from osmosis_grpc.types.stack_frames import own_lines
-from osmosis_grpc.types.tools import dump_model
+from osmosis_grpc.types.tool_dicts import dump_model
 
 Severity = Literal["error", "warning"]
 Place = tuple[str | None, int | None]

@@ -50,9 +50,9 @@ Next:
 
 
 LIMIT = 60.0
-"""Timeout in seconds for all rollouts together."""
+"""All rollouts together may take at most this many seconds."""
 STOP_WITHIN = 10.0
-"""The demo waits this many seconds for the server to stop. Then it kills the server."""
+"""The demo waits at most this many seconds until the server has stopped. Then the demo kills the server."""
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -75,7 +75,7 @@ def run_demo(as_json: bool) -> int:
         done = sum(completion.status == "COMPLETED" for completion in completions)
         if not as_json:
             Console().print(_table(completions))
-        out.say(f"{done} of {len(completions)} rollouts COMPLETED. The mock rounds, so 7 / 2 earns nothing.")
+        out.say(f"{done} of {len(completions)} rollouts COMPLETED. The mock model rounds, so 7 / 2 gets reward 0.")
         out.say(NEXT.format(program=_program()))
     return 0 if done == len(completions) else 1
 
@@ -88,16 +88,19 @@ def _completions() -> list[Completion]:
     try:
         temporary = tempfile.TemporaryDirectory(prefix="osmosis-demo-", ignore_cleanup_errors=True)
     except OSError as error:
-        raise _DemoError(f"no folder for the server's journal: {error.strerror}; set TMPDIR to one") from None
+        raise _DemoError(
+            f"no folder for the server's journal: {error.strerror}; set TMPDIR to a writable folder"
+        ) from None
     with temporary as folder, _server(folder, token) as server:
         return asyncio.run(_train(_address(server), token, server))
 
 
 @contextlib.contextmanager
 def _server(folder: str, token: str) -> Iterator[subprocess.Popen[str]]:
-    """Start the agent server in `folder`, without this process's OSMOSIS_ variables and without the .env file.
+    """Start the agent server in `folder`, and stop it at the end.
 
-    The server has its own process group, so Ctrl-C stops only the demo. The demo then stops the server.
+    The server gets no OSMOSIS_ variables from this process. It reads no .env file, because `folder` has none. The
+    server has its own process group, so Ctrl-C stops only the demo. The demo then stops the server.
     """
     command = [sys.executable, "-m", "osmosis_grpc.serve", "-m", "osmosis_grpc.testing.calculator:agent_loop"]
     secret = os.path.join(folder, "token")
@@ -146,7 +149,10 @@ def _server(folder: str, token: str) -> Iterator[subprocess.Popen[str]]:
 
 @contextlib.contextmanager
 def _signals_wait() -> Iterator[None]:
-    """Delay the first signal and drop the others. A signal during Popen would leave a process with an unknown id."""
+    """Delay the first signal and drop the others.
+
+    If a signal interrupted Popen, the process id of the started server would be unknown.
+    """
     came: list[int] = []
     before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in STOPS}
     try:
@@ -172,13 +178,13 @@ def _end(code: int) -> str:
 
 
 async def _train(target: str, token: str, server: subprocess.Popen[str]) -> list[Completion]:
-    """Run the rollouts. Raises _DemoError if the server ends first or refuses a call, and after the timeout."""
+    """Run the rollouts. Raises _DemoError if the server ends early or refuses a call, and after LIMIT seconds."""
     rollouts, end = child(TRAIN, _rollouts(target, token)), child(WAIT, _ended(server))
     try:
         await asyncio.wait({rollouts, end}, timeout=LIMIT, return_when=asyncio.FIRST_COMPLETED)
         if rollouts.done() and rollouts.exception() is None:
             return rollouts.result()
-        if rollouts.done():  # when a server ends, its calls fail a moment earlier
+        if rollouts.done():  # if a call failed because the server ended, _ended() returns a moment later
             await asyncio.wait({end}, timeout=1.0)
         if end.done():
             raise _DemoError(f"the server ended before the rollouts: {_end(end.result())}")
@@ -189,7 +195,7 @@ async def _train(target: str, token: str, server: subprocess.Popen[str]) -> list
         except CallError as error:
             raise _DemoError(f"the server refused a call: {error}") from None
     finally:
-        server.terminate()  # before the trainer closes, so that the server does not log a lost trainer
+        server.terminate()  # the server must end before the trainer closes; otherwise it logs a lost trainer
         await asyncio.wait({end}, timeout=STOP_WITHIN)
         for task in (rollouts, end):
             task.cancel()
@@ -209,7 +215,7 @@ async def _rollouts(target: str, token: str) -> list[Completion]:
     from osmosis_grpc.trainer import Credentials, Trainer
 
     # The demo itself reports the end of the server, so this logger's warnings are not needed.
-    logging.getLogger("osmosis_grpc.trainer.unreachable_servers").setLevel(logging.ERROR)
+    logging.getLogger("osmosis_grpc.trainer.unreachable_warnings").setLevel(logging.ERROR)
     run = secrets.token_hex(2)
     credentials = Credentials(token=token)
     async with Trainer(target, ToolCallingMock(), transport="callback", credentials=credentials) as trainer:

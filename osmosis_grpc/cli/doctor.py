@@ -8,7 +8,7 @@ from osmosis_grpc.cli.state_folder import state_folder
 from osmosis_grpc.errors import LedgerError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.storage import JournalError
-from osmosis_grpc.storage.examine import Examined, Finding, examine
+from osmosis_grpc.storage.find_damage import Examined, Finding, examine
 from osmosis_grpc.storage.journal.schema import FILE, JOURNAL
 from osmosis_grpc.storage.ledger.schema import LEDGER
 from osmosis_grpc.storage.sqlite.file_schema import Schema

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from osmosis_grpc.agent.current_context import ToolRun, tool_watcher
-from osmosis_grpc.agent.run_outcome import RunOutcome, outcome_of
+from osmosis_grpc.agent.result_check import RunOutcome, outcome_of
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
-from osmosis_grpc.engine import Engine, EngineConfig, Peer, chats, loop_watchdog, runner
+from osmosis_grpc.engine import Engine, EngineConfig, Peer, chats, loop_watchdog, runner, stalled_rollouts
 from osmosis_grpc.engine.loop_watchdog import Watchdog
 from osmosis_grpc.errors import OsmosisRolloutError
 from osmosis_grpc.policies import EveryToolMock
@@ -151,7 +151,7 @@ def _watch_blocks(engine: Engine, blocks: list[Block]) -> Callable[[], None]:
 
 def try_out(agent_loop: Any, timeout: float) -> Trial:
     """Run one rollout of a valid agent loop. This function returns even if the agent does not end."""
-    for module in (runner, loop_watchdog, chats):  # the findings report what these modules would log
+    for module in (runner, loop_watchdog, stalled_rollouts, chats):  # the findings report what these modules would log
         logging.getLogger(module.__name__).disabled = True
     trial = Trial()
     watched = _Watched(agent_loop, trial)

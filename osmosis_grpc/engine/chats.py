@@ -1,7 +1,8 @@
 """The engine's side of a RolloutContext: the chat client and the trajectory of one run.
 
-The chat client finds the earlier chat that the new messages continue, and gives the new chat a number. It writes the
-chat to the log, and then sends it. While the trainer is away, it sends the chat again under the same number.
+The chat client finds the earlier chat that the new messages continue, and gives the new chat a number. The client
+writes the new chat to the log, and then sends the chat to the trainer. While the trainer is away, the client sends the
+chat again and again under the same number.
 """
 
 import asyncio
@@ -39,21 +40,25 @@ from osmosis_grpc.types import (
 )
 from osmosis_grpc.types.completion import clip, describe
 from osmosis_grpc.types.requests import check_id, own_params
-from osmosis_grpc.types.tools import tool_dicts
+from osmosis_grpc.types.tool_dicts import tool_dicts
 
 log = logging.getLogger(__name__)
 
 CHAT = job("engine.chat", OnFailure.RAISE)
 
 SILENT = 0.9
-"""When a chat times out after at least this fraction of `chat_silence`, the trainer counts as still sampling."""
+"""A fraction of `chat_silence`, the longest timeout of one try.
+
+A try to a trainer that is away fails sooner. So if a try times out after this fraction or more, the trainer possibly
+still samples, and _ask() does not count it as away.
+"""
 
 
 class RolloutSession:
-    """One run of one rollout. Every method raises RolloutEndedError after the end.
+    """One run of one rollout. After close(), every other method raises RolloutEndedError.
 
-    `on_superseded` is called when the trainer has a higher attempt of the rollout. `on_diverged` is called when the
-    agent runs again and asks a different question than in its earlier run.
+    `on_superseded` is called when the trainer answers a chat with the error that it has a higher attempt of the
+    rollout. `on_diverged` is called when the agent runs again and asks a different question than in its earlier run.
     """
 
     __slots__ = ("_context", "_on_diverged", "_on_superseded", "_record", "open", "samples")
@@ -74,7 +79,7 @@ class RolloutSession:
 
     def check_open(self) -> None:
         if not self.open:
-            raise RolloutEndedError(f"rollout {self._record.rollout_id} has ended; its context is of no more use")
+            raise RolloutEndedError(f"rollout {self._record.rollout_id} has ended, so its context accepts no calls")
 
     def close(self) -> None:
         """Refuse every further call, and cancel the open chats."""
@@ -103,7 +108,10 @@ class RolloutSession:
         return done
 
     def _begin(self, *words: object) -> Callable[[], float]:
-        """Note that a chat or a tool began. Returns a function that notes the end and returns the seconds."""
+        """Record the start of a chat or a tool. Returns a function that records its end.
+
+        That function returns the duration in seconds.
+        """
         run, clock = self._record.run, self._context.clock
         activity, kind, began = object(), str(words[0]), clock.monotonic()
         run.meter.count_open(kind, 1, began)
@@ -128,7 +136,7 @@ class RolloutSession:
         except InvalidArgument as error:
             raise ValueError(str(error)) from error
         if name in self.samples:
-            raise ValueError(f"there is a sample named {name!r} already")
+            raise ValueError(f"the rollout already has a sample named {name!r}; choose another name")
         self.samples[name] = SampleState()
         self._context.log.append(self._record, events.SampleAdded(name))
         return name
@@ -153,7 +161,7 @@ class RolloutSession:
             position = state.conversation.insert(plain(messages, "messages"))
             chat_tools = None if tools is None else tool_dicts(tools)
             params = own_params(params, "params") if params else jsontext.NOTHING
-        except InvalidArgument as error:  # the agent's mistake
+        except InvalidArgument as error:  # the agent's arguments are wrong, so the agent gets a ValueError
             raise ValueError(str(error)) from error
         state.chats += 1
         number = state.chats
@@ -214,7 +222,10 @@ class RolloutSession:
         return response
 
     def _recorded(self, asked: events.ChatRequested) -> Reply | None:
-        """Return the reply that this chat got before the server was restarted, or None for a new chat."""
+        """Return the reply that this chat got before the restart of the server; None for a new chat.
+
+        Raises RolloutEndedError if the agent asked a different question before the restart.
+        """
         if self._record.run.recording is None:
             return None
         try:
@@ -224,11 +235,14 @@ class RolloutSession:
             raise RolloutEndedError(str(error)) from None
 
     async def _ask(self, request: ChatRequest) -> ChatResponse:
-        """Send a chat, and send it again after each retryable error. Any other error is raised at once.
+        """Send a chat and return the reply. After each retryable error, send the chat again.
 
-        The grace period begins with the first retryable error. If the next try would come after the grace period, the
-        error is raised. The grace period begins anew when the rollout moves to another peer. It also begins anew when
-        a chat times out at a trainer that still samples (see SILENT).
+        An error that is not retryable is raised at once. The grace period of `trainer_grace` seconds begins with the
+        first retryable error. If the next try would begin after the end of the grace period, the error is raised.
+
+        In two cases, the chat is sent again at once, and the next retryable error begins a new grace period. The first
+        case is that the rollout has moved to another peer. Then even an error that is not retryable is ignored. The
+        second case is that the trainer possibly still samples the reply (see SILENT).
         """
         config, clock, backoff = self._context.config, self._context.clock, Backoff(*self._context.config.retry_delay)
         away_since: float | None = None
@@ -252,7 +266,7 @@ class RolloutSession:
                         raise
                     if first:
                         log.warning(
-                            "chat %d of rollout %s: the trainer cannot answer now (%s); asking again for up to %g s",
+                            "chat %d of rollout %s: the trainer cannot answer now (%s); retrying for up to %g s",
                             request.number,
                             request.rollout_id,
                             clip(describe(error)),
@@ -277,7 +291,11 @@ class RolloutSession:
             if task is not None and task.cancelling():
                 raise
             self.check_open()
-            why = "the chat was cut off" if self._record.peer is peer else "the rollout was re-pointed"
+            why = (
+                "the call was cancelled before the trainer answered the chat"
+                if self._record.peer is peer
+                else "the rollout moved to another peer before the trainer answered the chat"
+            )
             raise Unavailable(why) from None
         finally:
             self._record.calls.discard(call)
@@ -292,7 +310,10 @@ class RolloutSession:
         return callback.state if callback else b""
 
     async def _pause(self, seconds: float) -> None:
-        """Wait until `seconds` have passed or the rollout moves to another peer."""
+        """Wait until `seconds` have passed or the rollout moves to another peer.
+
+        Raises RolloutEndedError if the rollout has ended.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._record.repointed().wait()

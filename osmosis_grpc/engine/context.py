@@ -11,8 +11,8 @@ from osmosis_grpc.agent.ports import Clock, EventSink
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.engine.admission import Admission
 from osmosis_grpc.engine.config import EngineConfig
-from osmosis_grpc.engine.earlier_runs import EarlierRuns
 from osmosis_grpc.engine.eventlog import EventLog
+from osmosis_grpc.engine.find_earlier_run import EarlierRuns
 from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.engine.record import Record, Tenant
 from osmosis_grpc.engine.record_table import RecordTable

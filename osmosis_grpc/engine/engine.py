@@ -17,16 +17,17 @@ from osmosis_grpc.agent.runnable import Runnable, as_runnable
 from osmosis_grpc.engine.acceptance import Acceptance
 from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.context import EngineContext
-from osmosis_grpc.engine.earlier_runs import SUMMED
 from osmosis_grpc.engine.eventlog import Then
+from osmosis_grpc.engine.find_earlier_run import SUMMED
 from osmosis_grpc.engine.journal_port import Journal
-from osmosis_grpc.engine.loop_watchdog import Watchdog, warn_of_stalls
+from osmosis_grpc.engine.loop_watchdog import Watchdog
 from osmosis_grpc.engine.outbox import Outbox
 from osmosis_grpc.engine.record import Peer, Record, Tenant
 from osmosis_grpc.engine.recovery import Recovery
 from osmosis_grpc.engine.rollout_queries import Rollouts
 from osmosis_grpc.engine.runner import Runner
 from osmosis_grpc.engine.shutdown import Shutdown
+from osmosis_grpc.engine.stalled_rollouts import warn_of_stalls
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.types import CancelResult, Capacity, CompletionStatus, InitRequest

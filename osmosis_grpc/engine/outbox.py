@@ -1,9 +1,11 @@
 """Delivers each completion to its trainer at least once.
 
-A delivery is retried until the trainer has answered or record_ttl has passed. An equal Init has the same id, attempt
-and spec as an earlier Init. When an equal Init for an ended rollout comes, the outbox sends the delivered
-completion again. This is a resend. A trainer that already has the completion ignores it. So no
-event is recorded for a resend.
+The outbox retries a delivery until the trainer has answered it, or until record_ttl has passed since the end of the
+rollout.
+
+After the delivery, the trainer can ask for the completion again. For this it sends an equal Init, which is an Init with
+the same id, attempt and spec as an earlier Init. The outbox then sends the completion again. This is a resend. A
+trainer that already has the completion ignores the resend, so no event is recorded for a resend.
 """
 
 import asyncio
@@ -28,9 +30,9 @@ DELIVER = job("engine.deliver", OnFailure.RESTART)
 RESEND = job("engine.resend", OnFailure.RESTART)
 
 FINAL = (InvalidArgument, Aborted, Unimplemented)
-"""When a delivery fails with one of these errors, it is not retried."""
+"""The trainer will never record a completion that it refuses with one of these errors, so there is no retry."""
 MAX_RESENDS = 1024
-"""The largest number of resends at the same time."""
+"""At most this many resends are open at the same time."""
 
 
 class Outbox:
@@ -41,18 +43,19 @@ class Outbox:
         self._closed = False
         self._resends: set[Hashable] = set()
         self._resend_after: set[Record] = set()
-        """Rollouts for which an equal Init came during the first delivery. A resend follows that delivery.
+        """The rollouts for which an equal Init came while the first delivery was open.
 
-        The reason is that the trainer possibly received the first delivery before it sent the equal Init.
+        The trainer possibly received the first delivery before it sent the equal Init. So the first delivery does not
+        count as an answer to this Init, and a resend follows the first delivery.
         """
         self.attempts = 0
-        """The number of tries of all deliveries."""
+        """The number of tries of all deliveries. Resends are not counted."""
         self.undelivered = 0
         self.expired = 0
         """The number of completions that were not delivered within record_ttl."""
 
     def put(self, record: Record) -> None:
-        """Deliver the completion of an ended rollout. The first try runs without a task. Only retries need a task."""
+        """Start to deliver the completion of an ended rollout. Only the retries run in a task of their own."""
         if not record.delivery.undelivered:
             self._count(record, 1)
         if not self._closed:
@@ -64,30 +67,33 @@ class Outbox:
         self._call(record).add_done_callback(over)
 
     def give_up(self, record: Record) -> None:
-        """Settle a rollout without a delivery, because a higher attempt replaced it before its first delivery."""
+        """Settle a rollout without a delivery. A higher attempt has replaced the rollout before its first delivery."""
         record.delivery.undelivered = False
         self._context.log.append(record, events.Delivered(None, "superseded"), self._context.on_delivered)
 
     def drop(self, record: Record) -> None:
-        """Stop the delivery of a rollout because a higher attempt replaces it."""
+        """Stop delivering the completion of a rollout, because a higher attempt replaces the rollout."""
         if record.delivery.undelivered:
             record.delivery.dropped = True
             record.restart_calls()
 
     def resend(self, record: Record) -> None:
-        """Send the completion of an ended rollout to its peer again. If the first delivery goes on, wait for its end.
+        """Send the completion of an ended rollout to the rollout's peer again.
 
-        Raises ResourceExhausted if there are already MAX_RESENDS resends.
+        If the first delivery is still open, the resend begins after that delivery. Raises ResourceExhausted if
+        MAX_RESENDS resends are already open.
         """
         if record.delivery.undelivered:
             self._resend_after.add(record)
         elif len(self._resends) >= MAX_RESENDS:
-            raise ResourceExhausted(f"{MAX_RESENDS} completions of ended rollouts are on their way", retry_after=1.0)
+            raise ResourceExhausted(
+                f"{MAX_RESENDS} resends of completions are already open; retry later", retry_after=1.0
+            )
         else:
             self._begin_resend(record)
 
     def delivered(self, record: Record) -> None:
-        """Note the end of the first delivery of a rollout."""
+        """Note the end of a rollout's first delivery. Begin the resend if an equal Init came during this delivery."""
         if record in self._resend_after:
             self._resend_after.discard(record)
             self._begin_resend(record)
@@ -102,14 +108,18 @@ class Outbox:
         self.attempts += 1
         try:
             call = self._send(record.peer, completion)
-        except Exception as error:  # the error fails this try only, not the code that ends the rollout
+        except Exception as error:  # it fails only this try, and must not reach the caller of put()
             call = asyncio.get_running_loop().create_future()
             call.set_exception(error)
         record.calls.add(call)
         return call
 
     def _send(self, peer: Peer, completion: Completion) -> "asyncio.Future[Outcome]":
-        """Send a completion once. If the peer does not keep its replies, resolve the references to chats first."""
+        """Send a completion once.
+
+        A completion can refer to chats instead of containing their messages and tokens. Only a peer that keeps its
+        replies understands such references. For any other peer, the journal's messages and tokens replace them first.
+        """
         if peer.accepts_references or not has_references(completion):
             return future(COMPLETE, peer.complete(completion))
 
@@ -119,7 +129,7 @@ class Outbox:
         return child(COMPLETE, resolved())
 
     def _answered(self, record: Record, peer: Peer, call: "asyncio.Future[Outcome]") -> None:
-        """Handle the end of the first try, which called `peer`."""
+        """Handle the end of the first try of a delivery. This try called `peer`."""
         if not call.cancelled() and call.exception() is None:
             record.calls.discard(call)
             self._context.destinations.reached(record.peer.destination_key)
@@ -128,7 +138,7 @@ class Outbox:
             self._retry(record, (peer, call))
 
     def _retry(self, record: Record, *first: "tuple[Peer, asyncio.Future[Outcome]]") -> None:
-        """Continue a delivery in a task. `first` is the peer and the call of the first try, if there was a call."""
+        """Continue a delivery in a task. If the first try made a call, `first` is the peer and this call."""
         if not self._closed:
             self._context.supervisor.start(DELIVER, partial(self._deliver, record, list(first)))
 
@@ -174,11 +184,11 @@ class Outbox:
                 log.error("the completion of rollout %s expired undelivered after %d tries", record.rollout_id, tries)
                 return self._settle(record, events.Delivered(None, "expired", tries))
             if record.peer is peer and not record.delivery.dropped:
-                # The wait also ends when the trainer is available again. There are two exceptions: the trainer sent a
-                # retry_after, or the try that failed was made because the trainer was available again.
+                # The wait ends early when another call reaches the trainer. In two cases, it does not end early: the
+                # trainer sent a retry_after, or the failed try itself came after a wait that had ended early.
                 trainer = None if asked_to_wait or woken else peer.destination_key
                 woken = await self._context.destinations.wait(record, min(pause, left), trainer)
-            if record.peer is not peer or record.delivery.dropped:  # no further try calls `peer`
+            if record.peer is not peer or record.delivery.dropped:  # this delivery does not call `peer` again
                 self._context.destinations.tried(record, peer.destination_key, reached=False)
                 woken = False
             if record.delivery.dropped:
@@ -197,7 +207,7 @@ class Outbox:
             task.add_done_callback(lambda _: self._resends.discard(key))
 
     async def _resend(self, peer: Peer, completion: Completion, give_up: float) -> None:
-        """Send a completion until the trainer has answered, or until `give_up`, a time of the event loop."""
+        """Send a completion until the trainer has answered it, or until the event loop's time is `give_up`."""
         backoff = Backoff(*self._context.config.outbox_delay)
         while True:
             try:
@@ -209,7 +219,7 @@ class Outbox:
                     pause = error.retry_after
                 if isinstance(error, FINAL) or asyncio.get_running_loop().time() + pause > give_up:
                     log.warning(
-                        "the completion of rollout %s was asked for again and cannot be delivered: %s",
+                        "the trainer asked again for the completion of rollout %s, but the resend has failed: %s",
                         completion.rollout_id,
                         clip(describe(error)),
                     )

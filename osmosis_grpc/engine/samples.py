@@ -5,9 +5,9 @@ from typing import Any
 
 from osmosis_grpc.errors import InvalidArgument, ReplyUnreadable
 from osmosis_grpc.types import ChatPurpose, ChatRef, ChatResponse, Ids, Message, Sample
-from osmosis_grpc.types.conversation import Conversation, Node, count_tool_message, path
+from osmosis_grpc.types.conversation_tree import Conversation, Node, count_tool_message, path
 from osmosis_grpc.types.segment_assembly import Assembler
-from osmosis_grpc.types.tools import dump_model
+from osmosis_grpc.types.tool_dicts import dump_model
 
 ConversationStart = tuple[list[Message], ChatRef | None]
 """A conversation, and a reference to the answered chat that the conversation begins with."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from osmosis_grpc.agent.run_outcome import RunOutcome
+from osmosis_grpc.agent.result_check import RunOutcome
 from osmosis_grpc.errors import Boundary
 from osmosis_grpc.types import CompletionStatus, Failure, FailureReason
 from osmosis_grpc.types.completion import clip

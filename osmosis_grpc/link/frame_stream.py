@@ -1,17 +1,18 @@
 """One stream of an attachment. FrameStream sends frames in batches, calls a handler for each received frame, and sends
 heartbeats.
 
-A message holds as many waiting frames as fit (MAX_FRAMES, MAX_BATCH_BYTES). No timer delays it. Event frames are sent
-after all other frames. The trainer and the server use the same FrameStream: it sends bytes and receives protobuf
-messages.
+A message has as many waiting frames as MAX_FRAMES and MAX_BATCH_BYTES allow. No timer delays a message. Event frames
+are sent after all other frames. The trainer and the server use the same class. It sends frames as bytes and receives
+frames as protobuf messages.
 
-The waiting frames are bounded, even if the other side never reads. The windows bound the requests. EVENT_LIMIT bounds
-the events. The other side could ask for answers without end, so this module bounds the answers as follows.
+The number of waiting frames is bounded, even if the other side never reads. Each side grants the other side a window,
+which is the most rollouts or chats that may be open. The windows bound the requests. EVENT_LIMIT bounds the events.
+The other side can ask for answers without end, so ANSWER_LIMIT and MAX_ANSWERS bound the answers.
 
-The trainer stops reading while more than ANSWER_LIMIT bytes of its answers wait. The server always reads, so the
-trainer can send its answers and then reads again. If both sides stopped reading, they would wait for each other for
-ever. The server instead ends the stream when more than MAX_ANSWERS bytes of its answers wait. A trainer that respects
-its windows never asks for that many. A stream also ends when the other side reads nothing for SILENCE seconds.
+The trainer stops reading while more than ANSWER_LIMIT bytes of its answers wait. If the server also stopped reading,
+both sides would wait for each other for ever. So the server always reads. It ends the stream when more than MAX_ANSWERS
+bytes of its answers wait. A trainer that respects its windows never asks for so many answers. A stream also ends when
+the other side reads nothing for SILENCE seconds.
 """
 
 import asyncio
@@ -30,36 +31,45 @@ WRITE = job("link.write_stream", OnFailure.RAISE)
 BEAT = job("link.watch_stream", OnFailure.RAISE)
 
 MAX_FRAMES = 4096
-"""The most frames in a message."""
+"""A message has at most this many frames."""
 MAX_BATCH_BYTES = 1024 * 1024
-"""The most bytes of a message. A single larger frame is a message of its own."""
+"""A message has at most this many bytes. A single larger frame is a message of its own."""
 EVENT_LIMIT = 4 * 1024 * 1024
-"""When this many bytes of events wait, event_space() waits."""
+"""event_space() waits while this many bytes of events, or more, wait to be sent."""
 ANSWER_LIMIT = 4 * 1024 * 1024
-"""When more bytes of answers wait, a side with `waits` stops reading."""
+"""While more than this many bytes of answers wait to be sent, a side with `waits` reads nothing (see FrameStream)."""
 MAX_ANSWERS = 64 * 1024 * 1024
-"""When more bytes of answers wait, a side without `waits` ends the stream."""
+"""When more than this many bytes of answers wait to be sent, a side without `waits` ends the stream."""
 HEARTBEAT = 15.0
-"""When this side sends nothing for this many seconds, it sends a heartbeat."""
+"""When this side has sent nothing for this many seconds, it sends a heartbeat."""
 SILENCE = 45.0
 """When the other side sends nothing or reads nothing for this many seconds, the stream ends."""
 HELLO_TIMEOUT = 10.0
-"""hello() waits this many seconds for the other side's hello."""
+"""hello() waits at most this many seconds for the other side's hello."""
 SLICE = 16
-"""After this many frames of a message, other tasks run. So the first answers are sent before all frames are handled."""
+"""After each slice of this many frames of a received message, other tasks run.
+
+So the answers to the first frames are sent before the last frames are handled.
+"""
 CHECK_EVERY = 5.0
-"""Seconds between two checks for heartbeats and silence."""
+"""The stream checks every this many seconds whether a heartbeat is due and whether the other side is silent."""
 LEAVE_TIMEOUT = 5.0
-"""After end(None), run() waits this many seconds to send the last frames, and again for the other side to read them."""
+"""After end(None), run() waits at most this many seconds until it has sent the last frames.
+
+After that, it waits at most this many seconds until the other side has read these frames.
+"""
 END_TIMEOUT = 2.0
-"""After end() with an error, run() waits this many seconds to send the queued frames."""
+"""After end() with an error, run() waits at most this many seconds until it has sent the queued frames.
+
+After a failed write, run() waits at most this many seconds for the error of the call.
+"""
 _ANSWER_OVERHEAD = 256  # bytes of memory that a waiting answer takes in addition to its own bytes
 
 
 class Duplex(Protocol):
     """The call under a FrameStream: a grpc.aio servicer context, a DialledStream, or one end of testing.stream_pair().
 
-    An end that can half-close the call also has an async method `done_writing`.
+    A Duplex that can half-close the call also has an async method `done_writing`.
     """
 
     async def read(self) -> Any:
@@ -70,23 +80,23 @@ class Duplex(Protocol):
 
 
 class OutgoingFrames:
-    """The frames that wait, in the order in which they are sent. This class does no I/O and reads no clock."""
+    """The frames that wait to be sent, in the order of sending. This class does no I/O and reads no clock."""
 
     __slots__ = ("_events", "_frames", "answer_bytes", "event_bytes")
 
     def __init__(self) -> None:
         self._frames: deque[tuple[bytes, int]] = deque()
-        """Each frame, with the bytes that it adds to `answer_bytes`. They are 0 for a frame that is no answer."""
+        """Each frame, and the number that the frame adds to `answer_bytes`. A frame that is no answer adds 0."""
         self._events: deque[tuple[bytes, int]] = deque()
         self.answer_bytes = 0
-        """Bytes of the waiting answers. Each answer counts _ANSWER_OVERHEAD bytes more than its frame has."""
+        """The bytes of the waiting answers. An answer counts as the bytes of its frame plus _ANSWER_OVERHEAD."""
         self.event_bytes = 0
 
     def __bool__(self) -> bool:
         return bool(self._frames or self._events)
 
     def add(self, frame: bytes, *, answer: bool = False) -> None:
-        """Queues a frame that is sent before all events. An answer counts in `answer_bytes`."""
+        """Queues a frame that is sent before all events. With `answer`, the frame counts in `answer_bytes`."""
         size = len(frame) + _ANSWER_OVERHEAD if answer else 0
         self._frames.append((frame, size))
         self.answer_bytes += size
@@ -99,7 +109,7 @@ class OutgoingFrames:
     def batch(self) -> list[bytes]:
         """Removes the frames of the next message from the queues, and returns them.
 
-        The limits are MAX_FRAMES and MAX_BATCH_BYTES. One frame is returned even if it is larger.
+        The limits are MAX_FRAMES and MAX_BATCH_BYTES. If the first frame alone has more bytes, it is returned alone.
         """
         batch: list[bytes] = []
         size = 0
@@ -119,8 +129,8 @@ class OutgoingFrames:
 class FrameStream:
     """Sends and receives frames over a Duplex, from the hello to the end of the stream.
 
-    With `waits`, this side stops reading while more than ANSWER_LIMIT bytes of its answers wait. The other side must
-    then always read.
+    With `waits`, this side stops reading while more than ANSWER_LIMIT bytes of its answers wait. Without `waits`, this
+    side always reads. At least one of the two sides must always read.
     """
 
     def __init__(self, call: Duplex, heartbeat: bytes, *, waits: bool) -> None:
@@ -172,9 +182,9 @@ class FrameStream:
     async def hello(self, *, opener: bool) -> Any:
         """Reads the first message, and returns the other side's hello.
 
-        `opener` says that the other side opened the call. Its hello must then be alone in its message. Raises
-        InvalidArgument when the first frame is no hello, and when no message comes within HELLO_TIMEOUT. Raises
-        Unavailable when the stream ends before the hello.
+        With `opener`, the other side has opened the call, and its first message must have no frame besides the hello.
+        Raises InvalidArgument if the first message breaks these rules or does not come within HELLO_TIMEOUT seconds.
+        Raises Unavailable if the stream ends before the hello.
         """
         try:
             async with asyncio.timeout(HELLO_TIMEOUT):
@@ -185,10 +195,12 @@ class FrameStream:
             raise Unavailable("the stream ended before a hello")
         frames = decoded(message).frames
         if not frames or frames[0].WhichOneof("frame") != "hello":
-            raise InvalidArgument("hello", "is missing: it is the first frame")
+            raise InvalidArgument("hello", "is missing; the first frame must be a hello")
         _check_count(frames)
         if opener and len(frames) > 1:
-            raise InvalidArgument("hello", "nothing follows it before the other side's hello has come")
+            raise InvalidArgument(
+                "hello", "is not alone in its message; send the other frames after the other side's hello"
+            )
         self._first_frames = frames[1:]
         return frames[0].hello
 
@@ -209,7 +221,7 @@ class FrameStream:
         try:
             await asyncio.wait((reader, writer, beat, self._ended), return_when=asyncio.FIRST_COMPLETED)
             if beat.done() and beat.exception() is not None:
-                self.end(Internal("the stream is not watched any more; see the log"))
+                self.end(Internal("the task that sends heartbeats has failed; the log says why"))
             if self._ended.done() and not writer.done():
                 self._finishing = True
                 self._frames_added.set()
@@ -237,8 +249,8 @@ class FrameStream:
     async def _wait_until_read(self, reader: "asyncio.Future[None]") -> None:
         """Half-closes the call, and waits until the other side has read the last frame.
 
-        Cancelling the call earlier would drop its unread messages. A servicer's context cannot half-close and needs no
-        wait: its call ends when the method returns, and drops nothing.
+        If the call were cancelled earlier, the unread messages would be lost. A servicer's context cannot half-close.
+        Its call ends when the RPC's handler returns, and no message is lost then. So there is no wait for a servicer.
         """
         done_writing = getattr(self._call, "done_writing", None)
         if done_writing is not None and not reader.done():
@@ -269,13 +281,16 @@ class FrameStream:
                     await self._check_answers()
 
     async def _check_answers(self) -> None:
-        """Waits until at most ANSWER_LIMIT bytes of answers wait.
+        """Waits until at most ANSWER_LIMIT bytes of answers wait to be sent.
 
-        A side without `waits` does not wait. It raises ResourceExhausted for more than MAX_ANSWERS bytes.
+        On a side without `waits`, this method does not wait. If more than MAX_ANSWERS bytes wait to be sent, it raises
+        ResourceExhausted.
         """
         if not self._waits:
             if self._outgoing.answer_bytes > MAX_ANSWERS:
-                raise ResourceExhausted(f"answers of {self._outgoing.answer_bytes} bytes wait to be read")
+                raise ResourceExhausted(
+                    f"{self._outgoing.answer_bytes} bytes of answers wait to be read, more than {MAX_ANSWERS}"
+                )
             return
         self._reading_paused = True
         while self._outgoing.answer_bytes > ANSWER_LIMIT:
@@ -287,7 +302,7 @@ class FrameStream:
             kind = frame.WhichOneof("frame")
             handle = handlers.get(kind)
             if handle is None:
-                raise InvalidArgument(f"frames.{kind or 'frame'}", "is no frame that is known or wanted here")
+                raise InvalidArgument(f"frames.{kind or 'frame'}", "is not a kind of frame that this side accepts")
             handle(getattr(frame, kind))
 
     async def _write(self) -> None:
@@ -305,7 +320,7 @@ class FrameStream:
             self._writing = True
             await self._call.write(b"".join(batch))
             self._writing = False
-            if self._reading_paused:  # the other side is not silent while this side reads nothing
+            if self._reading_paused:  # this side reads nothing now, so the finished write is the sign of life
                 self._received_at = self._loop.time()
 
     async def _beat(self) -> None:
@@ -314,13 +329,13 @@ class FrameStream:
             await asyncio.sleep(CHECK_EVERY)
             now = self._loop.time()
             if now - self._received_at > SILENCE:
-                self.end(Unavailable(f"nothing was heard for {SILENCE:g} s"))
+                self.end(Unavailable(f"the other side sent nothing for {SILENCE:g} s"))
             elif self._writing and now - self._sent_at > SILENCE:
-                self.end(Unavailable(f"nothing was read for {SILENCE:g} s"))
+                self.end(Unavailable(f"the other side read nothing for {SILENCE:g} s"))
             elif not self._writing and now - self._sent_at >= HEARTBEAT:
                 self.send(self._heartbeat)
 
 
 def _check_count(frames: Any) -> None:
     if len(frames) > MAX_FRAMES:
-        raise InvalidArgument("frames", f"are {len(frames)}, more than {MAX_FRAMES}")
+        raise InvalidArgument("frames", f"a message has {len(frames)} frames, more than {MAX_FRAMES}")

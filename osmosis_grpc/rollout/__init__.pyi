@@ -44,10 +44,10 @@ from osmosis_grpc.settings import get_settings as get_settings
 from osmosis_grpc.types.chat import ChatPurpose as ChatPurpose
 from osmosis_grpc.types.completion import RolloutMetrics as RolloutMetrics
 from osmosis_grpc.types.requests import RolloutRequest as RolloutRequest
-from osmosis_grpc.types.tool_schemas import OpenAIFunctionParametersSchema as OpenAIFunctionParametersSchema
-from osmosis_grpc.types.tool_schemas import OpenAIFunctionPropertySchema as OpenAIFunctionPropertySchema
-from osmosis_grpc.types.tool_schemas import OpenAIFunctionSchema as OpenAIFunctionSchema
-from osmosis_grpc.types.tool_schemas import OpenAIFunctionToolSchema as OpenAIFunctionToolSchema
+from osmosis_grpc.types.tool_models import OpenAIFunctionParametersSchema as OpenAIFunctionParametersSchema
+from osmosis_grpc.types.tool_models import OpenAIFunctionPropertySchema as OpenAIFunctionPropertySchema
+from osmosis_grpc.types.tool_models import OpenAIFunctionSchema as OpenAIFunctionSchema
+from osmosis_grpc.types.tool_models import OpenAIFunctionToolSchema as OpenAIFunctionToolSchema
 
 __all__ = [
     "AgentLoopNotFoundError",

@@ -25,7 +25,7 @@ from osmosis_grpc.link.listen import listen, start
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.target_policy import TargetPolicy, is_loopback
 from osmosis_grpc.observability.server_metrics import ServerMetrics
-from osmosis_grpc.server.attachments import Attachments
+from osmosis_grpc.server.attachment_registry import Attachments
 from osmosis_grpc.server.callbacks import Callbacks
 from osmosis_grpc.server.config import ServerConfig
 from osmosis_grpc.server.servicer import RolloutServicer
@@ -33,7 +33,7 @@ from osmosis_grpc.storage import MemoryJournal, SqliteJournal
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.types import Capacity, RolloutRequest, ToolDict
 from osmosis_grpc.types.completion import describe
-from osmosis_grpc.types.tools import tool_dicts
+from osmosis_grpc.types.tool_dicts import tool_dicts
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,9 @@
 """The server's end of a trainer's attachment.
 
-An attachment lasts over several streams of the trainer, one after the other. It is the peer of the trainer's rollouts.
-It keeps chats and completions until the trainer answers them, and sends the unanswered ones again on the next stream.
-It passes the trainer's frames to the engine.
+A trainer can open several streams, one after the other, and all of them belong to one attachment. The attachment is the
+peer of the trainer's rollouts, so the engine sends their chats and completions to the attachment. The attachment keeps
+each chat and each completion until the trainer answers it. The attachment sends unanswered chats and completions again
+on the next stream. It passes the trainer's frames to the engine.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from typing import Any
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.engine import Engine, Peer, Record, Tenant
-from osmosis_grpc.engine.earlier_runs import run_name
+from osmosis_grpc.engine.find_earlier_run import run_name
 from osmosis_grpc.errors import (
     Aborted,
     CallError,
@@ -42,9 +43,12 @@ CANCELLED = job("server.answer_cancel", OnFailure.REPORT, "callback")
 
 RESEND_INTERVAL = 5.0
 MAX_EQUAL_INITS = 64
-"""The largest number of equal Inits that wait for the same answer. Equal Inits have the same id, attempt and spec."""
+"""At most this many equal Inits wait for the same answer. Equal Inits have the same id, attempt and spec."""
 MAX_CANCELLING = 4 * 1024 * 1024
-"""A reply waits until its cancel is committed. When more bytes of replies wait, further cancels are refused."""
+"""The reply to a cancel waits until the cancel is committed.
+
+While more than this many bytes of such replies wait, further cancels are refused.
+"""
 
 ChatKey = tuple[str, int, str, int]
 ResultKey = tuple[str, int, str]
@@ -71,14 +75,14 @@ class _Result:
 
 
 class Attachment:
-    """One trainer's attachment. Its rollouts belong to `owner`."""
+    """One trainer's attachment. The trainer's rollouts belong to `owner`."""
 
     def __init__(self, attachment_id: str, owner: str, engine: Engine, max_metadata_bytes: int) -> None:
         self.attachment_id = attachment_id
         self.owner = owner
         self.tenant = Tenant()
         self.dropped = 0
-        """The number of chat replies that came too late."""
+        """The number of chat replies that were dropped, because they came too late."""
         self._engine = engine
         self._max_metadata = max_metadata_bytes
         self.peer = Peer(
@@ -123,7 +127,7 @@ class Attachment:
 
     @property
     def attached(self) -> bool:
-        """Whether there is a stream."""
+        """Whether the trainer has a stream now."""
         return self._stream is not None
 
     @property
@@ -141,7 +145,7 @@ class Attachment:
         key = (request.rollout_id, request.attempt, request.sample, request.number)
         future: asyncio.Future[ChatResponse] = self._loop.create_future()
         chat = self._open.get(key)
-        if chat is not None:  # a retry: the reply to the first call answers it
+        if chat is not None:  # a retry: the chat was already sent, and its reply goes to this call
             chat.future = future
         else:
             chat = _Chat(key, request, future, self._delta)
@@ -155,7 +159,8 @@ class Attachment:
         """Send a completion at once. Implements ResultSink.
 
         Until the completion is answered, it is sent again on each new stream. `again` is True if the completion was
-        already sent on the present stream.
+        already sent on the present stream. The stream then counts the frame as an answer, and limits the bytes of all
+        answers.
         """
         frame = complete_frame(completion)
         key = (completion.rollout_id, completion.attempt, completion.result_id)
@@ -171,10 +176,11 @@ class Attachment:
     def take(self, stream: FrameStream, hello: pb.TrainerHello, *, granted: int) -> None:
         """Use a new stream after both hellos. Send the unanswered chats and completions again on the new stream.
 
-        An older stream ends with ABORTED. `granted` is the window in the server's hello.
+        If there is an older stream, it ends with ABORTED. `granted` is the number of open rollouts that the server's
+        hello has allowed.
         """
         if self._stream is not None:
-            self._stream.end(Aborted("another stream with this attachment id took over"))
+            self._stream.end(Aborted("a newer stream with the same attachment id has replaced this stream"))
             self.leave(self._stream)
         self._stream = stream
         self._delta = wants_delta(hello.history, "hello.history", default=True)
@@ -194,7 +200,7 @@ class Attachment:
         self._ticking = self._engine.supervisor.every(ASK_AGAIN, RESEND_INTERVAL, partial(self._tick, stream))
 
     def leave(self, stream: FrameStream) -> None:
-        """Note the end of a stream."""
+        """Note the end of a stream. Do nothing if another stream has replaced it."""
         if self._stream is stream:
             self._stream = None
             if self._ticking is not None:
@@ -220,9 +226,9 @@ class Attachment:
                 self._stream.end(Unavailable("the server has shut down"))
 
     def _tick(self, stream: FrameStream) -> None:
-        """Send each chat and completion again that has had no answer for chat_silence.
+        """Resend the chats and completions that have had no answer for more than `chat_silence` seconds.
 
-        The reason is that a proxy can lose a frame.
+        A proxy can lose a frame while the stream continues, so an answer possibly never comes.
         """
         now = self._loop.time()
         before = now - self._engine.config.chat_silence
@@ -259,7 +265,10 @@ class Attachment:
     # Frames of the trainer.
 
     def _send(self, kind: str, message: Any, *, answer: bool = True) -> None:
-        """Send a frame. `answer` says that the trainer asked for it. The stream limits the bytes of unread answers."""
+        """Send a frame if there is a stream.
+
+        With `answer`, the frame answers a frame of the trainer. The stream limits the bytes of unread answers.
+        """
         if self._stream is not None:
             (self._stream.answer if answer else self._stream.send)(server_frame(kind, message))
 
@@ -277,13 +286,18 @@ class Attachment:
             beyond = full and not self._engine.rollouts.holds(self.owner, rollout_id, attempt)
             if beyond:
                 self._engine.acceptance.rejected[ResourceExhausted.code] += 1
-                raise ResourceExhausted(f"the window is {self._rollout_window} open rollouts", retry_after=1.0)
+                raise ResourceExhausted(
+                    f"{self.tenant.open} rollouts are open, and this attachment may have {self._rollout_window}",
+                    retry_after=1.0,
+                )
             check_served(message, self._max_metadata)
             if message.HasField("callback"):
-                raise InvalidArgument("callback", "does not go with an attachment: its stream carries all calls")
+                raise InvalidArgument("callback", "must be unset, because an attachment's stream carries all calls")
             record, started = self._engine.acceptance.begin(init_from_wire(message), owner=self.owner, peer=self.peer)
             if self._accepting[record] >= MAX_EQUAL_INITS and not record.accepted.done():
-                raise ResourceExhausted("its answer is on its way", retry_after=1.0)
+                raise ResourceExhausted(
+                    f"{MAX_EQUAL_INITS} equal Inits of this rollout already wait for their answer", retry_after=1.0
+                )
         except CallError as error:
             if beyond and self.tenant.open >= self._largest_rollout_window:
                 raise
@@ -309,7 +323,8 @@ class Attachment:
         if completion is None or record.delivery.undelivered:
             return
         key = (completion.rollout_id, completion.attempt, completion.result_id)
-        # The trainer may have lost a delivered completion. take() sends the unanswered completions again anyway.
+        # The trainer may have lost the delivered completion, so the completion is sent again. A completion that is in
+        # `_results` was already sent again and waits for its answer.
         if key not in self._results:
             resent = self.complete(completion, again=key in self._resent)
             resent.add_done_callback(lambda call: call.cancelled() or call.exception())
@@ -322,7 +337,9 @@ class Attachment:
         reply = pb.CancelReply(id=ask.id)
         try:
             if self._cancelling > MAX_CANCELLING:
-                raise ResourceExhausted("answers to cancels wait for the journal", retry_after=1.0)
+                raise ResourceExhausted(
+                    f"{self._cancelling} bytes of replies to earlier cancels wait for the journal", retry_after=1.0
+                )
             reply.response.CopyFrom(cancel(self._engine, self.owner, ask.request))
         except CallError as error:
             self._answer_cancel(reply, error)
@@ -337,7 +354,10 @@ class Attachment:
         self._engine.log.barrier(committed)
 
     def _failed(self, error: BaseException) -> None:
-        """End the stream because an answer has failed. The trainer then sends its request again on the next stream."""
+        """End the stream, because an answer could not be sent.
+
+        The trainer then sends the unanswered request again on the next stream.
+        """
         if self._stream is not None:
             self._stream.end(Internal("an answer could not be sent; the server's log says why"))
 

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2
 from osmosis_grpc.agent.ports import ChatModel, ResultSink
 from osmosis_grpc.engine import Peer
-from osmosis_grpc.engine.earlier_runs import run_name
+from osmosis_grpc.engine.find_earlier_run import run_name
 from osmosis_grpc.errors import Internal, InvalidArgument, ReplyUnreadable, Unavailable, UnknownChat
 from osmosis_grpc.link.call_metrics import Asking, CallSink
 from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES, callback_options

@@ -11,7 +11,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2 import InitRequest, InitRe
 from osmosis_grpc.engine import Engine
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.server import requests
-from osmosis_grpc.server.attachments import Attachments
+from osmosis_grpc.server.attachment_registry import Attachments
 from osmosis_grpc.server.callbacks import Callbacks
 from osmosis_grpc.server.config import ServerConfig
 from osmosis_grpc.server.requests import init_answer

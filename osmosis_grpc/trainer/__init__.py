@@ -44,7 +44,7 @@ from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.evaluate import Evaluation
 from osmosis_grpc.trainer.groups import GroupCounts, OutcomeGroup
 from osmosis_grpc.trainer.rollout_client import InitResult, RolloutClient
-from osmosis_grpc.trainer.servers import Server
+from osmosis_grpc.trainer.server_availability import Server
 from osmosis_grpc.trainer.sync import SyncTrainer
 from osmosis_grpc.trainer.trainer import Trainer, TransportName
 from osmosis_grpc.types import (

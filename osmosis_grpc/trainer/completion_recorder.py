@@ -15,8 +15,8 @@ from functools import partial
 from osmosis_grpc.errors import Aborted, CallError, Internal, InvalidArgument, Unavailable
 from osmosis_grpc.storage.ledger import ChatRow
 from osmosis_grpc.supervise import Job, OnFailure, Supervisor, job
-from osmosis_grpc.trainer.agent_server_link import AgentServerLink, Report, Rollout, RolloutKey, job_failed
-from osmosis_grpc.trainer.chats.cache import ChatCache
+from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Report, Rollout, RolloutKey, job_failed
+from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.chats.ledger_codec import all_chats
 from osmosis_grpc.types import Completion, Outcome, TrajectoryEvent, events
 

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 
-from osmosis_grpc.trainer.agent_server_link import Rollout
+from osmosis_grpc.trainer.agent_server_state import Rollout
 
 
 class RolloutQueue:

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, InvalidArgument, LedgerError, OsmosisValidationError
 from osmosis_grpc.supervise import OnFailure, job
-from osmosis_grpc.trainer.agent_server_link import Rollout, job_failed
-from osmosis_grpc.trainer.progress import Progress, shown
+from osmosis_grpc.trainer.agent_server_state import Rollout, job_failed
+from osmosis_grpc.trainer.progress_bar import Progress, shown
 from osmosis_grpc.trainer.request_check import checked
 from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.types import Completion, CompletionStatus, Failure, FailureReason, Group, RolloutRequest

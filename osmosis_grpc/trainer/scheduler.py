@@ -13,15 +13,15 @@ from functools import partial
 from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, Internal, LedgerError, TrainerFailed, Unavailable
 from osmosis_grpc.storage.ledger import Ledger, LedgerRollout
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.trainer.agent_server_link import AgentServerLink, Owner, Report, Rollout, job_failed, retrieve
-from osmosis_grpc.trainer.chats.attempt import UNWRITTEN_RETRY
-from osmosis_grpc.trainer.chats.cache import ChatCache
+from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Owner, Report, Rollout, job_failed, retrieve
+from osmosis_grpc.trainer.chats.attempt_cache import UNWRITTEN_RETRY
+from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.chats.ledger_codec import init_bytes, request_of
 from osmosis_grpc.trainer.completion_recorder import CompletionRecorder
 from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.outcome_warnings import EarlierOutcomes, UntrainableOutcomes
 from osmosis_grpc.trainer.rollout_queue import RolloutQueue
-from osmosis_grpc.trainer.servers import LOST, Servers
+from osmosis_grpc.trainer.server_availability import LOST, Servers
 from osmosis_grpc.trainer.unconfirmed_outcomes import UnconfirmedOutcomes
 from osmosis_grpc.types import Completion, CompletionStatus, RolloutRequest
 
@@ -31,7 +31,10 @@ TAKE = job("trainer.take_outcome", OnFailure.REPORT, "callback")
 SEND_AGAIN = job("trainer.send_again", OnFailure.REPORT, "timer")
 
 SETTLING = 5.0
-"""settle() waits this many seconds for the outcomes of abandoned rollouts, and then as long for the ledger."""
+"""settle() waits at most this many seconds for the outcomes of abandoned rollouts.
+
+After that, it waits at most this many seconds for the ledger.
+"""
 
 
 class Scheduler(Owner):
@@ -45,7 +48,7 @@ class Scheduler(Owner):
         self.failure: TrainerFailed | None = None
         """The error of a failed trainer. Every call raises this error."""
         self.runs: set[Callable[[TrainerFailed], None]] = set()
-        """One function for each open run(), groups() and evaluate(). fail() calls each function."""
+        """One function for each open run(), groups() or evaluate(). fail() calls each of these functions."""
         self.ledger = ledger
         self.held = UnconfirmedOutcomes(ledger)
         self.earlier = EarlierOutcomes()
@@ -66,7 +69,9 @@ class Scheduler(Owner):
     def submit(self, request: RolloutRequest, *, affinity_key: str = "") -> Rollout:
         """Queue a rollout and return it. Raises AlreadyExists, Aborted, Unavailable.
 
-        If the same rollout is unfinished or its completion is unconfirmed, returns that rollout and queues nothing.
+        If a rollout with this id is unfinished, returns that rollout and queues no second one. A completion in the
+        ledger is unconfirmed until the application calls its confirm(). If the ledger has an unconfirmed completion of
+        this rollout, queues nothing and returns a rollout that gets this completion.
         """
         try:
             return self._submit(request, affinity_key)
@@ -87,9 +92,11 @@ class Scheduler(Owner):
         self.held.left.pop(request.rollout_id, None)
         if known is not None:
             same = replace(request, attempt=known.request.attempt)
-            if known.request != same and init_bytes(known.request) != init_bytes(same):  # the ledger changes the form
+            # A request from the ledger was decoded from bytes. So `!=` can be True although the two requests mean the
+            # same. init_bytes() returns the same bytes for both.
+            if known.request != same and init_bytes(known.request) != init_bytes(same):
                 raise AlreadyExists(
-                    f"rollout {request.rollout_id} runs with another request",
+                    f"rollout {request.rollout_id} already runs with another request; use a new id",
                     rollout_id=request.rollout_id,
                     attempt=known.request.attempt,
                 )
@@ -120,7 +127,7 @@ class Scheduler(Owner):
         return rollout
 
     def restore(self, kept: Iterable[LedgerRollout]) -> None:
-        """Continue the rollouts that an earlier process had sent."""
+        """Continue the unfinished rollouts of an earlier process. `kept` has the ledger's rows of these rollouts."""
         by_key = {server.server_key: server for server in self.servers}
         for row in kept:
             if row.init is None:
@@ -152,7 +159,10 @@ class Scheduler(Owner):
             rollout.done.set_exception(error)
 
     def unwritten(self, rollout: Rollout, error: LedgerError) -> None:
-        """Refuse a new rollout whose Init the ledger could not commit. Retry a rollout that the ledger already has."""
+        """Handle a rollout whose Init the ledger could not commit.
+
+        If the ledger already has an attempt of the rollout, send the rollout again later. Otherwise refuse the rollout.
+        """
         if rollout.begun:
             self.put_back(rollout, UNWRITTEN_RETRY)
         else:
@@ -160,7 +170,7 @@ class Scheduler(Owner):
         self.changed()
 
     def _drop(self, rollout: Rollout) -> None:
-        """Remove from the ledger a rollout that ends without a completion."""
+        """Remove a rollout from the ledger, because the rollout ends without a completion."""
         if self.ledger is not None and rollout.begun:
             self.ledger.drop(*rollout.key)
 
@@ -176,7 +186,7 @@ class Scheduler(Owner):
             cancelled.add_done_callback(retrieve)
 
     def end_here(self, rollout: Rollout) -> None:
-        """End a rollout with the status CANCELLED. No server has the rollout."""
+        """End a rollout that no server has. The status of its completion is CANCELLED."""
         self._queue.remove(rollout)
         self._drop(rollout)
         self.forget(rollout)
@@ -194,16 +204,16 @@ class Scheduler(Owner):
             )
 
     def _supersede(self, rollout: Rollout, request: RolloutRequest) -> None:
-        """Run a higher attempt. Callers of the lower attempt get the completion of the higher attempt."""
-        if rollout.server is None:  # it is queued and has never run
+        """Run the higher attempt of `request`. Callers of the lower attempt get the higher attempt's completion."""
+        if rollout.server is None:  # no server has the lower attempt, so the queued rollout only changes its request
             rollout.request = request
             return
         rollout.server.abandon(rollout)
-        rollout.request = replace(request, attempt=request.attempt - 1)
+        rollout.request = replace(request, attempt=request.attempt - 1)  # restart() adds 1
         self.restart(rollout, "a higher attempt was asked for")
 
     def lost(self, rollout: Rollout, why: str) -> None:
-        """Run a lost rollout again after a pause, or end the rollout after `max_attempts` losses.
+        """Run a lost rollout again after a pause. After `max_attempts` losses, end the rollout with an error.
 
         Without the pause, a server that forgets its rollouts would use up all attempts at once.
         """
@@ -217,7 +227,10 @@ class Scheduler(Owner):
         self.changed()
 
     def restart(self, rollout: Rollout, why: str, after: float = 0.0) -> None:
-        """Run a rollout again on any server, with a higher attempt. A cancelled rollout ends instead."""
+        """Run a rollout again after `after` seconds, on any server and with a higher attempt.
+
+        A cancelled rollout does not run again. It ends instead.
+        """
         if rollout.server is not None:
             rollout.server.release(rollout)
             rollout.server = None
@@ -227,7 +240,7 @@ class Scheduler(Owner):
             self.end_here(rollout)
             return
         attempt = rollout.request.attempt + 1
-        log.info("rollout %s goes on as attempt %d: %s", rollout.request.rollout_id, attempt, why)
+        log.info("rollout %s runs again as attempt %d: %s", rollout.request.rollout_id, attempt, why)
         rollout.request = replace(rollout.request, attempt=attempt)
         rollout.opened = False
         self.cache.rollout(rollout.request.rollout_id, attempt, time.monotonic())
@@ -238,11 +251,11 @@ class Scheduler(Owner):
         self._loop.call_soon(self.changed)
 
     def unpin(self, affinity_key: str) -> None:
-        """Forget which server runs a group. The group gets no further rollouts."""
+        """Forget which server runs a group, because the group gets no further rollouts."""
         for server in self.servers:
             pin = server.pinned.get(affinity_key)
             if pin is not None and pin.open:
-                pin.started = sys.maxsize  # release() removes the pin with the last open rollout
+                pin.started = sys.maxsize  # so release() removes the pin when it releases the last open rollout
             elif pin is not None:
                 del server.pinned[affinity_key]
 
@@ -270,7 +283,7 @@ class Scheduler(Owner):
         self._queue.send(self._sent)
 
     def _sent(self, rollout: Rollout) -> bool:
-        """Send a rollout. Returns False if no server has a free slot."""
+        """Send a rollout to a server. Returns False if no server has a free slot for the rollout."""
         try:
             server = self._pick_server(rollout)
             if server is None:
@@ -284,12 +297,15 @@ class Scheduler(Owner):
     def _pick_server(self, rollout: Rollout) -> AgentServerLink | None:
         """Returns the server with the most free slots; None if all servers are full.
 
-        If servers already have the rollout's affinity key, only these servers are considered.
+        Only servers that host the rollout's agent loop are considered. If some of these servers already have rollouts
+        with the same affinity key, only they are considered.
         """
         attached = self.servers.attached
         hosts = [server for server in attached if server.hosts(rollout.request.agent_loop)]
         if not hosts and len(attached) == len(self.servers):
-            hosts = attached  # no server hosts the agent loop, and the refusal of a server names its agent loops
+            # No server hosts the agent loop. So any server gets the rollout and refuses it. The refusal names the agent
+            # loops of this server.
+            hosts = attached
         if rollout.affinity_key:
             hosts = [server for server in hosts if rollout.affinity_key in server.pinned] or hosts
         best = max(hosts, key=lambda server: server.free, default=None)
@@ -298,7 +314,7 @@ class Scheduler(Owner):
     # Calls of the servers.
 
     def completed(self, report: Report) -> None:
-        """See CompletionRecorder.record."""
+        """Record a completion and answer its server, as CompletionRecorder.record() does. Raises CallError."""
         refusals: list[CallError] = []
 
         def take() -> None:
@@ -314,8 +330,10 @@ class Scheduler(Owner):
     def unusable(self, server: AgentServerLink | None, rollout_id: str, attempt: int, problem: BaseException) -> None:
         rollout = self.rollouts.get(rollout_id)
         if rollout is not None and server in (None, rollout.server) and attempt in (0, rollout.request.attempt):
-            name = rollout.server.name if rollout.server is not None else "which it was sent to"
-            self.refused(rollout, Internal(f"the outcome of rollout {rollout_id} from server {name}: {problem}"))
+            name = f"server {rollout.server.name}" if rollout.server is not None else "its server"
+            self.refused(
+                rollout, Internal(f"the outcome of rollout {rollout_id} from {name} cannot be used: {problem}")
+            )
             self.changed()
 
     def _recorded(self, rollout: Rollout, completion: Completion) -> None:
@@ -348,7 +366,7 @@ class Scheduler(Owner):
             self.refused(rollout, job_failed(LOST, error))
 
     def _none_attached(self, error: CallError) -> None:
-        """End the rollouts that wait for a server."""
+        """End the rollouts that wait for a server. `error` says why no server is attached."""
         waiting = [r for r in self.rollouts.values() if r.server is None or r.server.refusal is not None]
         for rollout in waiting:
             self.forget(rollout)
@@ -358,7 +376,8 @@ class Scheduler(Owner):
     async def settle(self) -> None:
         """Wait for the outcomes of abandoned rollouts, and for the ledger, before the connections are closed.
 
-        A server keeps every outcome that this trainer has not answered. A server that stops waits for these answers.
+        A server keeps each outcome until this trainer has answered it. A draining server stops only after these
+        answers. So this trainer answers before it closes the connections.
         """
         for _ in range(3):  # asyncio closes an abandoned run() within the next turns of the event loop
             await asyncio.sleep(0)
@@ -371,7 +390,7 @@ class Scheduler(Owner):
                     await self.ledger.written()
 
     def fail(self, failure: TrainerFailed) -> None:
-        """Raise this error from every waiting call."""
+        """Raise this error from every waiting call and from every later call."""
         self.failure = failure
         for report in list(self.runs):
             report(failure)

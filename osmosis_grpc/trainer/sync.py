@@ -26,7 +26,7 @@ from osmosis_grpc.errors import CallError
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.policies.threads import DaemonThreads, ThreadedPolicy, is_async
 from osmosis_grpc.trainer.loop_thread import LoopThread
-from osmosis_grpc.trainer.servers import Server
+from osmosis_grpc.trainer.server_availability import Server
 from osmosis_grpc.trainer.trainer import Trainer
 from osmosis_grpc.types.completion import Receipt
 

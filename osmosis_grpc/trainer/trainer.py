@@ -17,7 +17,7 @@ from osmosis_grpc.policies import Policy
 from osmosis_grpc.policies.threads import check_policy
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.supervise import Supervisor
-from osmosis_grpc.trainer.chats.cache import SWEEP, ChatCache
+from osmosis_grpc.trainer.chats.chat_cache import SWEEP, ChatCache
 from osmosis_grpc.trainer.chats.sampler import entered, version_text
 from osmosis_grpc.trainer.collector import TrainerMetrics
 from osmosis_grpc.trainer.config import TrainerConfig
@@ -26,7 +26,7 @@ from osmosis_grpc.trainer.groups import GroupCounts, GroupRun, OnFailure, Outcom
 from osmosis_grpc.trainer.request_check import RolloutFields, check_selection, checked
 from osmosis_grpc.trainer.run import EvaluationRun, Requests, Run, RunOptions, left_over
 from osmosis_grpc.trainer.scheduler import Scheduler
-from osmosis_grpc.trainer.servers import Server
+from osmosis_grpc.trainer.server_availability import Server
 from osmosis_grpc.trainer.transports.attach.connections import AttachTransport
 from osmosis_grpc.trainer.transports.callback.transport import CallbackTransport
 from osmosis_grpc.types import CancelResult, Completion, RolloutRequest, TrajectoryEvent

@@ -9,8 +9,8 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.errors import AlreadyExists, LedgerError
 from osmosis_grpc.storage.data_loss import data_loss
 from osmosis_grpc.storage.ledger import Ledger, LedgerRollout
-from osmosis_grpc.trainer.chats.attempt import AttemptCache
-from osmosis_grpc.trainer.chats.cache import LedgerReceipt
+from osmosis_grpc.trainer.chats.attempt_cache import AttemptCache
+from osmosis_grpc.trainer.chats.chat_cache import LedgerReceipt
 from osmosis_grpc.trainer.chats.ledger_codec import completion_of, init_bytes, learn, tools_of
 from osmosis_grpc.types import Completion, RolloutRequest
 from osmosis_grpc.types.completion import clip, describe

@@ -9,13 +9,12 @@ from osmosis_grpc.types.completion import (
     Cause,
     Completion,
     CompletionStatus,
-    EarlierRun,
-    EndedBy,
     Failure,
     Outcome,
     RolloutMetrics,
     RolloutState,
 )
+from osmosis_grpc.types.earlier_run import EarlierRun, EndedBy
 from osmosis_grpc.types.events import EventKind, TrajectoryEvent
 from osmosis_grpc.types.failure_reasons import FailureReason
 from osmosis_grpc.types.messages import Message
@@ -24,7 +23,7 @@ from osmosis_grpc.types.rollout_info import Activity, CancelResult, Capacity, Jo
 from osmosis_grpc.types.samples import ChatRef, Sample, SampledChat, Segment
 from osmosis_grpc.types.stack_frames import StackFrame
 from osmosis_grpc.types.tokens import Ids, Logprobs, Tensor, TokenBlock, VersionSpan
-from osmosis_grpc.types.tools import ToolDict
+from osmosis_grpc.types.tool_dicts import ToolDict
 
 __all__ = [
     "Activity",

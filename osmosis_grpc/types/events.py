@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from osmosis_grpc.types.chat import ChatPurpose, ChatResponse
-from osmosis_grpc.types.completion import Completion, EndedBy, Outcome
+from osmosis_grpc.types.completion import Completion, Outcome
+from osmosis_grpc.types.earlier_run import EndedBy
 from osmosis_grpc.types.fast_init import fast_init
 from osmosis_grpc.types.messages import Message
 from osmosis_grpc.types.requests import InitRequest
-from osmosis_grpc.types.tools import ToolDict
+from osmosis_grpc.types.tool_dicts import ToolDict
 
 
 @fast_init

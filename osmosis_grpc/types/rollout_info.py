@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from osmosis_grpc.types.completion import Completion, EndedBy, RolloutState
+from osmosis_grpc.types.completion import Completion, RolloutState
+from osmosis_grpc.types.earlier_run import EndedBy
 from osmosis_grpc.types.fast_init import fast_init
 from osmosis_grpc.types.requests import Group, InitRequest
-from osmosis_grpc.types.tools import ToolDict
+from osmosis_grpc.types.tool_dicts import ToolDict
 
 
 @dataclass(frozen=True, slots=True)

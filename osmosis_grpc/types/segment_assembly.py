@@ -1,12 +1,13 @@
-"""Assembles the chats of a sample into segments, which a trainer trains on.
+"""Assembles the chats of a sample into segments. A trainer trains on the segments.
 
-A chat continues an earlier chat. The tokens of the earlier chat are its prompt and its reply. The segment of the
-earlier chat grows under two conditions: the new prompt begins with all tokens of the earlier chat, and the earlier chat
-is the newest chat of its segment. Then the new tokens of the prompt get mask 0, and the reply gets mask 1.
+A chat can continue an earlier chat. The tokens of a chat are its prompt and its reply. A new chat becomes a part of the
+earlier chat's segment under two conditions. The prompt of the new chat begins with all tokens of the earlier chat, and
+the earlier chat is the newest chat of its segment. The segment then grows by the new tokens of the prompt, which get
+mask 0, and by the reply, which gets mask 1.
 
-In all other cases a new segment begins, and all tokens before the reply get mask 0. Either the prompt differs from the
-earlier chat's tokens (drift), or the earlier chat is not the newest of its segment (a branch). So each sampled token
-gets mask 1 only once.
+In all other cases, the new chat begins a new segment, and all tokens before its reply get mask 0. There are three such
+cases. The new chat continues no earlier chat. Or its prompt does not begin with all tokens of the earlier chat (drift).
+Or the earlier chat is not the newest chat of its segment (a branch). So each sampled token gets mask 1 only once.
 """
 
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,7 @@ _NO_LOGPROBS: Logprobs = np.empty(0, dtype="<f4")
 
 @dataclass(slots=True)
 class _Growing:
-    """A segment under construction. New ids are kept as separate pieces, and reading joins the pieces."""
+    """A segment under construction. New ids are kept as separate pieces, and ids() joins the pieces."""
 
     drift_index: int | None
     pieces: list[Ids] = field(default_factory=list)
@@ -46,7 +47,9 @@ class _Growing:
         self.length += count
         if mask and not runs:
             runs.append(0)
-        if len(runs) % 2 == mask:  # the last run is zeros if the number of runs is odd, and ones if it is even
+        # A run is a stretch of tokens with the same mask. The first run has mask 0, the second has mask 1, and so on.
+        # So the last run has mask 0 if the number of runs is odd, and mask 1 if the number is even.
+        if len(runs) % 2 == mask:
             runs.append(count)
         else:
             runs[-1] += count
@@ -83,7 +86,7 @@ class _Growing:
 
 
 class _End(NamedTuple):
-    """The segment of a chat, and the positions in it at which the chat's tokens and the chat's prompt end."""
+    """The segment of a chat. In this segment, the chat's tokens end at `end`, and its prompt ends at `prompt_end`."""
 
     segment: _Growing
     end: int
@@ -91,7 +94,10 @@ class _End(NamedTuple):
 
 
 class Assembler:
-    """Builds the segments of one sample. The chats are added one by one, nearly in the order of their numbers."""
+    """Builds the segments of one sample. The chats are added one by one, each after the chat that it continues.
+
+    The order of adding can differ from the order of the chats' numbers.
+    """
 
     __slots__ = ("_ends", "_segments", "reason")
 
@@ -117,10 +123,11 @@ class Assembler:
         return None if place is None else place.segment.ids(0, place.prompt_end)
 
     def prompt_length(self, continues: int, response: ChatResponse) -> int | None:
-        """Returns the number of ids in a reply's whole prompt; None if the reply came without its prompt.
+        """Returns the number of ids in the whole prompt of a reply; None if the reply came without its prompt.
 
-        `continues` is the earlier chat. Raises InvalidArgument if `prompt_prefix` is larger than the number of tokens
-        of the earlier chat.
+        `continues` is the number of the earlier chat. The reply leaves out the first `prompt_prefix` ids of its prompt,
+        because they are also the first tokens of the earlier chat. Raises InvalidArgument if the earlier chat has fewer
+        tokens than `prompt_prefix`.
         """
         if response.prompt_ids is None:
             return None
@@ -128,7 +135,7 @@ class Assembler:
         end = place.end if place else 0
         if response.prompt_prefix > end:
             raise InvalidArgument(
-                "prompt_prefix", f"{response.prompt_prefix} leading ids, but chat {continues} has {end} tokens"
+                "prompt_prefix", f"is {response.prompt_prefix}, but the earlier chat {continues} has only {end} tokens"
             )
         return response.prompt_prefix + len(response.prompt_ids)
 
@@ -137,9 +144,10 @@ class Assembler:
         return _common(self.tokens(continues), prompt)
 
     def add(self, number: int, continues: int, response: ChatResponse, purpose: ChatPurpose) -> int | None:
-        """Adds an answered chat, but no tokens of a judge's chat. Returns the result of prompt_length().
+        """Adds an answered chat to the segments. Does not add a chat with the purpose JUDGE.
 
-        Raises InvalidArgument as prompt_length() does.
+        If the reply came without ids or logprobs, the sample is not trainable, and `reason` says why. Returns the
+        result of prompt_length(). Raises InvalidArgument as prompt_length() does.
         """
         length = self.prompt_length(continues, response)
         if purpose is ChatPurpose.JUDGE:
@@ -169,7 +177,7 @@ class Assembler:
         logprobs = np.full(len(tokens.ids), np.nan, dtype="<f4") if tokens.logprobs is None else tokens.logprobs
         segment.logprobs.append(logprobs)
         if response.versions:
-            one = len(response.versions) == 1  # a single span counts for all tokens
+            one = len(response.versions) == 1  # a single span counts for all tokens of the reply
             spans = [VersionSpan(response.versions[0].version, len(tokens.ids))] if one else response.versions
             segment.versions.extend(spans)
         else:
@@ -179,9 +187,9 @@ class Assembler:
         return length
 
     def references(self) -> tuple[Segment, ...]:
-        """Returns the segments without their tokens, for a receiver that answered the chats itself.
+        """Returns the segments without their tokens; no segments if the sample is not trainable.
 
-        Returns no segments if the sample is not trainable.
+        The receiver has answered the chats itself, so it already has the tokens.
         """
         return () if self.reason else tuple(segment.reference() for segment in self._segments)
 
@@ -196,7 +204,7 @@ def _lacks(response: ChatResponse) -> str:
     if response.prompt_ids is None:
         return "the reply came without its prompt's token ids"
     if not response.tokens.complete:
-        return "the reply came without all of its logprobs"
+        return "one or more logprobs of the reply are missing"
     return ""
 
 

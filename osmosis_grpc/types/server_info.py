@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from osmosis_grpc.types.jsontext import MAX_DEPTH
 from osmosis_grpc.types.requests import MAX_ID_CHARS
 from osmosis_grpc.types.rollout_info import Capacity
-from osmosis_grpc.types.tools import ToolDict
+from osmosis_grpc.types.tool_dicts import ToolDict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

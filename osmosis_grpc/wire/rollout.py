@@ -9,15 +9,8 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import tokens_pb2
 from osmosis_grpc.errors import Boundary, InvalidArgument
 from osmosis_grpc.types import jsontext
-from osmosis_grpc.types.completion import (
-    Cause,
-    Completion,
-    CompletionStatus,
-    EarlierRun,
-    Failure,
-    RolloutMetrics,
-    RolloutState,
-)
+from osmosis_grpc.types.completion import Cause, Completion, CompletionStatus, Failure, RolloutMetrics, RolloutState
+from osmosis_grpc.types.earlier_run import EarlierRun
 from osmosis_grpc.types.failure_reasons import read_reason
 from osmosis_grpc.types.requests import (
     DEFAULT_MAX_TOKENS_TOTAL,

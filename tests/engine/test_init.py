@@ -15,7 +15,7 @@ from osmosis_grpc.errors import (
     Unavailable,
 )
 from osmosis_grpc.types import CompletionStatus, Outcome, RolloutState, events
-from osmosis_grpc.types.tool_schemas import OpenAIFunctionSchema, OpenAIFunctionToolSchema
+from osmosis_grpc.types.tool_models import OpenAIFunctionSchema, OpenAIFunctionToolSchema
 
 USER = {"role": "user", "content": "hello"}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}

@@ -81,7 +81,7 @@ def watched(monkeypatch):
     monkeypatch.setattr(frame_stream, "ANSWER_LIMIT", 64 * KIB)
     monkeypatch.setattr(frame_stream, "MAX_ANSWERS", 1024 * KIB)
     monkeypatch.setattr(frame_stream, "EVENT_LIMIT", 64 * KIB)
-    monkeypatch.setattr("osmosis_grpc.server.attachments.FrameStream", Watched)
+    monkeypatch.setattr("osmosis_grpc.server.attachment_registry.FrameStream", Watched)
     monkeypatch.setattr("osmosis_grpc.trainer.transports.attach.connections.FrameStream", Watched)
     monkeypatch.setattr(Watched, "most", 0)
     return Watched

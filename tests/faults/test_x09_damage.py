@@ -18,7 +18,7 @@ import pytest
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.errors import DataLoss, Unavailable
 from osmosis_grpc.server import AgentServer, ServerConfig
-from osmosis_grpc.storage.examine import examine
+from osmosis_grpc.storage.find_damage import examine
 from osmosis_grpc.storage.journal.schema import JOURNAL
 from osmosis_grpc.storage.ledger.schema import LEDGER
 from osmosis_grpc.trainer import (

@@ -90,7 +90,7 @@ def test_committed_events_are_read_back(steps):
             for entry in open_:
                 request = entry.init.request
                 assert entry.last_number == len(user.written[request.rollout_id, request.attempt])
-                assert entry.undelivered == (entry.completion is not None)
+                assert entry.settled is False
                 assert entry.completion in (None, read(events.Ended(COMPLETION)).completion)
                 assert entry.init.callback == CALLBACK
 
@@ -107,8 +107,8 @@ async def test_a_rollout_goes_on_after_a_restart(tmp_path):
         await user.all_reported()
     async with opened(tmp_path) as user:
         one, two = user.journal.unsettled()
-        assert (one.state, one.undelivered, one.completion) == (RolloutState.ACCEPTED, False, None)
-        assert (two.state, two.undelivered, two.completion.result_id) == (RolloutState.COMPLETED, True, "x")
+        assert (one.state, one.settled, one.completion) == (RolloutState.ACCEPTED, False, None)
+        assert (two.state, two.settled, two.completion.result_id) == (RolloutState.COMPLETED, False, "x")
         user.numbers = {("r1", 1): one.last_number, ("r2", 1): two.last_number}
         user.append(events.Resumed(2))
         user.end()
@@ -127,7 +127,7 @@ async def test_a_rollout_goes_on_after_a_restart(tmp_path):
         assert [event.number for event in user.trajectory()] == [1, 2, 3, 4, 5]
         assert [event.number for event in user.trajectory("r2")] == [1, 2, 3]
         (entry,) = user.journal.find("r1")
-        assert (entry.settled, entry.undelivered, entry.last_number, entry.end_time) == (True, False, 5, 2000.0)
+        assert (entry.settled, entry.last_number, entry.end_time) == (True, 5, 2000.0)
 
 
 async def test_find_find_by_key_and_entries(tmp_path):
@@ -168,7 +168,7 @@ async def test_find_returns_the_state_after_the_last_event(tmp_path):
         assert user.journal.find("r1")[0].state is RolloutState.ACCEPTED
         user.end()
         await user.all_reported()
-        assert user.journal.find("r1")[0].undelivered
+        assert not user.journal.find("r1")[0].settled
         user.deliver()
         await user.all_reported()
         assert user.journal.find("r1")[0].settled

@@ -17,7 +17,7 @@ from osmosis_grpc.errors import UnknownChat
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.trainer import RolloutClient, Trainer
-from osmosis_grpc.trainer.chats.cache import ChatCache
+from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.types import ChatPurpose, TokenBlock, VersionSpan
 from tests.callback_trainer import CallbackTrainer
 

@@ -103,7 +103,7 @@ async def test_the_trainer_shows_signs_of_life_and_wants_some(listening, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(frame_stream, "SILENCE", 0.2)
         assert await server.stream.ended() == "UNAVAILABLE"
-    assert "nothing was heard" in server.stream.details
+    assert "the other side sent nothing" in server.stream.details
     assert (await server.attach()).attachment_id == before.attachment_id
     await server.complete(request)
     assert (await done).attempt == 1

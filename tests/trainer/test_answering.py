@@ -194,7 +194,7 @@ async def test_a_reply_that_cannot_be_written_is_the_policys_failure(serve, atta
 
 
 async def test_a_reply_that_is_too_large(serve, attach_to, monkeypatch):
-    monkeypatch.setattr("osmosis_grpc.trainer.chats.attempt.MAX_REPLY_BYTES", 10_000)
+    monkeypatch.setattr("osmosis_grpc.trainer.chats.attempt_cache.MAX_REPLY_BYTES", 10_000)
     trainer = await attach_to(
         lambda r: answer(r, "x" * (20_000 if r.rollout_id == "large" else 5)), await serve(talker())
     )

@@ -14,7 +14,7 @@ from osmosis_grpc.errors import CallError, UnknownChat
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import callbacks
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.trainer.chats.cache import ChatCache
+from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.types import (
     ChatPurpose,
     ChatRequest,

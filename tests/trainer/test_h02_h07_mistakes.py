@@ -7,7 +7,7 @@ import pytest
 from osmosis_grpc.errors import AlreadyExists
 from osmosis_grpc.server import attachment as server_attachment
 from osmosis_grpc.trainer import Trainer, TrainerConfig
-from osmosis_grpc.trainer.chats.cache import ChatCache
+from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.transports.attach import link as trainer_attachment
 from osmosis_grpc.types import CompletionStatus
 from tests.trainer.conftest import PATIENCE, reply, talker

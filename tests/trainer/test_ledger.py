@@ -18,7 +18,7 @@ from osmosis_grpc.server import AgentServer
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.storage.ledger.schema import LEDGER
 from osmosis_grpc.trainer import Credentials, RolloutClient, RolloutRequest, ServerSecurity, Trainer, TrainerConfig
-from osmosis_grpc.trainer.chats.cache import ChatCache
+from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.types import ChatRequest, CompletionStatus
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.damaged import signed

@@ -16,8 +16,8 @@ from osmosis_grpc.errors import AlreadyExists
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.trainer import Trainer, TrainerConfig
-from osmosis_grpc.trainer.chats.attempt import reply_of
-from osmosis_grpc.trainer.chats.cache import ChatCache
+from osmosis_grpc.trainer.chats.attempt_cache import reply_of
+from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.types import CompletionStatus, RolloutRequest
 from tests.trainer.loops import CROWDED, LOOPS, ODDITIES, PATIENCE, Ask, Planned, Rewind, Sampler, Together
 

@@ -15,10 +15,10 @@ from osmosis_grpc import supervise
 from osmosis_grpc.errors import AlreadyExists, Internal, LedgerError, TrainerFailed
 from osmosis_grpc.testing.raw.server_frames import complete, init_reply, referring, status
 from osmosis_grpc.trainer import RolloutClient, RolloutRequest, SyncTrainer, Trainer, TrainerConfig, completion_recorder
-from osmosis_grpc.trainer import progress as progress_file
-from osmosis_grpc.trainer import unreachable_servers as unreachable_file
+from osmosis_grpc.trainer import progress_bar as progress_file
+from osmosis_grpc.trainer import unreachable_warnings as unreachable_file
 from osmosis_grpc.trainer.loop_thread import LoopThread
-from osmosis_grpc.trainer.progress import Progress
+from osmosis_grpc.trainer.progress_bar import Progress
 from osmosis_grpc.trainer.transports.callback.recorder import CallbackRecorder
 from osmosis_grpc.types import CompletionStatus
 from tests.trainer.conftest import PATIENCE, USER, reply, talker

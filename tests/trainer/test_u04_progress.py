@@ -14,7 +14,7 @@ import threading
 
 import pytest
 
-from osmosis_grpc.trainer.progress import Progress
+from osmosis_grpc.trainer.progress_bar import Progress
 from osmosis_grpc.types import Completion, CompletionStatus
 from tests.processes import ROOT, server_process
 

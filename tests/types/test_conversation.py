@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types.conversation import Conversation, Node, path
+from osmosis_grpc.types.conversation_tree import Conversation, Node, path
 
 
 def user(text, **more):

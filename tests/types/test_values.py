@@ -14,13 +14,13 @@ from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import Cause, Failure, Tensor, TokenBlock
 from osmosis_grpc.types.completion import MAX_FAILURE_TEXT, clip
 from osmosis_grpc.types.requests import check_id, own_params
-from osmosis_grpc.types.tool_schemas import (
+from osmosis_grpc.types.tool_dicts import tool_dicts
+from osmosis_grpc.types.tool_models import (
     OpenAIFunctionParametersSchema,
     OpenAIFunctionPropertySchema,
     OpenAIFunctionSchema,
     OpenAIFunctionToolSchema,
 )
-from osmosis_grpc.types.tools import tool_dicts
 
 
 def named(call, *args, **kwargs) -> str:

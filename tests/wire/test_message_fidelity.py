@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, rollout_pb2
 from osmosis_grpc.types import InitRequest, RolloutRequest
 from osmosis_grpc.types.messages import ROLES, copy_message
-from osmosis_grpc.types.tools import tool_dicts
+from osmosis_grpc.types.tool_dicts import tool_dicts
 from osmosis_grpc.wire.message import (
     message_from_wire,
     message_to_wire,

@@ -12,7 +12,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2 as pb
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import jsontext
 from osmosis_grpc.types.messages import copy_message, copy_messages
-from osmosis_grpc.types.tools import tool_dicts
+from osmosis_grpc.types.tool_dicts import tool_dicts
 from osmosis_grpc.wire.message import (
     MAX_ITEMS,
     message_from_wire,

@@ -3,7 +3,7 @@
 from osmosis_grpc.types.completion import RolloutMetrics
 from osmosis_grpc.types.messages import Message as MessageDict
 from osmosis_grpc.types.requests import RolloutRequest
-from osmosis_grpc.types.tool_schemas import (
+from osmosis_grpc.types.tool_models import (
     OpenAIFunctionParametersSchema,
     OpenAIFunctionPropertySchema,
     OpenAIFunctionSchema,

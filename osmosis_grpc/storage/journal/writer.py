@@ -1,8 +1,8 @@
 """The journal's thread. It commits all waiting writes in one transaction, and shrinks the file.
 
-While the thread commits one batch, new writes go to the next batch. The thread starts the next batch after this commit,
-but at least GATHER seconds after the start of this commit. Larger batches are better, because a commit costs the same
-for one event and for a hundred events.
+While the thread commits one batch, new writes go to the next batch. The thread starts the next commit after the present
+commit has ended, and at least GATHER seconds after the present commit has started. The pause makes larger batches.
+Larger batches are better, because a commit costs the same for one event and for a hundred events.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ FLUSH = job("journal.flush", OnFailure.FAIL_OWNER, "timer")
 BARRIER = job("journal.barrier", OnFailure.REPORT, "callback")
 
 RETRY = 1.0
-"""While writing fails, the thread tries again after this many seconds."""
+"""While writing fails and no batch comes, the thread tests every this many seconds whether writing works again."""
 GATHER = 0.004
 """Two transactions start at least this many seconds apart."""
 MEASURE_INTERVAL = 0.05
@@ -36,7 +36,7 @@ MEASURE_INTERVAL = 0.05
 IDLE = 0.25
 """When there is no commit for this many seconds, the thread releases all free pages."""
 VACUUM_PAGES = 256
-"""The thread releases this many pages at a time, because new batches wait meanwhile."""
+"""The thread releases at most this many free pages in one step, because new batches wait for the step's end."""
 CHUNKS = (1024, 128, 32, 8, 2, 1)
 """The possible numbers of rows in one statement.
 
@@ -44,13 +44,16 @@ Python releases the GIL at each statement, so a few large statements are faster 
 """
 Row = tuple[Any, ...]
 Token = tuple[OpenRollout, int, Any]
-"""One queued append: its rollout, its position, and the token for `on_commit`."""
+"""One queued append: the rollout, the position of the event, and the caller's token.
+
+Journal.on_commit gets the caller's token.
+"""
 
 
 class Latest(NamedTuple):
-    """A statement that replaces an earlier statement of the same subject.
+    """An SQL statement that replaces an earlier one in the batch if both have the same key in Batch.latest.
 
-    The thread calls `before` before the transaction that contains the statement.
+    The thread first calls the function `before`. Then it begins the transaction that contains the statement.
     """
 
     statement: str
@@ -66,7 +69,10 @@ class Batch:
     """The rows to write, by statement. Each of these statements takes many rows."""
     statements: list[tuple[str, Row]] = field(default_factory=list)
     latest: dict[Hashable, Latest] = field(default_factory=dict)
-    """Statements by their subject, for example a rollout's sequence. If the disk fails, the next batch writes them."""
+    """The statements by their key. A key is, for example, a rollout's `sequence`: its number in order of acceptance.
+
+    If the disk fails, the next transaction writes these statements.
+    """
     tokens: list[Token] = field(default_factory=list)
     """The appends in this batch. The writer reports them after the commit, or when the batch cannot be committed."""
     barriers: list[Callable[[bool], None]] = field(default_factory=list)
@@ -84,10 +90,10 @@ class Batch:
 
 
 class Writer(Committer[Batch]):
-    """Commits one batch at a time, over the only connection that writes.
+    """Commits one batch at a time, over the only connection that writes to the file.
 
     The writer calls three functions on the event loop. `report` gets tokens, and whether they are committed.
-    `on_problem` gets the reason why writing fails, or an empty text when writing works again. `measured` gets the
+    `on_problem` gets the reason why writing fails, and an empty text when writing works again. `measured` gets the
     number of bytes that are in use in the file. After a batch that deletes rollouts, the writer calls `measured` before
     `report`.
     """
@@ -108,16 +114,19 @@ class Writer(Committer[Batch]):
         """Whether something was committed since the last measurement."""
         (self._page,) = file.database.execute("PRAGMA page_size").fetchone()
         self._shrinking = True
-        """Whether the file possibly has free pages, or a write-ahead log to empty."""
+        """Whether the file possibly has free pages to release, or a write-ahead log to empty."""
         self._idle = False
         self._batch = Batch()
         self._busy = False
         self._flushed = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._broken: set[int] = set()
-        """The sequences of rollouts with an event that could not be committed. Their later events are not written."""
+        """The `sequence` numbers of rollouts with an event that could not be committed.
+
+        Later events of these rollouts are not written.
+        """
         self._owed: dict[Hashable, Latest] = {}
-        """The `latest` of a failed transaction. The next transaction writes it."""
+        """The `latest` statements that were not written, because the disk failed. The next transaction writes them."""
         self.commits = 0
         self.commit_seconds = 0.0
         """The time that all commits together took."""
@@ -129,7 +138,7 @@ class Writer(Committer[Batch]):
         return not self._busy and self._timer is None
 
     def batch(self) -> Batch:
-        """Return the batch of the next transaction. The caller must add to this batch at once."""
+        """Return the batch of the next transaction. The caller must add to it at once, and must not keep it."""
         if self.idle:
             self._arm()
         return self._batch
@@ -142,7 +151,10 @@ class Writer(Committer[Batch]):
         self._end()
 
     def broken(self, error: BaseException) -> None:
-        """Commit no further batch, because the next batch is inconsistent. Its tokens and barriers get False."""
+        """Commit no further batch, because `error` has left the next batch inconsistent.
+
+        The tokens and barriers of the next batch get False.
+        """
         self._supervisor.failed(COMMIT, error, self._died)
 
     def _arm(self) -> None:
@@ -195,7 +207,7 @@ class Writer(Committer[Batch]):
     def _commit(self, items: Sequence[Batch]) -> None:
         for batch in items:
             self._write(batch)
-        if self.problem and not items:  # try whether writing works again
+        if self.problem and not items:  # test whether writing works again
             self._write(Batch(statements=[(FACT, fact("tried", int(time.time())))], done=True))
         if self.problem:
             return
@@ -232,7 +244,8 @@ class Writer(Committer[Batch]):
             self._broken.update(rollout.sequence for rollout, _, _ in batch.tokens)
             refused = {row[0] for row in batch.rows[ACCEPT]}
             self._owed = {about: it for about, it in latest.items() if about not in refused and disk_failed(error)}
-        wrote = batch.tokens or batch.statements or latest  # an empty transaction succeeds even on a full disk
+        # An empty transaction succeeds even on a full disk, so its success does not clear the problem.
+        wrote = batch.tokens or batch.statements or latest
         if (problem or wrote) and self._set_problem(problem):
             self._on_loop(self._report_problem, problem)
         self._unmeasured = not problem
@@ -245,7 +258,7 @@ class Writer(Committer[Batch]):
         try:
             for call in batch.after:
                 call()
-        except Exception:  # the batch is already committed
+        except Exception:  # the batch is already committed, so the error is only logged
             log.exception("the journal %s: a step after a commit failed", self._file.path)
 
     def _pages(self) -> tuple[int, int]:
@@ -261,23 +274,25 @@ class Writer(Committer[Batch]):
     def _shrink(self) -> None:
         """Release up to VACUUM_PAGES free pages.
 
-        When the thread is idle, repeated calls release all free pages. Otherwise a call releases pages only if there
-        are many: more than a quarter of the pages in use. New rollouts reuse free pages, which costs less than a
+        While the thread is idle, it repeats the call until no free page is left, and then empties the write-ahead log.
+        While the thread is busy, a call releases pages only if the file has more than VACUUM_PAGES free pages, and more
+        free pages than a quarter of the pages in use. New rollouts reuse the other free pages. Reuse costs less than a
         release.
         """
         try:
             used, free = self._pages()
             if free > (0 if self._idle else max(VACUUM_PAGES, used // 4)):
-                # execute() runs only the first step of this PRAGMA, which releases one page. executescript() runs all.
+                # execute() would run only the first step of this PRAGMA, which releases one page. executescript() runs
+                # all steps.
                 self._database.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
             elif self._idle:
                 self._shrinking, self._idle = self._truncate(), False
-        except sqlite3.Error:  # the next sweep tries again
+        except sqlite3.Error:  # the thread tries again after the next deletion of rollouts
             self._shrinking = False
 
     def _truncate(self) -> bool:
         """Empty the write-ahead log. Returns True if a reader still needs the log."""
-        self._database.execute("PRAGMA busy_timeout = 0")  # no batch waits for a reader
+        self._database.execute("PRAGMA busy_timeout = 0")  # new batches must not wait for a reader
         try:
             (busy, _, _) = self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         finally:

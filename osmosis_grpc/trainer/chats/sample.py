@@ -22,7 +22,7 @@ from osmosis_grpc.types import (
     events,
     jsontext,
 )
-from osmosis_grpc.types.conversation import Conversation, Node, Position, path
+from osmosis_grpc.types.conversation_tree import Conversation, Node, Position, path
 from osmosis_grpc.types.segment_assembly import Assembler
 
 if TYPE_CHECKING:

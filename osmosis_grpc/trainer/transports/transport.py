@@ -13,10 +13,10 @@ from osmosis_grpc.link.dialled_stream import redial
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.storage.ledger import LedgerRollout
 from osmosis_grpc.supervise import OnFailure, job
-from osmosis_grpc.trainer.agent_server_link import AgentServerLink
+from osmosis_grpc.trainer.agent_server_state import AgentServerLink
 from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.scheduler import Scheduler
-from osmosis_grpc.trainer.unreachable_servers import Unreached
+from osmosis_grpc.trainer.unreachable_warnings import Unreached
 
 DIAL = job("trainer.dial", OnFailure.RESTART)
 

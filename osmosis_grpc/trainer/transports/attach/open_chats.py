@@ -14,9 +14,9 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2
 from osmosis_grpc.errors import CallError, Internal, ResourceExhausted
 from osmosis_grpc.link.frame_stream import FrameStream
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.trainer.agent_server_link import RolloutKey
-from osmosis_grpc.trainer.chats.attempt import reply_of
-from osmosis_grpc.trainer.chats.cache import ChatCache
+from osmosis_grpc.trainer.agent_server_state import RolloutKey
+from osmosis_grpc.trainer.chats.attempt_cache import reply_of
+from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.chats.sample import PendingChat
 from osmosis_grpc.wire.attach import chat_reply_frame, trainer_frame
 from osmosis_grpc.wire.trainer import chat_from_wire

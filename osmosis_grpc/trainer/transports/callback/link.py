@@ -1,8 +1,8 @@
 """The trainer's link to one agent server by unary calls. The server calls the trainer back.
 
-A ping every few seconds shows whether the server can be reached. When a server is reached again after a break or a
-restart, the link sends the Init of each of its rollouts again. If the server already has the rollout, the Init only
-renews the callback. If the server has forgotten the rollout, the rollout runs again with a higher attempt.
+A ping every few seconds shows whether the server can be reached. After a break or a restart, the server is reached
+again. The link then sends the Init of each rollout of this server again. If the server already has the rollout, the
+Init only renews the callback. If the server has forgotten the rollout, the rollout runs again with a higher attempt.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from osmosis_grpc.link.client_calls import error_of
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.credentials import channel as make_channel
 from osmosis_grpc.supervise import OnFailure, job
-from osmosis_grpc.trainer.agent_server_link import (
+from osmosis_grpc.trainer.agent_server_state import (
     AgentServerLink,
     Owner,
     Rollout,
@@ -45,15 +45,17 @@ CANCEL = job("trainer.send_cancel", OnFailure.REPORT)
 REPOINT = job("trainer.repoint_ended", OnFailure.RESTART)
 
 PING_PERIOD = 5.0
-"""Seconds between two pings of a server."""
+"""The pause between two pings of a server, in seconds."""
 PING_TIMEOUT = 10.0
 STATE_PERIOD = 0.25
-"""The link checks the state of its channel every so many seconds, to notice an ended connection."""
+"""The link checks the state of its channel every this many seconds, to notice the end of the connection."""
 MAX_CALLS = 256
-"""The most Inits and cancels, counted together, that may be open at one server."""
+"""At most this many calls are open at one server. Inits and cancels are counted together."""
 RESEND_PAUSE = 1.0
-"""When the server refuses an Init that renews a callback with a retryable error, the link sends the Init again after
-this many seconds."""
+"""The link sends an Init again to renew the callback of a rollout that the server already has.
+
+If the server answers this Init with a retryable error, the link waits this many seconds and sends the Init once more.
+"""
 
 Results = list[CancelResult]
 
@@ -131,7 +133,10 @@ class CalledServer(AgentServerLink):
         )
 
     async def _pause(self, channel: grpc.aio.Channel) -> None:
-        """Wait until the period is over, a call gets no answer, or the channel is not ready. Then a ping is due."""
+        """Wait until the next ping is due.
+
+        A ping is due after PING_PERIOD. It is due earlier when a call gets no answer or the channel is not ready.
+        """
         left = PING_PERIOD
         while left > 0 and channel.get_state() is grpc.ChannelConnectivity.READY:
             with contextlib.suppress(TimeoutError):
@@ -141,7 +146,7 @@ class CalledServer(AgentServerLink):
             left -= STATE_PERIOD
 
     def _take(self, info: control_pb2.GetServerInfoResponse) -> None:
-        """Use a server that was reached. Send again the messages that the server may not have or may have forgotten."""
+        """Use a server that was reached. Resend the Inits and cancels that the server perhaps does not have."""
         check_protocol(info)
         loops = tuple(loop.name for loop in info.agent_loops)
         self.identify(ServerIdentity(info.journal_id, info.process_uuid, info.version, loops))
@@ -176,7 +181,7 @@ class CalledServer(AgentServerLink):
             while self.rollouts.get(key) is rollout:
                 try:
                     if rollout.opened and not await self._knows(key):
-                        log.warning("server %s has forgotten rollout %s; it starts again", self.name, key[0])
+                        log.warning("server %s has forgotten rollout %s; the rollout runs again", self.name, key[0])
                         self.owner.lost(rollout, f"server {self.name} has forgotten it")
                         return
                     init = InitRequest(request=rollout.request, callback=self._make_callback(key[0]))
@@ -191,14 +196,15 @@ class CalledServer(AgentServerLink):
                     if not (rollout.opened and error.retryable):
                         self.init_refused(rollout, error)
                         return
-                    await asyncio.sleep(error.retry_after or RESEND_PAUSE)  # the rollout still runs there
+                    # The rollout still runs on this server. Only its callback is not renewed yet.
+                    await asyncio.sleep(error.retry_after or RESEND_PAUSE)
                 else:
                     if self.rollouts.get(key) is rollout and not rollout.opened:
                         self.init_answered(rollout, answer.tools)
                     return
 
     async def _knows(self, key: RolloutKey) -> bool:
-        """Returns whether the server has an attempt. The server has accepted the attempt before."""
+        """Returns whether the server still has an attempt that it has accepted."""
         request = control_pb2.GetRolloutRequest(rollout_id=key[0], attempt=key[1])
         try:
             await self._calls.ask("GetRollout", request, control_pb2.GetRolloutResponse)
@@ -220,7 +226,10 @@ class CalledServer(AgentServerLink):
     async def _repoint_ended(self) -> None:
         """Renew the callbacks of ended rollouts whose outcomes the server has not delivered.
 
-        These callbacks may have the address of an earlier process. The ledger may already have the outcomes.
+        A callback can have the address of an earlier process of this trainer, and then the server cannot deliver. The
+        trainer's ledger possibly has the outcome already, if the server did not get the answer. The trainer then no
+        longer waits for the rollout. This method skips a rollout for which the trainer still waits, because send_init()
+        renews its callback.
         """
         request = control_pb2.ListRolloutsRequest(undelivered=True)
         try:
@@ -236,10 +245,10 @@ class CalledServer(AgentServerLink):
         except NoAnswer:  # the next connection starts this job again
             self._in_doubt.set()
         except CallError as error:
-            log.warning("server %s keeps outcomes that it cannot deliver: %s", self.name, error)
+            log.warning("the callbacks of undelivered outcomes on server %s are not renewed: %s", self.name, error)
 
     async def _repoint(self, rollout_id: str, attempt: int) -> None:
-        """Send the accepted Init of a rollout again, with a new callback."""
+        """Send the accepted Init of a rollout again, with a new callback. The Init is in the rollout's events."""
         async with aclosing(self.events(rollout_id, attempt, 0, tokens=False)) as trail:
             async for event in trail:
                 if isinstance(event.kind, events.Accepted):
@@ -304,7 +313,7 @@ class CalledServer(AgentServerLink):
                 async for response in stream:
                     if response.HasField("event"):
                         after, attempt = response.event.number, response.event.attempt
-                        if response.event.WhichOneof("kind") is not None:  # a newer protocol has more kinds
+                        if response.event.WhichOneof("kind") is not None:  # None means a kind of a newer protocol
                             event = event_from_wire(response.event)
                             yield event if tokens else _without_tokens(event)
                 return
@@ -325,7 +334,7 @@ class CalledServer(AgentServerLink):
         raise self._closed
 
     def grant(self, open_chats: int) -> None:
-        """Do nothing. The transport limits the chats of all servers together."""
+        """Do nothing, because the transport limits the chats of all servers together."""
 
     def part(self) -> None:
         self._parting.set()

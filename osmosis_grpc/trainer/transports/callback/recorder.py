@@ -19,7 +19,7 @@ from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.policies.threads import check_policy
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.trainer.chats.cache import SWEEP, ChatCache
+from osmosis_grpc.trainer.chats.chat_cache import SWEEP, ChatCache
 from osmosis_grpc.trainer.chats.sampler import entered
 from osmosis_grpc.trainer.collector import TrainerMetrics
 from osmosis_grpc.trainer.transports.callback.listener import CallbackListener, Receiver

@@ -8,7 +8,7 @@ from functools import partial
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.errors import CallError, InvalidArgument
 from osmosis_grpc.link.callback_credentials import CallbackKeys
-from osmosis_grpc.trainer.agent_server_link import Report
+from osmosis_grpc.trainer.agent_server_state import Report
 from osmosis_grpc.trainer.transports.callback.link import CalledServer
 from osmosis_grpc.trainer.transports.callback.listener import CallbackListener, Receiver
 from osmosis_grpc.trainer.transports.transport import Transport

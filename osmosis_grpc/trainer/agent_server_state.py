@@ -16,7 +16,7 @@ from osmosis_grpc.engine.failpoints import reach
 from osmosis_grpc.errors import CallError, Internal, LedgerError
 from osmosis_grpc.storage.ledger import Ledger
 from osmosis_grpc.supervise import Backoff, Job, OnFailure, Supervisor, job
-from osmosis_grpc.trainer.chats.cache import ChatCache
+from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.chats.ledger_codec import init_bytes
 from osmosis_grpc.types import CancelResult, Completion, Outcome, RolloutRequest, TrajectoryEvent
 from osmosis_grpc.types.completion import describe

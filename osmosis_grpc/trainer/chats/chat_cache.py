@@ -12,7 +12,7 @@ from osmosis_grpc.errors import Aborted, CallError, LedgerError, NotFound
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.storage.ledger import ChatRow, Ledger, LedgerRollout
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.trainer.chats.attempt import AttemptCache, reply_of, unwritten
+from osmosis_grpc.trainer.chats.attempt_cache import AttemptCache, reply_of, unwritten
 from osmosis_grpc.trainer.chats.ledger_codec import learn, tools_of
 from osmosis_grpc.trainer.chats.sample import PendingChat
 from osmosis_grpc.trainer.chats.sampler import Sampler

@@ -1,0 +1,46 @@
+"""The origin of a completion that an earlier run of the trainer requested."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierRun:
+    """Says that a rollout ended before this run of the trainer requested it. Nothing ran for this request."""
+
+    end_time: float
+    """The time of the rollout's end, in Unix seconds by the server's clock."""
+    process_uuid: str = ""
+    """The server process in which the rollout ended."""
+    same_process: bool = False
+    """Whether the server process `process_uuid` also sends this answer."""
+    agent_loop: str = ""
+    agent_version: str = ""
+    """The version of the agent loop that ran the rollout; empty if it is unknown."""
+    current_agent_version: str = ""
+    """The version of the agent loop that the server hosts now; empty if it is unknown."""
+    changes: tuple[str, ...] = ()
+    """The names of the files and packages that differ between the two versions, if the server knows them."""
+
+    @property
+    def changed(self) -> bool:
+        """Whether the agent's source has changed since the rollout ran; False if a version is unknown."""
+        return "" not in (versions := (self.agent_version, self.current_agent_version)) and len(set(versions)) > 1
+
+    def describe_change(self) -> str:
+        """Returns how the agent has changed, as a clause for a warning; an empty string if `changed` is False."""
+        if not self.changed:
+            return ""
+        files = f"; changed: {', '.join(self.changes)}" if self.changes else ""
+        return (
+            f"the source of agent loop {self.agent_loop} has changed since "
+            f"({self.agent_version} then, {self.current_agent_version} now{files})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EndedBy:
+    """The server process that ended a rollout, and the trainer's run that requested the rollout."""
+
+    process_uuid: str = ""
+    trainer_run: str = ""
+    """A digest of the run's name; empty if the run has no name."""
