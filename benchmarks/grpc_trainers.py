@@ -10,7 +10,7 @@ from benchmarks.flight import Done, Route, Work
 from benchmarks.policy import Policy, scripted
 from benchmarks.processes import Server
 from benchmarks.script import begin
-from osmosis_grpc.trainer import Completion, Credentials, RolloutRequest, Trainer, TrainerConfig, TransportName
+from osmosis_grpc.trainer import Credentials, RolloutOutcome, RolloutRequest, Trainer, TrainerConfig, TransportName
 
 
 class GrpcTrainer:
@@ -52,20 +52,20 @@ class GrpcTrainer:
         """Run rollouts to their end, `in_flight` at a time."""
         turns = self._work.turns
         requests = (RolloutRequest(rollout_id=name, messages=begin(), max_turns=turns) for name in names)
-        async for completion in self.trainer.run(requests, max_in_flight=self._work.in_flight):
-            check(completion, self._work)
-            await completion.confirm()
+        async for outcome in self.trainer.run(requests, max_in_flight=self._work.in_flight):
+            check(outcome, self._work)
+            await outcome.confirm()
             done()
 
 
-def check(completion: Completion, work: Work) -> None:
-    """Raise Broken for a completion that is not COMPLETED. With tokens, also raise it for one that is not trainable."""
-    if completion.status != "COMPLETED":
-        raise Broken(f"rollout {completion.rollout_id} is {completion.status}: {completion.failure}")
+def check(outcome: RolloutOutcome, work: Work) -> None:
+    """Raise Broken for a outcome that is not COMPLETED. With tokens, also raise it for one that is not trainable."""
+    if outcome.status != "COMPLETED":
+        raise Broken(f"rollout {outcome.rollout_id} is {outcome.status}: {outcome.failure}")
     if not work.tokens:
         return
-    sample = completion.samples["main"]
+    sample = outcome.samples["main"]
     sampled = sum(segment.sampled for segment in sample.segments)
     if not sample.trainable or sampled != work.turns * work.tokens:
         reason = sample.not_trainable_reason or f"{sampled} sampled tokens in {len(sample.segments)} segments"
-        raise Broken(f"rollout {completion.rollout_id} cannot be trained on: {reason}")
+        raise Broken(f"rollout {outcome.rollout_id} cannot be trained on: {reason}")

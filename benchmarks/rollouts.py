@@ -25,7 +25,7 @@ def main() -> None:
     either = parser.add_mutually_exclusive_group()
     either.add_argument("--state-dir", metavar="DIR", help="where the server's journal is, or :memory:")
     either.add_argument("--no-journal", action="store_true", help="run the server without a journal")
-    parser.add_argument("--ledger", metavar="PATH", help="let the trainer keep a ledger, and confirm every completion")
+    parser.add_argument("--ledger", metavar="PATH", help="let the trainer keep a ledger, and confirm every outcome")
     parser.add_argument("--no-bytes", action="store_true", help="leave out the pass that counts bytes")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="run the server under cProfile")
     parser.add_argument("--profile-trainer", type=Path, metavar="FILE", help="run the trainer under cProfile")

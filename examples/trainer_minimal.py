@@ -23,13 +23,13 @@ async def main(target: str, rows: list[dict[str, Any]]) -> None:
         fields = {"rollout_id": f"row-{run}-{number}", "messages": messages, "label": row["ground_truth"]}
         requests.append(RolloutRequest(**fields))
     async with Trainer(target, policy) as trainer:
-        async for completion in trainer.run(requests):
-            question = rows[int(completion.rollout_id.rpartition("-")[2])]["user_prompt"]
-            if completion.failure:
-                print(question, completion.status, completion.failure.message)
-            for sample in completion.samples.values():
+        async for outcome in trainer.run(requests):
+            question = rows[int(outcome.rollout_id.rpartition("-")[2])]["user_prompt"]
+            if outcome.failure:
+                print(question, outcome.status, outcome.failure.message)
+            for sample in outcome.samples.values():
                 tokens = sum(segment.sampled for segment in sample.segments)
-                print(question, completion.status, "reward", sample.reward, "sampled tokens", tokens)
+                print(question, outcome.status, "reward", sample.reward, "sampled tokens", tokens)
 
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

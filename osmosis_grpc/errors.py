@@ -1,7 +1,7 @@
 """The exceptions of this project. Each class has a `boundary`, which names the part that is at fault.
 
 A failed call raises a CallError. Each gRPC status has its own class, and both sides use the same classes
-(osmosis_grpc.wire.status has the table). A failed rollout raises nothing: its Completion has an
+(osmosis_grpc.wire.status has the table). A failed rollout raises nothing: its RolloutOutcome has an
 osmosis_grpc.types.Failure. If an exception escapes from the agent, the Failure gets the `boundary` of the exception.
 This module depends on no transport.
 
@@ -176,14 +176,14 @@ class UnknownChat(FailedPrecondition):
             subject=f"{sample} {number}",
         )
         self.sample = sample
-        self.number = number
+        self.chat_number = number
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class OutOfRange(OsmosisValidationError, code=11, status_code=416):
-    """The requested events are gone. `first_number` and `first_cursor` name the oldest event that is left."""
+    """The requested events are gone. `first_event_number` and `first_cursor` name the oldest event that is left."""
 
-    first_number: int = 0
+    first_event_number: int = 0
     first_cursor: str = ""
 
 

@@ -10,7 +10,19 @@ from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorP
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "protocol.md"
-ORDER = "services rollout chat outcome tokens message attach control event annotation error".split()
+ORDER = [
+    "services",
+    "rollout",
+    "chat",
+    "outcome",
+    "tokens",
+    "message",
+    "attach",
+    "control",
+    "event",
+    "annotation",
+    "error",
+]
 HEAD = """# The protocol
 
 <!-- made by scripts/protocol_docs.py from proto/; change the comments there, then run `make generate` -->
@@ -99,7 +111,11 @@ def page(files: Sequence[FileDescriptorProto]) -> str:
         file = known.pop(name)
         comments = Comments(file)
         parts.append(f"## {name}.proto\n\n{comments.of_file()}\n")
-        kinds = ((file.service, SERVICE, _service), (file.message_type, MESSAGE, _message), (file.enum_type, ENUM, _enum))
+        kinds = (
+            (file.service, SERVICE, _service),
+            (file.message_type, MESSAGE, _message),
+            (file.enum_type, ENUM, _enum),
+        )
         for declared, number, write in kinds:
             for index, each in enumerate(declared):
                 parts += write(each, (number, index), comments)

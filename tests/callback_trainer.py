@@ -1,19 +1,19 @@
-"""A trainer for tests that send their own Inits: answers callbacks and keeps completions until they are taken."""
+"""A trainer for tests that send their own Inits: answers callbacks and keeps outcomes until they are taken."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2
 from osmosis_grpc.errors import Internal, InvalidArgument
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.tls import ServerTls
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.trainer.transports.callback.recorder import CallbackRecorder, Record
-from osmosis_grpc.types import Completion, Outcome
+from osmosis_grpc.types import Receipt, RolloutOutcome
 
 
 class CallbackTrainer(CallbackRecorder):
-    """Keeps completions in memory, or gives them to `recorder`. Used with `async with`."""
+    """Keeps outcomes in memory, or gives them to `recorder`. Used with `async with`."""
 
     def __init__(
         self,
@@ -30,8 +30,8 @@ class CallbackTrainer(CallbackRecorder):
         security = ServerSecurity(tokens, tls=tls, insecure=insecure)
         super().__init__(policy, recorder or _record, listen=f"{host}:{port}", security=security, ttl=ttl)
         self._kept = recorder is None
-        self._new: dict[str, Completion] = {}
-        self._again: dict[str, Completion] = {}
+        self._new: dict[str, RolloutOutcome] = {}
+        self._again: dict[str, RolloutOutcome] = {}
         """Completions that came once more: an Init may have asked for them."""
         self._unreadable: dict[str, InvalidArgument] = {}
         self._changed = asyncio.Event()
@@ -42,10 +42,10 @@ class CallbackTrainer(CallbackRecorder):
         """The port as bound."""
         return int(self.address.rpartition(":")[2])
 
-    async def completion(self, rollout_id: str, timeout: float | None = None, *, attempt: int = 0) -> Completion:
-        """Take a rollout's completion of this attempt or a higher one. Raises TimeoutError, Internal if unreadable."""
+    async def outcome(self, rollout_id: str, timeout: float | None = None, *, attempt: int = 0) -> RolloutOutcome:
+        """Take a rollout's outcome of this attempt or a higher one. Raises TimeoutError, Internal if unreadable."""
 
-        def found() -> Completion | None:
+        def found() -> RolloutOutcome | None:
             if rollout_id in self._unreadable:
                 raise Internal(f"the outcome of rollout {rollout_id}: {self._unreadable.pop(rollout_id)}")
             for kept in (self._new, self._again):
@@ -54,15 +54,15 @@ class CallbackTrainer(CallbackRecorder):
             return None
 
         async with asyncio.timeout(timeout):
-            completion = await self._wait(found)
-        if completion is None:
+            outcome = await self._wait(found)
+        if outcome is None:
             raise RuntimeError("the trainer is closed: nothing more comes")
-        return completion
+        return outcome
 
-    async def completions(self) -> AsyncIterator[Completion]:
-        """Take completions as they come, until the trainer is closed."""
-        while completion := await self._wait(lambda: self._new.pop(next(iter(self._new))) if self._new else None):
-            yield completion
+    async def outcomes(self) -> AsyncIterator[RolloutOutcome]:
+        """Take outcomes as they come, until the trainer is closed."""
+        while outcome := await self._wait(lambda: self._new.pop(next(iter(self._new))) if self._new else None):
+            yield outcome
 
     async def __aexit__(self, *exc: object) -> None:
         await super().__aexit__(*exc)
@@ -70,20 +70,20 @@ class CallbackTrainer(CallbackRecorder):
         self._notify()
 
     async def complete(
-        self, completion: Completion, raw: rollout_pb2.Completion, state: bytes, credential: str
-    ) -> Outcome:
+        self, outcome: RolloutOutcome, raw: outcome_pb2.RolloutOutcome, state: bytes, credential: str
+    ) -> Receipt:
         """See Receiver."""
-        outcome = await super().complete(completion, raw, state, credential)
-        if self._kept and outcome is Outcome.ALREADY_RECORDED and completion.rollout_id not in self._new:
-            self._again[completion.rollout_id] = completion
+        receipt = await super().complete(outcome, raw, state, credential)
+        if self._kept and receipt is Receipt.ALREADY_RECORDED and outcome.rollout_id not in self._new:
+            self._again[outcome.rollout_id] = outcome
             self._notify()
-        return outcome
+        return receipt
 
-    def recorded(self, completion: Completion) -> None:
-        """Keep a completion until it is taken."""
-        super().recorded(completion)
+    def recorded(self, outcome: RolloutOutcome) -> None:
+        """Keep a outcome until it is taken."""
+        super().recorded(outcome)
         if self._kept:
-            self._new[completion.rollout_id] = completion
+            self._new[outcome.rollout_id] = outcome
             self._notify()
 
     def unreadable(self, rollout_id: str, problem: InvalidArgument) -> None:
@@ -91,16 +91,16 @@ class CallbackTrainer(CallbackRecorder):
         self._unreadable[rollout_id] = problem
         self._notify()
 
-    async def _wait(self, found: Callable[[], Completion | None]) -> Completion | None:
+    async def _wait(self, found: Callable[[], RolloutOutcome | None]) -> RolloutOutcome | None:
         """Return what is found as soon as it is there; None when the trainer is closed."""
-        while (completion := found()) is None and not self._closed:
+        while (outcome := found()) is None and not self._closed:
             await self._changed.wait()
-        return completion
+        return outcome
 
     def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
 
-async def _record(completion: Completion, state: bytes, credential: str) -> None:
-    """Record nothing: the trainer keeps the completion."""
+async def _record(outcome: RolloutOutcome, state: bytes, credential: str) -> None:
+    """Record nothing: the trainer keeps the outcome."""

@@ -13,7 +13,7 @@ from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.types import CompletionStatus
+from osmosis_grpc.types import OutcomeStatus
 from tests.callback_trainer import CallbackTrainer
 from tests.waiting import until
 
@@ -113,23 +113,23 @@ class Deployment:
             )
 
     async def end(self, rollout_id):
-        """Returns the completion that the trainer got."""
+        """Returns the outcome that the trainer got."""
         async with asyncio.timeout(PATIENCE):
-            return await self.trainer.completion(rollout_id)
+            return await self.trainer.outcome(rollout_id)
 
     async def run(self, rollout_id, agent_loop="talk", **fields):
-        """Runs a rollout and returns its completion."""
+        """Runs a rollout and returns its outcome."""
         await self.start(rollout_id, agent_loop, **fields)
         return await self.end(rollout_id)
 
     async def completes(self, rollout_id):
         """Runs a rollout that must end COMPLETED."""
-        assert (await self.run(rollout_id)).status is CompletionStatus.COMPLETED
+        assert (await self.run(rollout_id)).status is OutcomeStatus.COMPLETED
 
     async def ends_as_ours(self, rollout_id, agent_loop="talk", **fields):
         """Runs a rollout that must end FAILED by the server's fault."""
-        completion = await self.run(rollout_id, agent_loop, **fields)
-        assert (completion.status, completion.failure.boundary) == (CompletionStatus.FAILED, "server")
+        outcome = await self.run(rollout_id, agent_loop, **fields)
+        assert (outcome.status, outcome.failure.boundary) == (OutcomeStatus.FAILED, "server")
 
     async def until(self, condition):
         """Waits for a condition."""

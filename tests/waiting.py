@@ -9,7 +9,7 @@ from typing import Any
 
 from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.types import Completion, events
+from osmosis_grpc.types import RolloutOutcome, events
 
 PATIENCE = 20.0
 """Seconds after which `until` gives up: more than anything takes on a busy machine."""
@@ -42,19 +42,19 @@ def wait_until(condition: Callable[[], Any], what: str = "", *, timeout: float =
     return result
 
 
-async def ended(client: RolloutClient, rollout_id: str, attempt: int = 0) -> Completion:
-    """Follow a rollout's events to its end and return its completion as its server has it. Raise NotFound."""
+async def ended(client: RolloutClient, rollout_id: str, attempt: int = 0) -> RolloutOutcome:
+    """Follow a rollout's events to its end and return its outcome as its server has it. Raise NotFound."""
     while True:
         async with aclosing(client.events(rollout_id, attempt=attempt)) as trail:
             async for event in trail:
                 if isinstance(event.kind, events.Ended):
                     break
         try:
-            completion = (await client.get(rollout_id, attempt)).completion
+            outcome = (await client.get(rollout_id, attempt)).outcome
         except Unavailable:  # events() waits until the server can be reached again
             continue
-        if completion is not None:
-            return completion
+        if outcome is not None:
+            return outcome
 
 
 async def is_empty(items: AsyncIterable[Any]) -> bool:

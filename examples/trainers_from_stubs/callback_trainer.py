@@ -1,7 +1,7 @@
 """A callback trainer from generated stubs alone: it runs one rollout and prints its outcome.
 
-    python -m grpc_tools.protoc -I PROTO --python_out=. --grpc_python_out=. PROTO/osmosis/rollout/v1/*.proto
-    python callback_trainer.py 127.0.0.1:50051
+python -m grpc_tools.protoc -I PROTO --python_out=. --grpc_python_out=. PROTO/osmosis/rollout/v1/*.proto
+python callback_trainer.py 127.0.0.1:50051
 """
 
 import sys
@@ -41,7 +41,9 @@ class Trainer(services_pb2_grpc.TrainerServiceServicer):
             reply.set_result(sample_reply(request))
         return reply.result()
 
-    def Complete(self, request: outcome_pb2.CompleteRequest, context: grpc.ServicerContext) -> outcome_pb2.CompleteResponse:
+    def Complete(
+        self, request: outcome_pb2.CompleteRequest, context: grpc.ServicerContext
+    ) -> outcome_pb2.CompleteResponse:
         key = (request.outcome.rollout_id, request.outcome.attempt)
         with self._lock:
             mine = key not in self.outcomes

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 
 from osmosis_grpc.errors import CallError, InvalidArgument, Unauthenticated
 from osmosis_grpc.types import jsontext
-from osmosis_grpc.types.completion import clip, describe
+from osmosis_grpc.types.outcome import clip, describe
 
 _MIB = 1024 * 1024
 MAX_PARTS = 1_000_000

@@ -1,7 +1,7 @@
 """Adapts a legacy HTTP agent server to the Runnable port, so that the engine can run the agent of that server.
 
 tools() posts the Init to the legacy server, and the legacy server then starts its agent at once. The agent sends its
-chats and its completion to a small HTTP listener, and run() relays them. Each run has its own key. Every call of the
+chats and its outcome to a small HTTP listener, and run() relays them. Each run has its own key. Every call of the
 run to the listener must contain this key.
 """
 

@@ -19,11 +19,11 @@ from osmosis_grpc.types import (
     Capacity,
     ChatRequest,
     ChatResponse,
-    Completion,
-    CompletionStatus,
     Failure,
     Ids,
     InitRequest,
+    OutcomeStatus,
+    RolloutOutcome,
     RolloutRequest,
     TokenBlock,
     TraceContext,
@@ -287,7 +287,7 @@ def reply_body(rollout_id: str, result: CompletionsResult, created: int) -> dict
     choice = {"index": 0, "message": result.message, "finish_reason": result.finish_reason or "stop"}
     return {
         "id": rollout_id,
-        "object": "chat.completion",
+        "object": "chat.outcome",
         "created": created,
         "model": "default",
         "choices": [choice],
@@ -295,26 +295,26 @@ def reply_body(rollout_id: str, result: CompletionsResult, created: int) -> dict
     }
 
 
-def completion_body(completion: Completion) -> dict[str, Any]:
+def completion_body(outcome: RolloutOutcome) -> dict[str, Any]:
     """Return the body of a rollout's result.
 
     A status other than COMPLETED becomes ERROR. The error message then begins with the original status.
     """
-    completed = completion.status is CompletionStatus.COMPLETED
-    reason = completion.failure.message if completion.failure else completion.finish_reason
-    omitted = {"omitted": list(completion.omitted)} if completion.omitted else {}
-    failure = completion.failure
+    completed = outcome.status is OutcomeStatus.COMPLETED
+    reason = outcome.failure.message if outcome.failure else outcome.finish_reason
+    omitted = {"omitted": list(outcome.omitted)} if outcome.omitted else {}
+    failure = outcome.failure
     reported = {"failure": _failure(failure)} if failure and (failure.reason or failure.file) else {}
     return _without_nulls(
         {
-            "rollout_id": completion.rollout_id,
+            "rollout_id": outcome.rollout_id,
             "status": "COMPLETED" if completed else "ERROR",
-            "final_messages": list(completion.messages),
-            "finish_reason": completion.finish_reason or None,
-            "error_message": None if completed else f"{completion.status}: {reason}",
-            "reward": completion.reward,
-            "metrics": {name: getattr(completion.metrics, name) for name in _COUNTERS},
-            "extra_fields": reported | dict(completion.extra_fields) | omitted,
+            "final_messages": list(outcome.messages),
+            "finish_reason": outcome.finish_reason or None,
+            "error_message": None if completed else f"{outcome.status}: {reason}",
+            "reward": outcome.reward,
+            "metrics": {name: getattr(outcome.metrics, name) for name in _COUNTERS},
+            "extra_fields": reported | dict(outcome.extra_fields) | omitted,
         }
     )
 
@@ -350,8 +350,8 @@ class CompletedBody(_Body):
 
 
 def unreadable(problem: str) -> CompletedBody:
-    """Return a completion with status ERROR, in place of a completion that cannot be read."""
-    reported = f"the legacy agent's completion cannot be read: {problem}"
+    """Return a outcome with status ERROR, in place of a outcome that cannot be read."""
+    reported = f"the legacy agent's outcome cannot be read: {problem}"
     return CompletedBody(rollout_id="unreadable", status="ERROR", error_message=reported)
 
 

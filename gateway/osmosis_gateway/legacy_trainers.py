@@ -1,4 +1,4 @@
-"""Implements the engine's ports over HTTP: sends chats and completions to a trainer of the legacy contract."""
+"""Implements the engine's ports over HTTP: sends chats and outcomes to a trainer of the legacy contract."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from osmosis_grpc.engine import Peer
 from osmosis_grpc.errors import Internal, InvalidArgument, OsmosisValidationError
 from osmosis_grpc.link.target_policy import Address, TargetPolicy
 from osmosis_grpc.settings import RolloutClientSettings
-from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, InitRequest, Outcome, TraceContext, jsontext
+from osmosis_grpc.types import ChatRequest, ChatResponse, InitRequest, Receipt, RolloutOutcome, TraceContext, jsontext
 
 
 class HttpTrainers:
@@ -56,13 +56,13 @@ class HttpTrainer:
         except Internal as error:
             raise Internal(redacted(str(error), self.api_key)) from None
 
-    async def complete(self, completion: Completion, /) -> Outcome:
-        body, retries = http_bodies.completion_body(completion), self.settings.complete_rollout_retries
+    async def complete(self, outcome: RolloutOutcome, /) -> Receipt:
+        body, retries = http_bodies.completion_body(outcome), self.settings.complete_rollout_retries
         try:
             await self._post(http_bodies.COMPLETED_PATH, body, retries, answer=False)
         except OsmosisValidationError as error:
             raise InvalidArgument("", str(error)) from None
-        return Outcome.RECORDED
+        return Receipt.RECORDED
 
     async def _post(self, path: str, body: dict[str, Any], retries: int, *, answer: bool = True) -> bytes:
         headers = {}

@@ -11,15 +11,15 @@ from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.settings import RolloutClientSettings, get_settings
 from osmosis_grpc.types import (
     ChatRequest,
-    Completion,
-    CompletionStatus,
     Failure,
     FailureReason,
+    OutcomeStatus,
     RolloutMetrics,
+    RolloutOutcome,
     jsontext,
 )
-from osmosis_grpc.types.completion import is_reward
 from osmosis_grpc.types.messages import copy_messages
+from osmosis_grpc.types.outcome import is_reward
 from osmosis_grpc.types.requests import check_header, own_params
 from osmosis_grpc.types.tool_dicts import tool_dicts
 
@@ -27,7 +27,7 @@ from osmosis_grpc.types.tool_dicts import tool_dicts
 class OsmosisLLMClient:
     """Calls the trainer at `server_url` for one rollout. Used as `async with OsmosisLLMClient(url, id) as llm`.
 
-    Parameters that are left out come from the settings. A chat or a completion that fails raises
+    Parameters that are left out come from the settings. A chat or a outcome that fails raises
     OsmosisTransportError, OsmosisServerError, OsmosisTimeoutError or OsmosisValidationError.
     """
 
@@ -117,9 +117,9 @@ class OsmosisLLMClient:
         completed = status == "COMPLETED"
         failure = None if completed else Failure("agent", "", reason=FailureReason.AGENT_ERROR)
         body = http_bodies.completion_body(
-            Completion(
+            RolloutOutcome(
                 rollout_id=self.rollout_id,
-                status=CompletionStatus.COMPLETED if completed else CompletionStatus.FAILED,
+                status=OutcomeStatus.COMPLETED if completed else OutcomeStatus.FAILED,
                 finish_reason=finish_reason,
                 messages=copy_messages(final_messages, "final_messages"),
                 failure=failure,

@@ -67,7 +67,7 @@ class _Chat(BaseModel):
 
 
 class _Completed(BaseModel):
-    """The body of a completion; only the rollout id is checked."""
+    """The body of a outcome; only the rollout id is checked."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -129,7 +129,7 @@ def _completion(body: _Chat, tool_calls: ToolCallGenerator) -> dict[str, Any]:
     reply, prompt = fake_token_ids(message["content"]), fake_prompt_token_ids(body.messages)
     return {
         "id": body.rollout_id,
-        "object": "chat.completion",
+        "object": "chat.outcome",
         "created": 0,
         "model": body.model,
         "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],

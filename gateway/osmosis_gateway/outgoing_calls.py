@@ -37,7 +37,7 @@ from osmosis_grpc.errors import (
 from osmosis_grpc.link.target_policy import Address
 from osmosis_grpc.settings import RolloutClientSettings
 from osmosis_grpc.supervise import Backoff
-from osmosis_grpc.types.completion import clip
+from osmosis_grpc.types.outcome import clip
 
 log = logging.getLogger(__name__)
 

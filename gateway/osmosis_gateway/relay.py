@@ -1,4 +1,4 @@
-"""Relays one rollout of a legacy agent. The agent's chats wait until the run begins. Its completion ends the run."""
+"""Relays one rollout of a legacy agent. The agent's chats wait until the run begins. Its outcome ends the run."""
 
 import asyncio
 import contextlib
@@ -81,7 +81,7 @@ class Relay:
         return pending.task.result()
 
     async def completed(self, silence: float) -> CompletedBody:
-        """Wait for the completion.
+        """Wait for the outcome.
 
         Raises LegacyAgentLost when no call arrives for `silence` seconds and no chat is open.
         """
@@ -96,7 +96,7 @@ class Relay:
         return self._completed.result()
 
     def complete(self, body: CompletedBody) -> None:
-        """Record the legacy agent's completion. Later completions are ignored."""
+        """Record the legacy agent's outcome. Later outcomes are ignored."""
         if not self._completed.done():
             self._completed.set_result(body)
         self._heard.set()

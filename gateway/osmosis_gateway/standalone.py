@@ -1,7 +1,7 @@
 """The standalone gateway: a process that serves the legacy HTTP contract in front of a gRPC agent server.
 
 It stores nothing about rollouts. The URL and the key of a rollout's trainer are in the state of the callback. The agent
-server sends this state with every chat and completion. So a gateway that was killed can be restarted and continues with
+server sends this state with every chat and outcome. So a gateway that was killed can be restarted and continues with
 its rollouts. The restarted gateway needs the same ports and the same `callback_key`.
 """
 
@@ -26,7 +26,7 @@ from osmosis_grpc.observability import Reading, Source
 from osmosis_grpc.observability.process_metrics import ProcessMetrics
 from osmosis_grpc.settings import RolloutSettings, get_settings
 from osmosis_grpc.supervise import Supervisor
-from osmosis_grpc.trainer import Callback, ChatRequest, ChatResponse, Completion, RolloutClient
+from osmosis_grpc.trainer import Callback, ChatRequest, ChatResponse, RolloutClient, RolloutOutcome
 from osmosis_grpc.trainer.transports.callback.recorder import CallbackRecorder
 from osmosis_grpc.types import InitRequest, ToolDict, TraceContext
 
@@ -97,11 +97,11 @@ class RemoteRollouts:
         own_tools = rollout_tools is None or list(request.tools or ()) != list(rollout_tools)
         return await trainer.chat(replace(request, tools_overridden=own_tools))
 
-    async def record(self, completion: Completion, state: bytes, credential: str) -> None:
-        """Pass a completion of the agent server on to the rollout's trainer."""
+    async def record(self, outcome: RolloutOutcome, state: bytes, credential: str) -> None:
+        """Pass a outcome of the agent server on to the rollout's trainer."""
         trainer = await self._trainer(state)
-        await trainer.complete(completion)
-        self._tools.pop(completion.rollout_id, None)
+        await trainer.complete(outcome)
+        self._tools.pop(outcome.rollout_id, None)
 
     async def _trainer(self, state: bytes) -> HttpTrainer:
         """Return the trainer that a callback's state names, after checking its address again.

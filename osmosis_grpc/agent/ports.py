@@ -11,10 +11,10 @@ from osmosis_grpc.types import (
     ChatPurpose,
     ChatRequest,
     ChatResponse,
-    Completion,
     EventKind,
-    Outcome,
+    Receipt,
     RolloutInfo,
+    RolloutOutcome,
     TrajectoryEvent,
 )
 
@@ -26,10 +26,10 @@ chat, the engine calls cancel() of the result. If the result has no cancel(), th
 the result. Raises osmosis_grpc.errors.CallError. If the error is `retryable`, the engine retries.
 """
 
-ResultSink = Callable[[Completion], Awaitable[Outcome]]
-"""Receives completions, and records each result once.
+ResultSink = Callable[[RolloutOutcome], Awaitable[Receipt]]
+"""Receives outcomes, and records each result once.
 
-Raises InvalidArgument, Aborted or Unimplemented for a completion that it will never record. The engine retries after
+Raises InvalidArgument, Aborted or Unimplemented for a outcome that it will never record. The engine retries after
 any other error.
 """
 
@@ -39,7 +39,7 @@ EventSink = Callable[[TrajectoryEvent], None]
 EndSink = Callable[[RolloutInfo], None]
 """Receives every rollout that ended, even if its events cannot be committed.
 
-The completion can contain references to chats instead of the tokens of the chats, see Peer.accepts_references.
+The outcome can contain references to chats instead of the tokens of the chats, see Peer.accepts_references.
 """
 
 

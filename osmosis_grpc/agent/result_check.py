@@ -7,7 +7,7 @@ from typing import Any
 
 from osmosis_grpc.agent.results import RolloutResult
 from osmosis_grpc.types import Failure, FailureReason, Message
-from osmosis_grpc.types.completion import clip, describe, is_reward
+from osmosis_grpc.types.outcome import clip, describe, is_reward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

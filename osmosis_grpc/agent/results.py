@@ -57,7 +57,7 @@ class CompletionsResult:
 _ELSEWHERE = {
     "choices": "use result.message: a result has one reply",
     "output": "use result.message",
-    "completion": "use result.message",
+    "outcome": "use result.message",
     "delta": "use result.message: replies are not streamed",
     "output_text": "use result.content",
     "text": "use result.content",

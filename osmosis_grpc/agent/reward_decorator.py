@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Callable
 from typing import Any
 
-from osmosis_grpc.types.completion import is_reward
+from osmosis_grpc.types.outcome import is_reward
 
 _EXPECTED = ("solution_str", "ground_truth")
 

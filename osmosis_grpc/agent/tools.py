@@ -13,8 +13,8 @@ from osmosis_grpc.agent.current_context import ToolRun, current_run, current_ses
 from osmosis_grpc.errors import InvalidArgument, RolloutEndedError, ToolArgumentError, ToolExecutionError
 from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.types import Message, events, jsontext
-from osmosis_grpc.types.completion import clip, describe
 from osmosis_grpc.types.messages import copy_message
+from osmosis_grpc.types.outcome import clip, describe
 
 TOOL_CALL = job("agent.tool_call", OnFailure.RAISE)
 

@@ -20,7 +20,7 @@ from osmosis_grpc.agent.runnable import await_tools
 from osmosis_grpc.agent.schema_keys import misspelt_keys
 from osmosis_grpc.errors import InvalidArgument, OsmosisRolloutError
 from osmosis_grpc.types import RolloutRequest, jsontext
-from osmosis_grpc.types.completion import clip, describe
+from osmosis_grpc.types.outcome import clip, describe
 from osmosis_grpc.types.stack_frames import own_lines
 from osmosis_grpc.types.tool_dicts import dump_model
 

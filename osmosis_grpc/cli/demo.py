@@ -21,7 +21,7 @@ from rich.table import Table
 from osmosis_grpc.errors import CallError
 from osmosis_grpc.serve.json_output import records, say_error
 from osmosis_grpc.supervise import OnFailure, child, job
-from osmosis_grpc.types import Completion
+from osmosis_grpc.types import RolloutOutcome
 
 TRAIN = job("cli.demo_trainer", OnFailure.RAISE)
 WAIT = job("cli.demo_server", OnFailure.RAISE)
@@ -66,21 +66,21 @@ def run_demo(as_json: bool) -> int:
         if not as_json:
             say_error("starting an agent server in a separate process ...")
         try:
-            completions = _completions()
+            outcomes = _outcomes()
         except _DemoError as error:
             say_error(f"demo: {error}")
             return 1
-        for completion, (_, label) in zip(completions, TASKS, strict=True):
-            out.write("completion", **_record(completion, label))
-        done = sum(completion.status == "COMPLETED" for completion in completions)
+        for outcome, (_, label) in zip(outcomes, TASKS, strict=True):
+            out.write("outcome", **_record(outcome, label))
+        done = sum(outcome.status == "COMPLETED" for outcome in outcomes)
         if not as_json:
-            Console().print(_table(completions))
-        out.say(f"{done} of {len(completions)} rollouts COMPLETED. The mock model rounds, so 7 / 2 gets reward 0.")
+            Console().print(_table(outcomes))
+        out.say(f"{done} of {len(outcomes)} rollouts COMPLETED. The mock model rounds, so 7 / 2 gets reward 0.")
         out.say(NEXT.format(program=_program()))
-    return 0 if done == len(completions) else 1
+    return 0 if done == len(outcomes) else 1
 
 
-def _completions() -> list[Completion]:
+def _outcomes() -> list[RolloutOutcome]:
     """Run the rollouts on a server with a temporary folder, and delete the folder at the end."""
     for number in STOPS[1:]:
         signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
@@ -177,7 +177,7 @@ def _end(code: int) -> str:
     return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
 
-async def _train(target: str, token: str, server: subprocess.Popen[str]) -> list[Completion]:
+async def _train(target: str, token: str, server: subprocess.Popen[str]) -> list[RolloutOutcome]:
     """Run the rollouts. Raises _DemoError if the server ends early or refuses a call, and after LIMIT seconds."""
     rollouts, end = child(TRAIN, _rollouts(target, token)), child(WAIT, _ended(server))
     try:
@@ -209,8 +209,8 @@ async def _ended(server: subprocess.Popen[str]) -> int:
     return code
 
 
-async def _rollouts(target: str, token: str) -> list[Completion]:
-    """Start the rollouts as the trainer, answer their chats, and return their completions."""
+async def _rollouts(target: str, token: str) -> list[RolloutOutcome]:
+    """Start the rollouts as the trainer, answer their chats, and return their outcomes."""
     from osmosis_grpc.policies import ToolCallingMock
     from osmosis_grpc.trainer import Credentials, Trainer
 
@@ -220,19 +220,19 @@ async def _rollouts(target: str, token: str) -> list[Completion]:
     credentials = Credentials(token=token)
     async with Trainer(target, ToolCallingMock(), transport="callback", credentials=credentials) as trainer:
 
-        async def rollout(number: int, question: str, label: str) -> Completion:
+        async def rollout(number: int, question: str, label: str) -> RolloutOutcome:
             rollout_id, messages = f"demo-{run}-{number}", [{"role": "user", "content": question}]
             return await trainer.rollout(rollout_id=rollout_id, messages=messages, label=label)
 
         return list(await asyncio.gather(*(rollout(i, *task) for i, task in enumerate(TASKS, start=1))))
 
 
-def _record(completion: Completion, label: str) -> dict[str, Any]:
+def _record(outcome: RolloutOutcome, label: str) -> dict[str, Any]:
     samples = {
         name: {
             "chats": [
                 {
-                    "number": chat.number,
+                    "number": chat.chat_number,
                     "prompt_ids": chat.prompt_ids.tolist() if chat.prompt_ids is not None else None,
                     "ids": chat.tokens.ids.tolist() if chat.tokens is not None else None,
                     "logprobs": chat.tokens.logprobs.tolist()
@@ -242,32 +242,32 @@ def _record(completion: Completion, label: str) -> dict[str, Any]:
                 for chat in sample.chats
             ]
         }
-        for name, sample in completion.samples.items()
+        for name, sample in outcome.samples.items()
     }
     return {
-        "rollout_id": completion.rollout_id,
-        "status": str(completion.status),
-        "reward": completion.reward,
-        "finish_reason": completion.finish_reason,
+        "rollout_id": outcome.rollout_id,
+        "status": str(outcome.status),
+        "reward": outcome.reward,
+        "finish_reason": outcome.finish_reason,
         "label": label,
-        "messages": list(completion.messages),
+        "messages": list(outcome.messages),
         "samples": samples,
     }
 
 
-def _table(completions: list[Completion]) -> Table:
+def _table(outcomes: list[RolloutOutcome]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     for name in ("rollout", "status", "reward", "turns", "tokens", "finish reason", "latency"):
         table.add_column(name, no_wrap=True, min_width=len(name))
-    for completion in completions:
-        metrics = completion.metrics
+    for outcome in outcomes:
+        metrics = outcome.metrics
         table.add_row(
-            completion.rollout_id,
-            str(completion.status),
-            "-" if completion.reward is None else f"{completion.reward:.1f}",
+            outcome.rollout_id,
+            str(outcome.status),
+            "-" if outcome.reward is None else f"{outcome.reward:.1f}",
             str(metrics.num_llm_calls),
             str(metrics.response_tokens),
-            completion.finish_reason,
+            outcome.finish_reason,
             f"{metrics.total_latency_ms:.0f} ms",
         )
     return table

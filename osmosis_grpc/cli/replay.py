@@ -18,7 +18,7 @@ from osmosis_grpc.errors import DataLoss, InvalidArgument, OsmosisRolloutError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.storage import JournalError, Reader
-from osmosis_grpc.types import Completion, JournaledRollout
+from osmosis_grpc.types import JournaledRollout, RolloutOutcome
 
 NEAR = 5
 """The message about an unknown id names at most this many known ids."""
@@ -114,35 +114,35 @@ class _Report:
         self._out.write(
             "chat",
             sample=row.sample,
-            number=row.number,
+            number=row.chat_number,
             same=row.difference is None,
             difference=row.difference and asdict(row.difference),
             tools=row.tools,
         )
         tools = f"  then called {', '.join(row.tools)}" if row.tools else ""
-        self._out.say(f"  {row.sample} {row.number}  {'different' if row.difference else 'same'}{tools}")
+        self._out.say(f"  {row.sample} {row.chat_number}  {'different' if row.difference else 'same'}{tools}")
         self._differs(row.difference)
 
-    def _end(self, stopped: str, completion: Completion | None) -> None:
-        recorded, asked = self._recorded, {(row.sample, row.number) for row in self._rows}
-        missing = [name for name in recorded.questions if name not in asked] if completion is not None else []
+    def _end(self, stopped: str, outcome: RolloutOutcome | None) -> None:
+        recorded, asked = self._recorded, {(row.sample, row.chat_number) for row in self._rows}
+        missing = [name for name in recorded.questions if name not in asked] if outcome is not None else []
         for sample, number in missing:
             self._out.say(f"  {sample} {number}  not asked")
         self._differences += len(missing)
         found: list[Difference] = []
         why = _STOPPED.get(stopped, "") or recorded.cut
-        if completion is not None and not why:
-            assert recorded.completion is not None
-            found = result_differences(recorded.completion, completion)
+        if outcome is not None and not why:
+            assert recorded.outcome is not None
+            found = result_differences(recorded.outcome, outcome)
         if why:
             self._out.say(f"result not compared: {why}")
         elif not found:
-            assert completion is not None
-            segments = [segment for sample in completion.samples.values() for segment in sample.segments]
-            reward = "none" if completion.reward is None else f"{completion.reward:g}"
+            assert outcome is not None
+            segments = [segment for sample in outcome.samples.values() for segment in sample.segments]
+            reward = "none" if outcome.reward is None else f"{outcome.reward:g}"
             self._out.say(
-                f"result same: {completion.status} ({completion.finish_reason}), reward {reward}, "
-                f"{len(completion.messages)} messages, {sum(len(segment.ids) for segment in segments)} tokens"
+                f"result same: {outcome.status} ({outcome.finish_reason}), reward {reward}, "
+                f"{len(outcome.messages)} messages, {sum(len(segment.ids) for segment in segments)} tokens"
             )
         else:
             self._out.say(f"result different: {', '.join(difference.where for difference in found)}")

@@ -19,12 +19,12 @@ from osmosis_grpc.storage import MemoryJournal
 from osmosis_grpc.types import (
     ChatRequest,
     ChatResponse,
-    Completion,
-    CompletionStatus,
     EventKind,
     InitRequest,
     JournaledRollout,
-    Outcome,
+    OutcomeStatus,
+    Receipt,
+    RolloutOutcome,
     TrajectoryEvent,
     events,
     jsontext,
@@ -59,7 +59,7 @@ class Row:
     """One chat of the replay."""
 
     sample: str
-    number: int
+    chat_number: int
     difference: Difference | None = None
     tools: list[str] = field(default_factory=list)
 
@@ -69,19 +69,19 @@ class Recorded:
 
     def __init__(self, entry: JournaledRollout, trajectory: Callable[[str, int], Iterable[TrajectoryEvent]]) -> None:
         self.entry = entry
-        self.completion = entry.completion and resolve_references(entry.completion, trajectory)
+        self.outcome = entry.outcome and resolve_references(entry.outcome, trajectory)
         self.questions: dict[tuple[str, int], events.ChatRequested] = {}
         self.ends: dict[tuple[str, int], EventKind] = {}
         request = entry.init.request
         for event in trajectory(request.rollout_id, request.attempt):
             kind = event.kind
             if isinstance(kind, events.ChatRequested):
-                self.questions[kind.sample, kind.number] = kind
+                self.questions[kind.sample, kind.chat_number] = kind
             elif isinstance(kind, events.ChatAnswered) or (
                 # An aborted chat ends its rollout without an exception in the agent. Other failures raise in the agent.
                 isinstance(kind, events.ChatFailed) and not kind.will_retry and kind.code != Aborted.code
             ):
-                self.ends[kind.sample, kind.number] = kind
+                self.ends[kind.sample, kind.chat_number] = kind
 
     def reply(self, sample: str, number: int) -> ChatResponse:
         """Return the recorded reply of a chat, or raise its recorded error."""
@@ -94,16 +94,16 @@ class Recorded:
     @property
     def cut(self) -> str:
         """Return the reason why the agent did not end by itself; empty if the agent ended by itself."""
-        completion = self.completion
-        if completion is None:
+        outcome = self.outcome
+        if outcome is None:
             return "it has not ended"
-        by_server = completion.failure is not None and completion.failure.boundary == "server"
+        by_server = outcome.failure is not None and outcome.failure.boundary == "server"
         if (
             by_server
-            or completion.finish_reason == "trainer_lost"
-            or completion.status in (CompletionStatus.CANCELLED, CompletionStatus.DEADLINE_EXCEEDED)
+            or outcome.finish_reason == "trainer_lost"
+            or outcome.status in (OutcomeStatus.CANCELLED, OutcomeStatus.DEADLINE_EXCEEDED)
         ):
-            return f"it ended {completion.status} ({completion.finish_reason}), which was not its agent's doing"
+            return f"it ended {outcome.status} ({outcome.finish_reason}), which was not its agent's doing"
         return ""
 
 
@@ -118,20 +118,20 @@ class _Replaying:
         self._callers: dict[str, Row] = {}
         self.rows: list[Row] = []
         self.asked: dict[tuple[str, int], events.ChatRequested] = {}
-        self.over: asyncio.Future[tuple[str, Completion | None]] = asyncio.get_running_loop().create_future()
+        self.over: asyncio.Future[tuple[str, RolloutOutcome | None]] = asyncio.get_running_loop().create_future()
 
     def see(self, event: TrajectoryEvent) -> None:
         """Receive the events of the replay."""
         kind = event.kind
         if isinstance(kind, events.ChatRequested):
-            self.asked[kind.sample, kind.number] = kind
+            self.asked[kind.sample, kind.chat_number] = kind
         elif isinstance(kind, events.ToolCalled) and self.rows:
             row = self._callers.get(str(kind.call.get("id")), self.rows[-1])
             row.tools.append(str((kind.call.get("function") or {}).get("name")))
 
     async def chat(self, request: ChatRequest, /) -> ChatResponse:
         """Compare the question and return the recorded reply. A chat that is not recorded is never answered."""
-        name = request.sample, request.number
+        name = request.sample, request.chat_number
         if len(self.rows) == self._until:
             await self._stop("until_turn")
         self.flush()
@@ -146,11 +146,11 @@ class _Replaying:
             self._callers[str(call.get("id"))] = row
         return response
 
-    async def complete(self, completion: Completion, /) -> Outcome:
+    async def complete(self, outcome: RolloutOutcome, /) -> Receipt:
         """Record that the agent has ended."""
         if not self.over.done():
-            self.over.set_result(("", completion))
-        return Outcome.RECORDED
+            self.over.set_result(("", outcome))
+        return Receipt.RECORDED
 
     def flush(self) -> None:
         """Show each chat that was not shown before."""
@@ -168,20 +168,20 @@ class _Replaying:
 
 async def rerun(
     agent_loop: RolloutAgentLoop, recorded: Recorded, until_turn: int | None, show: Callable[[Row], None]
-) -> tuple[str, Completion | None]:
+) -> tuple[str, RolloutOutcome | None]:
     """Run the agent on the recording, and call `show` for every chat. Raises Internal when get_tools fails.
 
     Return two values. The first is the reason of an early stop: until_turn, recording_ended, or empty without an early
-    stop. The second is the completion, or None after an early stop.
+    stop. The second is the outcome, or None after an early stop.
     """
     replaying = _Replaying(recorded, until_turn, show)
     config = EngineConfig(max_concurrent=1, stop_again_after=(0.2, 0.5), trainer_grace=0.0)
     init = InitRequest(request=recorded.entry.init.request)
     async with Engine([agent_loop], config, sinks=[replaying.see], journal=MemoryJournal()) as engine:
         await engine.init(init, owner="", peer=Peer(replaying.chat, replaying.complete, has_tokens=True))
-        stopped, completion = await replaying.over
+        stopped, outcome = await replaying.over
     replaying.flush()
-    return stopped, completion
+    return stopped, outcome
 
 
 def question_difference(recorded: events.ChatRequested | None, now: events.ChatRequested) -> Difference | None:
@@ -196,7 +196,7 @@ def question_difference(recorded: events.ChatRequested | None, now: events.ChatR
 
 def _parts(recorded: events.ChatRequested, now: events.ChatRequested) -> Iterator[tuple[str, Any, Any]]:
     """Yield the name of each part of a question, its recorded value, and its new value. Each message is a part."""
-    yield "continues", recorded.continues, now.continues
+    yield "parent_chat", recorded.parent_chat, now.parent_chat
     yield "purpose", recorded.purpose.value, now.purpose.value
     for number, both in enumerate(zip_longest(recorded.messages, now.messages, fillvalue=_ABSENT), 1):
         yield f"message {number} of the new ones", *both
@@ -205,7 +205,7 @@ def _parts(recorded: events.ChatRequested, now: events.ChatRequested) -> Iterato
     yield "tools", tools[0], tools[1]
 
 
-def result_differences(recorded: Completion, now: Completion) -> list[Difference]:
+def result_differences(recorded: RolloutOutcome, now: RolloutOutcome) -> list[Difference]:
     """Return the differences of two results: status, reward, messages, tokens."""
     found = []
     for where, before, after in (
@@ -224,11 +224,11 @@ def result_differences(recorded: Completion, now: Completion) -> list[Difference
     return found
 
 
-def _status(completion: Completion) -> dict[str, Any]:
-    failure = completion.failure
+def _status(outcome: RolloutOutcome) -> dict[str, Any]:
+    failure = outcome.failure
     return {
-        "status": str(completion.status),
-        "finish_reason": completion.finish_reason,
+        "status": str(outcome.status),
+        "finish_reason": outcome.finish_reason,
         "failure": None if failure is None else {"boundary": failure.boundary, "message": failure.message},
     }
 

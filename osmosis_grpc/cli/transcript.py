@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from osmosis_grpc.agent.current_context import ToolRun
-from osmosis_grpc.types import ChatRequest, Completion, Message
-from osmosis_grpc.types.completion import printable
+from osmosis_grpc.types import ChatRequest, Message, RolloutOutcome
+from osmosis_grpc.types.outcome import printable
 
 Chats = Sequence[tuple[ChatRequest, Message]]
 Part = tuple[int, Sequence[Mapping[str, Any]]]
@@ -21,15 +21,15 @@ MOST_LINES = 8
 MOST_CHARS = 200
 
 
-def transcript(completion: Completion, runs: Sequence[ToolRun], chats: Chats = ()) -> Iterator[str]:
-    """Yield the lines for a completion's samples, and the lines for its end.
+def transcript(outcome: RolloutOutcome, runs: Sequence[ToolRun], chats: Chats = ()) -> Iterator[str]:
+    """Yield the lines for a outcome's samples, and the lines for its end.
 
     `chats` are the requests with their replies. If the chats of a sample branch, each branch is shown separately.
     """
     latencies = {run.call_id: run.latency for run in runs if run.latency is not None}
-    samples = {name: sample.messages for name, sample in completion.samples.items()}
+    samples = {name: sample.messages for name, sample in outcome.samples.items()}
     if len(samples) < 2:
-        samples = {next(iter(samples), "no chat"): completion.messages}
+        samples = {next(iter(samples), "no chat"): outcome.messages}
     for name, messages in samples.items():
         yield f"conversation ({_line(name)})"
         for number, part in _branches([chat for chat in chats if chat[0].sample == name], messages):
@@ -37,12 +37,12 @@ def transcript(completion: Completion, runs: Sequence[ToolRun], chats: Chats = (
                 yield f"  -- chat {number} begins another branch --"
             for line in _conversation(part, latencies, number):
                 yield f"  {line}"
-    metrics = completion.metrics
+    metrics = outcome.metrics
     counts = f"{counted(metrics.num_llm_calls, 'turn')}, {counted(metrics.num_tool_calls, 'tool call')}"
-    reward = "no reward" if completion.reward is None else f"reward {completion.reward:g}"
-    yield f"{completion.status}: {counts}, {reward}, {metrics.total_latency_ms / 1000:.2f} s"
-    if completion.failure:
-        for frame in completion.failure.frames:
+    reward = "no reward" if outcome.reward is None else f"reward {outcome.reward:g}"
+    yield f"{outcome.status}: {counts}, {reward}, {metrics.total_latency_ms / 1000:.2f} s"
+    if outcome.failure:
+        for frame in outcome.failure.frames:
             yield _line(f"  {frame.file}:{frame.line} in {frame.function}: {frame.code}")
 
 
@@ -55,8 +55,8 @@ def _branches(chats: Chats, messages: Sequence[Mapping[str, Any]]) -> Sequence[P
     known: dict[int, int] = {}  # the first chat of a branch to its number of messages that an earlier branch shows
     whole: dict[int, Sequence[Mapping[str, Any]]] = {}
     for request, reply in chats:
-        number, history = request.number, [*request.messages, reply]
-        first = begins.pop(request.continues, number)
+        number, history = request.chat_number, [*request.messages, reply]
+        first = begins.pop(request.parent_chat, number)
         if first == number:
             known[first] = request.prefix_len
         begins[number], whole[first] = first, history

@@ -20,7 +20,7 @@ from osmosis_grpc.errors import OsmosisRolloutError
 from osmosis_grpc.policies import EveryToolMock
 from osmosis_grpc.storage import MemoryJournal
 from osmosis_grpc.supervise import OnFailure, job
-from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, InitRequest, Message, Outcome, RolloutRequest
+from osmosis_grpc.types import ChatRequest, ChatResponse, InitRequest, Message, Receipt, RolloutOutcome, RolloutRequest
 
 PULSE = job("cli.pulse", OnFailure.RESTART)
 
@@ -60,7 +60,7 @@ class Block:
 class Trial:
     """The observations of one rollout."""
 
-    completion: Completion | None = None
+    outcome: RolloutOutcome | None = None
     """None if the agent did not begin or did not end."""
     result: Any = None
     returned: bool = False
@@ -109,7 +109,7 @@ class _Watched:
     async def model(self, request: ChatRequest, /) -> ChatResponse:
         trial = self._trial
         trial.offered |= dict.fromkeys(_names(request.tools or ()))
-        if request.number > MOST_CHATS:
+        if request.chat_number > MOST_CHATS:
             trial.endless = True
             self.stop()
         response = await self._model(request)
@@ -157,7 +157,7 @@ def try_out(agent_loop: Any, timeout: float) -> Trial:
     watched = _Watched(agent_loop, trial)
     seen: list[Watchdog] = []
     try:
-        trial.completion = run_in_daemon_thread(lambda: _rollout(watched, trial, timeout, seen), timeout + GRACE)
+        trial.outcome = run_in_daemon_thread(lambda: _rollout(watched, trial, timeout, seen), timeout + GRACE)
     except concurrent.futures.TimeoutError:
         trial.stuck = f"the event loop is still blocked after {timeout + GRACE:g} s"
         trial.blocks += [Block(timeout + GRACE, watchdog.last, watchdog.last_tool) for watchdog in seen]
@@ -166,14 +166,14 @@ def try_out(agent_loop: Any, timeout: float) -> Trial:
     return trial
 
 
-async def _rollout(watched: _Watched, trial: Trial, timeout: float, seen: list[Watchdog]) -> Completion:
-    """Return the completion of one rollout."""
-    done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+async def _rollout(watched: _Watched, trial: Trial, timeout: float, seen: list[Watchdog]) -> RolloutOutcome:
+    """Return the outcome of one rollout."""
+    done: asyncio.Future[RolloutOutcome] = asyncio.get_running_loop().create_future()
 
-    async def sink(completion: Completion, /) -> Outcome:
+    async def sink(outcome: RolloutOutcome, /) -> Receipt:
         if not done.done():
-            done.set_result(completion)
-        return Outcome.RECORDED
+            done.set_result(outcome)
+        return Receipt.RECORDED
 
     # The watchdog surely sees a block that lasts twice as long as its limit.
     config = EngineConfig(max_concurrent=1, stop_again_after=(0.2, 0.5), blocked_after=BLOCKED / 2)
@@ -191,7 +191,7 @@ async def _rollout(watched: _Watched, trial: Trial, timeout: float, seen: list[W
         watched.stop = lambda: engine.cancel("", rollout_id=request.rollout_id)
         try:
             await engine.init(InitRequest(request=request), owner="", peer=Peer(watched.model, sink))
-            completion = await done
+            outcome = await done
         finally:
             stop_watching()
-    return completion
+    return outcome

@@ -19,8 +19,8 @@ from osmosis_grpc.agent.validator import Finding, Place, make, one_line, place_o
 from osmosis_grpc.cli.transcript import counted, mapping
 from osmosis_grpc.cli.trial import MOST_CHATS, Trial
 from osmosis_grpc.errors import ToolExecutionError
-from osmosis_grpc.types import ChatPurpose, CompletionStatus
-from osmosis_grpc.types.completion import describe, is_reward
+from osmosis_grpc.types import ChatPurpose, OutcomeStatus
+from osmosis_grpc.types.outcome import describe, is_reward
 from osmosis_grpc.types.requests import DEFAULT_MAX_TURNS
 
 HINTS = {
@@ -94,23 +94,23 @@ def findings_of(trial: Trial, agent_loop: Any) -> list[Finding]:
 
 def _end(trial: Trial) -> Iterator[Row]:
     """Yield the findings about the end of run."""
-    completion, result = trial.completion, trial.result
+    outcome, result = trial.outcome, trial.result
     if trial.endless:
         text = f"it asked for more than {MOST_CHATS} chats, and max_turns is {DEFAULT_MAX_TURNS}"
         yield "MAX_TURNS_IGNORED", text, None
         return
-    if completion is None:
+    if outcome is None:
         return
-    text = completion.failure.message if completion.failure else str(completion.status)
-    failed, is_result = completion.status is CompletionStatus.FAILED, isinstance(result, RolloutResult)
+    text = outcome.failure.message if outcome.failure else str(outcome.status)
+    failed, is_result = outcome.status is OutcomeStatus.FAILED, isinstance(result, RolloutResult)
     completed = is_result and result.status == "COMPLETED"
     if failed and trial.returned and not is_result:
         yield "RESULT_NOT_RETURNED", text, None
     elif failed and completed and result.reward is not None and not is_reward(result.reward):
         yield _reward_code(result.reward), text, None
-    elif completion.status is CompletionStatus.DEADLINE_EXCEEDED:
+    elif outcome.status is OutcomeStatus.DEADLINE_EXCEEDED:
         yield "MAX_TURNS_IGNORED" if "max_turns" in text else "RUN_TIMED_OUT", text, _place(trial.error)
-    elif completion.status is not CompletionStatus.COMPLETED:
+    elif outcome.status is not OutcomeStatus.COMPLETED:
         yield _raised(trial, text, failed=failed)
     if completed:
         for unanswered in _unanswered(result.final_messages):
@@ -156,8 +156,8 @@ def _chats(trial: Trial) -> Iterator[Row]:
         if request.purpose is ChatPurpose.JUDGE:
             continue
         earlier = asked.setdefault(request.sample, [])
-        if earlier and not request.continues and request.messages not in earlier:
-            rewritten.append(f"chat {request.number} of sample {request.sample}")
+        if earlier and not request.parent_chat and request.messages not in earlier:
+            rewritten.append(f"chat {request.chat_number} of sample {request.sample}")
         earlier.append(request.messages)
     if rewritten:
         others = f" ({len(rewritten) - 1} more like it)" if len(rewritten) > 1 else ""
@@ -190,9 +190,9 @@ def _tools(trial: Trial) -> Iterator[Row]:
             yield "TOOL_ANSWERED_ERROR", f"the tool {name} answered what looks like an error: {content!r}", None
     called = {name for name, _ in trial.called.values()}
     never = [name for name in trial.offered if name not in called]
-    if never and trial.completion is not None and trial.completion.status == "COMPLETED":
+    if never and trial.outcome is not None and trial.outcome.status == "COMPLETED":
         what = "tools were" if len(never) > 1 else "tool was"
-        asked = f"run ended after {counted(trial.completion.metrics.num_llm_calls, 'chat')}"
+        asked = f"run ended after {counted(trial.outcome.metrics.num_llm_calls, 'chat')}"
         yield "TOOLS_NEVER_CALLED", f"{len(never)} {what} never called: {', '.join(never)}; {asked}", None
 
 
@@ -238,8 +238,8 @@ def _is_unknown_tool(error: BaseException, name: str) -> bool:
 
 def _answers(trial: Trial) -> Iterator[tuple[str, str]]:
     """Yield the tool messages that have text."""
-    completion = trial.completion
-    for messages in (completion.messages, *(s.messages for s in completion.samples.values())) if completion else ():
+    outcome = trial.outcome
+    for messages in (outcome.messages, *(s.messages for s in outcome.samples.values())) if outcome else ():
         for message in messages:
             if message.get("role") == "tool" and isinstance(message.get("content"), str):
                 yield str(message.get("tool_call_id")), _short(message["content"])

@@ -29,7 +29,7 @@ from osmosis_grpc.agent.validator import (
 from osmosis_grpc.cli.transcript import counted, transcript
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
-from osmosis_grpc.types.completion import printable
+from osmosis_grpc.types.outcome import printable
 
 if TYPE_CHECKING:
     from osmosis_grpc.cli.trial import Trial
@@ -74,19 +74,19 @@ class _Report:
         name = None if result.agent_name is None else _printable(result.agent_name)
         errors, warnings = len(result.errors), len(result.warnings)
         self.agents, self.errors, self.warnings = self.agents + 1, self.errors + errors, self.warnings + warnings
-        if trial is not None and trial.completion is not None:
-            metrics, samples = trial.completion.metrics, trial.completion.samples
+        if trial is not None and trial.outcome is not None:
+            metrics, samples = trial.outcome.metrics, trial.outcome.samples
             self._out.write(
                 "run",
                 module=spec,
                 agent=name,
-                status=str(trial.completion.status),
-                finish_reason=trial.completion.finish_reason,
-                reward=trial.completion.reward,
+                status=str(trial.outcome.status),
+                finish_reason=trial.outcome.finish_reason,
+                reward=trial.outcome.reward,
                 turns=metrics.num_llm_calls,
                 tool_calls=metrics.num_tool_calls,
                 seconds=metrics.total_latency_ms / 1000,
-                messages=list(trial.completion.messages),
+                messages=list(trial.outcome.messages),
                 samples={key: list(sample.messages) for key, sample in samples.items()} if len(samples) > 1 else {},
             )
         for finding in result.findings:
@@ -97,8 +97,8 @@ class _Report:
             place = f"{finding.file}:{finding.line}" if finding.file else "no source"
             self._out.say(f"  {finding.severity} {finding.code} {place}")
             self._out.say(f"    {finding.message}\n    hint: {finding.hint}")
-        if trial is not None and trial.completion is not None:
-            for line in transcript(trial.completion, trial.runs, trial.chats):
+        if trial is not None and trial.outcome is not None:
+            for line in transcript(trial.outcome, trial.runs, trial.chats):
                 self._out.say(f"  {line}")
 
     def end(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 
 from osmosis_grpc.supervise import OnFailure, job, thread
-from osmosis_grpc.types.completion import printable
+from osmosis_grpc.types.outcome import printable
 
 WRITE = job("console.write_log", OnFailure.RESTART, "thread")
 

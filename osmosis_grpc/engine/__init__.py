@@ -1,4 +1,4 @@
-"""The engine: lifecycle and admission of rollouts, the event log, the chat client, and the delivery of completions.
+"""The engine: lifecycle and admission of rollouts, the event log, the chat client, and the delivery of outcomes.
 
 The engine does not depend on a transport. It calls the ports of osmosis_grpc.agent.
 """

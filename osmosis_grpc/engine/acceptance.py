@@ -24,7 +24,7 @@ from osmosis_grpc.engine.tombstones import CANCELLED_EARLY
 from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, Internal, InvalidArgument, NotFound, Unavailable
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.types import InitRequest, RolloutRequest, events
-from osmosis_grpc.types.completion import clip, describe
+from osmosis_grpc.types.outcome import clip, describe
 from osmosis_grpc.types.tool_dicts import tool_dicts
 
 ACCEPT = job("engine.accept", OnFailure.REPORT, "callback")
@@ -134,11 +134,11 @@ class Acceptance:
         return name or names[0]
 
     def _mark(self, record: Record, peer: Peer) -> None:
-        """Note in the completion of an ended rollout whether the rollout ended in an earlier run of the trainer."""
-        if record.delivery.completion is not None:
+        """Note in the outcome of an ended rollout whether the rollout ended in an earlier run of the trainer."""
+        if record.delivery.outcome is not None:
             earlier = self._context.earlier_runs.earlier(record, peer)
-            if earlier != record.delivery.completion.from_journal:
-                record.delivery.completion = replace(record.delivery.completion, from_journal=earlier)
+            if earlier != record.delivery.outcome.from_journal:
+                record.delivery.outcome = replace(record.delivery.outcome, from_journal=earlier)
             if earlier is not None:
                 self._context.earlier_runs.count(earlier)
 

@@ -38,7 +38,7 @@ from osmosis_grpc.types import (
     events,
     jsontext,
 )
-from osmosis_grpc.types.completion import clip, describe
+from osmosis_grpc.types.outcome import clip, describe
 from osmosis_grpc.types.requests import check_id, own_params
 from osmosis_grpc.types.tool_dicts import tool_dicts
 
@@ -170,22 +170,22 @@ class RolloutSession:
             rollout_id=record.rollout_id,
             attempt=record.attempt,
             sample=sample,
-            number=number,
+            chat_number=number,
             messages=history,
             params=params,
             tools=record.tools if chat_tools is None else chat_tools,
             tools_overridden=chat_tools is not None,
             purpose=purpose,
-            continues=position.continues,
+            parent_chat=position.parent_chat,
             prefix_len=position.prefix_len,
-            known_ids=None if record.peer.has_tokens else state.known_ids(position.continues),
+            known_ids=None if record.peer.has_tokens else state.known_ids(position.parent_chat),
             state=self._callback_state(),
             timeout=self._timeout(),
         )
         asked = events.ChatRequested(
             sample=sample,
-            number=number,
-            continues=position.continues,
+            chat_number=number,
+            parent_chat=position.parent_chat,
             messages=history[position.prefix_len :],
             params=params,
             tools=chat_tools,
@@ -198,7 +198,7 @@ class RolloutSession:
         try:
             response = await self._ask(request) if recorded is None else recorded.response
             self.check_open()
-            prompt_length = state.assemble(number, position.continues, response, purpose)
+            prompt_length = state.assemble(number, position.parent_chat, response, purpose)
         except CallError as error:
             self._log_failed(request, error, will_retry=False)
             if isinstance(error, Aborted):
@@ -212,10 +212,10 @@ class RolloutSession:
         run.meter.answered(response, prompt_length, latency)
         answered = events.ChatAnswered(
             sample=sample,
-            number=number,
+            chat_number=number,
             response=response,
             latency=latency,
-            recorded_number=0 if recorded is None else recorded.number,
+            recorded_event=0 if recorded is None else recorded.chat_number,
         )
         self._context.log.append(record, answered)
         run.called = _called(response.message)
@@ -267,7 +267,7 @@ class RolloutSession:
                     if first:
                         log.warning(
                             "chat %d of rollout %s: the trainer cannot answer now (%s); retrying for up to %g s",
-                            request.number,
+                            request.chat_number,
                             request.rollout_id,
                             clip(describe(error)),
                             config.trainer_grace,
@@ -323,7 +323,7 @@ class RolloutSession:
         if self.open and self._record.state is RolloutState.RUNNING:
             failed = events.ChatFailed(
                 sample=request.sample,
-                number=request.number,
+                chat_number=request.chat_number,
                 code=error.code,
                 message=clip(str(error)),
                 will_retry=will_retry,

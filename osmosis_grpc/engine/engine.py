@@ -30,7 +30,7 @@ from osmosis_grpc.engine.shutdown import Shutdown
 from osmosis_grpc.engine.stalled_rollouts import warn_of_stalls
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.types import CancelResult, Capacity, CompletionStatus, InitRequest
+from osmosis_grpc.types import CancelResult, Capacity, InitRequest, OutcomeStatus
 
 log = logging.getLogger(__name__)
 
@@ -158,7 +158,7 @@ class Engine:
             self.runner.cancel(record, reason)
             cancelled = True
         else:
-            cancelled = record.live and decided is not None and decided.status is CompletionStatus.CANCELLED
+            cancelled = record.live and decided is not None and decided.status is OutcomeStatus.CANCELLED
         if cancelled and not record.trail.journaled:  # the next process finds the tombstone, but no CancelAsked
             self.context.tombstones.add(record.owner, record.rollout_id, record.attempt)
         return CancelResult(
@@ -186,7 +186,7 @@ class Engine:
         )
 
     def _ended(self, record: Record) -> None:
-        """Deliver the completion of a rollout whose end is committed, and tell the other parts about the end."""
+        """Deliver the outcome of a rollout whose end is committed, and tell the other parts about the end."""
         assert record.run.termination is not None
         record.count(False)
         if record.run.termination.deliver:
@@ -199,7 +199,7 @@ class Engine:
         self._completed += 1
         for sink in self.end_sinks:
             try:
-                sink(replace(record.info(), completion=record.delivery.completion))
+                sink(replace(record.info(), outcome=record.delivery.outcome))
             except Exception:
                 log.exception("a sink of ended rollouts failed; the rollout has ended nevertheless")
 

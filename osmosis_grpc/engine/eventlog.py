@@ -110,7 +110,7 @@ class EventLog:
             self._supervisor.call(COMMITTED, then, record, report=lambda error: self.on_failed(record, then, error))
 
     def _show(self, record: Record, event: TrajectoryEvent) -> None:
-        record.trail.last_number = event.number
+        record.trail.last_event_number = event.event_number
         try:
             for waiter in record.trail.waiters:
                 waiter.set()
@@ -129,7 +129,7 @@ class EventLog:
         after = 0
         while batch := self._journal.events(rollout_id, attempt, after, BATCH):
             yield from batch
-            after = batch[-1].number
+            after = batch[-1].event_number
 
     def cursor(self, position: int) -> str:
         """Return the cursor for a position."""
@@ -162,21 +162,21 @@ class EventLog:
 
         The iteration ends when the rollout can have no further event.
         """
-        if after > record.trail.last_number:
-            raise InvalidArgument("after", f"{after} is ahead of the newest event, {record.trail.last_number}")
+        if after > record.trail.last_event_number:
+            raise InvalidArgument("after", f"{after} is ahead of the newest event, {record.trail.last_event_number}")
         waiter = asyncio.Event()
         record.trail.waiters.add(waiter)
         try:
             while True:
                 waiter.clear()
                 batch = self._journal.events(record.rollout_id, record.attempt, after, BATCH)
-                if not batch and after < record.trail.last_number:
+                if not batch and after < record.trail.last_event_number:
                     raise OutOfRange(
-                        "the rollout's events are no longer kept", first_number=record.trail.last_number + 1
+                        "the rollout's events are no longer kept", first_event_number=record.trail.last_event_number + 1
                     )
                 for event in batch:
                     yield event
-                    after = event.number
+                    after = event.event_number
                 if not batch:
                     if record.delivery.settled:
                         return
@@ -236,9 +236,9 @@ def _answered(kind: events.ChatAnswered) -> int:
 
 
 def _ended(kind: events.Ended) -> int:
-    completion = kind.completion
-    arrays = sum(s.ids.nbytes * 2 for sample in completion.samples.values() for s in sample.segments)
-    return arrays + text_size(completion.messages) + text_size([dict(completion.extra_fields)])
+    outcome = kind.outcome
+    arrays = sum(s.ids.nbytes * 2 for sample in outcome.samples.values() for s in sample.segments)
+    return arrays + text_size(outcome.messages) + text_size([dict(outcome.extra_fields)])
 
 
 _EXTRA: dict[type[EventKind], Callable[[Any], int]] = {

@@ -26,7 +26,7 @@ class EarlierRuns:
     """Holds the id of this process and the versions of its agents."""
 
     def __init__(self, runnables: Mapping[str, Runnable], journal: Journal) -> None:
-        self.process_uuid = uuid.uuid4().hex
+        self.process_id = uuid.uuid4().hex
         self._versions = {name: AgentVersion.of(runnable.source) for name, runnable in runnables.items()}
         self.versions = {name: version.digest for name, version in self._versions.items()}
         """The version of each agent. Empty if the version is not known."""
@@ -39,18 +39,18 @@ class EarlierRuns:
 
     def ended_by(self, record: Record) -> EndedBy:
         """Return the process and the run of the trainer in which a rollout ends now."""
-        return EndedBy(self.process_uuid, record.peer.trainer_run)
+        return EndedBy(self.process_id, record.peer.trainer_run)
 
     def earlier(self, record: Record, peer: Peer) -> EarlierRun | None:
         """Return the earlier run in which a rollout ended, or None if it ended in the present run of the trainer."""
-        completion, by = record.delivery.completion, record.delivery.ended_by
-        if completion is None or not peer.trainer_run or by.trainer_run == peer.trainer_run:
+        outcome, by = record.delivery.outcome, record.delivery.ended_by
+        if outcome is None or not peer.trainer_run or by.trainer_run == peer.trainer_run:
             return None
-        then, now = completion.agent_version, self._versions.get(record.agent_loop, AgentVersion())
+        then, now = outcome.agent_version, self._versions.get(record.agent_loop, AgentVersion())
         return EarlierRun(
             record.delivery.end_time or 0.0,
-            by.process_uuid,
-            by.process_uuid == self.process_uuid,
+            by.process_id,
+            by.process_id == self.process_id,
             record.agent_loop,
             then,
             now.digest,

@@ -149,12 +149,12 @@ class Journal(ABC):
     ) -> Sequence[JournaledRollout]:
         """Return an owner's rollouts with sequence numbers above `after`, in order of acceptance.
 
-        They have no completions. The result has every rollout that matches the filter, and possibly others. This method
+        They have no outcomes. The result has every rollout that matches the filter, and possibly others. This method
         never blocks the event loop for long.
         """
 
     def find(self, rollout_id: str) -> Sequence[JournaledRollout]:
-        """Return the committed attempts of a rollout with their completions. A journal in memory returns none."""
+        """Return the committed attempts of a rollout with their outcomes. A journal in memory returns none."""
         return ()
 
     def find_by_key(self, owner: str, idempotency_key: str) -> str:

@@ -1,11 +1,11 @@
-"""Delivers each completion to its trainer at least once.
+"""Delivers each outcome to its trainer at least once.
 
 The outbox retries a delivery until the trainer has answered it, or until record_ttl has passed since the end of the
 rollout.
 
-After the delivery, the trainer can ask for the completion again. For this it sends an equal Init, which is an Init with
-the same id, attempt and spec as an earlier Init. The outbox then sends the completion again. This is a resend. A
-trainer that already has the completion ignores the resend, so no event is recorded for a resend.
+After the delivery, the trainer can ask for the outcome again. For this it sends an equal Init, which is an Init with
+the same id, attempt and spec as an earlier Init. The outbox then sends the outcome again. This is a resend. A
+trainer that already has the outcome ignores the resend, so no event is recorded for a resend.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from osmosis_grpc.engine.record import Peer, Record
 from osmosis_grpc.engine.resolve_references import has_references, resolve_from_journal
 from osmosis_grpc.errors import Aborted, CallError, InvalidArgument, ResourceExhausted, Unimplemented
 from osmosis_grpc.supervise import Backoff, OnFailure, child, future, job
-from osmosis_grpc.types import Completion, Outcome, events
-from osmosis_grpc.types.completion import clip, describe
+from osmosis_grpc.types import Receipt, RolloutOutcome, events
+from osmosis_grpc.types.outcome import clip, describe
 
 log = logging.getLogger(__name__)
 
@@ -30,13 +30,13 @@ DELIVER = job("engine.deliver", OnFailure.RESTART)
 RESEND = job("engine.resend", OnFailure.RESTART)
 
 FINAL = (InvalidArgument, Aborted, Unimplemented)
-"""The trainer will never record a completion that it refuses with one of these errors, so there is no retry."""
+"""The trainer will never record a outcome that it refuses with one of these errors, so there is no retry."""
 MAX_RESENDS = 1024
 """At most this many resends are open at the same time."""
 
 
 class Outbox:
-    """Delivers completions, and counts the undelivered ones."""
+    """Delivers outcomes, and counts the undelivered ones."""
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
@@ -52,10 +52,10 @@ class Outbox:
         """The number of tries of all deliveries. Resends are not counted."""
         self.undelivered = 0
         self.expired = 0
-        """The number of completions that were not delivered within record_ttl."""
+        """The number of outcomes that were not delivered within record_ttl."""
 
     def put(self, record: Record) -> None:
-        """Start to deliver the completion of an ended rollout. Only the retries run in a task of their own."""
+        """Start to deliver the outcome of an ended rollout. Only the retries run in a task of their own."""
         if not record.delivery.undelivered:
             self._count(record, 1)
         if not self._closed:
@@ -72,13 +72,13 @@ class Outbox:
         self._context.log.append(record, events.Delivered(None, "superseded"), self._context.on_delivered)
 
     def drop(self, record: Record) -> None:
-        """Stop delivering the completion of a rollout, because a higher attempt replaces the rollout."""
+        """Stop delivering the outcome of a rollout, because a higher attempt replaces the rollout."""
         if record.delivery.undelivered:
             record.delivery.dropped = True
             record.restart_calls()
 
     def resend(self, record: Record) -> None:
-        """Send the completion of an ended rollout to the rollout's peer again.
+        """Send the outcome of an ended rollout to the rollout's peer again.
 
         If the first delivery is still open, the resend begins after that delivery. Raises ResourceExhausted if
         MAX_RESENDS resends are already open.
@@ -86,9 +86,7 @@ class Outbox:
         if record.delivery.undelivered:
             self._resend_after.add(record)
         elif len(self._resends) >= MAX_RESENDS:
-            raise ResourceExhausted(
-                f"{MAX_RESENDS} resends of completions are already open; retry later", retry_after=1.0
-            )
+            raise ResourceExhausted(f"{MAX_RESENDS} resends of outcomes are already open; retry later", retry_after=1.0)
         else:
             self._begin_resend(record)
 
@@ -99,36 +97,36 @@ class Outbox:
             self._begin_resend(record)
 
     def close(self) -> None:
-        """Begin no further delivery. The supervisor ends the open deliveries. Their completions stay undelivered."""
+        """Begin no further delivery. The supervisor ends the open deliveries. Their outcomes stay undelivered."""
         self._closed = True
 
-    def _call(self, record: Record) -> "asyncio.Future[Outcome]":
-        completion = record.delivery.completion
-        assert completion is not None
+    def _call(self, record: Record) -> "asyncio.Future[Receipt]":
+        outcome = record.delivery.outcome
+        assert outcome is not None
         self.attempts += 1
         try:
-            call = self._send(record.peer, completion)
+            call = self._send(record.peer, outcome)
         except Exception as error:  # it fails only this try, and must not reach the caller of put()
             call = asyncio.get_running_loop().create_future()
             call.set_exception(error)
         record.calls.add(call)
         return call
 
-    def _send(self, peer: Peer, completion: Completion) -> "asyncio.Future[Outcome]":
-        """Send a completion once.
+    def _send(self, peer: Peer, outcome: RolloutOutcome) -> "asyncio.Future[Receipt]":
+        """Send a outcome once.
 
-        A completion can refer to chats instead of containing their messages and tokens. Only a peer that keeps its
+        A outcome can refer to chats instead of containing their messages and tokens. Only a peer that keeps its
         replies understands such references. For any other peer, the journal's messages and tokens replace them first.
         """
-        if peer.accepts_references or not has_references(completion):
-            return future(COMPLETE, peer.complete(completion))
+        if peer.accepts_references or not has_references(outcome):
+            return future(COMPLETE, peer.complete(outcome))
 
-        async def resolved() -> Outcome:
-            return await peer.complete(await resolve_from_journal(completion, self._context.journal))
+        async def resolved() -> Receipt:
+            return await peer.complete(await resolve_from_journal(outcome, self._context.journal))
 
         return child(COMPLETE, resolved())
 
-    def _answered(self, record: Record, peer: Peer, call: "asyncio.Future[Outcome]") -> None:
+    def _answered(self, record: Record, peer: Peer, call: "asyncio.Future[Receipt]") -> None:
         """Handle the end of the first try of a delivery. This try called `peer`."""
         if not call.cancelled() and call.exception() is None:
             record.calls.discard(call)
@@ -137,13 +135,13 @@ class Outbox:
         else:
             self._retry(record, (peer, call))
 
-    def _retry(self, record: Record, *first: "tuple[Peer, asyncio.Future[Outcome]]") -> None:
+    def _retry(self, record: Record, *first: "tuple[Peer, asyncio.Future[Receipt]]") -> None:
         """Continue a delivery in a task. If the first try made a call, `first` is the peer and this call."""
         if not self._closed:
             self._context.supervisor.start(DELIVER, partial(self._deliver, record, list(first)))
 
-    async def _deliver(self, record: Record, first: "list[tuple[Peer, asyncio.Future[Outcome]]]") -> None:
-        """Retry until the delivery is settled. If the task is cancelled, the completion stays undelivered."""
+    async def _deliver(self, record: Record, first: "list[tuple[Peer, asyncio.Future[Receipt]]]") -> None:
+        """Retry until the delivery is settled. If the task is cancelled, the outcome stays undelivered."""
         assert record.delivery.ended is not None
         peer, call = first.pop() if first else (record.peer, self._call(record))
         gives_up = record.delivery.ended + self._context.config.record_ttl
@@ -152,7 +150,7 @@ class Outbox:
         while True:
             reached, asked_to_wait, pause = False, False, backoff.next()
             try:
-                outcome = await call
+                receipt = await call
                 reached = True
             except asyncio.CancelledError:
                 task = asyncio.current_task()
@@ -160,7 +158,7 @@ class Outbox:
                     raise
             except FINAL as error:
                 reached = True
-                log.warning("the completion of rollout %s was refused: %s", record.rollout_id, clip(describe(error)))
+                log.warning("the outcome of rollout %s was refused: %s", record.rollout_id, clip(describe(error)))
                 return self._settle(record, events.Delivered(None, clip(f"refused: {describe(error)}"), tries))
             except Exception as error:
                 retry_after = getattr(error, "retry_after", None)
@@ -169,7 +167,7 @@ class Outbox:
                     pause = min(retry_after, self._context.config.outbox_delay[1])
                 if tries == 1:
                     log.warning(
-                        "the completion of rollout %s did not reach its trainer (%s); trying again",
+                        "the outcome of rollout %s did not reach its trainer (%s); trying again",
                         record.rollout_id,
                         clip(describe(error)),
                     )
@@ -177,11 +175,11 @@ class Outbox:
                 record.calls.discard(call)
                 self._context.destinations.tried(record, peer.destination_key, reached=reached)
             if reached:
-                return self._settle(record, events.Delivered(outcome, tries=tries))
+                return self._settle(record, events.Delivered(receipt, tries=tries))
             left = gives_up - self._context.clock.monotonic()
             if left <= 0:
                 self.expired += 1
-                log.error("the completion of rollout %s expired undelivered after %d tries", record.rollout_id, tries)
+                log.error("the outcome of rollout %s expired undelivered after %d tries", record.rollout_id, tries)
                 return self._settle(record, events.Delivered(None, "expired", tries))
             if record.peer is peer and not record.delivery.dropped:
                 # The wait ends early when another call reaches the trainer. In two cases, it does not end early: the
@@ -197,21 +195,21 @@ class Outbox:
             peer, call = record.peer, self._call(record)
 
     def _begin_resend(self, record: Record) -> None:
-        assert record.delivery.completion is not None
+        assert record.delivery.outcome is not None
         key = record.rollout_id, record.attempt, record.peer.key
         if key not in self._resends:
             self._resends.add(key)
             give_up = asyncio.get_running_loop().time() + self._context.config.trainer_grace
-            resend = partial(self._resend, record.peer, record.delivery.completion, give_up)
+            resend = partial(self._resend, record.peer, record.delivery.outcome, give_up)
             task = self._context.supervisor.start(RESEND, resend)
             task.add_done_callback(lambda _: self._resends.discard(key))
 
-    async def _resend(self, peer: Peer, completion: Completion, give_up: float) -> None:
-        """Send a completion until the trainer has answered it, or until the event loop's time is `give_up`."""
+    async def _resend(self, peer: Peer, outcome: RolloutOutcome, give_up: float) -> None:
+        """Send a outcome until the trainer has answered it, or until the event loop's time is `give_up`."""
         backoff = Backoff(*self._context.config.outbox_delay)
         while True:
             try:
-                await self._send(peer, completion)
+                await self._send(peer, outcome)
                 return
             except Exception as error:
                 pause = backoff.next()
@@ -219,8 +217,8 @@ class Outbox:
                     pause = error.retry_after
                 if isinstance(error, FINAL) or asyncio.get_running_loop().time() + pause > give_up:
                     log.warning(
-                        "the trainer asked again for the completion of rollout %s, but the resend has failed: %s",
-                        completion.rollout_id,
+                        "the trainer asked again for the outcome of rollout %s, but the resend has failed: %s",
+                        outcome.rollout_id,
                         clip(describe(error)),
                     )
                     return

@@ -11,17 +11,17 @@ from osmosis_grpc.engine.recorded_chats import Recording
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.types import (
     Activity,
-    Completion,
-    CompletionStatus,
     EndedBy,
     InitRequest,
     JournaledRollout,
+    OutcomeStatus,
     RolloutInfo,
+    RolloutOutcome,
     RolloutState,
     ToolDict,
 )
 
-TERMINAL = frozenset(RolloutState(status) for status in CompletionStatus)
+TERMINAL = frozenset(RolloutState(status) for status in OutcomeStatus)
 TRANSITIONS: dict[RolloutState, frozenset[RolloutState]] = {
     RolloutState.ACCEPTED: frozenset({RolloutState.QUEUED, RolloutState.RUNNING, RolloutState.REPORTING}),
     RolloutState.QUEUED: frozenset({RolloutState.RUNNING, RolloutState.REPORTING}),
@@ -30,7 +30,7 @@ TRANSITIONS: dict[RolloutState, frozenset[RolloutState]] = {
 }
 """The states that may follow each state. No state follows a terminal state.
 
-REPORTING lasts from the building of the completion to the commit of the end.
+REPORTING lasts from the building of the outcome to the commit of the end.
 """
 
 
@@ -72,7 +72,7 @@ class Peer:
     has_tokens: bool = False
     """Whether the peer has the tokens of earlier chats. If so, chats need not carry these tokens."""
     accepts_references: bool = False
-    """Whether the peer keeps its replies. If so, completions only refer to chats."""
+    """Whether the peer keeps its replies. If so, outcomes only refer to chats."""
     tenant: Tenant | None = None
     """None for callback trainers, which have no attachment."""
     attachment_id: str = ""
@@ -131,19 +131,19 @@ class Run:
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """The outbox's part of a record: the end of the rollout, and whether the completion is delivered."""
+    """The outbox's part of a record: the end of the rollout, and whether the outcome is delivered."""
 
-    report: tuple[Completion, EndedBy] | None = None
+    report: tuple[RolloutOutcome, EndedBy] | None = None
     """The end. It is set when the end is appended to the log, and does not change after that."""
-    completion: Completion | None = None
-    """The completion. It is set when the end is committed."""
+    outcome: RolloutOutcome | None = None
+    """The outcome. It is set when the end is committed."""
     ended_by: EndedBy = EndedBy()
     end_time: float | None = None
     ended: float | None = None
     """The monotonic time of the end."""
     undelivered: bool = False
     dropped: bool = False
-    """Whether a higher attempt replaced the rollout before its completion was delivered."""
+    """Whether a higher attempt replaced the rollout before its outcome was delivered."""
     settled: bool = False
     """Whether no further event is possible."""
 
@@ -152,7 +152,7 @@ class Delivery:
 class Trail:
     """The event log's part of a record."""
 
-    last_number: int = 0
+    last_event_number: int = 0
     """The number of the newest committed event."""
     written: int = 0
     """The number of the newest appended event."""
@@ -226,7 +226,7 @@ class Record:
                 Meter(now - elapsed),
                 deadline=deadline,
                 start_time=entry.start_time,
-                termination=Termination(CompletionStatus(entry.state.value)) if over else None,
+                termination=Termination(OutcomeStatus(entry.state.value)) if over else None,
             ),
             accepted,
             state=entry.state if over else RolloutState.ACCEPTED,
@@ -234,13 +234,13 @@ class Record:
             agent_loop=entry.agent_loop,
             tools=entry.tools,
             delivery=Delivery(
-                completion=entry.completion,
+                outcome=entry.outcome,
                 ended_by=entry.ended_by,
                 end_time=entry.end_time,
                 ended=now if over else None,
                 settled=entry.settled,
             ),
-            trail=Trail(last_number=entry.last_number, written=entry.last_number),
+            trail=Trail(last_event_number=entry.last_event_number, written=entry.last_event_number),
         )
 
     def count(self, counted: bool) -> None:
@@ -296,7 +296,7 @@ class Record:
         )
 
     def info(self) -> RolloutInfo:
-        """Return the state of the rollout, without the completion."""
+        """Return the state of the rollout, without the outcome."""
         return RolloutInfo(
             rollout_id=self.rollout_id,
             attempt=self.attempt,
@@ -307,6 +307,6 @@ class Record:
             accept_time=self.accept_time,
             start_time=self.run.start_time,
             end_time=self.delivery.end_time,
-            last_number=self.trail.last_number,
+            last_event_number=self.trail.last_event_number,
             undelivered=self.delivery.undelivered,
         )

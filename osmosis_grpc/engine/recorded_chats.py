@@ -15,7 +15,7 @@ class Diverged(Exception):
 
     def __init__(self, asked: events.ChatRequested) -> None:
         super().__init__(
-            f"chat {asked.number} of sample {asked.sample!r} is not what was asked before: "
+            f"chat {asked.chat_number} of sample {asked.sample!r} is not what was asked before: "
             "the agent does not do the same when it is run again"
         )
 
@@ -24,7 +24,7 @@ class Reply(NamedTuple):
     """A recorded reply, and the number of the event that recorded it."""
 
     response: ChatResponse
-    number: int
+    chat_number: int
     latency: float = 0.0
 
 
@@ -48,11 +48,11 @@ class Recording:
             elif isinstance(kind, events.Resumed):
                 self.ran = self.progressed = False
             elif isinstance(kind, events.ChatRequested):
-                self._questions[kind.sample, kind.number] = question(kind)
+                self._questions[kind.sample, kind.chat_number] = question(kind)
             elif isinstance(kind, events.ChatAnswered):
-                self.progressed = self.progressed or not kind.recorded_number
-                number = kind.recorded_number or event.number
-                self._replies[kind.sample, kind.number] = Reply(kind.response, number, kind.latency)
+                self.progressed = self.progressed or not kind.recorded_event
+                number = kind.recorded_event or event.event_number
+                self._replies[kind.sample, kind.chat_number] = Reply(kind.response, number, kind.latency)
             elif isinstance(kind, events.CancelAsked):
                 self.cancelled = kind.reason
 
@@ -64,7 +64,7 @@ class Recording:
 
     def reply(self, asked: events.ChatRequested) -> Reply | None:
         """Return the recorded reply of a chat, or None if there is none. Raises Diverged for a different question."""
-        name = asked.sample, asked.number
+        name = asked.sample, asked.chat_number
         before = self._questions.get(name)
         if before is not None and before != question(asked):
             raise Diverged(asked)
@@ -73,5 +73,5 @@ class Recording:
 
 def question(asked: events.ChatRequested) -> str:
     """Return a text for a question. Two texts are equal only if the questions are equal."""
-    body = [asked.continues, list(asked.messages), dict(asked.params), asked.purpose.value]
+    body = [asked.parent_chat, list(asked.messages), dict(asked.params), asked.purpose.value]
     return jsontext.canonical([*body, None if asked.tools is None else list(asked.tools)])

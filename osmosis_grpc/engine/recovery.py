@@ -63,7 +63,7 @@ class Recovery:
     def _continue(self, entry: JournaledRollout, record: Record) -> str:
         """Deliver a rollout, start it, run it again with its recorded replies, or end it. Returns what was done."""
         superseded = self._context.table.highest(record.rollout_id) is not record
-        if record.delivery.completion is not None:
+        if record.delivery.outcome is not None:
             self._context.table.ended(record)
             if superseded:
                 self._outbox.give_up(record)
@@ -115,7 +115,7 @@ class Recovery:
             self._runner.decide(record, crashed)
             return
         record.run.recording = recording
-        self._context.log.append(record, events.Resumed(record.trail.last_number))
+        self._context.log.append(record, events.Resumed(record.trail.last_event_number))
         if deaths >= SUSPECTED:
             log.warning(
                 "the server's process died %d times while rollout %s ran without a new reply: it runs alone now",
@@ -129,7 +129,7 @@ class Recovery:
             self._admit(record)
 
     def _see(self, event: TrajectoryEvent) -> None:
-        if isinstance(event.kind, events.ChatAnswered) and not event.kind.recorded_number:
+        if isinstance(event.kind, events.ChatAnswered) and not event.kind.recorded_event:
             self.passed(event.rollout_id, event.attempt)
 
     def passed(self, rollout_id: str, attempt: int) -> None:

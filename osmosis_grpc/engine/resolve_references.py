@@ -1,60 +1,60 @@
-"""Replaces a completion's references to chats with the messages and tokens of these chats, which are in the log."""
+"""Replaces a outcome's references to chats with the messages and tokens of these chats, which are in the log."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.engine.recorded_chats import ChatName
-from osmosis_grpc.types import ChatRef, Completion, Message, TrajectoryEvent, events
+from osmosis_grpc.types import ChatRef, Message, RolloutOutcome, TrajectoryEvent, events
 from osmosis_grpc.types.segment_assembly import Assembler
 
 
 def resolve_references(
-    completion: Completion, trajectory: Callable[[str, int], Iterable[TrajectoryEvent]]
-) -> Completion:
-    """Return the completion with all messages, and with the tokens of its segments.
+    outcome: RolloutOutcome, trajectory: Callable[[str, int], Iterable[TrajectoryEvent]]
+) -> RolloutOutcome:
+    """Return the outcome with all messages, and with the tokens of its segments.
 
     `trajectory` returns the events of an attempt.
     """
-    if not has_references(completion):
-        return completion
-    referred = _has_referred_segments(completion)
+    if not has_references(outcome):
+        return outcome
+    referred = _has_referred_segments(outcome)
     asked: dict[ChatName, events.ChatRequested] = {}
     answered: dict[ChatName, events.ChatAnswered] = {}
-    for event in trajectory(completion.rollout_id, completion.attempt):
+    for event in trajectory(outcome.rollout_id, outcome.attempt):
         kind = event.kind
         if isinstance(kind, events.Resumed):  # the following events repeat all chats
             asked.clear()
             answered.clear()
         elif isinstance(kind, events.ChatRequested):
-            asked[kind.sample, kind.number] = kind
+            asked[kind.sample, kind.chat_number] = kind
         elif isinstance(kind, events.ChatAnswered):
-            answered[kind.sample, kind.number] = kind
+            answered[kind.sample, kind.chat_number] = kind
     made = {}
-    for name, sample in completion.samples.items():
+    for name, sample in outcome.samples.items():
         begins, messages = _resolved(sample.begins, sample.messages, asked, answered)
         made[name] = replace(sample, begins=begins, messages=messages)
         if referred:
             made[name] = replace(made[name], segments=_assembled(name, asked, answered).segments())
-    begins, messages = _resolved(completion.begins, completion.messages, asked, answered)
-    return replace(completion, samples=made, begins=begins, messages=messages)
+    begins, messages = _resolved(outcome.begins, outcome.messages, asked, answered)
+    return replace(outcome, samples=made, begins=begins, messages=messages)
 
 
-async def resolve_from_journal(completion: Completion, store: Journal) -> Completion:
+async def resolve_from_journal(outcome: RolloutOutcome, store: Journal) -> RolloutOutcome:
     """Return the result of resolve_references(). The trajectory is read and decoded outside the event loop."""
-    if not has_references(completion):
-        return completion
-    return await store.read_apart(lambda trajectories: resolve_references(completion, trajectories))
+    if not has_references(outcome):
+        return outcome
+    return await store.read_apart(lambda trajectories: resolve_references(outcome, trajectories))
 
 
-def has_references(completion: Completion) -> bool:
-    """Return whether a completion refers to chats instead of having their messages or tokens."""
-    begins = (completion.begins, *(sample.begins for sample in completion.samples.values()))
-    return _has_referred_segments(completion) or any(ref is not None and not ref.prefix_len for ref in begins)
+def has_references(outcome: RolloutOutcome) -> bool:
+    """Return whether a outcome refers to chats instead of having their messages or tokens."""
+    begins = (outcome.begins, *(sample.begins for sample in outcome.samples.values()))
+    return _has_referred_segments(outcome) or any(ref is not None and not ref.prefix_len for ref in begins)
 
 
-def _has_referred_segments(completion: Completion) -> bool:
-    return any(segment.referred for sample in completion.samples.values() for segment in sample.segments)
+def _has_referred_segments(outcome: RolloutOutcome) -> bool:
+    return any(segment.referred for sample in outcome.samples.values() for segment in sample.segments)
 
 
 def _resolved(
@@ -66,14 +66,14 @@ def _resolved(
     """Return a conversation. If it begins with a reference to a chat, add the messages of this chat."""
     if begins is None or begins.prefix_len:
         return begins, messages
-    line, number = [begins.number], asked[begins.sample, begins.number].continues
+    line, number = [begins.chat_number], asked[begins.sample, begins.chat_number].parent_chat
     while number:
         line.append(number)
-        number = asked[begins.sample, number].continues
+        number = asked[begins.sample, number].parent_chat
     known: list[Message] = []
     for number in reversed(line):
         known += [*asked[begins.sample, number].messages, answered[begins.sample, number].response.message]
-    return ChatRef(begins.sample, begins.number, len(known)), [*known, *messages]
+    return ChatRef(begins.sample, begins.chat_number, len(known)), [*known, *messages]
 
 
 def _assembled(
@@ -84,5 +84,5 @@ def _assembled(
     for (name, number), reply in answered.items():
         if name == sample:
             question = asked[name, number]
-            assembler.add(number, question.continues, reply.response, question.purpose)
+            assembler.add(number, question.parent_chat, reply.response, question.purpose)
     return assembler

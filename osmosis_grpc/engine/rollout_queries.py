@@ -30,12 +30,12 @@ class Rollouts:
         return record
 
     async def info(self, record: Record) -> RolloutInfo:
-        """Return the state of a rollout. After the end, the state includes the completion."""
-        info, completion = record.info(), record.delivery.completion
-        if completion is None:
+        """Return the state of a rollout. After the end, the state includes the outcome."""
+        info, outcome = record.info(), record.delivery.outcome
+        if outcome is None:
             return info
-        bare = replace(completion, from_journal=None) if completion.from_journal else completion  # for one caller only
-        return replace(info, completion=await resolve_from_journal(bare, self._context.journal))
+        bare = replace(outcome, from_journal=None) if outcome.from_journal else outcome  # for one caller only
+        return replace(info, outcome=await resolve_from_journal(bare, self._context.journal))
 
     async def page(
         self,

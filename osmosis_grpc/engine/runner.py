@@ -19,24 +19,24 @@ from osmosis_grpc.agent.current_context import current_session
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.engine import failpoints
 from osmosis_grpc.engine.chats import RolloutSession
-from osmosis_grpc.engine.completion import bare_completion, build_completion
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.outbox import Outbox
+from osmosis_grpc.engine.outcome import bare_completion, build_completion
 from osmosis_grpc.engine.record import Record, advance
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.errors import Boundary
 from osmosis_grpc.supervise import Job, OnFailure, child, job
 from osmosis_grpc.types import (
-    Completion,
-    CompletionStatus,
     FailureReason,
+    OutcomeStatus,
+    RolloutOutcome,
     RolloutRequest,
     RolloutState,
     events,
     jsontext,
 )
-from osmosis_grpc.types.completion import describe, log_traceback
 from osmosis_grpc.types.messages import copy_messages
+from osmosis_grpc.types.outcome import describe, log_traceback
 from osmosis_grpc.types.requests import copy_of, unread_metadata
 
 log = logging.getLogger(__name__)
@@ -121,10 +121,10 @@ class Runner:
         self.decide(record, Termination.cancelled())
 
     def supersede(self, record: Record) -> None:
-        """End a rollout CANCELLED because a higher attempt replaces it. Its completion is not delivered."""
+        """End a rollout CANCELLED because a higher attempt replaces it. Its outcome is not delivered."""
         if record.delivery.ended is not None:
             self._outbox.drop(record)
-        elif not self.decide(record, Termination(CompletionStatus.CANCELLED, "superseded", deliver=False)):
+        elif not self.decide(record, Termination(OutcomeStatus.CANCELLED, "superseded", deliver=False)):
             assert record.run.termination is not None
             record.run.termination = dataclasses.replace(record.run.termination, deliver=False)
 
@@ -227,7 +227,7 @@ class Runner:
             self._stop(record)
 
     def _end(self, record: Record, *, free: bool) -> None:
-        """Build the completion and commit it, once. If `free` is True, give back the slot after the commit."""
+        """Build the outcome and commit it, once. If `free` is True, give back the slot after the commit."""
         assert record.run.termination is not None
         if record.delivery.report is not None:
             return
@@ -246,9 +246,9 @@ class Runner:
             )
             self._report(record, bare_completion(record, record.run.termination, result_id), free)
 
-    def _report(self, record: Record, completion: Completion, free: bool) -> None:
+    def _report(self, record: Record, outcome: RolloutOutcome, free: bool) -> None:
         """Append the end of a rollout to the log."""
-        for name, sample in completion.samples.items():
+        for name, sample in outcome.samples.items():
             for index, segment in enumerate(sample.segments):
                 self._context.log.append(
                     record,
@@ -262,7 +262,7 @@ class Runner:
                     ),
                 )
         failpoints.reach("result.before")
-        record.delivery.report = completion, self._context.earlier_runs.ended_by(record)
+        record.delivery.report = outcome, self._context.earlier_runs.ended_by(record)
         try:
             self._context.log.append(record, events.Ended(*record.delivery.report), partial(self._ended, free=free))
         except BaseException:
@@ -274,13 +274,13 @@ class Runner:
         assert record.delivery.report is not None
         if record.delivery.ended is None:
             failpoints.reach("result.committed")
-            completion, by = record.delivery.report
+            outcome, by = record.delivery.report
             record.run.session = record.run.task = None
             record.run.doing.clear()
-            record.state = advance(record.state, RolloutState(completion.status))
-            record.delivery.completion, record.delivery.ended_by = completion, by
+            record.state = advance(record.state, RolloutState(outcome.status))
+            record.delivery.outcome, record.delivery.ended_by = outcome, by
             record.delivery.settled = (
-                completion.finish_reason == "superseded" and completion.status is CompletionStatus.CANCELLED
+                outcome.finish_reason == "superseded" and outcome.status is OutcomeStatus.CANCELLED
             )
             record.delivery.end_time, record.delivery.ended = (
                 self._context.clock.time(),

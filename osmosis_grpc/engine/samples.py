@@ -26,18 +26,18 @@ class SampleState:
         self.newest: Node | None = None
         """The newest reply of the policy."""
 
-    def known_ids(self, continues: int) -> Ids | None:
+    def known_ids(self, parent_chat: int) -> Ids | None:
         """Return the tokens of the chat with the number `continues`, or None if it has no tokens."""
-        ids = self._assembler.tokens(continues)
+        ids = self._assembler.tokens(parent_chat)
         return ids if len(ids) else None
 
-    def assemble(self, number: int, continues: int, response: ChatResponse, purpose: ChatPurpose) -> int:
+    def assemble(self, number: int, parent_chat: int, response: ChatResponse, purpose: ChatPurpose) -> int:
         """Add the tokens of a reply. Returns the length of the prompt.
 
         Raises ReplyUnreadable if the tokens do not fit the earlier chats.
         """
         try:
-            return self._assembler.add(number, continues, response, purpose) or 0
+            return self._assembler.add(number, parent_chat, response, purpose) or 0
         except InvalidArgument as error:
             raise ReplyUnreadable(f"the trainer's reply cannot be used: {error}") from None
 
@@ -83,7 +83,7 @@ class Samples(dict[str, SampleState]):
         if state is None:
             state = self._unsampled = SampleState()
         position = state.conversation.insert(plain(messages, field), field)
-        begins = ChatRef(name, position.continues, position.prefix_len) if position.continues else None
+        begins = ChatRef(name, position.parent_chat, position.prefix_len) if position.parent_chat else None
         return state.conversation.messages(position.node), begins
 
     def newest(self) -> ConversationStart:

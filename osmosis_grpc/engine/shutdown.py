@@ -67,12 +67,10 @@ class Shutdown:
         await self.close(LAST_DELIVERIES if limit else 0.0)
         undelivered = self._outbox.undelivered
         if undelivered and not self._context.journal.durable:
-            log.error("%d completions were not delivered and are lost with this process", undelivered)
+            log.error("%d outcomes were not delivered and are lost with this process", undelivered)
         elif self._context.journal.durable and (self.parked or undelivered):
             log.info(
-                "%d unfinished rollouts and %d undelivered completions stay in the journal",
-                len(self.parked),
-                undelivered,
+                "%d unfinished rollouts and %d undelivered outcomes stay in the journal", len(self.parked), undelivered
             )
 
     async def close(self, limit: float) -> None:

@@ -4,20 +4,20 @@ from dataclasses import dataclass
 
 from osmosis_grpc.agent.result_check import RunOutcome
 from osmosis_grpc.errors import Boundary
-from osmosis_grpc.types import CompletionStatus, Failure, FailureReason
-from osmosis_grpc.types.completion import clip
+from osmosis_grpc.types import Failure, FailureReason, OutcomeStatus
+from osmosis_grpc.types.outcome import clip
 
 
 @dataclass(frozen=True, slots=True)
 class Termination:
     """How a rollout ends."""
 
-    status: CompletionStatus
+    status: OutcomeStatus
     finish_reason: str = ""
     failure: Failure | None = None
     outcome: RunOutcome | None = None
     deliver: bool = True
-    """False for a superseded attempt, which sends no completion."""
+    """False for a superseded attempt, which sends no outcome."""
 
     @classmethod
     def failed(
@@ -30,7 +30,7 @@ class Termination:
         finish_reason: str = "error",
     ) -> "Termination":
         """Return FAILED for a failure without an exception."""
-        return cls(CompletionStatus.FAILED, finish_reason, Failure(boundary, clip(message), retryable, reason=reason))
+        return cls(OutcomeStatus.FAILED, finish_reason, Failure(boundary, clip(message), retryable, reason=reason))
 
     @classmethod
     def server_failed(
@@ -42,12 +42,12 @@ class Termination:
     @classmethod
     def raised(cls, error: BaseException) -> "Termination":
         """Return FAILED for an exception that the agent's run() raised."""
-        return cls(CompletionStatus.FAILED, "error", Failure.of(error))
+        return cls(OutcomeStatus.FAILED, "error", Failure.of(error))
 
     @classmethod
     def cancelled(cls) -> "Termination":
         """Return CANCELLED, for a rollout that its trainer cancelled."""
-        return cls(CompletionStatus.CANCELLED, "cancelled")
+        return cls(OutcomeStatus.CANCELLED, "cancelled")
 
     @classmethod
     def trainer_lost(cls, seconds: float) -> "Termination":
@@ -59,11 +59,11 @@ class Termination:
     def timed_out(cls, boundary: Boundary, message: str) -> "Termination":
         """Return DEADLINE_EXCEEDED, for a rollout whose agent_timeout ran out."""
         failure = Failure(boundary, message, True, reason=FailureReason.AGENT_TIMEOUT)
-        return cls(CompletionStatus.DEADLINE_EXCEEDED, "timeout", failure)
+        return cls(OutcomeStatus.DEADLINE_EXCEEDED, "timeout", failure)
 
     @classmethod
     def returned(cls, outcome: RunOutcome) -> "Termination":
         """Return the termination for a run that returned: COMPLETED, or FAILED with the outcome's failure."""
         if outcome.failure is not None:
-            return cls(CompletionStatus.FAILED, outcome.finish_reason or "error", outcome.failure, outcome)
-        return cls(CompletionStatus.COMPLETED, outcome.finish_reason or "stop", outcome=outcome)
+            return cls(OutcomeStatus.FAILED, outcome.finish_reason or "error", outcome.failure, outcome)
+        return cls(OutcomeStatus.COMPLETED, outcome.finish_reason or "stop", outcome=outcome)

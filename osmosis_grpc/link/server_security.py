@@ -12,7 +12,7 @@ from osmosis_grpc.link.handlers import metadata_value
 from osmosis_grpc.link.target_policy import is_loopback
 from osmosis_grpc.link.throttled_log import Throttled
 from osmosis_grpc.link.tls import ServerTls
-from osmosis_grpc.types.completion import clip, printable
+from osmosis_grpc.types.outcome import clip, printable
 
 log = logging.getLogger(__name__)
 

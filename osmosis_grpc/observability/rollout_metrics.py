@@ -119,27 +119,27 @@ class EngineMetrics:
             self._tool_names.add(_name(tool))
 
     def _answered(self, event: Any, /) -> None:
-        if not event.kind.recorded_number:  # otherwise the reply was read from the journal
+        if not event.kind.recorded_event:  # otherwise the reply was read from the journal
             self._observe_chat(event.kind.latency)
 
     def _returned(self, event: Any, /) -> None:
         self._tools.of(self._tool_names.label(event.kind.name)).observe(event.kind.latency)
 
     def _ended(self, rollout: RolloutInfo, /) -> None:
-        completion = rollout.completion
-        if completion is None:
+        outcome = rollout.outcome
+        if outcome is None:
             return
         agent = self._agent(rollout.agent_loop)
-        reason = completion.finish_reason if completion.finish_reason in FINISH_REASONS else OTHER
-        boundary = completion.failure.boundary if completion.failure else ""
-        self._ends[agent, completion.status, reason, boundary] += 1
-        self._durations.of(agent).observe(completion.metrics.total_latency_ms / 1000)
-        self._prompt_tokens += completion.metrics.prompt_tokens
-        self._response_tokens += completion.metrics.response_tokens
-        if completion.reward is not None:
-            self._rewards.of(agent).observe(completion.reward)
-            self._newest_rewards.setdefault(agent, deque(maxlen=RECENT)).append(completion.reward)
-        for sample in completion.samples.values():
+        reason = outcome.finish_reason if outcome.finish_reason in FINISH_REASONS else OTHER
+        boundary = outcome.failure.boundary if outcome.failure else ""
+        self._ends[agent, outcome.status, reason, boundary] += 1
+        self._durations.of(agent).observe(outcome.metrics.total_latency_ms / 1000)
+        self._prompt_tokens += outcome.metrics.prompt_tokens
+        self._response_tokens += outcome.metrics.response_tokens
+        if outcome.reward is not None:
+            self._rewards.of(agent).observe(outcome.reward)
+            self._newest_rewards.setdefault(agent, deque(maxlen=RECENT)).append(outcome.reward)
+        for sample in outcome.samples.values():
             if len(sample.segments) > 1:
                 self._breaks += sum(segment.drift_index is not None for segment in sample.segments)
 

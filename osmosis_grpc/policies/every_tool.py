@@ -36,7 +36,7 @@ class EveryToolMock:
         if isinstance(chosen, Mapping):
             name = mapping(chosen.get("function")).get("name")
             offered = {name: offered[name]} if name in offered else {}
-        over = request.number > MOST_CHATS or request.purpose is ChatPurpose.JUDGE or chosen == "none"
+        over = request.chat_number > MOST_CHATS or request.purpose is ChatPurpose.JUDGE or chosen == "none"
         called = set(called_names(request.messages))
         new = [] if over else [name for name in offered if name not in called]
         if not new:
@@ -46,7 +46,7 @@ class EveryToolMock:
             "content": None,
             "tool_calls": [
                 {
-                    "id": f"call_{request.number}_{index}",
+                    "id": f"call_{request.chat_number}_{index}",
                     "type": "function",
                     "function": {
                         "name": name,

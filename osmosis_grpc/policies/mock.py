@@ -44,7 +44,9 @@ class ToolCallingMock:
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
         if self._latency:
             await asyncio.sleep(self._latency)
-        return answer(request, next_reply(request.messages, request.number), tokens=self._tokens, version=self._version)
+        return answer(
+            request, next_reply(request.messages, request.chat_number), tokens=self._tokens, version=self._version
+        )
 
 
 def next_reply(messages: Sequence[Message], number: int) -> Reply:

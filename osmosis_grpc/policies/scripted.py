@@ -15,7 +15,7 @@ Reply = str | Message
 def answer(request: ChatRequest, reply: Reply, *, tokens: int | None = None, version: str = "") -> ChatResponse:
     """Return a reply with tokens from osmosis_grpc.policies.formula."""
     message = {"role": "assistant", "content": reply} if isinstance(reply, str) else reply
-    block = formula.reply_tokens(request.rollout_id, request.sample, request.number, tokens)
+    block = formula.reply_tokens(request.rollout_id, request.sample, request.chat_number, tokens)
     prompt = formula.prompt_ids(request)
     usage = {
         "prompt_tokens": len(prompt),
@@ -62,9 +62,9 @@ class ScriptedPolicy:
         if callable(script):
             return script(request)  # type: ignore[no-any-return]
         replies = script.get(request.rollout_id, ()) if isinstance(script, Mapping) else script
-        if request.number > len(replies):
-            raise FailedPrecondition(f"the script has {len(replies)} replies, and this is chat {request.number}")
-        return replies[request.number - 1]  # type: ignore[no-any-return]
+        if request.chat_number > len(replies):
+            raise FailedPrecondition(f"the script has {len(replies)} replies, and this is chat {request.chat_number}")
+        return replies[request.chat_number - 1]  # type: ignore[no-any-return]
 
 
 class EchoPolicy:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.types import Capacity, CompletionStatus, Failure, RolloutInfo
+from osmosis_grpc.types import Capacity, Failure, OutcomeStatus, RolloutInfo
 
 log = logging.getLogger(__name__)
 
@@ -30,24 +30,24 @@ class RolloutLog:
 
     def __call__(self, rollout: RolloutInfo, /) -> None:
         """Log a rollout that ended."""
-        completion = rollout.completion
-        if completion is None or not log.isEnabledFor(logging.INFO):
+        outcome = rollout.outcome
+        if outcome is None or not log.isEnabledFor(logging.INFO):
             return
         self._ended += 1
-        self._failed += completion.status is not CompletionStatus.COMPLETED
-        if completion.reward is not None:
+        self._failed += outcome.status is not OutcomeStatus.COMPLETED
+        if outcome.reward is not None:
             self._rewarded += 1
-            self._rewards += completion.reward
+            self._rewards += outcome.reward
         fields = {
             "rollout_id": rollout.rollout_id,
             "agent_loop": rollout.agent_loop,
             "attempt": rollout.attempt if rollout.attempt > 1 else None,
-            "status": completion.status.value,
-            "reward": completion.reward,
-            "turns": completion.metrics.num_llm_calls,
-            "tokens": completion.metrics.response_tokens,
-            "seconds": round(completion.metrics.total_latency_ms / 1000, 3),
-            **(_why(completion.failure) if completion.failure is not None else {}),
+            "status": outcome.status.value,
+            "reward": outcome.reward,
+            "turns": outcome.metrics.num_llm_calls,
+            "tokens": outcome.metrics.response_tokens,
+            "seconds": round(outcome.metrics.total_latency_ms / 1000, 3),
+            **(_why(outcome.failure) if outcome.failure is not None else {}),
         }
         log.info("rollout ended", extra={name: value for name, value in fields.items() if value is not None})
 

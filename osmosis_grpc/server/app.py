@@ -32,7 +32,7 @@ from osmosis_grpc.server.servicer import RolloutServicer
 from osmosis_grpc.storage import MemoryJournal, SqliteJournal
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.types import Capacity, RolloutRequest, ToolDict
-from osmosis_grpc.types.completion import describe
+from osmosis_grpc.types.outcome import describe
 from osmosis_grpc.types.tool_dicts import tool_dicts
 
 log = logging.getLogger(__name__)

@@ -1,8 +1,8 @@
 """The server's end of a trainer's attachment.
 
 A trainer can open several streams, one after the other, and all of them belong to one attachment. The attachment is the
-peer of the trainer's rollouts, so the engine sends their chats and completions to the attachment. The attachment keeps
-each chat and each completion until the trainer answers it. The attachment sends unanswered chats and completions again
+peer of the trainer's rollouts, so the engine sends their chats and outcomes to the attachment. The attachment keeps
+each chat and each outcome until the trainer answers it. The attachment sends unanswered chats and outcomes again
 on the next stream. It passes the trainer's frames to the engine.
 """
 
@@ -32,10 +32,10 @@ from osmosis_grpc.link.frame_stream import FrameStream
 from osmosis_grpc.server.event_subscriptions import Subscriptions
 from osmosis_grpc.server.requests import cancel, init_answer
 from osmosis_grpc.supervise import OnFailure, job
-from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, Outcome
+from osmosis_grpc.types import ChatRequest, ChatResponse, Receipt, RolloutOutcome
 from osmosis_grpc.wire.attach import chat_frame, complete_frame, refusal, refused, server_frame
+from osmosis_grpc.wire.chat import RECEIPTS, chat_bytes, reply_from_wire
 from osmosis_grpc.wire.rollout import check_served, init_from_wire, wants_delta
-from osmosis_grpc.wire.trainer import OUTCOMES, chat_bytes, reply_from_wire
 
 ASK_AGAIN = job("server.ask_again", OnFailure.RESTART)
 ACCEPTED = job("server.answer_init", OnFailure.REPORT, "callback")
@@ -67,10 +67,10 @@ class _Chat:
 
 @dataclass(slots=True, eq=False)
 class _Result:
-    """An unanswered completion."""
+    """An unanswered outcome."""
 
     frame: bytes
-    future: "asyncio.Future[Outcome]"
+    future: "asyncio.Future[Receipt]"
     sent: float
 
 
@@ -102,7 +102,7 @@ class Attachment:
         self._open: dict[ChatKey, _Chat] = {}
         self._results: dict[ResultKey, _Result] = {}
         self._resent: set[ResultKey] = set()
-        """The delivered completions that were sent again on the present stream."""
+        """The delivered outcomes that were sent again on the present stream."""
         self._accepting: Counter[Record] = Counter()
         """For each rollout that is being accepted, the number of Inits that wait for the answer."""
         self._cancelling = 0
@@ -132,7 +132,7 @@ class Attachment:
 
     @property
     def needed(self) -> bool:
-        """Whether the trainer has a stream, an unfinished rollout, or an undelivered completion."""
+        """Whether the trainer has a stream, an unfinished rollout, or an undelivered outcome."""
         return self._stream is not None or bool(self.tenant.open or self.tenant.undelivered or self._results)
 
     # Calls of the engine.
@@ -142,7 +142,7 @@ class Attachment:
 
         Until the chat is answered, it is sent again on each new stream.
         """
-        key = (request.rollout_id, request.attempt, request.sample, request.number)
+        key = (request.rollout_id, request.attempt, request.sample, request.chat_number)
         future: asyncio.Future[ChatResponse] = self._loop.create_future()
         chat = self._open.get(key)
         if chat is not None:  # a retry: the chat was already sent, and its reply goes to this call
@@ -155,16 +155,16 @@ class Attachment:
                 self._waiting.append(chat)
         return future
 
-    def complete(self, completion: Completion, /, *, again: bool = False) -> "asyncio.Future[Outcome]":
-        """Send a completion at once. Implements ResultSink.
+    def complete(self, outcome: RolloutOutcome, /, *, again: bool = False) -> "asyncio.Future[Receipt]":
+        """Send a outcome at once. Implements ResultSink.
 
-        Until the completion is answered, it is sent again on each new stream. `again` is True if the completion was
+        Until the outcome is answered, it is sent again on each new stream. `again` is True if the outcome was
         already sent on the present stream. The stream then counts the frame as an answer, and limits the bytes of all
         answers.
         """
-        frame = complete_frame(completion)
-        key = (completion.rollout_id, completion.attempt, completion.result_id)
-        future: asyncio.Future[Outcome] = self._loop.create_future()
+        frame = complete_frame(outcome)
+        key = (outcome.rollout_id, outcome.attempt, outcome.result_id)
+        future: asyncio.Future[Receipt] = self._loop.create_future()
         result = self._results[key] = _Result(frame, future, self._loop.time())
         future.add_done_callback(lambda _: self._results.pop(key) if self._results.get(key) is result else None)
         if self._stream is not None:
@@ -174,7 +174,7 @@ class Attachment:
     # The stream.
 
     def take(self, stream: FrameStream, hello: pb.TrainerHello, *, granted: int) -> None:
-        """Use a new stream after both hellos. Send the unanswered chats and completions again on the new stream.
+        """Use a new stream after both hellos. Send the unanswered chats and outcomes again on the new stream.
 
         If there is an older stream, it ends with ABORTED. `granted` is the number of open rollouts that the server's
         hello has allowed.
@@ -226,7 +226,7 @@ class Attachment:
                 self._stream.end(Unavailable("the server has shut down"))
 
     def _tick(self, stream: FrameStream) -> None:
-        """Resend the chats and completions that have had no answer for more than `chat_silence` seconds.
+        """Resend the chats and outcomes that have had no answer for more than `chat_silence` seconds.
 
         A proxy can lose a frame while the stream continues, so an answer possibly never comes.
         """
@@ -319,21 +319,21 @@ class Attachment:
         response = init_answer(record, started)
         reply = pb.InitReply(rollout_id=record.rollout_id, attempt=record.attempt, response=response)
         self._send("init_reply", reply, answer=not started)
-        completion = record.delivery.completion
-        if completion is None or record.delivery.undelivered:
+        outcome = record.delivery.outcome
+        if outcome is None or record.delivery.undelivered:
             return
-        key = (completion.rollout_id, completion.attempt, completion.result_id)
-        # The trainer may have lost the delivered completion, so the completion is sent again. A completion that is in
+        key = (outcome.rollout_id, outcome.attempt, outcome.result_id)
+        # The trainer may have lost the delivered outcome, so the outcome is sent again. A outcome that is in
         # `_results` was already sent again and waits for its answer.
         if key not in self._results:
-            resent = self.complete(completion, again=key in self._resent)
+            resent = self.complete(outcome, again=key in self._resent)
             resent.add_done_callback(lambda call: call.cancelled() or call.exception())
             self._resent.add(key)
 
     def _refuse_init(self, rollout_id: str, attempt: int, error: CallError) -> None:
         self._send("init_reply", pb.InitReply(rollout_id=rollout_id, attempt=attempt, status=refusal(error)))
 
-    def _on_cancel(self, ask: pb.CancelAsk) -> None:
+    def _on_cancel(self, ask: pb.CancelFrame) -> None:
         reply = pb.CancelReply(id=ask.id)
         try:
             if self._cancelling > MAX_CANCELLING:
@@ -367,11 +367,11 @@ class Attachment:
         self._send("cancel_reply", reply)
 
     def _on_chat_reply(self, reply: pb.ChatReply) -> None:
-        key = (reply.rollout_id, reply.attempt, reply.sample, reply.number)
+        key = (reply.rollout_id, reply.attempt, reply.sample, reply.chat_number)
         chat = self._open.get(key)
         if chat is None and not self._engine.rollouts.was_asked(self.owner, *key):
             raise InvalidArgument(
-                "chat_reply", f"chat {reply.number} of rollout {reply.rollout_id[:256]} was never asked"
+                "chat_reply", f"chat {reply.chat_number} of rollout {reply.rollout_id[:256]} was never asked"
             )
         if chat is None or chat.future.done():
             self.dropped += 1
@@ -382,7 +382,7 @@ class Attachment:
                 chat.future.set_exception(ReplyUnreadable(f"the trainer's reply cannot be read: {error}"))
         else:
             refusal_error = refused(reply.status)
-            if chat.delta and chat.request.continues and isinstance(refusal_error, UnknownChat):
+            if chat.delta and chat.request.parent_chat and isinstance(refusal_error, UnknownChat):
                 chat.delta = False
                 self._waiting.appendleft(chat)
             else:
@@ -397,10 +397,10 @@ class Attachment:
             return
         if reply.WhichOneof("result") == "status":
             result.future.set_exception(refused(reply.status))
-        elif (outcome := OUTCOMES.names.get(reply.outcome)) is None:
-            result.future.set_exception(Unavailable("the trainer's answer has no outcome"))
+        elif (receipt := RECEIPTS.names.get(reply.receipt)) is None:
+            result.future.set_exception(Unavailable("the trainer's answer has no receipt"))
         else:
-            result.future.set_result(outcome)
+            result.future.set_result(receipt)
 
     def _on_subscribe(self, message: pb.Subscribe) -> None:
         if self._stream is not None:

@@ -20,7 +20,7 @@ from osmosis_grpc.link.dialled_stream import DialledStream, redial
 from osmosis_grpc.link.frame_stream import Duplex, FrameStream
 from osmosis_grpc.server.attachment import Attachment
 from osmosis_grpc.supervise import OnFailure, job
-from osmosis_grpc.types.completion import clip, describe
+from osmosis_grpc.types.outcome import clip, describe
 from osmosis_grpc.types.server_info import ServerLimits
 from osmosis_grpc.wire.attach import check_trainer_hello, server_frame
 from osmosis_grpc.wire.control import LIMITS, PROTOCOL
@@ -224,7 +224,7 @@ class Attachments:
         engine = self._engine
         return pb.ServerHello(
             attachment_id=attachment_id,
-            process_uuid=engine.context.earlier_runs.process_uuid,
+            process_id=engine.context.earlier_runs.process_id,
             journal_id=engine.journal.journal_id,
             version=__version__,
             protocol_min=PROTOCOL[0],

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, outcome_pb2
 from osmosis_grpc.agent.ports import ChatModel, ResultSink
 from osmosis_grpc.engine import Peer
 from osmosis_grpc.engine.find_earlier_run import run_name
@@ -22,9 +22,9 @@ from osmosis_grpc.link.client_calls import DETAILS_KEY, call, error_of
 from osmosis_grpc.link.credentials import channel
 from osmosis_grpc.link.target_policy import Address, TargetPolicy
 from osmosis_grpc.link.tls import ClientTls
-from osmosis_grpc.types import Callback, ChatRequest, ChatResponse, Completion, InitRequest, Outcome, TraceContext
-from osmosis_grpc.wire.rollout import completion_to_wire, fit
-from osmosis_grpc.wire.trainer import OUTCOMES, chat_bytes, reply_from_wire
+from osmosis_grpc.types import Callback, ChatRequest, ChatResponse, InitRequest, Receipt, RolloutOutcome, TraceContext
+from osmosis_grpc.wire.chat import RECEIPTS, chat_bytes, reply_from_wire
+from osmosis_grpc.wire.rollout import fit, outcome_to_wire
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Callbacks:
         """Return the peer for a request's callback. Raises InvalidArgument if the callback is missing or wrong."""
         callback = init.callback
         if callback is None:
-            raise InvalidArgument("callback", "is missing: say where chats and the completion go")
+            raise InvalidArgument("callback", "is missing: say where chats and the outcome go")
         make = self.schemes.get(callback.target.partition("://")[0])
         if make is not None:
             if callback.tls:
@@ -102,8 +102,8 @@ class Callbacks:
         async def chat(request: ChatRequest, /) -> ChatResponse:
             return await (await peer()).chat(request)
 
-        async def complete(completion: Completion, /) -> Outcome:
-            return await (await peer()).complete(completion)
+        async def complete(outcome: RolloutOutcome, /) -> Receipt:
+            return await (await peer()).complete(outcome)
 
         return _peer(chat, complete, init.callback) if init.callback is not None else Peer(chat, complete)
 
@@ -145,18 +145,18 @@ class _Trainer:
             raise InvalidArgument("messages", f"the chat has {len(message)} bytes, more than {MAX_MESSAGE_BYTES}")
         return Asking(self._calls, CHAT, self._chat, message, timeout=timeout, metadata=self._metadata)
 
-    async def complete(self, completion: Completion, /) -> Outcome:
-        message = fit(completion_to_wire(completion))
-        request = trainer_pb2.CompleteRequest(completion=message, state=self.callback.state).SerializeToString()
+    async def complete(self, outcome: RolloutOutcome, /) -> Receipt:
+        message = fit(outcome_to_wire(outcome))
+        request = outcome_pb2.CompleteRequest(outcome=message, state=self.callback.state).SerializeToString()
 
         ask = partial(Asking, self._calls, COMPLETE, self._complete)
         answer = await call(
             ask, request, timeout=COMPLETE_TIMEOUT, metadata=self._metadata or (), hide=self.callback.credential
         )
-        outcome = OUTCOMES.names.get(trainer_pb2.CompleteResponse.FromString(answer).outcome)
-        if outcome is None:
-            raise Unavailable("the trainer's answer has no outcome")
-        return outcome
+        receipt = RECEIPTS.names.get(outcome_pb2.CompleteResponse.FromString(answer).receipt)
+        if receipt is None:
+            raise Unavailable("the trainer's answer has no receipt")
+        return receipt
 
 
 class _Asking:
@@ -206,6 +206,6 @@ class _Asking:
             left = None if limit is None else max(0.001, limit - (time.monotonic() - self._began))
             self._call = self._trainer.call(self._request, left, delta=self._delta)
         try:
-            return reply_from_wire(trainer_pb2.ChatResponse.FromString(reply))
+            return reply_from_wire(chat_pb2.ChatResponse.FromString(reply))
         except (InvalidArgument, DecodeError) as unreadable:
             raise ReplyUnreadable(f"the trainer's reply cannot be read: {unreadable}") from None

@@ -76,7 +76,7 @@ class Subscriptions:
                     await stream.event_space()
                     frame = server_frame("event", pb.EventFrame(id=subscription_id, response=response))
                     if len(frame) > MAX_MESSAGE_BYTES:
-                        raise ResourceExhausted(f"event {response.event.number} has {len(frame)} bytes, too many")
+                        raise ResourceExhausted(f"event {response.event.event_number} has {len(frame)} bytes, too many")
                     stream.send_event(frame)
         except CallError as error:
             ended.status.CopyFrom(refusal(error))

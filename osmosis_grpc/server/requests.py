@@ -20,8 +20,8 @@ def cancel(engine: Engine, owner: str, request: pb.CancelRequest) -> pb.CancelRe
 
 def init_answer(record: Record, started: bool) -> InitResponse:
     """Return the response for an Init that started or found a rollout."""
-    completion = record.delivery.completion
-    earlier = completion.from_journal if completion is not None and not started else None
+    outcome = record.delivery.outcome
+    earlier = outcome.from_journal if outcome is not None and not started else None
     return InitResponse(
         rollout_id=record.rollout_id,
         attempt=record.attempt,
@@ -43,7 +43,9 @@ async def follow(
                 if event is not None:
                     yield pb.StreamEventsResponse(event=event_to_wire(event, tokens=tokens))
                 else:
-                    idle = pb.Idle(last_number=record.trail.last_number, activity=ACTIVITY.to_wire(record.activity()))
+                    idle = pb.Idle(
+                        last_event_number=record.trail.last_event_number, activity=ACTIVITY.to_wire(record.activity())
+                    )
                     yield pb.StreamEventsResponse(idle=idle)
         return
     async with aclosing(engine.rollouts.follow_all(owner, request.cursor, request.from_now)) as stream:

@@ -56,7 +56,7 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
         init = init_from_wire(request)
         peer = await self._callbacks.peer(init)
         record, started = await self._engine.init(init, owner=self._owner(context), peer=peer)
-        if record.delivery.completion is not None and not started:
+        if record.delivery.outcome is not None and not started:
             self._engine.outbox.resend(record)
         return init_answer(record, started)
 
@@ -97,7 +97,7 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
             version=__version__,
             protocol_min=wire.PROTOCOL[0],
             protocol_max=wire.PROTOCOL[1],
-            process_uuid=engine.context.earlier_runs.process_uuid,
+            process_id=engine.context.earlier_runs.process_id,
             journal_id=engine.journal.journal_id,
             start_time=self._start_time,
             agent_loops=[

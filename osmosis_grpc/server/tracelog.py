@@ -26,7 +26,7 @@ class TraceLog:
             "time": event.time,
             "rollout_id": event.rollout_id,
             "attempt": event.attempt,
-            "number": event.number,
+            "number": event.event_number,
             "event": re.sub(r"(?<!^)([A-Z])", r"_\1", type(event.kind).__name__).lower(),
             "data": event.kind,
         }

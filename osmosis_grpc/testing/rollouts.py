@@ -13,10 +13,10 @@ from osmosis_grpc.storage import MemoryJournal
 from osmosis_grpc.types import (
     ChatRequest,
     ChatResponse,
-    Completion,
     InitRequest,
     Message,
-    Outcome,
+    Receipt,
+    RolloutOutcome,
     RolloutRequest,
     TrajectoryEvent,
 )
@@ -24,8 +24,8 @@ from osmosis_grpc.types import (
 
 async def run_rollout(
     agent_loop: RolloutAgentLoop, policy: Policy, messages: Sequence[Message] = (), **request: Any
-) -> Completion:
-    """Runs one rollout of an agent loop and returns its completion. `policy` can be a sync or an async function.
+) -> RolloutOutcome:
+    """Runs one rollout of an agent loop and returns its outcome. `policy` can be a sync or an async function.
 
     `request` has further fields of RolloutRequest. Raises Internal if get_tools() fails.
     """
@@ -34,16 +34,16 @@ async def run_rollout(
 
 async def collect_rollout(
     agent_loop: RolloutAgentLoop, policy: Policy, messages: Sequence[Message] = (), **request: Any
-) -> tuple[Completion, list[TrajectoryEvent]]:
-    """Runs one rollout as run_rollout() does, and returns its completion and its events."""
+) -> tuple[RolloutOutcome, list[TrajectoryEvent]]:
+    """Runs one rollout as run_rollout() does, and returns its outcome and its events."""
     request.setdefault("rollout_id", f"test-{uuid.uuid4().hex[:8]}")
-    done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+    done: asyncio.Future[RolloutOutcome] = asyncio.get_running_loop().create_future()
     seen: list[TrajectoryEvent] = []
 
-    async def sink(completion: Completion, /) -> Outcome:
+    async def sink(outcome: RolloutOutcome, /) -> Receipt:
         if not done.done():
-            done.set_result(completion)
-        return Outcome.RECORDED
+            done.set_result(outcome)
+        return Receipt.RECORDED
 
     async def chat(chat_request: ChatRequest, /) -> ChatResponse:
         reply = policy(chat_request)
@@ -53,5 +53,5 @@ async def collect_rollout(
     async with Engine([agent_loop], config, sinks=[seen.append], journal=MemoryJournal()) as engine:
         init = InitRequest(request=RolloutRequest(messages=list(messages), **request))
         await engine.init(init, owner="", peer=Peer(chat, sink))
-        completion = await done
-    return completion, seen
+        outcome = await done
+    return outcome, seen

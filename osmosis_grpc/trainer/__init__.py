@@ -1,21 +1,21 @@
-"""The trainer's side: start rollouts, answer their chats, receive their completions.
+"""The trainer's side: start rollouts, answer their chats, receive their outcomes.
 
 Over one stream to each agent server:
 
     async with Trainer(["127.0.0.1:50051"], policy) as trainer:
-        completion = await trainer.rollout(rollout_id="r1", messages=messages)
+        outcome = await trainer.rollout(rollout_id="r1", messages=messages)
         async for group in trainer.groups(requests, group_size=8):
             batch = pad(group, advantages=advantages(group))
 
 without async code:
 
     with SyncTrainer(["127.0.0.1:50051"], policy) as trainer:
-        completion = trainer.rollout(rollout_id="r1", messages=messages)
+        outcome = trainer.rollout(rollout_id="r1", messages=messages)
 
 or by callbacks, for networks that allow no streams:
 
     async with Trainer(["127.0.0.1:50051"], policy, transport="callback", listen="0.0.0.0:60051") as trainer:
-        completion = await trainer.rollout(rollout_id="r1", messages=messages)
+        outcome = await trainer.rollout(rollout_id="r1", messages=messages)
 """
 
 from osmosis_grpc.trainer import grpc_log_level  # noqa: F401 - before anything imports grpc
@@ -53,9 +53,9 @@ from osmosis_grpc.types import (
     CancelResult,
     ChatRequest,
     ChatResponse,
-    Completion,
     FailureReason,
     Group,
+    RolloutOutcome,
     RolloutRequest,
     TokenBlock,
     TrajectoryEvent,
@@ -75,7 +75,6 @@ __all__ = [
     "ChatRequest",
     "ChatResponse",
     "ClientTls",
-    "Completion",
     "Credentials",
     "DrainResult",
     "Evaluation",
@@ -92,6 +91,7 @@ __all__ = [
     "PermissionDenied",
     "Policy",
     "RolloutClient",
+    "RolloutOutcome",
     "RolloutRequest",
     "Row",
     "Server",

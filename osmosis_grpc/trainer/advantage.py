@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types import Completion, CompletionStatus
+from osmosis_grpc.types import OutcomeStatus, RolloutOutcome
 from osmosis_grpc.types.tokens import ArrayEquality
 
 Floats = NDArray[np.float64]
@@ -40,7 +40,7 @@ class Advantages(ArrayEquality):
     """Whether all compared rewards are equal. Then every value is 0."""
 
 
-def advantages(group: Iterable[Completion], method: Method = "grpo") -> Advantages:
+def advantages(group: Iterable[RolloutOutcome], method: Method = "grpo") -> Advantages:
     """Returns the advantages of the rollouts of one group.
 
     `group` is an OutcomeGroup, or the outcomes of one group. "grpo" is the reward minus the group's
@@ -81,13 +81,13 @@ def equal(rewards: Floats) -> bool:
     return len(rewards) < 2 or bool(np.ptp(rewards) <= 1e-9 * np.abs(rewards).max())
 
 
-def _checked(group: Iterable[Completion]) -> tuple[Completion, ...]:
+def _checked(group: Iterable[RolloutOutcome]) -> tuple[RolloutOutcome, ...]:
     outcomes = tuple(group)
     seen: set[str] = set()
     for outcome in outcomes:
-        if not isinstance(outcome, Completion):
+        if not isinstance(outcome, RolloutOutcome):
             raise TypeError(f"group: holds a {type(outcome).__name__}, not the outcomes of one group")
-        if outcome.evaluation or outcome.status is not CompletionStatus.COMPLETED:
+        if outcome.evaluation or outcome.status is not OutcomeStatus.COMPLETED:
             raise InvalidArgument(
                 "group", f"rollout {outcome.rollout_id} has no advantage: {outcome.not_trainable_reason}"
             )
@@ -100,7 +100,7 @@ def _checked(group: Iterable[Completion]) -> tuple[Completion, ...]:
     return outcomes
 
 
-def _reward(outcome: Completion, sample: str) -> float:
+def _reward(outcome: RolloutOutcome, sample: str) -> float:
     reward = outcome.reward_of(sample)
     if reward is None:
         raise InvalidArgument(

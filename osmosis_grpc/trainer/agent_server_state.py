@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, rollout_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, outcome_pb2
 from osmosis_grpc.engine.failpoints import reach
 from osmosis_grpc.errors import CallError, Internal, LedgerError
 from osmosis_grpc.storage.ledger import Ledger
 from osmosis_grpc.supervise import Backoff, Job, OnFailure, Supervisor, job
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.chats.ledger_codec import init_bytes
-from osmosis_grpc.types import CancelResult, Completion, Outcome, RolloutRequest, TrajectoryEvent
-from osmosis_grpc.types.completion import describe
+from osmosis_grpc.types import CancelResult, Receipt, RolloutOutcome, RolloutRequest, TrajectoryEvent
+from osmosis_grpc.types.outcome import describe
 from osmosis_grpc.wire.message import tools_from_wire
 
 LOST_PAUSES = 0.25, 10.0
@@ -36,7 +36,7 @@ class Rollout:
     """A rollout that a caller waits for."""
 
     request: RolloutRequest
-    done: "asyncio.Future[Completion]"
+    done: "asyncio.Future[RolloutOutcome]"
     affinity_key: str = ""
     """Rollouts with the same key go to the same server."""
     server: "AgentServerLink | None" = None
@@ -86,14 +86,14 @@ class Pin:
 
 @dataclass(slots=True, eq=False)
 class Report:
-    """A completion that an agent server reports."""
+    """A outcome that an agent server reports."""
 
     server: "AgentServerLink | None"
     """The server that runs the rollout; None when no server has the rollout."""
-    completion: Completion
-    raw: rollout_pb2.Completion
+    outcome: RolloutOutcome
+    raw: outcome_pb2.RolloutOutcome
     """The message as received."""
-    reply: Callable[[Outcome | CallError], None]
+    reply: Callable[[Receipt | CallError], None]
     """Answers the server."""
 
 
@@ -128,7 +128,7 @@ class Owner(Protocol):
         """Handle a rollout whose Init the ledger could not commit."""
 
     def completed(self, report: "Report") -> None:
-        """Record a completion and answer its server, now or later. Raises CallError."""
+        """Record a outcome and answer its server, now or later. Raises CallError."""
 
     def unusable(self, server: "AgentServerLink | None", rollout_id: str, attempt: int, problem: BaseException) -> None:
         """End a rollout whose only outcome cannot be read."""
@@ -140,7 +140,7 @@ class ServerIdentity:
 
     journal_id: str = ""
     """The id of the server's journal. After a server has lost its journal and its rollouts, it reports another id."""
-    process_uuid: str = ""
+    process_id: str = ""
     version: str = ""
     agent_loops: tuple[str, ...] = ()
 

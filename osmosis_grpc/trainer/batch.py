@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.trainer.advantage import Advantages
 from osmosis_grpc.trainer.groups import OutcomeGroup
-from osmosis_grpc.types import Completion, Segment
-from osmosis_grpc.types.completion import lacks
+from osmosis_grpc.types import RolloutOutcome, Segment
+from osmosis_grpc.types.outcome import lacks
 from osmosis_grpc.types.tokens import ArrayEquality
 
 Side = Literal["right", "left"]
@@ -96,7 +96,7 @@ class _Found(NamedTuple):
 
 
 def pad(
-    outcomes: Iterable[Completion | OutcomeGroup],
+    outcomes: Iterable[RolloutOutcome | OutcomeGroup],
     *,
     advantages: Advantages | Iterable[Advantages] | Iterable[float] | None = None,
     pad_id: int = 0,
@@ -164,17 +164,17 @@ def pad(
     )
 
 
-def _each(outcomes: Iterable[Completion | OutcomeGroup]) -> Iterator[Completion]:
+def _each(outcomes: Iterable[RolloutOutcome | OutcomeGroup]) -> Iterator[RolloutOutcome]:
     for each in outcomes:
         if isinstance(each, OutcomeGroup):
             yield from each
-        elif isinstance(each, Completion):
+        elif isinstance(each, RolloutOutcome):
             yield each
         else:
             raise TypeError(f"outcomes: holds a {type(each).__name__}, not an outcome or an OutcomeGroup")
 
 
-def _segments(outcomes: Iterable[Completion], untrainable: Untrainable, skipped: list[Skipped]) -> Iterator[_Found]:
+def _segments(outcomes: Iterable[RolloutOutcome], untrainable: Untrainable, skipped: list[Skipped]) -> Iterator[_Found]:
     """Yield the segments of trainable samples."""
     for index, outcome in enumerate(outcomes):
         samples = outcome.trainable_samples()

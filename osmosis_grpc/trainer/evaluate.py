@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from osmosis_grpc.types import Completion, CompletionStatus
+from osmosis_grpc.types import OutcomeStatus, RolloutOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """The outcomes of one evaluation, in the order in which the rollouts ended."""
 
-    outcomes: tuple[Completion, ...] = ()
+    outcomes: tuple[RolloutOutcome, ...] = ()
 
     @property
     def n(self) -> int:
@@ -19,7 +19,7 @@ class Evaluation:
     @property
     def failed(self) -> int:
         """The number of rollouts that did not complete. They do not count in the mean."""
-        return sum(outcome.status is not CompletionStatus.COMPLETED for outcome in self.outcomes)
+        return sum(outcome.status is not OutcomeStatus.COMPLETED for outcome in self.outcomes)
 
     @property
     def mean_reward(self) -> float | None:

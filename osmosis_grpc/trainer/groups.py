@@ -17,7 +17,7 @@ from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.trainer.advantage import equal
 from osmosis_grpc.trainer.run import Requests, Run, RunOptions, reason_of
 from osmosis_grpc.trainer.scheduler import Scheduler
-from osmosis_grpc.types import Completion, CompletionStatus
+from osmosis_grpc.types import OutcomeStatus, RolloutOutcome
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +35,12 @@ class OutcomeGroup:
     """The id of its request."""
     size: int
     """How many members were started."""
-    outcomes: tuple[Completion, ...]
+    outcomes: tuple[RolloutOutcome, ...]
     """The members that completed, in order of their index."""
-    failed: tuple[Completion, ...] = ()
+    failed: tuple[RolloutOutcome, ...] = ()
     """The last outcomes of the members that were dropped, in order of their index. Do not train on them."""
 
-    def __iter__(self) -> Iterator[Completion]:
+    def __iter__(self) -> Iterator[RolloutOutcome]:
         return iter(self.outcomes)
 
     def __len__(self) -> int:
@@ -62,7 +62,7 @@ class OutcomeGroup:
         return equal(self.rewards)
 
     async def confirm(self) -> None:
-        """Confirm every outcome of the group, see Completion.confirm(). Raises LedgerError."""
+        """Confirm every outcome of the group, see RolloutOutcome.confirm(). Raises LedgerError."""
         for outcome in (*self.outcomes, *self.failed):
             await outcome.confirm()
 
@@ -98,24 +98,24 @@ class GroupRun(Run):
             raise ValueError(f"on_failure: {on_failure!r} is not one of {', '.join(get_args(OnFailure))}")
         self._may_fail = size - MIN_MEMBERS if on_failure == "drop_member" else 0
         self._hints = on_failure == "drop_group" and size > MIN_MEMBERS  # log once, before the first yielded group
-        self._open: dict[str, dict[int, Completion]] = {}
+        self._open: dict[str, dict[int, RolloutOutcome]] = {}
         """The outcomes of unfinished groups, by index."""
 
     async def groups(self, requests: Requests) -> AsyncGenerator[OutcomeGroup, None]:
         """See Trainer.groups()."""
         async with aclosing(self.ended(requests)) as ended:
-            async for request, completion in ended:
+            async for request, outcome in ended:
                 assert request.group is not None
                 name = request.group.id
                 group = self._open.setdefault(name, {})
-                if group.setdefault(request.group.index, completion) is not completion:
+                if group.setdefault(request.group.index, outcome) is not outcome:
                     raise InvalidArgument("rollout_id", f"two requests of one groups() have the id {name}")
                 if len(_members(group, completed=False)) > self._may_fail:
-                    await self._drop(name, group, completion)
+                    await self._drop(name, group, outcome)
                 elif len(group) == self._size:
                     yield self._finish(name, group)
 
-    def _finish(self, name: str, group: dict[int, Completion]) -> OutcomeGroup:
+    def _finish(self, name: str, group: dict[int, RolloutOutcome]) -> OutcomeGroup:
         self._close(name)
         self._hints = False
         self._counts["yielded"] += 1
@@ -127,7 +127,7 @@ class GroupRun(Run):
         self._counts["zero_variance"] += made.zero_variance
         return made
 
-    async def _drop(self, name: str, group: dict[int, Completion], last: Completion) -> None:
+    async def _drop(self, name: str, group: dict[int, RolloutOutcome], last: RolloutOutcome) -> None:
         """Drop a group. Cancel its running members, and confirm its outcomes, because no caller gets them."""
         untaken = self.abandon(name)
         self._close(name)
@@ -142,16 +142,16 @@ class GroupRun(Run):
             hint if self._hints else "",
         )
         self._hints = False
-        for completion in (*group.values(), *untaken):
-            await completion.confirm()
+        for outcome in (*group.values(), *untaken):
+            await outcome.confirm()
 
     def _close(self, name: str) -> None:
         del self._open[name]
         self._scheduler.unpin(name)
 
 
-def _members(group: dict[int, Completion], *, completed: bool) -> tuple[Completion, ...]:
+def _members(group: dict[int, RolloutOutcome], *, completed: bool) -> tuple[RolloutOutcome, ...]:
     """Returns the members that completed, or the members that failed, in order of their index."""
     return tuple(
-        group[index] for index in sorted(group) if (group[index].status is CompletionStatus.COMPLETED) is completed
+        group[index] for index in sorted(group) if (group[index].status is OutcomeStatus.COMPLETED) is completed
     )

@@ -14,7 +14,7 @@ import numpy as np
 
 from osmosis_grpc.observability import Calls, Histogram
 from osmosis_grpc.observability.metric_families import CHAT_SECONDS, ROLLOUT_SECONDS
-from osmosis_grpc.types import ChatResponse, Completion, CompletionStatus, RolloutRequest
+from osmosis_grpc.types import ChatResponse, OutcomeStatus, RolloutOutcome, RolloutRequest
 
 RECENT = 1024
 """Means and percentiles are computed from this many of the newest values."""
@@ -64,12 +64,12 @@ class Tally:
     """Counts the outcomes of training, or of evaluations."""
 
     def __init__(self) -> None:
-        self.counts = Counter(dict.fromkeys([*map(_status, CompletionStatus), "rollouts/from_journal"], 0))
+        self.counts = Counter(dict.fromkeys([*map(_status, OutcomeStatus), "rollouts/from_journal"], 0))
         """The counts by name. Any thread may read them."""
         self._failures: Counter[str] = Counter()
         self._rewards, self._seconds, self._lags = Recent(), Recent(), Recent()
 
-    def ended(self, outcome: Completion, version: str) -> None:
+    def ended(self, outcome: RolloutOutcome, version: str) -> None:
         """Count an outcome. `version` is the policy's current version."""
         self.counts[_status(outcome.status)] += 1
         if outcome.failure is not None:
@@ -87,7 +87,7 @@ class Tally:
 
     def refused(self, error: BaseException) -> None:
         """Count a rollout that no server accepted."""
-        self.counts[_status(CompletionStatus.FAILED)] += 1
+        self.counts[_status(OutcomeStatus.FAILED)] += 1
         self._failed(f"refused/{type(error).__name__}")
 
     def items(self, prefix: str) -> Iterator[tuple[str, float]]:
@@ -117,12 +117,12 @@ class Metrics:
         self.answered_calls, self.made_calls = Calls("server"), Calls("client")
         """The RPCs that the trainer answers and makes."""
 
-    def ended(self, outcome: Completion, version: str) -> None:
+    def ended(self, outcome: RolloutOutcome, version: str) -> None:
         """Count an outcome. `version` is the policy's current version."""
         self._tally(outcome).ended(outcome, version)
         if outcome.from_journal is None:
             self.durations[outcome.evaluation].observe(outcome.metrics.total_latency_ms / 1000)
-        if outcome.evaluation or outcome.status is not CompletionStatus.COMPLETED:
+        if outcome.evaluation or outcome.status is not OutcomeStatus.COMPLETED:
             return
         samples = outcome.trainable_samples().values()
         self._counts["rollouts/not_trainable"] += not samples
@@ -160,11 +160,11 @@ class Metrics:
             values.update(self._evaluation.items("evaluation/"))
         return values
 
-    def _tally(self, marked: Completion | RolloutRequest) -> Tally:
+    def _tally(self, marked: RolloutOutcome | RolloutRequest) -> Tally:
         return self._evaluation if marked.evaluation else self._training
 
 
-def _status(status: CompletionStatus) -> str:
+def _status(status: OutcomeStatus) -> str:
     return f"rollouts/{status.lower()}"
 
 
@@ -174,7 +174,7 @@ def _used(reply: ChatResponse, name: str) -> int:
     return count if isinstance(count, int) and count > 0 else 0
 
 
-def _lag(outcome: Completion, version: str) -> float | None:
+def _lag(outcome: RolloutOutcome, version: str) -> float | None:
     """Returns how many versions the oldest sampled token is behind; None if a version is missing or not a number."""
     current = _number(version)
     spans = [span for sample in outcome.samples.values() for segment in sample.segments for span in segment.versions]

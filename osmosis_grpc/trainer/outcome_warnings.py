@@ -5,8 +5,8 @@ Without logging configuration, Python's handler of last resort writes the warnin
 
 import logging
 
-from osmosis_grpc.types import Completion, CompletionStatus
-from osmosis_grpc.types.completion import clip, printable
+from osmosis_grpc.types import OutcomeStatus, RolloutOutcome
+from osmosis_grpc.types.outcome import clip, printable
 
 log = logging.getLogger(__name__)
 
@@ -26,14 +26,14 @@ class EarlierOutcomes:
         """Whether a counted outcome ended in an earlier process of the server."""
         self._changes: dict[str, str] = {}
 
-    def count(self, completion: Completion) -> None:
+    def count(self, outcome: RolloutOutcome) -> None:
         """Count an outcome. Logs a warning at the first outcome from an earlier run."""
         self._outcomes += 1
-        earlier = completion.from_journal
+        earlier = outcome.from_journal
         if earlier is None:
             return
         self._earlier += 1
-        self._attempt = max(self._attempt, completion.attempt + 1)
+        self._attempt = max(self._attempt, outcome.attempt + 1)
         self._server_restarted |= not earlier.same_process
         change = earlier.describe_change()
         if change:
@@ -67,16 +67,16 @@ class UntrainableOutcomes:
         self._reason = ""
         """Why the first untrainable rollout is not trainable."""
 
-    def count(self, completion: Completion) -> None:
+    def count(self, outcome: RolloutOutcome) -> None:
         """Count an outcome. Evaluations and rollouts that did not complete are left out."""
-        if completion.evaluation or completion.status is not CompletionStatus.COMPLETED:
+        if outcome.evaluation or outcome.status is not OutcomeStatus.COMPLETED:
             return
         self._completed += 1
-        reason = completion.not_trainable_reason
+        reason = outcome.not_trainable_reason
         self._untrainable += bool(reason)
         if reason and not self._reason:
             self._reason = printable(clip(reason, MAX_REASON))
-            log.warning("rollout %s completed but is not trainable: %s", completion.rollout_id, self._reason)
+            log.warning("rollout %s completed but is not trainable: %s", outcome.rollout_id, self._reason)
 
     def report(self) -> None:
         """Log the total if more than one rollout was untrainable."""

@@ -14,7 +14,7 @@ from operator import length_hint
 from typing import Any, TextIO
 
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.types import Completion, CompletionStatus, RolloutRequest
+from osmosis_grpc.types import OutcomeStatus, RolloutOutcome, RolloutRequest
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Progress:
         self._task: asyncio.Task[None] | None = None
         self._refreshed = 0
 
-    def watch(self, done: "asyncio.Future[Completion]") -> None:
+    def watch(self, done: "asyncio.Future[RolloutOutcome]") -> None:
         """Count a rollout as started, and as ended when its future is done. An exception counts as failed."""
         self._started += 1
         done.add_done_callback(self._count)
@@ -82,13 +82,13 @@ class Progress:
         rate = f", {(len(self._ends) - 1) / seconds:.1f}/s" if self._ended and seconds > 0 else ""
         return f"{self._ended}{of} done, {self._started - self._ended} in flight, {self._failed} failed{mean}{rate}"
 
-    def _count(self, done: "asyncio.Future[Completion]") -> None:
+    def _count(self, done: "asyncio.Future[RolloutOutcome]") -> None:
         outcome = None if done.cancelled() or done.exception() is not None else done.result()
         if outcome is not None and outcome.reward is not None:
             self._rewarded += 1
             self._rewards += outcome.reward
         self._ended += 1
-        self._failed += outcome is None or outcome.status is not CompletionStatus.COMPLETED
+        self._failed += outcome is None or outcome.status is not OutcomeStatus.COMPLETED
         self._ends.append(time.monotonic())
 
     def _redraw(self) -> None:

@@ -52,7 +52,7 @@ class InitResult:
     created: bool
     """Whether this call started the rollout. False if an earlier call with the same request had started it."""
     from_journal: EarlierRun | None = None
-    """Set if the rollout ended in an earlier run of the trainer. The server sends its completion again."""
+    """Set if the rollout ended in an earlier run of the trainer. The server sends its outcome again."""
 
 
 class RolloutClient:
@@ -107,7 +107,7 @@ class RolloutClient:
         """Start a rollout. Takes a RolloutRequest, or its fields by name.
 
         Idempotent: a second call with the same request starts nothing, and returns the same result with `created`
-        false. If the rollout has ended, the server sends its completion again. A higher `attempt` runs the rollout
+        false. If the rollout has ended, the server sends its outcome again. A higher `attempt` runs the rollout
         again. `from_journal` is set if the rollout ended in an earlier run of the trainer.
         """
         if callback is not None and not isinstance(callback, Callback):
@@ -168,7 +168,7 @@ class RolloutClient:
                         self._unreached.reached()
                         backoff.reset()
                         if response.HasField("event"):
-                            after, attempt = response.event.number, response.event.attempt
+                            after, attempt = response.event.event_number, response.event.attempt
                             if response.event.WhichOneof("kind"):
                                 yield event_from_wire(response.event)
                 return

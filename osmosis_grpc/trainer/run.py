@@ -13,14 +13,14 @@ from osmosis_grpc.trainer.agent_server_state import Rollout, job_failed
 from osmosis_grpc.trainer.progress_bar import Progress, shown
 from osmosis_grpc.trainer.request_check import checked
 from osmosis_grpc.trainer.scheduler import Scheduler
-from osmosis_grpc.types import Completion, CompletionStatus, Failure, FailureReason, Group, RolloutRequest
+from osmosis_grpc.types import Failure, FailureReason, Group, OutcomeStatus, RolloutOutcome, RolloutRequest
 
 log = logging.getLogger(__name__)
 
 FEED = job("trainer.feed", OnFailure.REPORT)
 
 Requests = Iterable[RolloutRequest] | AsyncIterable[RolloutRequest]
-Ended = tuple[RolloutRequest, Completion]
+Ended = tuple[RolloutRequest, RolloutOutcome]
 
 REMEMBERED = 65_536
 """A run remembers the ids of this many requests, and refuses a second request with the same id."""
@@ -49,7 +49,7 @@ class RunOptions:
 
 
 class Run:
-    """One call of Trainer.run(). Starts rollouts while slots are free. Yields each completion when its rollout ends.
+    """One call of Trainer.run(). Starts rollouts while slots are free. Yields each outcome when its rollout ends.
 
     Trainer.groups() and Trainer.evaluate() use subclasses.
     """
@@ -74,7 +74,7 @@ class Run:
         """The id of the request whose members are being started."""
 
     async def ended(self, requests: Requests) -> AsyncGenerator[Ended, None]:
-        """Yield each request with its completion when the rollout ends. See Trainer.run()."""
+        """Yield each request with its outcome when the rollout ends. See Trainer.run()."""
         scheduler, options, report = self._scheduler, self._options, self._finished.put_nowait
         with shown(options.progress, requests, options.group_size, scheduler.supervisor) as self._progress:
             feeder = scheduler.supervisor.start(
@@ -92,12 +92,12 @@ class Run:
                     if finished is None:
                         fed = True
                     elif finished in self._started:  # otherwise its group was abandoned
-                        completion = self._over(finished)
-                        if not self._start_again(finished, completion):
+                        outcome = self._over(finished)
+                        if not self._start_again(finished, outcome):
                             self._slots.release()
                             if self._progress is not None:
                                 self._progress.refresh()
-                            yield finished.request, completion
+                            yield finished.request, outcome
             finally:
                 scheduler.runs.discard(report)
                 scheduler.earlier.report()
@@ -105,12 +105,12 @@ class Run:
                 for rollout in list(self._started):
                     self._leave(rollout)
 
-    def abandon(self, group_id: str) -> list[Completion]:
+    def abandon(self, group_id: str) -> list[RolloutOutcome]:
         """Cancel the running members of a group, and start no further members. A slot is freed when its rollout ends.
 
-        Returns the completions of the group that were not yielded.
+        Returns the outcomes of the group that were not yielded.
         """
-        untaken: list[Completion] = []
+        untaken: list[RolloutOutcome] = []
         if self._feeding == group_id:
             self._feeding = ""
         for rollout in [r for r in self._started if r.request.group is not None and r.request.group.id == group_id]:
@@ -147,7 +147,7 @@ class Run:
             self._finished.put_nowait(None)
 
     def _start(self, request: RolloutRequest) -> None:
-        """Start a rollout. It keeps its slot until ended() takes its completion. Raises AlreadyExists, Aborted."""
+        """Start a rollout. It keeps its slot until ended() takes its outcome. Raises AlreadyExists, Aborted."""
         try:
             affinity_key = request.group.id if self._options.colocate_groups and request.group else ""
             rollout = self._scheduler.submit(request, affinity_key=affinity_key)
@@ -166,21 +166,21 @@ class Run:
             self._progress.watch(rollout.done)
         rollout.done.add_done_callback(lambda _: self._finished.put_nowait(rollout))
 
-    def _start_again(self, rollout: Rollout, completion: Completion) -> bool:
+    def _start_again(self, rollout: Rollout, outcome: RolloutOutcome) -> bool:
         """Start a failed rollout with a higher attempt in the same slot. Returns False if it has no retries left."""
-        rollout_id = completion.rollout_id
-        if self._tries[rollout_id] >= self._options.retries or not _may_succeed(rollout, completion):
+        rollout_id = outcome.rollout_id
+        if self._tries[rollout_id] >= self._options.retries or not _may_succeed(rollout, outcome):
             del self._tries[rollout_id]
             return False
         self._tries[rollout_id] += 1
         self._scheduler.group_counts["retried"] += 1
-        attempt = completion.attempt + 1
-        log.info("rollout %s is tried again as attempt %d: %s", rollout_id, attempt, reason_of(completion))
+        attempt = outcome.attempt + 1
+        log.info("rollout %s is tried again as attempt %d: %s", rollout_id, attempt, reason_of(outcome))
         self._start(replace(rollout.request, attempt=attempt))
         return True
 
-    def _over(self, rollout: Rollout) -> Completion:
-        """Stop waiting for an ended rollout. Returns its completion."""
+    def _over(self, rollout: Rollout) -> RolloutOutcome:
+        """Stop waiting for an ended rollout. Returns its outcome."""
         self._started[rollout] -= 1
         if not self._started[rollout]:
             del self._started[rollout]
@@ -201,29 +201,29 @@ class EvaluationRun(Run):
     changes: ClassVar[Mapping[str, Any]] = {"evaluation": True}
 
 
-def reason_of(completion: Completion) -> str:
+def reason_of(outcome: RolloutOutcome) -> str:
     """Returns why a rollout is not trainable, with the type and the line of an agent's exception."""
-    failure = completion.failure
+    failure = outcome.failure
     if failure is None:
-        return completion.not_trainable_reason
+        return outcome.not_trainable_reason
     line = f"at {failure.file}:{failure.line}" if failure.file else ""
     raised = " ".join(filter(None, [failure.causes[0].type if failure.causes else "", line]))
-    return completion.not_trainable_reason + (f" ({raised})" if raised else "")
+    return outcome.not_trainable_reason + (f" ({raised})" if raised else "")
 
 
-def _may_succeed(rollout: Rollout, completion: Completion) -> bool:
+def _may_succeed(rollout: Rollout, outcome: RolloutOutcome) -> bool:
     """Returns whether an ended rollout should run again, because another attempt may complete.
 
     A failure of the agent may depend on the policy's replies, so `retryable` is ignored for such a failure. A refused
     rollout runs again only if the refusal is retryable. A cancelled rollout does not run again.
     """
-    if completion.status in (CompletionStatus.COMPLETED, CompletionStatus.CANCELLED):
+    if outcome.status in (OutcomeStatus.COMPLETED, OutcomeStatus.CANCELLED):
         return False
     refused = rollout.done.exception() is not None
-    return not refused or (completion.failure is not None and completion.failure.retryable)
+    return not refused or (outcome.failure is not None and outcome.failure.retryable)
 
 
-async def left_over(scheduler: Scheduler) -> AsyncGenerator[Completion, None]:
+async def left_over(scheduler: Scheduler) -> AsyncGenerator[RolloutOutcome, None]:
     """See Trainer.unconfirmed()."""
     held = scheduler.held
     left = list(held.left)
@@ -266,8 +266,8 @@ async def _each(requests: Requests) -> AsyncIterator[RolloutRequest]:
             yield request
 
 
-def _ended(rollout: Rollout) -> Completion:
-    """Returns the completion of an ended rollout. For a refused rollout, the completion is FAILED."""
+def _ended(rollout: Rollout) -> RolloutOutcome:
+    """Returns the outcome of an ended rollout. For a refused rollout, the outcome is FAILED."""
     request, error = rollout.request, rollout.done.exception()
     if error is None:
         return rollout.done.result()
@@ -278,10 +278,10 @@ def _ended(rollout: Rollout) -> Completion:
         getattr(error, "retryable", False),
         reason=FailureReason.REFUSED,
     )
-    return Completion(
+    return RolloutOutcome(
         rollout_id=request.rollout_id,
         attempt=request.attempt,
-        status=CompletionStatus.FAILED,
+        status=OutcomeStatus.FAILED,
         finish_reason="refused",
         failure=failure,
         group=request.group,

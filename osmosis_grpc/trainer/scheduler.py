@@ -17,13 +17,13 @@ from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Owner, Repo
 from osmosis_grpc.trainer.chats.attempt_cache import UNWRITTEN_RETRY
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.chats.ledger_codec import init_bytes, request_of
-from osmosis_grpc.trainer.completion_recorder import CompletionRecorder
 from osmosis_grpc.trainer.config import TrainerConfig
+from osmosis_grpc.trainer.outcome_recorder import OutcomeRecorder
 from osmosis_grpc.trainer.outcome_warnings import EarlierOutcomes, UntrainableOutcomes
 from osmosis_grpc.trainer.rollout_queue import RolloutQueue
 from osmosis_grpc.trainer.server_availability import LOST, Servers
 from osmosis_grpc.trainer.unconfirmed_outcomes import UnconfirmedOutcomes
-from osmosis_grpc.types import Completion, CompletionStatus, RolloutRequest
+from osmosis_grpc.types import OutcomeStatus, RolloutOutcome, RolloutRequest
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Scheduler(Owner):
         self.servers = Servers(
             supervisor, config=config, lost=self._lost, stuck=self._stuck, none_attached=self._none_attached
         )
-        self._completions = CompletionRecorder(cache, self.rollouts, self._recorded, self.refused, supervisor)
+        self._outcomes = OutcomeRecorder(cache, self.rollouts, self._recorded, self.refused, supervisor)
         self._max_attempts = config.max_attempts
         self._queue = RolloutQueue()
         self._loop = asyncio.get_running_loop()
@@ -69,9 +69,9 @@ class Scheduler(Owner):
     def submit(self, request: RolloutRequest, *, affinity_key: str = "") -> Rollout:
         """Queue a rollout and return it. Raises AlreadyExists, Aborted, Unavailable.
 
-        If a rollout with this id is unfinished, returns that rollout and queues no second one. A completion in the
-        ledger is unconfirmed until the application calls its confirm(). If the ledger has an unconfirmed completion of
-        this rollout, queues nothing and returns a rollout that gets this completion.
+        If a rollout with this id is unfinished, returns that rollout and queues no second one. A outcome in the
+        ledger is unconfirmed until the application calls its confirm(). If the ledger has an unconfirmed outcome of
+        this rollout, queues nothing and returns a rollout that gets this outcome.
         """
         try:
             return self._submit(request, affinity_key)
@@ -170,7 +170,7 @@ class Scheduler(Owner):
         self.changed()
 
     def _drop(self, rollout: Rollout) -> None:
-        """Remove a rollout from the ledger, because the rollout ends without a completion."""
+        """Remove a rollout from the ledger, because the rollout ends without a outcome."""
         if self.ledger is not None and rollout.begun:
             self.ledger.drop(*rollout.key)
 
@@ -186,17 +186,17 @@ class Scheduler(Owner):
             cancelled.add_done_callback(retrieve)
 
     def end_here(self, rollout: Rollout) -> None:
-        """End a rollout that no server has. The status of its completion is CANCELLED."""
+        """End a rollout that no server has. The status of its outcome is CANCELLED."""
         self._queue.remove(rollout)
         self._drop(rollout)
         self.forget(rollout)
         if not rollout.done.done():
             rollout_id, attempt = rollout.key
             rollout.done.set_result(
-                Completion(
+                RolloutOutcome(
                     rollout_id=rollout_id,
                     attempt=attempt,
-                    status=CompletionStatus.CANCELLED,
+                    status=OutcomeStatus.CANCELLED,
                     finish_reason="cancelled",
                     group=rollout.request.group,
                     evaluation=rollout.request.evaluation,
@@ -204,7 +204,7 @@ class Scheduler(Owner):
             )
 
     def _supersede(self, rollout: Rollout, request: RolloutRequest) -> None:
-        """Run the higher attempt of `request`. Callers of the lower attempt get the higher attempt's completion."""
+        """Run the higher attempt of `request`. Callers of the lower attempt get the higher attempt's outcome."""
         if rollout.server is None:  # no server has the lower attempt, so the queued rollout only changes its request
             rollout.request = request
             return
@@ -314,16 +314,16 @@ class Scheduler(Owner):
     # Calls of the servers.
 
     def completed(self, report: Report) -> None:
-        """Record a completion and answer its server, as CompletionRecorder.record() does. Raises CallError."""
+        """Record a outcome and answer its server, as OutcomeRecorder.record() does. Raises CallError."""
         refusals: list[CallError] = []
 
         def take() -> None:
             try:
-                self._completions.record(report)
+                self._outcomes.record(report)
             except CallError as error:
                 refusals.append(error)
 
-        self.supervisor.call(TAKE, take, report=partial(self._completions.fail, report, TAKE))
+        self.supervisor.call(TAKE, take, report=partial(self._outcomes.fail, report, TAKE))
         if refusals:
             raise refusals[0]
 
@@ -336,16 +336,16 @@ class Scheduler(Owner):
             )
             self.changed()
 
-    def _recorded(self, rollout: Rollout, completion: Completion) -> None:
-        """End a rollout whose completion is recorded."""
+    def _recorded(self, rollout: Rollout, outcome: RolloutOutcome) -> None:
+        """End a rollout whose outcome is recorded."""
         if not rollout.done.done():
-            rollout.done.set_result(completion)
+            rollout.done.set_result(outcome)
         self.forget(rollout)
-        self.earlier.count(completion)
-        self._untrainable.count(completion)
+        self.earlier.count(outcome)
+        self._untrainable.count(outcome)
         self.changed()
 
-    def _count(self, request: RolloutRequest, done: "asyncio.Future[Completion]") -> None:
+    def _count(self, request: RolloutRequest, done: "asyncio.Future[RolloutOutcome]") -> None:
         """Count the outcome of an ended rollout."""
         if done.cancelled():
             return
@@ -403,7 +403,7 @@ class Scheduler(Owner):
         self._untrainable.report()
         for timer in self._returning:
             timer.cancel()
-        self._completions.close()
+        self._outcomes.close()
         self._end(Unavailable("the trainer was closed"))
         self.cache.close()
 

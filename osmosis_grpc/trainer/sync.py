@@ -28,7 +28,7 @@ from osmosis_grpc.policies.threads import DaemonThreads, ThreadedPolicy, is_asyn
 from osmosis_grpc.trainer.loop_thread import LoopThread
 from osmosis_grpc.trainer.server_availability import Server
 from osmosis_grpc.trainer.trainer import Trainer
-from osmosis_grpc.types.completion import Receipt
+from osmosis_grpc.types.outcome import Confirmable
 
 if TYPE_CHECKING:
     from osmosis_grpc.observability.exposition import PrometheusCollector
@@ -108,8 +108,8 @@ class SyncTrainer:
     groups = _iterates(Trainer.groups)
     evaluate = _waits(Trainer.evaluate)
 
-    def confirm(self, outcome: Receipt) -> None:
-        """Confirm an outcome; see Completion.confirm."""
+    def confirm(self, outcome: Confirmable) -> None:
+        """Confirm an outcome; see RolloutOutcome.confirm."""
         self._thread.call(outcome.confirm)
 
     def resume(self, *, version: str | int | None = None) -> None:

@@ -29,7 +29,7 @@ from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.trainer.server_availability import Server
 from osmosis_grpc.trainer.transports.attach.connections import AttachTransport
 from osmosis_grpc.trainer.transports.callback.transport import CallbackTransport
-from osmosis_grpc.types import CancelResult, Completion, RolloutRequest, TrajectoryEvent
+from osmosis_grpc.types import CancelResult, RolloutOutcome, RolloutRequest, TrajectoryEvent
 
 if TYPE_CHECKING:
     from osmosis_grpc.observability.exposition import PrometheusCollector
@@ -54,9 +54,9 @@ class Trainer:
 
     Port 0 in `listen` means a free port. `address` has the bound port.
 
-    The file `ledger` stores the sent rollouts and the answers to chats. It stores each completion until
-    `await completion.confirm()`. A trainer that is started again with the same ledger continues the rollouts of the
-    earlier process; see unconfirmed(). Without a ledger, a completion counts as recorded when the caller has received
+    The file `ledger` stores the sent rollouts and the answers to chats. It stores each outcome until
+    `await outcome.confirm()`. A trainer that is started again with the same ledger continues the rollouts of the
+    earlier process; see unconfirmed(). Without a ledger, a outcome counts as recorded when the caller has received
     it, and a killed trainer forgets its rollouts.
 
     `credentials` are sent to `servers`: a token, and the files for TLS. `security` is for `listen`: the tokens that
@@ -166,11 +166,11 @@ class Trainer:
 
     async def rollout(
         self, /, request: RolloutRequest | None = None, *, affinity_key: str = "", **changes: Unpack[RolloutFields]
-    ) -> Completion:
-        """Run a rollout and wait for its completion. Takes a RolloutRequest, or its fields by name.
+    ) -> RolloutOutcome:
+        """Run a rollout and wait for its outcome. Takes a RolloutRequest, or its fields by name.
 
         If a rollout with the same id is unfinished, waits for that rollout. If the ledger has its unconfirmed
-        completion, returns that completion. Rollouts with the same `affinity_key` go to one server. Cancelling the
+        outcome, returns that outcome. Rollouts with the same `affinity_key` go to one server. Cancelling the
         last waiting call cancels the rollout.
 
         Raises InvalidArgument with the name of the field, AlreadyExists if another request uses the id, Unavailable
@@ -193,8 +193,8 @@ class Trainer:
         max_in_flight: int = 256,
         colocate_groups: bool = False,
         progress: bool = False,
-    ) -> AsyncGenerator[Completion, None]:
-        """Run rollouts, and yield each completion when its rollout ends.
+    ) -> AsyncGenerator[RolloutOutcome, None]:
+        """Run rollouts, and yield each outcome when its rollout ends.
 
         Each request runs `group_size` times. If `group_size` is above 1, the request ID becomes the group ID with the
         members ID-0, ID-1, and so on. `colocate_groups` keeps a group's members on one server. A refused rollout is
@@ -207,8 +207,8 @@ class Trainer:
             group_size=group_size, max_in_flight=max_in_flight, colocate_groups=colocate_groups, progress=progress
         )
         async with aclosing(Run(self.scheduler, options).ended(requests)) as ended:
-            async for _, completion in ended:
-                yield completion
+            async for _, outcome in ended:
+                yield outcome
 
     async def groups(
         self,
@@ -263,26 +263,26 @@ class Trainer:
         """
         options = RunOptions(group_size=group_size, max_in_flight=max_in_flight, colocate_groups=colocate_groups)
         async with aclosing(EvaluationRun(self.scheduler, options).ended(requests)) as ended:
-            return Evaluation(outcomes=tuple([completion async for _, completion in ended]))
+            return Evaluation(outcomes=tuple([outcome async for _, outcome in ended]))
 
-    async def unconfirmed(self) -> AsyncGenerator[Completion, None]:
-        """Yield the unconfirmed completions of an earlier process, and of the rollouts that it did not finish.
+    async def unconfirmed(self) -> AsyncGenerator[RolloutOutcome, None]:
+        """Yield the unconfirmed outcomes of an earlier process, and of the rollouts that it did not finish.
 
-        The unconfirmed completions in the ledger come first, oldest first. Then each unfinished rollout's completion
+        The unconfirmed outcomes in the ledger come first, oldest first. Then each unfinished rollout's outcome
         is yielded when the rollout ends. Rollouts of calls of rollout() or run() are left out. Leaving the loop
         cancels nothing.
         Yields nothing without a ledger.
         """
-        async with aclosing(left_over(self.scheduler)) as completions:
-            async for completion in completions:
-                yield completion
+        async with aclosing(left_over(self.scheduler)) as outcomes:
+            async for outcome in outcomes:
+                yield outcome
 
     async def cancel(
         self, rollout_id: str = "", *, group_id: str = "", everything: bool = False, reason: str = ""
     ) -> list[CancelResult]:
         """Cancel one rollout of this trainer, a group, or everything. Idempotent.
 
-        Each rollout ends with the status CANCELLED, and its callers get this completion. Raises InvalidArgument unless
+        Each rollout ends with the status CANCELLED, and its callers get this outcome. Raises InvalidArgument unless
         exactly one of `rollout_id`, `group_id` and `everything` is given. Raises Unavailable when a server cannot
         write the cancel to its disk. In this case the running server process still cancels the rollouts, and the call
         can be repeated.

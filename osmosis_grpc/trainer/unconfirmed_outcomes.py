@@ -1,4 +1,4 @@
-"""Reads the unconfirmed completions of a ledger. The application confirms a completion with confirm()."""
+"""Reads the unconfirmed outcomes of a ledger. The application confirms a outcome with confirm()."""
 
 import asyncio
 import logging
@@ -12,14 +12,14 @@ from osmosis_grpc.storage.ledger import Ledger, LedgerRollout
 from osmosis_grpc.trainer.chats.attempt_cache import AttemptCache
 from osmosis_grpc.trainer.chats.chat_cache import LedgerReceipt
 from osmosis_grpc.trainer.chats.ledger_codec import completion_of, init_bytes, learn, tools_of
-from osmosis_grpc.types import Completion, RolloutRequest
-from osmosis_grpc.types.completion import clip, describe
+from osmosis_grpc.types import RolloutOutcome, RolloutRequest
+from osmosis_grpc.types.outcome import clip, describe
 
 log = logging.getLogger(__name__)
 
 
 class UnconfirmedOutcomes:
-    """The unconfirmed completions of a ledger. Each is assembled again from its chats. Empty without a ledger."""
+    """The unconfirmed outcomes of a ledger. Each is assembled again from its chats. Empty without a ledger."""
 
     def __init__(self, ledger: Ledger | None) -> None:
         self._attempts = ledger.unconfirmed if ledger is not None else {}
@@ -28,12 +28,12 @@ class UnconfirmedOutcomes:
         self._ledger = ledger
 
     def holds(self, rollout_id: str, attempt: int) -> bool:
-        """Returns whether there is an unconfirmed completion of this attempt or a higher one."""
+        """Returns whether there is an unconfirmed outcome of this attempt or a higher one."""
         return self._attempts.get(rollout_id, 0) >= attempt
 
-    def fetch(self, rollout_id: str, request: RolloutRequest | None = None) -> "asyncio.Future[Completion]":
-        """Returns a future of a completion. The future raises AlreadyExists for another request, and LedgerError."""
-        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+    def fetch(self, rollout_id: str, request: RolloutRequest | None = None) -> "asyncio.Future[RolloutOutcome]":
+        """Returns a future of a outcome. The future raises AlreadyExists for another request, and LedgerError."""
+        future: asyncio.Future[RolloutOutcome] = asyncio.get_running_loop().create_future()
         self.left.pop(rollout_id, None)
         assert self._ledger is not None
         self._ledger.fetch(rollout_id, partial(self._fetched, self._ledger, future, rollout_id, request))
@@ -42,7 +42,7 @@ class UnconfirmedOutcomes:
     def _fetched(
         self,
         ledger: Ledger,
-        future: "asyncio.Future[Completion]",
+        future: "asyncio.Future[RolloutOutcome]",
         rollout_id: str,
         request: RolloutRequest | None,
         kept: LedgerRollout | None,
@@ -53,19 +53,19 @@ class UnconfirmedOutcomes:
         try:
             if error is not None:
                 raise error
-            if kept is None or kept.completion is None:
+            if kept is None or kept.outcome is None:
                 raise AlreadyExists(
                     f"rollout {rollout_id} is over and confirmed; raise `attempt` to run it again",
                     rollout_id=rollout_id,
                     attempt=kept.attempt if kept else 0,
                 )
-            future.set_result(replace(_outcome(ledger, kept, request), receipt=LedgerReceipt(ledger, kept)))
+            future.set_result(replace(_outcome(ledger, kept, request), confirmation=LedgerReceipt(ledger, kept)))
         except Exception as problem:
             future.set_exception(problem)
 
 
-def _outcome(ledger: Ledger, kept: LedgerRollout, request: RolloutRequest | None) -> Completion:
-    """Returns the completion. If the record is damaged, the completion is FAILED (DATA_LOSS). Raises AlreadyExists."""
+def _outcome(ledger: Ledger, kept: LedgerRollout, request: RolloutRequest | None) -> RolloutOutcome:
+    """Returns the outcome. If the record is damaged, the outcome is FAILED (DATA_LOSS). Raises AlreadyExists."""
     damage = kept.damage
     if not damage:
         if request is not None and kept.init is not None:
@@ -89,12 +89,12 @@ def _outcome(ledger: Ledger, kept: LedgerRollout, request: RolloutRequest | None
     return data_loss("ledger", kept.rollout_id, kept.attempt, damage, result_id=kept.result_id or "")
 
 
-def assembled(kept: LedgerRollout) -> Completion:
-    """Returns a recorded completion with resolved references. Raises LedgerError if a chat is missing."""
+def assembled(kept: LedgerRollout) -> RolloutOutcome:
+    """Returns a recorded outcome with resolved references. Raises LedgerError if a chat is missing."""
     entry = AttemptCache(kept.attempt)
     entry.tools = tools_of(kept)
     learn(entry.samples, kept.chats)
-    completion = completion_of(kept)
-    if entry.refers_beyond(completion):
+    outcome = completion_of(kept)
+    if entry.refers_beyond(outcome):
         raise LedgerError("a chat that it refers to is missing")
-    return entry.complete(completion)
+    return entry.complete(outcome)

@@ -5,19 +5,19 @@ frozen dataclasses.
 """
 
 from osmosis_grpc.types.chat import ChatPurpose, ChatRequest, ChatResponse
-from osmosis_grpc.types.completion import (
-    Cause,
-    Completion,
-    CompletionStatus,
-    Failure,
-    Outcome,
-    RolloutMetrics,
-    RolloutState,
-)
 from osmosis_grpc.types.earlier_run import EarlierRun, EndedBy
 from osmosis_grpc.types.events import EventKind, TrajectoryEvent
 from osmosis_grpc.types.failure_reasons import FailureReason
 from osmosis_grpc.types.messages import Message
+from osmosis_grpc.types.outcome import (
+    Cause,
+    Failure,
+    OutcomeStatus,
+    Receipt,
+    RolloutMetrics,
+    RolloutOutcome,
+    RolloutState,
+)
 from osmosis_grpc.types.requests import Callback, CallbackTls, Group, InitRequest, RolloutRequest, TraceContext
 from osmosis_grpc.types.rollout_info import Activity, CancelResult, Capacity, JournaledRollout, RolloutInfo
 from osmosis_grpc.types.samples import ChatRef, Sample, SampledChat, Segment
@@ -36,8 +36,6 @@ __all__ = [
     "ChatRef",
     "ChatRequest",
     "ChatResponse",
-    "Completion",
-    "CompletionStatus",
     "EarlierRun",
     "EndedBy",
     "EventKind",
@@ -49,9 +47,11 @@ __all__ = [
     "JournaledRollout",
     "Logprobs",
     "Message",
-    "Outcome",
+    "OutcomeStatus",
+    "Receipt",
     "RolloutInfo",
     "RolloutMetrics",
+    "RolloutOutcome",
     "RolloutRequest",
     "RolloutState",
     "Sample",

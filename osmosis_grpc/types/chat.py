@@ -34,7 +34,7 @@ class ChatRequest(ArrayEquality):
     rollout_id: str
     attempt: int = 1
     sample: str = "main"
-    number: int = 1
+    chat_number: int = 1
     """The number of the chat, from 1 within the sample."""
     messages: Sequence[Message]
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class ChatRequest(ArrayEquality):
     tools_overridden: bool = True
     """Whether this chat has its own tools, which differ from the rollout's tools."""
     purpose: ChatPurpose = ChatPurpose.POLICY
-    continues: int = 0
+    parent_chat: int = 0
     """The number of the answered chat that the history continues; 0 for none."""
     prefix_len: int = 0
     """The number of leading messages that come from the chat `continues`, its reply included. The others are new.

@@ -45,7 +45,7 @@ class Position(NamedTuple):
     """The end of a history in the tree."""
 
     node: Node
-    continues: int
+    parent_chat: int
     """The answered chat that the history continues; 0 for none."""
     prefix_len: int
     """The number of leading messages that come from the chat `continues`, its reply included."""

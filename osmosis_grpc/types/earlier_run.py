@@ -1,4 +1,4 @@
-"""The origin of a completion that an earlier run of the trainer requested."""
+"""The origin of a outcome that an earlier run of the trainer requested."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,10 @@ class EarlierRun:
 
     end_time: float
     """The time of the rollout's end, in Unix seconds by the server's clock."""
-    process_uuid: str = ""
+    process_id: str = ""
     """The server process in which the rollout ended."""
     same_process: bool = False
-    """Whether the server process `process_uuid` also sends this answer."""
+    """Whether the server process `process_id` also sends this answer."""
     agent_loop: str = ""
     agent_version: str = ""
     """The version of the agent loop that ran the rollout; empty if it is unknown."""
@@ -41,6 +41,6 @@ class EarlierRun:
 class EndedBy:
     """The server process that ended a rollout, and the trainer's run that requested the rollout."""
 
-    process_uuid: str = ""
+    process_id: str = ""
     trainer_run: str = ""
     """A digest of the run's name; empty if the run has no name."""

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from osmosis_grpc.types.chat import ChatPurpose, ChatResponse
-from osmosis_grpc.types.completion import Completion, Outcome
 from osmosis_grpc.types.earlier_run import EndedBy
 from osmosis_grpc.types.fast_init import fast_init
 from osmosis_grpc.types.messages import Message
+from osmosis_grpc.types.outcome import Receipt, RolloutOutcome
 from osmosis_grpc.types.requests import InitRequest
 from osmosis_grpc.types.tool_dicts import ToolDict
 
@@ -45,8 +45,8 @@ class ChatRequested:
     """The agent requested a reply. `messages` follow the reply of the chat that it continues."""
 
     sample: str
-    number: int
-    continues: int = 0
+    chat_number: int
+    parent_chat: int = 0
     messages: Sequence[Message] = ()
     params: Mapping[str, Any] = field(default_factory=dict)
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -59,10 +59,10 @@ class ChatAnswered:
     """The trainer replied after `latency` seconds."""
 
     sample: str
-    number: int
+    chat_number: int
     response: ChatResponse
     latency: float = 0.0
-    recorded_number: int = 0
+    recorded_event: int = 0
     """If the reply was read from the journal, the number of the event that recorded it; otherwise 0."""
 
 
@@ -71,7 +71,7 @@ class ChatFailed:
     """A chat, or an attempt at it, ended without a reply."""
 
     sample: str
-    number: int
+    chat_number: int
     code: int = 0
     """A google.rpc.Code."""
     message: str = ""
@@ -144,18 +144,18 @@ class Graded:
 @fast_init
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The rollout ended. StreamEvents sends its completion without messages and segments."""
+    """The rollout ended. StreamEvents sends its outcome without messages and segments."""
 
-    completion: Completion
+    outcome: RolloutOutcome
     by: EndedBy = EndedBy()
 
 
 @fast_init
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The delivery of the completion has ended."""
+    """The delivery of the outcome has ended."""
 
-    outcome: Outcome | None = None
+    receipt: Receipt | None = None
     given_up: str = ""
     """Why the server gave up the delivery; empty if there is an outcome."""
     tries: int = 0
@@ -187,7 +187,7 @@ class TrajectoryEvent:
 
     rollout_id: str
     attempt: int
-    number: int
+    event_number: int
     """The number of the event, from 1 within the attempt."""
     time: float
     """Unix seconds, by the server's clock."""

@@ -65,7 +65,7 @@ class RolloutRequest:
     idempotency_key: str | None = None
     """Another name for the rollout."""
     evaluation: bool = False
-    """Whether the rollout only measures the policy. Its completion has the same flag, and is never trained on."""
+    """Whether the rollout only measures the policy. Its outcome has the same flag, and is never trained on."""
     server_url: str = ""
     """The trainer's address, if the trainer speaks HTTP."""
     api_key: str | None = field(default=None, repr=False)
@@ -110,7 +110,7 @@ class Callback:
     credential: str = field(default="", repr=False)
     """A bearer token. The repr does not show it."""
     state: bytes = field(default=b"", repr=False)
-    """Bytes of the trainer. Every chat and every completion sends them back."""
+    """Bytes of the trainer. Every chat and every outcome sends them back."""
     delta: bool = False
     """Whether the trainer accepts a chat that refers to an earlier chat instead of repeating its messages."""
     tls: CallbackTls | None = None

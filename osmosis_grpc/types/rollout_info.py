@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from osmosis_grpc.types.completion import Completion, RolloutState
 from osmosis_grpc.types.earlier_run import EndedBy
 from osmosis_grpc.types.fast_init import fast_init
+from osmosis_grpc.types.outcome import RolloutOutcome, RolloutState
 from osmosis_grpc.types.requests import Group, InitRequest
 from osmosis_grpc.types.tool_dicts import ToolDict
 
@@ -33,11 +33,11 @@ class RolloutInfo:
     """Unix seconds."""
     start_time: float | None = None
     end_time: float | None = None
-    last_number: int = 0
+    last_event_number: int = 0
     """The number of its newest event."""
     undelivered: bool = False
-    """Whether the rollout has ended and its completion has not reached the trainer."""
-    completion: Completion | None = None
+    """Whether the rollout has ended and its outcome has not reached the trainer."""
+    outcome: RolloutOutcome | None = None
     """The result of the rollout. It is None before the end, and in lists of rollouts."""
 
 
@@ -60,11 +60,11 @@ class JournaledRollout:
     end_time: float | None = None
     state: RolloutState = RolloutState.ACCEPTED
     """ACCEPTED before the start, RUNNING after the start, or the state in which the rollout ended."""
-    completion: Completion | None = None
+    outcome: RolloutOutcome | None = None
     ended_by: EndedBy = EndedBy()
     settled: bool = False
     """Whether no further event is possible."""
-    last_number: int = 0
+    last_event_number: int = 0
     """The number of its newest committed event."""
     damage: str = ""
     """The damage of the rollout's rows in the journal; empty if there is no damage.
@@ -105,6 +105,6 @@ class Capacity:
     """Ended rollouts with an agent that did not stop. Each keeps its slot until its agent stops."""
     undelivered: int = 0
     expired: int = 0
-    """The number of completions that expired before their delivery, since the server's start."""
+    """The number of outcomes that expired before their delivery, since the server's start."""
     completed: int = 0
     """The number of rollouts that ended since the server's start. Evicted rollouts count, too."""

@@ -77,8 +77,8 @@ class Segment(ArrayEquality):
 class SampledChat(ArrayEquality):
     """The tokens of one chat, as the trainer's library keeps them."""
 
-    number: int
-    continues: int
+    chat_number: int
+    parent_chat: int
     """The earlier chat that this chat continues; 0 for none."""
     prompt_ids: Ids | None
     """uint32, shape (p,): the whole prompt; None if the sampler did not return it."""
@@ -92,7 +92,7 @@ class ChatRef:
     """An answered chat. A conversation begins with its messages and its reply."""
 
     sample: str
-    number: int
+    chat_number: int
     prefix_len: int = 0
     """The number of leading messages that come from this chat, its reply included; 0 if they were left out."""
 
@@ -108,7 +108,7 @@ class Sample:
     """The newest answered chat whose messages and reply are the beginning of `messages`; None if there is none."""
     segments: tuple[Segment, ...] = ()
     """The tokens of the sample; empty if the sample is not trainable. A failed rollout can have segments, too, so use
-    Completion.trainable_samples() for training."""
+    RolloutOutcome.trainable_samples() for training."""
     reward: float | None = None
     trainable: bool = False
     """Whether the tokens are exact. It does not depend on how the rollout ended."""

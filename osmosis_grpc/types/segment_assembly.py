@@ -122,7 +122,7 @@ class Assembler:
         place = self._ends.get(chat)
         return None if place is None else place.segment.ids(0, place.prompt_end)
 
-    def prompt_length(self, continues: int, response: ChatResponse) -> int | None:
+    def prompt_length(self, parent_chat: int, response: ChatResponse) -> int | None:
         """Returns the number of ids in the whole prompt of a reply; None if the reply came without its prompt.
 
         `continues` is the number of the earlier chat. The reply leaves out the first `prompt_prefix` ids of its prompt,
@@ -131,25 +131,26 @@ class Assembler:
         """
         if response.prompt_ids is None:
             return None
-        place = self._ends.get(continues)
+        place = self._ends.get(parent_chat)
         end = place.end if place else 0
         if response.prompt_prefix > end:
             raise InvalidArgument(
-                "prompt_prefix", f"is {response.prompt_prefix}, but the earlier chat {continues} has only {end} tokens"
+                "prompt_prefix",
+                f"is {response.prompt_prefix}, but the earlier chat {parent_chat} has only {end} tokens",
             )
         return response.prompt_prefix + len(response.prompt_ids)
 
-    def shared_prefix(self, continues: int, prompt: Ids) -> int:
+    def shared_prefix(self, parent_chat: int, prompt: Ids) -> int:
         """Returns how many leading ids of a prompt are also the leading tokens of the chat `continues`."""
-        return _common(self.tokens(continues), prompt)
+        return _common(self.tokens(parent_chat), prompt)
 
-    def add(self, number: int, continues: int, response: ChatResponse, purpose: ChatPurpose) -> int | None:
+    def add(self, number: int, parent_chat: int, response: ChatResponse, purpose: ChatPurpose) -> int | None:
         """Adds an answered chat to the segments. Does not add a chat with the purpose JUDGE.
 
         If the reply came without ids or logprobs, the sample is not trainable, and `reason` says why. Returns the
         result of prompt_length(). Raises InvalidArgument as prompt_length() does.
         """
-        length = self.prompt_length(continues, response)
+        length = self.prompt_length(parent_chat, response)
         if purpose is ChatPurpose.JUDGE:
             return length
         new_ids, prefix, tokens = response.prompt_ids, response.prompt_prefix, response.tokens
@@ -158,7 +159,7 @@ class Assembler:
             self.reason = self.reason or f"chat {number}: {lacks}"
         if new_ids is None or tokens is None:
             return length
-        before = self._ends.get(continues)
+        before = self._ends.get(parent_chat)
         end = before.end if before else 0
         shared = prefix
         if before is not None and prefix < end:

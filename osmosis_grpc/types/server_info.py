@@ -39,7 +39,7 @@ class ServerInfo:
     version: str
     protocol_min: int
     protocol_max: int
-    process_uuid: str
+    process_id: str
     """The id of the process. Each start makes a new id."""
     journal_id: str
     """The id of the server's journal. A server that has lost its rollouts has a new id."""
@@ -59,4 +59,4 @@ class DrainResult:
     running: int
     queued: int
     undelivered: int
-    """Ended rollouts whose completion is not delivered."""
+    """Ended rollouts whose outcome is not delivered."""

@@ -7,9 +7,9 @@ copied into a repeated field, and the sender knows the size of each frame.
 from google.protobuf.message import Message
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, error_pb2, rollout_pb2, trainer_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, error_pb2, outcome_pb2
 from osmosis_grpc.errors import CallError, FailedPrecondition, InvalidArgument
-from osmosis_grpc.types import Completion
+from osmosis_grpc.types import RolloutOutcome
 from osmosis_grpc.types.jsontext import check_text
 from osmosis_grpc.wire.control import PROTOCOL
 from osmosis_grpc.wire.protobuf_encoding import head
@@ -19,7 +19,7 @@ from osmosis_grpc.wire.status import from_code, to_status
 ATTACHMENT_ID_CHARS = (16, 256)
 _FRAMES = 1  # the field of the four messages that hold frames
 _TRAINER = {field.name: field.number for field in pb.TrainerFrame.DESCRIPTOR.fields}
-_COMPLETION = trainer_pb2.CompleteRequest.DESCRIPTOR.fields_by_name["completion"].number
+_COMPLETION = outcome_pb2.CompleteRequest.DESCRIPTOR.fields_by_name["outcome"].number
 _RESPONSE = pb.ChatReply.DESCRIPTOR.fields_by_name["response"].number
 _SERVER = {field.name: field.number for field in pb.ServerFrame.DESCRIPTOR.fields}
 
@@ -39,11 +39,11 @@ def chat_frame(chat: bytes) -> bytes:
     return _joined(_SERVER["chat"], chat)
 
 
-def complete_frame(completion: Completion) -> bytes:
-    """Returns the frame of a completion that refers to its chats, cut to MAX_COMPLETION_BYTES."""
-    report = referring_bytes(completion)
+def complete_frame(outcome: RolloutOutcome) -> bytes:
+    """Returns the frame of a outcome that refers to its chats, cut to MAX_COMPLETION_BYTES."""
+    report = referring_bytes(outcome)
     if len(report) > MAX_COMPLETION_BYTES:
-        report = fit(rollout_pb2.Completion.FromString(report)).SerializeToString()
+        report = fit(outcome_pb2.RolloutOutcome.FromString(report)).SerializeToString()
     return _joined(_SERVER["complete"], head(_COMPLETION, len(report)) + report)
 
 
@@ -54,7 +54,7 @@ def _joined(number: int, body: bytes) -> bytes:
 
 def chat_reply_frame(rollout_id: str, attempt: int, sample: str, number: int, reply: bytes | CallError) -> bytes:
     """Returns the frame that answers a chat. `reply` is an error, or the bytes that reply_bytes() returned."""
-    message = pb.ChatReply(rollout_id=rollout_id, attempt=attempt, sample=sample, number=number)
+    message = pb.ChatReply(rollout_id=rollout_id, attempt=attempt, sample=sample, chat_number=number)
     if isinstance(reply, CallError):
         message.status.CopyFrom(refusal(reply))
         return trainer_frame("chat_reply", message)

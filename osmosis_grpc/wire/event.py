@@ -6,11 +6,12 @@ from functools import lru_cache
 from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import event_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import EndedBy, events, jsontext
 from osmosis_grpc.types.events import TrajectoryEvent
 from osmosis_grpc.wire import times
+from osmosis_grpc.wire.chat import PURPOSES, RECEIPTS, reply_bytes, reply_from_wire, tools_to_wire
 from osmosis_grpc.wire.field_conversion import Codec, Converter
 from osmosis_grpc.wire.message import (
     TOOLS,
@@ -26,18 +27,17 @@ from osmosis_grpc.wire.message import (
 )
 from osmosis_grpc.wire.protobuf_encoding import head, repeated, varint
 from osmosis_grpc.wire.rollout import (
-    completion_from_wire,
-    completion_to_wire,
     fit,
     init_from_wire,
     init_to_wire,
+    outcome_from_wire,
+    outcome_to_wire,
     referring_bytes,
 )
-from osmosis_grpc.wire.trainer import OUTCOMES, PURPOSES, reply_bytes, reply_from_wire, tools_to_wire
 
 
 def event_to_wire(event: TrajectoryEvent, *, tokens: bool = True) -> pb.TrajectoryEvent:
-    """Returns an event as a message. A completion has no messages and no segments in it.
+    """Returns an event as a message. A outcome has no messages and no segments in it.
 
     Without `tokens`, a reply has no tokens in it.
     """
@@ -48,7 +48,7 @@ def event_to_wire(event: TrajectoryEvent, *, tokens: bool = True) -> pb.Trajecto
     return pb.TrajectoryEvent(
         rollout_id=event.rollout_id,
         attempt=event.attempt,
-        number=event.number,
+        event_number=event.event_number,
         time=times.timestamp(event.time),
         **{field: to_wire(event.kind)},
     )
@@ -58,15 +58,15 @@ def event_from_wire(message: pb.TrajectoryEvent) -> TrajectoryEvent:
     """Returns the event of a message. Raises InvalidArgument for a kind of a newer protocol."""
     field = message.WhichOneof("kind")
     if field is None:
-        raise InvalidArgument("kind", f"event {message.number} has an unknown kind")
+        raise InvalidArgument("kind", f"event {message.event_number} has an unknown kind")
     kind = _FROM_WIRE[field](getattr(message, field))
-    return TrajectoryEvent(message.rollout_id, message.attempt, message.number, times.unix(message.time), kind)
+    return TrajectoryEvent(message.rollout_id, message.attempt, message.event_number, times.unix(message.time), kind)
 
 
 def kind_to_bytes(kind: events.EventKind) -> tuple[int, bytes]:
     """Returns the kind of an event in a journal's form: the number of its field, and its bytes.
 
-    A completion only refers to its chats, because the earlier events have the chats.
+    A outcome only refers to its chats, because the earlier events have the chats.
     """
     field, to_wire, _ = _KINDS[type(kind)]
     to_bytes = _TO_BYTES.get(type(kind))
@@ -88,12 +88,12 @@ def _answered_bytes(kind: events.ChatAnswered) -> bytes:
     return b"".join(
         (
             _sample(kind.sample),
-            varint(_NUMBER, kind.number),
+            varint(_NUMBER, kind.chat_number),
             head(_RESPONSE, len(reply)),
             reply,
             head(_LATENCY, len(latency)),
             latency,
-            varint(_RECORDED, kind.recorded_number),
+            varint(_RECORDED, kind.recorded_event),
         )
     )
 
@@ -106,8 +106,8 @@ def _requested_bytes(kind: events.ChatRequested) -> bytes:
     return b"".join(
         (
             _sample(kind.sample),
-            varint(_NUMBER, kind.number),
-            varint(_CONTINUES, kind.continues),
+            varint(_NUMBER, kind.chat_number),
+            varint(_CONTINUES, kind.parent_chat),
             repeated(_MESSAGES, map(frozen_bytes, kind.messages)),
             varint(_PURPOSE, PURPOSES.numbers[kind.purpose]),
             rest,
@@ -124,8 +124,8 @@ def _sample(name: str) -> bytes:
 def _read_requested(m: pb.ChatRequestedEvent) -> events.ChatRequested:
     return events.ChatRequested(
         sample=m.sample,
-        number=m.number,
-        continues=m.continues,
+        chat_number=m.chat_number,
+        parent_chat=m.parent_chat,
         messages=messages_from_wire(m.messages, "messages"),
         params=params_from_wire(m.sampling, "sampling"),
         tools=tools_from_wire(m.tools.tools, "tools.tools") if m.HasField("tools") else None,
@@ -136,24 +136,24 @@ def _read_requested(m: pb.ChatRequestedEvent) -> events.ChatRequested:
 def _read_answered(m: pb.ChatAnsweredEvent) -> events.ChatAnswered:
     return events.ChatAnswered(
         sample=m.sample,
-        number=m.number,
+        chat_number=m.chat_number,
         response=reply_from_wire(m.response),
         latency=times.seconds(m.latency),
-        recorded_number=m.recorded_number,
+        recorded_event=m.recorded_event,
     )
 
 
-def _ended(kind: events.Ended, completion: rollout_pb2.Completion | None) -> pb.EndedEvent:
-    return pb.EndedEvent(completion=completion, process_uuid=kind.by.process_uuid, trainer_run=kind.by.trainer_run)
+def _ended(kind: events.Ended, outcome: outcome_pb2.RolloutOutcome | None) -> pb.EndedEvent:
+    return pb.EndedEvent(outcome=outcome, process_id=kind.by.process_id, trainer_run=kind.by.trainer_run)
 
 
 def _ended_bytes(kind: events.Ended) -> bytes:
-    completion = referring_bytes(kind.completion)
-    return b"".join((head(_COMPLETION, len(completion)), completion, _ended(kind, None).SerializeToString()))
+    outcome = referring_bytes(kind.outcome)
+    return b"".join((head(_COMPLETION, len(outcome)), outcome, _ended(kind, None).SerializeToString()))
 
 
 def _read_ended(m: pb.EndedEvent) -> events.Ended:
-    return events.Ended(completion_from_wire(m.completion, "completion"), EndedBy(m.process_uuid, m.trainer_run))
+    return events.Ended(outcome_from_wire(m.outcome, "outcome"), EndedBy(m.process_id, m.trainer_run))
 
 
 def _converter(kind: type[events.EventKind], **codecs: Codec) -> "_Row":
@@ -187,8 +187,8 @@ _KINDS: dict[type[events.EventKind], _Row] = {
         events.Logged,
         data=Codec(lambda data: jsontext.render(data) if data else "", jsontext.parse_object, "data_json"),
     ),
-    events.Ended: ("ended", lambda k: _ended(k, fit(completion_to_wire(k.completion, head=True))), _read_ended),
-    events.Delivered: _converter(events.Delivered, outcome=OUTCOMES.codec(None)),
+    events.Ended: ("ended", lambda k: _ended(k, fit(outcome_to_wire(k.outcome, head=True))), _read_ended),
+    events.Delivered: _converter(events.Delivered, receipt=RECEIPTS.codec(None)),
     events.Started: _converter(events.Started),
     events.Resumed: _converter(events.Resumed),
     events.ChatFailed: _converter(events.ChatFailed),
@@ -209,9 +209,9 @@ _NUMBERS = {field.name: field.number for field in _ONEOF}
 _FIELDS = {number: field for field, number in _NUMBERS.items()}
 _NUMBER, _CONTINUES, _MESSAGES, _PURPOSE = (
     pb.ChatRequestedEvent.DESCRIPTOR.fields_by_name[name].number
-    for name in ("number", "continues", "messages", "purpose")
+    for name in ("number", "parent_chat", "messages", "purpose")
 )
 _RESPONSE, _LATENCY, _RECORDED = (
-    pb.ChatAnsweredEvent.DESCRIPTOR.fields_by_name[name].number for name in ("response", "latency", "recorded_number")
+    pb.ChatAnsweredEvent.DESCRIPTOR.fields_by_name[name].number for name in ("response", "latency", "recorded_event")
 )
-_COMPLETION = pb.EndedEvent.DESCRIPTOR.fields_by_name["completion"].number
+_COMPLETION = pb.EndedEvent.DESCRIPTOR.fields_by_name["outcome"].number

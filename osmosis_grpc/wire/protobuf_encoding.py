@@ -35,7 +35,7 @@ def repeated(field: int, parts: Iterable[bytes]) -> bytes:
 def remembered(make: Callable[[T], bytes]) -> Callable[[T], bytes]:
     """Caches the results of `make` for the newest values, by the identity of the value. Such a value must not change.
 
-    The bytes of messages and completions are needed twice: for the trainer and for the journal.
+    The bytes of messages and outcomes are needed twice: for the trainer and for the journal.
     """
     latest: dict[int, tuple[T, bytes]] = {}
 

@@ -1,17 +1,17 @@
-"""rollout.proto: requests to start a rollout, its state, and its completion."""
+"""rollout.proto: requests to start a rollout, its state, and its outcome."""
 
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
+from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2, tokens_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import tokens_pb2
 from osmosis_grpc.errors import Boundary, InvalidArgument
 from osmosis_grpc.types import jsontext
-from osmosis_grpc.types.completion import Cause, Completion, CompletionStatus, Failure, RolloutMetrics, RolloutState
 from osmosis_grpc.types.earlier_run import EarlierRun
 from osmosis_grpc.types.failure_reasons import read_reason
+from osmosis_grpc.types.outcome import Cause, Failure, OutcomeStatus, RolloutMetrics, RolloutOutcome, RolloutState
 from osmosis_grpc.types.requests import (
     DEFAULT_MAX_TOKENS_TOTAL,
     DEFAULT_MAX_TURNS,
@@ -45,30 +45,30 @@ MAX_CHANGES = 20
 """The most names of changed files and packages in a message."""
 
 STATES = EnumNames(RolloutState, pb.RolloutState, "a state")
-_STATUSES = EnumNames(CompletionStatus, pb.CompletionStatus, "a completion status")
-_BOUNDARIES: EnumNames[Boundary] = EnumNames(get_args(Boundary), pb.FailureBoundary, "a boundary")
-_GROUP = Converter(Group, pb.Group)
+_STATUSES = EnumNames(OutcomeStatus, outcome_pb2.OutcomeStatus, "a outcome status")
+_BOUNDARIES: EnumNames[Boundary] = EnumNames(get_args(Boundary), outcome_pb2.FailureBoundary, "a boundary")
+_GROUP = Converter(Group, outcome_pb2.Group)
 _HEADER = Codec(str, check_header)
 _TRACE = Converter(TraceContext, pb.TraceContext, traceparent=_HEADER, tracestate=_HEADER)
 # The next three messages are fields of the messages below. Their converters must be made first.
 Converter(CallbackTls, pb.CallbackTls, server_name=_HEADER)
-Converter(Cause, pb.Cause)
-Converter(StackFrame, pb.StackFrame)
+Converter(Cause, outcome_pb2.Cause)
+Converter(StackFrame, outcome_pb2.StackFrame)
 ACTIVITY = Converter(Activity, pb.Activity)
 EARLIER_RUN = Converter(
     EarlierRun,
-    pb.EarlierRun,
+    outcome_pb2.EarlierRun,
     changes=Codec(lambda changes: changes[:MAX_CHANGES], lambda changes, path: tuple(changes[:MAX_CHANGES])),
 )
 FAILURE = Converter(
     Failure,
-    pb.Failure,
+    outcome_pb2.Failure,
     boundary=Codec(_BOUNDARIES.numbers.__getitem__, _BOUNDARIES.read),
     reason=Codec(str, read_reason),
 )
 METRICS = Converter(
     RolloutMetrics,
-    pb.Metrics,
+    outcome_pb2.Metrics,
     **{
         f"{name}_ms": Codec(lambda ms: times.duration(ms / 1000), lambda m, path: times.seconds(m) * 1000, name)
         for name in ("total_latency", "llm_latency", "tool_latency")
@@ -169,7 +169,7 @@ def _digest(message: pb.InitRequest) -> bytes:
     return hashlib.sha256(body.SerializeToString(deterministic=True)).digest()
 
 
-def _checked_group(message: pb.Group, path: str = "group") -> Group:
+def _checked_group(message: outcome_pb2.Group, path: str = "group") -> Group:
     check_id(message.id, f"{path}.id")
     if message.size and message.index >= message.size:
         raise InvalidArgument(f"{path}.index", f"{message.index} is not below the group's size, {message.size}")
@@ -222,15 +222,15 @@ def callback_from_bytes(data: bytes) -> Callback:
     return _CALLBACK.from_wire(pb.Callback.FromString(data), "callback.")
 
 
-def completion_to_wire(completion: Completion, *, head: bool = False, refer: bool = False) -> pb.Completion:
-    """Returns a completion as a message. With `head` it leaves out messages and segments.
+def outcome_to_wire(outcome: RolloutOutcome, *, head: bool = False, refer: bool = False) -> outcome_pb2.RolloutOutcome:
+    """Returns a outcome as a message. With `head` it leaves out messages and segments.
 
     `refer` is for a receiver that answered the chats. With it, the message names these chats instead of repeating
-    their messages and tokens. A single sample has the same messages as the completion, so they are not repeated.
+    their messages and tokens. A single sample has the same messages as the outcome, so they are not repeated.
     """
     samples: dict[str, tokens_pb2.Sample] = {}
-    for name, sample in completion.samples.items():
-        alone = len(completion.samples) == 1
+    for name, sample in outcome.samples.items():
+        alone = len(outcome.samples) == 1
         kept = Sample(
             messages=() if head or alone else sample.messages,
             segments=() if head else sample.segments,
@@ -240,41 +240,41 @@ def completion_to_wire(completion: Completion, *, head: bool = False, refer: boo
             not_trainable_reason=sample.not_trainable_reason,
         )
         samples[name] = sample_to_wire(kept, refer=refer)
-    begins = completion.begins if refer else None
-    messages = () if head else completion.messages[begins.prefix_len :] if begins else completion.messages
-    return pb.Completion(
-        rollout_id=completion.rollout_id,
-        attempt=completion.attempt,
-        result_id=completion.result_id,
-        status=_STATUSES.numbers[completion.status],
-        finish_reason=completion.finish_reason,
-        failure=FAILURE.to_wire(completion.failure) if completion.failure else None,
+    begins = outcome.begins if refer else None
+    messages = () if head else outcome.messages[begins.prefix_len :] if begins else outcome.messages
+    return outcome_pb2.RolloutOutcome(
+        rollout_id=outcome.rollout_id,
+        attempt=outcome.attempt,
+        result_id=outcome.result_id,
+        status=_STATUSES.numbers[outcome.status],
+        finish_reason=outcome.finish_reason,
+        failure=FAILURE.to_wire(outcome.failure) if outcome.failure else None,
         messages=[message_to_wire(message) for message in messages],
-        messages_after=pb.ChatRef(sample=begins.sample, number=begins.number) if begins else None,
-        group=_GROUP.to_wire(completion.group) if completion.group else None,
-        reward=completion.reward,
+        prefix_chat=tokens_pb2.ChatRef(sample=begins.sample, chat_number=begins.chat_number) if begins else None,
+        group=_GROUP.to_wire(outcome.group) if outcome.group else None,
+        reward=outcome.reward,
         samples=samples,
-        metrics=METRICS.to_wire(completion.metrics),
-        extra_json=jsontext.render(completion.extra_fields) if completion.extra_fields else "",
-        omitted=completion.omitted,
-        evaluation=completion.evaluation,
-        agent_version=completion.agent_version,
-        from_journal=EARLIER_RUN.to_wire(completion.from_journal) if completion.from_journal else None,
+        metrics=METRICS.to_wire(outcome.metrics),
+        extra_json=jsontext.render(outcome.extra_fields) if outcome.extra_fields else "",
+        omitted=outcome.omitted,
+        evaluation=outcome.evaluation,
+        agent_version=outcome.agent_version,
+        from_journal=EARLIER_RUN.to_wire(outcome.from_journal) if outcome.from_journal else None,
     )
 
 
 @remembered
-def referring_bytes(completion: Completion) -> bytes:
-    """Returns the bytes of a completion for a receiver that knows its chats."""
-    return completion_to_wire(completion, refer=True).SerializeToString()
+def referring_bytes(outcome: RolloutOutcome) -> bytes:
+    """Returns the bytes of a outcome for a receiver that knows its chats."""
+    return outcome_to_wire(outcome, refer=True).SerializeToString()
 
 
 MAX_COMPLETION_BYTES = 16 * 1024 * 1024
-"""The most bytes of a completion in a message."""
+"""The most bytes of a outcome in a message."""
 
 
-def fit(message: pb.Completion, limit: int = MAX_COMPLETION_BYTES) -> pb.Completion:
-    """Cuts a completion to `limit` bytes and returns it. Its field `omitted` names the fields that were left out."""
+def fit(message: outcome_pb2.RolloutOutcome, limit: int = MAX_COMPLETION_BYTES) -> outcome_pb2.RolloutOutcome:
+    """Cuts a outcome to `limit` bytes and returns it. Its field `omitted` names the fields that were left out."""
     samples = [(f"samples[{name}].", message.samples[name]) for name in sorted(message.samples)]
     steps: list[list[tuple[str, Any, str]]] = [
         *([(path, sample, "segments")] for path, sample in samples),
@@ -291,25 +291,25 @@ def fit(message: pb.Completion, limit: int = MAX_COMPLETION_BYTES) -> pb.Complet
     return message
 
 
-def completion_from_wire(message: pb.Completion, field: str) -> Completion:
-    """Returns a checked completion. Raises InvalidArgument with a path that begins with `field`."""
+def outcome_from_wire(message: outcome_pb2.RolloutOutcome, field: str) -> RolloutOutcome:
+    """Returns a checked outcome. Raises InvalidArgument with a path that begins with `field`."""
     check_id(message.rollout_id, f"{field}.rollout_id")
     status = _STATUSES.read(message.status, f"{field}.status")
     failure = FAILURE.field_of(message, "failure", f"{field}.")
     reward = check_reward(message.reward, f"{field}.reward") if message.HasField("reward") else None
-    if reward is not None and status is not CompletionStatus.COMPLETED:
+    if reward is not None and status is not OutcomeStatus.COMPLETED:
         raise InvalidArgument(f"{field}.reward", f"a rollout that ended {status} carries no reward")
     messages = messages_from_wire(message.messages, f"{field}.messages")
     samples = {n: sample_from_wire(s, f"{field}.samples[{n}]", n) for n, s in sorted(message.samples.items())}
     begins = None
-    if message.HasField("messages_after"):
-        begins = ChatRef(message.messages_after.sample, message.messages_after.number)
-        if begins.sample not in samples or not begins.number:
-            raise InvalidArgument(f"{field}.messages_after", "names no chat of a sample of this completion")
+    if message.HasField("prefix_chat"):
+        begins = ChatRef(message.prefix_chat.sample, message.prefix_chat.chat_number)
+        if begins.sample not in samples or not begins.chat_number:
+            raise InvalidArgument(f"{field}.prefix_chat", "names no chat of a sample of this outcome")
     for name, sample in samples.items():
-        if sample.reward is not None and status is not CompletionStatus.COMPLETED:
+        if sample.reward is not None and status is not OutcomeStatus.COMPLETED:
             raise InvalidArgument(f"{field}.samples[{name}].reward", f"a rollout that ended {status} carries no reward")
-    return Completion(
+    return RolloutOutcome(
         rollout_id=message.rollout_id,
         attempt=message.attempt or 1,
         result_id=message.result_id,
@@ -346,5 +346,5 @@ ROLLOUT = Converter(
     pb.Rollout,
     state=STATES.codec(RolloutState.ACCEPTED),
     group=Codec(_GROUP.to_wire, _checked_group),
-    completion=Codec(lambda completion: fit(completion_to_wire(completion)), completion_from_wire),
+    outcome=Codec(lambda outcome: fit(outcome_to_wire(outcome)), outcome_from_wire),
 )

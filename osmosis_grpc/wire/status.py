@@ -15,7 +15,7 @@ from google.rpc import error_details_pb2, status_pb2
 from osmosis_grpc import errors
 from osmosis_grpc._gen.osmosis.rollout.v1 import error_pb2
 from osmosis_grpc.errors import CallError
-from osmosis_grpc.types.completion import clip, describe
+from osmosis_grpc.types.outcome import clip, describe
 from osmosis_grpc.wire import times
 
 CLASSES: dict[int, type[CallError]] = {
@@ -86,7 +86,7 @@ def _details(error: CallError) -> Iterator[Message]:
     elif isinstance(error, errors.AlreadyExists | errors.Aborted) and error.attempt:
         yield error_pb2.CurrentAttempt(rollout_id=error.rollout_id, attempt=error.attempt)
     elif isinstance(error, errors.OutOfRange):
-        yield error_pb2.EventsGone(first_number=error.first_number, first_cursor=error.first_cursor)
+        yield error_pb2.EventsGone(first_event_number=error.first_event_number, first_cursor=error.first_cursor)
     elif isinstance(error, errors.FailedPrecondition) and error.kind:
         violation = error_details_pb2.PreconditionFailure.Violation(
             type=clip(error.kind, _MAX_DETAIL),
@@ -95,7 +95,7 @@ def _details(error: CallError) -> Iterator[Message]:
         )
         yield error_details_pb2.PreconditionFailure(violations=[violation])
         if isinstance(error, errors.UnknownChat):
-            yield error_pb2.UnknownChat(sample=error.sample, number=error.number)
+            yield error_pb2.UnknownChat(sample=error.sample, chat_number=error.chat_number)
     if error.retry_after is not None:
         yield error_details_pb2.RetryInfo(retry_delay=times.duration(error.retry_after))
 
@@ -121,7 +121,7 @@ def _invalid(message: str, found: _Found) -> CallError:
 def _precondition(message: str, found: _Found) -> CallError:
     unknown: Any = found.get(error_pb2.UnknownChat)
     if unknown is not None:
-        return errors.UnknownChat(unknown.sample, unknown.number)
+        return errors.UnknownChat(unknown.sample, unknown.chat_number)
     failure: Any = found.get(error_details_pb2.PreconditionFailure, error_details_pb2.PreconditionFailure())
     kind, subject = next(((row.type, row.subject) for row in failure.violations), ("", ""))
     return errors.FailedPrecondition(message, kind=kind, subject=subject)
@@ -148,7 +148,7 @@ _BUILD: dict[type[CallError], Callable[[str, _Found], CallError]] = {
     errors.AlreadyExists: _of_detail(errors.AlreadyExists, error_pb2.CurrentAttempt, **_ATTEMPT),
     errors.Aborted: _of_detail(errors.Aborted, error_pb2.CurrentAttempt, **_ATTEMPT),
     errors.OutOfRange: _of_detail(
-        errors.OutOfRange, error_pb2.EventsGone, first_number="first_number", first_cursor="first_cursor"
+        errors.OutOfRange, error_pb2.EventsGone, first_event_number="first_event_number", first_cursor="first_cursor"
     ),
     errors.FailedPrecondition: _precondition,
 }

@@ -121,7 +121,7 @@ def sample_to_wire(sample: Sample, *, refer: bool = False) -> pb.Sample:
     segment = segment_reference if refer else segment_to_wire
     return pb.Sample(
         messages=[message_to_wire(message) for message in sample.messages[begins.prefix_len if begins else 0 :]],
-        messages_after=begins.number if begins else 0,
+        prefix_chat=begins.chat_number if begins else 0,
         segments=[segment(each) for each in sample.segments],
         reward=sample.reward,
         trainable=sample.trainable,
@@ -133,7 +133,7 @@ def sample_from_wire(message: pb.Sample, field: str, name: str = "main") -> Samp
     """Returns a checked sample. Raises InvalidArgument."""
     return Sample(
         messages=messages_from_wire(message.messages, f"{field}.messages"),
-        begins=ChatRef(name, message.messages_after) if message.messages_after else None,
+        begins=ChatRef(name, message.prefix_chat) if message.prefix_chat else None,
         segments=tuple(segment_from_wire(s, f"{field}.segments[{i}]") for i, s in enumerate(message.segments)),
         reward=check_reward(message.reward, f"{field}.reward") if message.HasField("reward") else None,
         trainable=message.trainable,

@@ -11,8 +11,8 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.context import MAX_LATENCY_MS
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.testing import collect_rollout
-from osmosis_grpc.types import CompletionStatus, events, jsontext
-from osmosis_grpc.wire.rollout import completion_to_wire
+from osmosis_grpc.types import OutcomeStatus, events, jsontext
+from osmosis_grpc.wire.rollout import outcome_to_wire
 
 USER = {"role": "user", "content": "hello"}
 
@@ -35,15 +35,15 @@ class Scripted(RolloutAgentLoop):
 
 
 async def outcome(use, tools=(), **request):
-    """The completion, and what was logged."""
-    completion, seen = await collect_rollout(Scripted(use, tools), EchoPolicy(), [USER], **request)
-    return completion, [event.kind for event in seen if isinstance(event.kind, events.Logged)]
+    """The outcome, and what was logged."""
+    outcome, seen = await collect_rollout(Scripted(use, tools), EchoPolicy(), [USER], **request)
+    return outcome, [event.kind for event in seen if isinstance(event.kind, events.Logged)]
 
 
 async def logged(*names, **data):
     """The one event that a log_event made."""
-    completion, found = await outcome(lambda ctx: ctx.log_event(*names, **data))
-    assert completion.status is CompletionStatus.COMPLETED
+    outcome, found = await outcome(lambda ctx: ctx.log_event(*names, **data))
+    assert outcome.status is OutcomeStatus.COMPLETED
     assert len(found) == 1
     return found[0]
 
@@ -163,8 +163,8 @@ async def test_the_request_and_the_tools_are_the_agents_own():
     agent = Scripted(use, [tool])
     messages, metadata = [dict(USER)], {"kept": 1}
     for _ in range(2):
-        completion, _ = await collect_rollout(agent, EchoPolicy(), messages, metadata=metadata)
-        assert completion.status is CompletionStatus.COMPLETED
+        outcome, _ = await collect_rollout(agent, EchoPolicy(), messages, metadata=metadata)
+        assert outcome.status is OutcomeStatus.COMPLETED
     assert seen == [([USER], {"kept": 1}, [tool])] * 2
     assert (messages, metadata) == ([USER], {"kept": 1})
 
@@ -173,22 +173,22 @@ async def test_complete_says_it_all():
     def use(ctx):
         return ctx.complete([USER], finish_reason="length", reward=0.25, extra_fields={"a": [1]})
 
-    completion, _ = await outcome(use)
-    assert (completion.status, completion.finish_reason, completion.reward) == ("COMPLETED", "length", 0.25)
-    assert (completion.messages, completion.extra_fields, completion.failure) == ([USER], {"a": [1]}, None)
+    outcome, _ = await outcome(use)
+    assert (outcome.status, outcome.finish_reason, outcome.reward) == ("COMPLETED", "length", 0.25)
+    assert (outcome.messages, outcome.extra_fields, outcome.failure) == ([USER], {"a": [1]}, None)
 
 
 async def test_complete_needs_no_more_than_messages():
-    completion, _ = await outcome(lambda ctx: ctx.complete([USER]))
-    assert (completion.finish_reason, completion.reward, completion.extra_fields) == ("stop", None, {})
+    outcome, _ = await outcome(lambda ctx: ctx.complete([USER]))
+    assert (outcome.finish_reason, outcome.reward, outcome.extra_fields) == ("stop", None, {})
 
 
 async def test_error_gives_up():
-    completion, _ = await outcome(lambda ctx: ctx.error("too hard", [USER]))
-    assert (completion.status, completion.finish_reason, completion.reward) == ("FAILED", "error", None)
-    assert (completion.failure.boundary, completion.failure.message) == ("agent", "too hard")
-    assert completion.failure.retryable is False
-    assert completion.messages == [USER]
+    outcome, _ = await outcome(lambda ctx: ctx.error("too hard", [USER]))
+    assert (outcome.status, outcome.finish_reason, outcome.reward) == ("FAILED", "error", None)
+    assert (outcome.failure.boundary, outcome.failure.message) == ("agent", "too hard")
+    assert outcome.failure.retryable is False
+    assert outcome.messages == [USER]
 
 
 async def test_recorded_tool_calls_are_counted():
@@ -197,17 +197,17 @@ async def test_recorded_tool_calls_are_counted():
         ctx.record_tool_call(latency_ms=20)
         ctx.record_tool_call(np.float32(22.0))
 
-    completion, _ = await outcome(use)
-    assert completion.metrics.num_tool_calls == 3
-    assert completion.metrics.tool_latency_ms == pytest.approx(42.0)
+    outcome, _ = await outcome(use)
+    assert outcome.metrics.num_tool_calls == 3
+    assert outcome.metrics.tool_latency_ms == pytest.approx(42.0)
 
 
 @pytest.mark.parametrize("latency", [float("nan"), float("inf"), float("-inf"), -1e308, 1e300, -1.0])
 async def test_x10_a_latency_that_is_none_is_a_value_error(latency):
-    completion, _ = await outcome(lambda ctx: ctx.record_tool_call(latency))
-    assert (completion.status, completion.failure.boundary) == (CompletionStatus.FAILED, "agent")
-    assert "latency_ms" in completion.failure.message
-    assert np.isfinite(dataclasses.astuple(completion.metrics)).all()
+    outcome, _ = await outcome(lambda ctx: ctx.record_tool_call(latency))
+    assert (outcome.status, outcome.failure.boundary) == (OutcomeStatus.FAILED, "agent")
+    assert "latency_ms" in outcome.failure.message
+    assert np.isfinite(dataclasses.astuple(outcome.metrics)).all()
 
 
 async def test_x10_the_longest_latencies_are_counted():
@@ -215,6 +215,6 @@ async def test_x10_the_longest_latencies_are_counted():
         for _ in range(20_000):
             ctx.record_tool_call(MAX_LATENCY_MS)
 
-    completion, _ = await outcome(use)
-    assert completion.metrics.num_tool_calls == 20_000
-    assert completion_to_wire(completion).metrics.num_tool_calls == 20_000
+    outcome, _ = await outcome(use)
+    assert outcome.metrics.num_tool_calls == 20_000
+    assert outcome_to_wire(outcome).metrics.num_tool_calls == 20_000

@@ -8,7 +8,7 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.loop import AgentNameError, name_problem
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.testing import run_rollout
-from osmosis_grpc.types import CompletionStatus
+from osmosis_grpc.types import OutcomeStatus
 
 
 def get_tools(self, request):
@@ -106,5 +106,5 @@ def test_the_base_class_itself_is_abstract():
 
 
 async def test_a_loop_that_was_made_runs():
-    completion = await run_rollout(make(name="made")(), EchoPolicy())
-    assert completion.status is CompletionStatus.COMPLETED
+    outcome = await run_rollout(make(name="made")(), EchoPolicy())
+    assert outcome.status is OutcomeStatus.COMPLETED

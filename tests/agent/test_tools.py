@@ -17,7 +17,7 @@ from osmosis_grpc.agent.tools import (
 from osmosis_grpc.errors import RolloutEndedError, ToolArgumentError, ToolExecutionError
 from osmosis_grpc.policies.scripted import EchoPolicy, ScriptedPolicy
 from osmosis_grpc.testing import collect_rollout
-from osmosis_grpc.types import CompletionStatus, events
+from osmosis_grpc.types import OutcomeStatus, events
 from osmosis_grpc.wire.event import event_from_wire, event_to_wire
 
 
@@ -309,18 +309,18 @@ async def test_calls_and_returns_are_events():
         return await answers(tool_call)
 
     asked = calls("good", "bad")
-    completion, seen = await rollout(executor, asked)
-    assert completion.status is CompletionStatus.COMPLETED
+    outcome, seen = await rollout(executor, asked)
+    assert outcome.status is OutcomeStatus.COMPLETED
     called = [event.kind for event in seen if isinstance(event.kind, events.ToolCalled)]
     returned = {e.kind.tool_call_id: e.kind for e in seen if isinstance(e.kind, events.ToolReturned)}
     assert [kind.call for kind in called] == asked
     assert (returned["c0"].name, returned["c0"].error) == ("good", "")
     assert (returned["c1"].name, returned["c1"].error) == ("bad", "broken")
-    assert [returned["c0"].message, returned["c1"].message] == completion.messages[2:4]
+    assert [returned["c0"].message, returned["c1"].message] == outcome.messages[2:4]
     assert all(kind.latency >= 0 for kind in returned.values())
     kinds = [type(event.kind) for event in seen]
     assert kinds.index(events.ChatAnswered) < kinds.index(events.ToolCalled) < kinds.index(events.ToolReturned)
-    assert [event.number for event in seen] == list(range(1, len(seen) + 1))
+    assert [event.event_number for event in seen] == list(range(1, len(seen) + 1))
 
 
 async def test_what_is_done_to_a_message_later_does_not_change_its_event():
@@ -341,29 +341,29 @@ async def test_a_running_tool_is_what_a_rollout_is_doing():
         await asyncio.Event().wait()
 
     policy = ScriptedPolicy([{"role": "assistant", "content": None, "tool_calls": calls("slow_one")}])
-    completion, _ = await collect_rollout(Tooling(executor), policy, agent_timeout=0.05)
-    assert completion.status is CompletionStatus.DEADLINE_EXCEEDED
-    assert "tool slow_one" in completion.failure.message
+    outcome, _ = await collect_rollout(Tooling(executor), policy, agent_timeout=0.05)
+    assert outcome.status is OutcomeStatus.DEADLINE_EXCEEDED
+    assert "tool slow_one" in outcome.failure.message
 
 
 async def test_a_message_that_cannot_be_sent_is_an_error_for_the_model():
     async def executor(tool_call):
         return {"role": "tool", "tool_call_id": tool_call["id"], "content": "\ud800"}
 
-    completion, seen = await rollout(executor, calls("bad"))
-    assert completion.status is CompletionStatus.COMPLETED
+    outcome, seen = await rollout(executor, calls("bad"))
+    assert outcome.status is OutcomeStatus.COMPLETED
     (returned,) = [event.kind for event in seen if isinstance(event.kind, events.ToolReturned)]
     assert returned.error == "the tool's message.content: has an unpaired surrogate"
     assert returned.message["content"] == f"Error: {returned.error}"
-    assert [event.number for event in seen] == list(range(1, len(seen) + 1))
+    assert [event.event_number for event in seen] == list(range(1, len(seen) + 1))
 
 
 async def test_the_text_of_an_error_can_travel():
     async def executor(tool_call):
         raise OSError("cannot read \udcff.txt")
 
-    completion, seen = await rollout(executor, calls("bad"))
-    assert completion.status is CompletionStatus.COMPLETED
+    outcome, seen = await rollout(executor, calls("bad"))
+    assert outcome.status is OutcomeStatus.COMPLETED
     assert len([event for event in seen if isinstance(event.kind, events.ToolReturned)]) == 1
 
 
@@ -388,8 +388,8 @@ async def test_after_the_end_of_its_rollout_a_tool_gets_an_error():
         await release.wait()
         return await answers(tool_call)
 
-    completion, seen = await collect_rollout(Leaving(executor), EchoPolicy())
-    assert completion.status is CompletionStatus.COMPLETED
+    outcome, seen = await collect_rollout(Leaving(executor), EchoPolicy())
+    assert outcome.status is OutcomeStatus.COMPLETED
     release.set()
     with pytest.raises(RolloutEndedError):
         await background[0]
@@ -418,10 +418,10 @@ async def test_what_a_tool_returns_never_spoils_the_trajectory(message):
             results = await execute_tool_calls([bad, "a call that is text", odd], executor)
             return ctx.complete([], extra_fields={"contents": [result["content"] for result in results]})
 
-    completion, seen = await collect_rollout(Agent(), EchoPolicy())
-    first, second, third = completion.extra_fields["contents"]
+    outcome, seen = await collect_rollout(Agent(), EchoPolicy())
+    first, second, third = outcome.extra_fields["contents"]
     assert first.startswith("Error: the tool's message.role:")
     assert second == "fine"
     assert third.startswith("Error: ")
     for event in seen:
-        assert event_from_wire(event_to_wire(event)).number == event.number
+        assert event_from_wire(event_to_wire(event)).event_number == event.event_number

@@ -10,7 +10,7 @@ from osmosis_grpc.types import RolloutRequest
 ASKED = "please go on, said the agent"
 """Stands in every chat."""
 ENDED = "finished-as-the-agent-wanted"
-"""The finish reason: stands in every completion."""
+"""The finish reason: stands in every outcome."""
 TOOL = {"type": "function", "function": {"name": "nod", "parameters": {"type": "object", "properties": {}}}}
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from osmosis_grpc.trainer import Completion, Trainer
+from osmosis_grpc.trainer import RolloutOutcome, Trainer
 from tests.attach.agents import ASKED, ENDED
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.policies import REPLIED, CountingPolicy
@@ -45,20 +45,20 @@ class Breaker:
         server: ServerProcess,
         trainer: Trainer,
         policy: CountingPolicy,
-        completions: list[Completion],
+        outcomes: list[RolloutOutcome],
     ) -> None:
         self.figures = Figures()
         self._proxy = proxy
         self._server = server
         self._trainer = trainer
         self._policy = policy
-        self._completions = completions
+        self._outcomes = outcomes
 
     async def run(self, rollouts: int, cuts: int, restarts: dict[int, signal.Signals]) -> Figures:
         ways = (self._with_complete_held, self._with_outcome_held, self._at_once)
         for n in range(cuts):
             due = rollouts * n // (cuts + 5)
-            await until(lambda due=due: len(self._completions) >= due, f"{due} rollouts done", timeout=60)
+            await until(lambda due=due: len(self._outcomes) >= due, f"{due} rollouts done", timeout=60)
             await until(self._busy, "attached, and a chat open")
             await ways[n % len(ways)]()
             if n in restarts:
@@ -79,7 +79,7 @@ class Breaker:
         """The trainer has recorded a Complete, and its answer never reaches the server."""
         await self._final_reply()
         await asyncio.sleep(0.005)  # the reply reaches the agent, who thinks for longer than this
-        before = len(self._completions)
+        before = len(self._outcomes)
         self._proxy.hold("up")
         await self._for(lambda: self._answering(before))
         self._cut(before)
@@ -94,7 +94,7 @@ class Breaker:
 
     def _answering(self, before: int) -> bool:
         """Whether the answer to a Complete that was recorded since lies in the proxy."""
-        return any(self._proxy.holds("up", completion.result_id) for completion in self._completions[before:])
+        return any(self._proxy.holds("up", outcome.result_id) for outcome in self._outcomes[before:])
 
     def _cut(self, before: int | None = None) -> None:
         figures, proxy = self.figures, self._proxy
@@ -114,12 +114,12 @@ class Breaker:
             await until(true, timeout=PATIENCE)
 
 
-def summary(figures: Figures, completions: list[Completion], seconds: float) -> str:
+def summary(figures: Figures, outcomes: list[RolloutOutcome], seconds: float) -> str:
     """The figures as a line."""
-    attempts = Counter(completion.attempt for completion in completions)
+    attempts = Counter(outcome.attempt for outcome in outcomes)
     return json.dumps(
         {
-            "rollouts": len(completions),
+            "rollouts": len(outcomes),
             "cuts": figures.cuts,
             "with_open_chat": figures.with_open_chat,
             "complete_on_its_way": figures.complete_on_its_way,

@@ -1,6 +1,6 @@
 """The demo's rollouts over an attachment: python -m tests.attach.demo_trainer dial TARGET | listen ADDRESS.
 
-Prints "ready" when it listens, then a JSON line for each completion.
+Prints "ready" when it listens, then a JSON line for each outcome.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ async def main(way: str, address: str) -> None:
     targets, listen_on = ([address], "") if way == "dial" else ([], address)
     async with Trainer(targets, ToolCallingMock(), listen=listen_on, config=TrainerConfig(lost_after=20)) as trainer:
         print("ready", flush=True)
-        async for completion in trainer.run(asked):
-            line = {"rollout_id": completion.rollout_id, "status": completion.status, "reward": completion.reward}
+        async for outcome in trainer.run(asked):
+            line = {"rollout_id": outcome.rollout_id, "status": outcome.status, "reward": outcome.reward}
             print(json.dumps(line), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""A policy that counts, and what a completion has to hold of what it said."""
+"""A policy that counts, and what a outcome has to hold of what it said."""
 
 import asyncio
 import random
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from osmosis_grpc.trainer import ChatRequest, ChatResponse, Completion, RolloutRequest, TokenBlock
+from osmosis_grpc.trainer import ChatRequest, ChatResponse, RolloutOutcome, RolloutRequest, TokenBlock
 from tests.attach.agents import ASKED, ENDED, TOOL
 
 REPLIED = "the policy's reply"
@@ -43,7 +43,7 @@ class CountingPolicy:
         self.latency = latency
         self.turns = turns
         self.finals = 0
-        """Last chats of rollouts that were answered: completions are to come."""
+        """Last chats of rollouts that were answered: outcomes are to come."""
         self.calls: Counter[Key] = Counter()
         self.replies: dict[Key, ChatResponse] = {}
         self.without_tools: set[Key] = set()
@@ -55,7 +55,7 @@ class CountingPolicy:
         self.gate.set()
 
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
-        key = (request.rollout_id, request.attempt, request.sample, request.number)
+        key = (request.rollout_id, request.attempt, request.sample, request.chat_number)
         self.calls[key] += 1
         if list(request.tools or ()) != [TOOL]:
             self.without_tools.add(key)
@@ -65,13 +65,13 @@ class CountingPolicy:
             await self.gate.wait()
         finally:
             self.open -= 1
-        text = f"{REPLIED} {request.number} to {request.rollout_id}, attempt {request.attempt}"
+        text = f"{REPLIED} {request.chat_number} to {request.rollout_id}, attempt {request.attempt}"
         self.replies[key] = ChatResponse(
             message={"role": "assistant", "content": text},
             tokens=made_of(text, size_of(text)),
             prompt_ids=spoken(request),
         )
-        self.finals += request.number == self.turns
+        self.finals += request.chat_number == self.turns
         return self.replies[key]
 
     @property
@@ -94,22 +94,22 @@ def requests(name: str, count: int, *, turns: int = 3, think: float = 0.02) -> I
         )
 
 
-def check_whole(completion: Completion, replies: Callable[[Key], ChatResponse | None], *, turns: int = 3) -> None:
+def check_whole(outcome: RolloutOutcome, replies: Callable[[Key], ChatResponse | None], *, turns: int = 3) -> None:
     """A rollout of the Talker's that went well, with all that the policy said in it, and no token else trained on."""
-    assert completion.status == "COMPLETED", f"{completion.rollout_id}: {completion.failure}"
-    assert completion.finish_reason == ENDED
-    assert completion.reward == float(turns)
-    keys = [(completion.rollout_id, completion.attempt, "main", number) for number in range(1, turns + 1)]
+    assert outcome.status == "COMPLETED", f"{outcome.rollout_id}: {outcome.failure}"
+    assert outcome.finish_reason == ENDED
+    assert outcome.reward == float(turns)
+    keys = [(outcome.rollout_id, outcome.attempt, "main", number) for number in range(1, turns + 1)]
     given = [replies(key) for key in keys]
-    assert all(given), f"{completion.rollout_id}: a reply that the policy never gave"
+    assert all(given), f"{outcome.rollout_id}: a reply that the policy never gave"
     said: list[object] = []
     for number, reply in enumerate(given, start=1):
         said += [reply.message["content"], f"{ASKED}: {number}"]
-    assert [m["content"] for m in completion.messages[1:]] == said
-    sample = completion.samples["main"]
-    assert list(sample.messages) == list(completion.messages)
-    assert sample.trainable, f"{completion.rollout_id}: {sample.not_trainable_reason}"
-    assert [chat.number for chat in sample.chats] == list(range(1, turns + 1))
+    assert [m["content"] for m in outcome.messages[1:]] == said
+    sample = outcome.samples["main"]
+    assert list(sample.messages) == list(outcome.messages)
+    assert sample.trainable, f"{outcome.rollout_id}: {sample.not_trainable_reason}"
+    assert [chat.chat_number for chat in sample.chats] == list(range(1, turns + 1))
     for chat, reply in zip(sample.chats, given, strict=True):
         assert np.array_equal(chat.tokens.ids, reply.tokens.ids)
         assert np.array_equal(chat.tokens.logprobs, reply.tokens.logprobs)
@@ -121,12 +121,12 @@ def check_whole(completion: Completion, replies: Callable[[Key], ChatResponse | 
 
 
 def check_run(
-    asked: Sequence[str], completions: Sequence[Completion], policy: CountingPolicy, *, turns: int = 3
+    asked: Sequence[str], outcomes: Sequence[RolloutOutcome], policy: CountingPolicy, *, turns: int = 3
 ) -> None:
     """Every rollout ended once and is whole, and no chat was sampled twice."""
-    assert sorted(completion.rollout_id for completion in completions) == sorted(asked)
-    for completion in completions:
-        check_whole(completion, policy.replies.get, turns=turns)
-        assert len(completion.samples["main"].segments) == 1, "nothing drifted, so nothing may part"
+    assert sorted(outcome.rollout_id for outcome in outcomes) == sorted(asked)
+    for outcome in outcomes:
+        check_whole(outcome, policy.replies.get, turns=turns)
+        assert len(outcome.samples["main"].segments) == 1, "nothing drifted, so nothing may part"
     assert policy.asked_twice == []
     assert policy.without_tools == set()

@@ -4,7 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from osmosis_grpc.trainer import ChatRequest, ChatResponse, Completion, RolloutClient, RolloutRequest, Trainer
+from osmosis_grpc.trainer import ChatRequest, ChatResponse, RolloutClient, RolloutOutcome, RolloutRequest, Trainer
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.policies import CountingPolicy, check_run, requests
 from tests.attach.servers import ServerProcess
@@ -22,7 +22,7 @@ class SilentOnce(CountingPolicy):
         self.seconds = seconds
 
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
-        self.latency = (self.seconds, self.seconds) if request.number == 2 else (0.0, 0.01)
+        self.latency = (self.seconds, self.seconds) if request.chat_number == 2 else (0.0, 0.01)
         return await super().__call__(request)
 
 
@@ -35,14 +35,14 @@ async def silent_rollout(way: str, seconds: float, folder: Path, idle_limit: flo
         deployment = _Deployment(stack, SilentOnce(seconds), folder, idle_limit)
         [request] = requests(way, 1)
         async with asyncio.timeout(seconds + 30):
-            completion = await deployment.ways[way](request)
-        check_run([request.rollout_id], [completion], deployment.policy)
-        assert completion.attempt == 1
+            outcome = await deployment.ways[way](request)
+        check_run([request.rollout_id], [outcome], deployment.policy)
+        assert outcome.attempt == 1
         return sum(proxy.cut_when_idle for proxy in deployment.proxies)
 
 
 class _Deployment:
-    """Both sides of a way to connect. What the methods return is the rollout's completion."""
+    """Both sides of a way to connect. What the methods return is the rollout's outcome."""
 
     def __init__(self, stack: AsyncExitStack, policy: CountingPolicy, folder: Path, idle_limit: float | None) -> None:
         self.stack = stack
@@ -52,20 +52,20 @@ class _Deployment:
         self.proxies: list[CuttingProxy] = []
         self.ways = dict(zip(WAYS, (self.attach, self.callback, self.dial_out), strict=True))
 
-    async def attach(self, request: RolloutRequest) -> Completion:
+    async def attach(self, request: RolloutRequest) -> RolloutOutcome:
         server = await self._server()
         target = await self._past_the_proxy(server.address)
         trainer = await self.stack.enter_async_context(Trainer([target], self.policy))
         return await trainer.rollout(request)
 
-    async def callback(self, request: RolloutRequest) -> Completion:
+    async def callback(self, request: RolloutRequest) -> RolloutOutcome:
         trainer = await self.stack.enter_async_context(CallbackTrainer(self.policy))
         target = await self._past_the_proxy(trainer.callback().target)
         client = await self.stack.enter_async_context(RolloutClient((await self._server()).address))
         await client.init(request, callback=trainer.callback(target=target))
-        return await trainer.completion(request.rollout_id)
+        return await trainer.outcome(request.rollout_id)
 
-    async def dial_out(self, request: RolloutRequest) -> Completion:
+    async def dial_out(self, request: RolloutRequest) -> RolloutOutcome:
         trainer = await self.stack.enter_async_context(Trainer([], self.policy, listen="127.0.0.1:0"))
         await self._server("--connect", await self._past_the_proxy(trainer.address))
         await until(lambda: any(server.attached for server in trainer.servers))

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from osmosis_grpc.errors import Unavailable
-from osmosis_grpc.trainer import Completion, RolloutClient, RolloutRequest, Trainer
+from osmosis_grpc.trainer import RolloutClient, RolloutOutcome, RolloutRequest, Trainer
 from osmosis_grpc.trainer.config import TrainerConfig
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.policies import CountingPolicy, check_run, requests
@@ -24,17 +24,17 @@ def trainer_at(servers, policy, lost_after, transport="attach"):
 
 
 LEFT_RUNNING = (
-    "trainer/scheduler.py _lost, renew(): what a lost server ran is cancelled when it comes back, but its completions "
+    "trainer/scheduler.py _lost, renew(): what a lost server ran is cancelled when it comes back, but its outcomes "
     "belong to the attachment that nobody opens again: undelivered until their TTL, and a drain waits for them"
 )
 
 
-def gathering(trainer: Trainer, asked: list[RolloutRequest], into: list[Completion]) -> "asyncio.Task[None]":
-    """Runs rollouts, their completions in `into` as they come."""
+def gathering(trainer: Trainer, asked: list[RolloutRequest], into: list[RolloutOutcome]) -> "asyncio.Task[None]":
+    """Runs rollouts, their outcomes in `into` as they come."""
 
     async def gather() -> None:
-        async for completion in trainer.run(asked, max_in_flight=len(asked)):
-            into.append(completion)
+        async for outcome in trainer.run(asked, max_in_flight=len(asked)):
+            into.append(outcome)
 
     return asyncio.create_task(gather())
 
@@ -66,28 +66,28 @@ async def everything_over(server: ServerProcess) -> None:
 async def test_the_rollouts_of_a_killed_server_go_to_the_others_with_a_higher_attempt(stack, transport):
     servers = [ServerProcess() for _ in range(3)]
     await asyncio.gather(*(stack.enter_async_context(server) for server in servers))
-    policy, completions = CountingPolicy(), []
+    policy, outcomes = CountingPolicy(), []
     asked = list(requests("killed", 90, think=0.05))
     trainer = await stack.enter_async_context(trainer_at([s.address for s in servers], policy, 0.5, transport))
     await until(lambda: all(server.attached for server in trainer.servers), "attached")
-    running = gathering(trainer, asked, completions)
-    await until(lambda: len(completions) > 5 and trainer.servers[1].open, "some done, some open at the second")
+    running = gathering(trainer, asked, outcomes)
+    await until(lambda: len(outcomes) > 5 and trainer.servers[1].open, "some done, some open at the second")
     await servers[1].end(signal.SIGKILL)
     await running
-    check_run(names(asked), completions, policy)
-    assert {completion.attempt for completion in completions} == {1, 2}
+    check_run(names(asked), outcomes, policy)
+    assert {outcome.attempt for outcome in outcomes} == {1, 2}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["unreachable", "silent"])
 async def test_a_server_that_comes_back_in_time_keeps_its_rollouts(stack, how):
     proxy, _, second = await two_servers(stack)
-    policy, completions = CountingPolicy(), []
+    policy, outcomes = CountingPolicy(), []
     policy.gate.clear()
     asked = list(requests("back", 20))
     trainer = await stack.enter_async_context(trainer_at([proxy.address, second.address], policy, 60))
     await until(lambda: all(server.attached for server in trainer.servers), "attached")
-    running = gathering(trainer, asked, completions)
+    running = gathering(trainer, asked, outcomes)
     await until(lambda: policy.open == 20 and trainer.servers[0].open == 10, "a chat open in each")
     if how == "unreachable":
         proxy.refusing = True
@@ -96,44 +96,44 @@ async def test_a_server_that_comes_back_in_time_keeps_its_rollouts(stack, how):
     else:
         proxy.hold("up", "down", new=True)
     policy.gate.set()
-    await until(lambda: len(completions) == 10, "the other server's rollouts done")
+    await until(lambda: len(outcomes) == 10, "the other server's rollouts done")
     assert trainer.servers[0].open == 10
     proxy.refusing = False
     proxy.release("up", "down")
     await running
-    check_run(names(asked), completions, policy)
-    assert {completion.attempt for completion in completions} == {1}
+    check_run(names(asked), outcomes, policy)
+    assert {outcome.attempt for outcome in outcomes} == {1}
 
 
 @pytest.mark.slow
 @BOTH
 async def test_a_restarted_server_has_forgotten_and_gets_its_rollouts_again_at_once(stack, transport):
     server = await stack.enter_async_context(ServerProcess())
-    policy, completions = CountingPolicy(), []
+    policy, outcomes = CountingPolicy(), []
     policy.gate.clear()
     asked = list(requests("forgot", 10))
     trainer = await stack.enter_async_context(trainer_at([server.address], policy, 3600, transport))
-    running = gathering(trainer, asked, completions)
+    running = gathering(trainer, asked, outcomes)
     await until(lambda: policy.open == 10, "a chat open in each")
     journal = trainer.servers[0].journal_id
     await server.end(signal.SIGKILL)
     await server.start()
     policy.gate.set()
     await running
-    check_run(names(asked), completions, policy)
-    assert {completion.attempt for completion in completions} == {2}
+    check_run(names(asked), outcomes, policy)
+    assert {outcome.attempt for outcome in outcomes} == {2}
     assert trainer.servers[0].journal_id != journal
 
 
 @pytest.mark.slow
 async def test_late_chats_and_completions_of_a_lower_attempt_do_no_harm(stack):
     proxy, first, second = await two_servers(stack)
-    policy, completions = CountingPolicy(), []
+    policy, outcomes = CountingPolicy(), []
     trainer = await stack.enter_async_context(trainer_at([proxy.address, second.address], policy, 0.5))
     await until(lambda: all(server.attached for server in trainer.servers), "attached")
     ends = list(requests("ends", 4, turns=1, think=0.5))  # these are in their last thoughts when the server is lost
     chats = list(requests("chats", 4, turns=3, think=0.5))  # these are going to chat
-    running = gathering(trainer, ends + chats, completions)
+    running = gathering(trainer, ends + chats, outcomes)
     await until(lambda: len(policy.replies) == 8, "all first chats answered")
     proxy.refusing = True
     proxy.cut()
@@ -147,39 +147,39 @@ async def test_late_chats_and_completions_of_a_lower_attempt_do_no_harm(stack):
     await everything_over(first)
     await running
     await everything_over(second)
-    check_run(names(ends), [c for c in completions if c.rollout_id.startswith("ends")], policy, turns=1)
-    check_run(names(chats), [c for c in completions if c.rollout_id.startswith("chats")], policy)
-    again = [completion for completion in completions if completion.attempt == 2]
+    check_run(names(ends), [c for c in outcomes if c.rollout_id.startswith("ends")], policy, turns=1)
+    check_run(names(chats), [c for c in outcomes if c.rollout_id.startswith("chats")], policy)
+    again = [outcome for outcome in outcomes if outcome.attempt == 2]
     assert len(again) == at_first == 4
     lower = {(c.rollout_id, 1) for c in again}
     late = [key for key in policy.calls if key[:2] in lower and key not in asked_before]
     assert late == [], "chats of an attempt that is over are not sampled"
     async with RolloutClient(first.address) as client:
-        for completion in again:
-            old = await client.get(completion.rollout_id, attempt=1)
+        for outcome in again:
+            old = await client.get(outcome.rollout_id, attempt=1)
             assert not old.undelivered
-            if completion.rollout_id.startswith("chats"):
+            if outcome.rollout_id.startswith("chats"):
                 assert old.state == "CANCELLED"
 
 
 @pytest.mark.slow
 async def test_a_server_that_comes_back_too_late_and_full_takes_other_rollouts(stack):
     proxy, first, second = await two_servers(stack, "--max-concurrent", "2")  # and four may wait
-    policy, completions = CountingPolicy(), []
+    policy, outcomes = CountingPolicy(), []
     policy.gate.clear()
     trainer = await stack.enter_async_context(trainer_at([proxy.address, second.address], policy, 0.5))
     await until(lambda: all(server.attached for server in trainer.servers), "attached")
     asked = list(requests("full", 24))
-    running = gathering(trainer, asked, completions)
+    running = gathering(trainer, asked, outcomes)
     await until(lambda: [s.open for s in trainer.servers] == [6, 6] and policy.open == 4, "both are full")
     proxy.refusing = True
     proxy.cut()
     await until(lambda: not trainer.servers[0].attached and not trainer.servers[0].open, "the first is lost")
     policy.gate.set()
-    await until(lambda: len(completions) >= 8, "the second goes on with what the first had")
+    await until(lambda: len(outcomes) >= 8, "the second goes on with what the first had")
     proxy.refusing = False
     await asyncio.wait_for(running, 4)
-    check_run(names(asked), completions, policy)
+    check_run(names(asked), outcomes, policy)
     await everything_over(first)
 
 
@@ -200,13 +200,13 @@ async def test_no_server_at_all_is_unavailable_and_names_the_targets(transport):
 @pytest.mark.slow
 @BOTH
 async def test_a_server_that_starts_later_is_found(caplog, transport):
-    server, policy, completions = ServerProcess(), CountingPolicy(), []
+    server, policy, outcomes = ServerProcess(), CountingPolicy(), []
     async with server:
         pass  # it has its port now, and is gone
     asked = list(requests("later", 5))
     async with trainer_at([server.address], policy, 60, transport) as trainer:
-        running = gathering(trainer, asked, completions)
+        running = gathering(trainer, asked, outcomes)
         await until(lambda: "cannot be reached" in caplog.text, "dialled in vain")
         async with server:
             await running
-    check_run(names(asked), completions, policy)
+    check_run(names(asked), outcomes, policy)

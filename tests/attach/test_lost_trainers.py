@@ -36,7 +36,7 @@ async def second_chats_asked(server: AgentServer, name: str, count: int) -> None
     async with RolloutClient(server.address) as client:
         for n in range(count):
             async for event in client.events(f"{name}-{n}"):
-                if isinstance(event.kind, events.ChatRequested) and event.kind.number == 2:
+                if isinstance(event.kind, events.ChatRequested) and event.kind.chat_number == 2:
                     break
 
 
@@ -45,20 +45,20 @@ async def test_rollouts_of_a_killed_trainer_end_after_the_grace_period_and_the_n
     server = await serve(Talker(), trainer_grace=1.0)
     async with killed_trainer(server.address, "old", 5):
         await second_chats_asked(server, "old", 5)
-    policy, completions = CountingPolicy(), []
+    policy, outcomes = CountingPolicy(), []
     asked = list(requests("new", 20, think=0.2))
     async with Trainer([server.address], policy) as trainer:
-        async for completion in trainer.run(asked):
-            completions.append(completion)
+        async for outcome in trainer.run(asked):
+            outcomes.append(outcome)
         async with RolloutClient(server.address) as client:
             for n in range(5):
-                completion = await ended(client, f"old-{n}")
-                assert completion.status == "FAILED"
-                assert (completion.failure.boundary, completion.failure.retryable) == ("trainer", True)
-                assert completion.finish_reason == "trainer_lost"
-        more = [completion async for completion in trainer.run(list(requests("more", 3)))]
-    check_run([request.rollout_id for request in asked], completions, policy)
-    assert [completion.status for completion in more] == ["COMPLETED"] * 3
+                outcome = await ended(client, f"old-{n}")
+                assert outcome.status == "FAILED"
+                assert (outcome.failure.boundary, outcome.failure.retryable) == ("trainer", True)
+                assert outcome.finish_reason == "trainer_lost"
+        more = [outcome async for outcome in trainer.run(list(requests("more", 3)))]
+    check_run([request.rollout_id for request in asked], outcomes, policy)
+    assert [outcome.status for outcome in more] == ["COMPLETED"] * 3
     assert policy.attempts("old-0") == set()
 
 
@@ -75,11 +75,11 @@ async def test_a_new_trainer_takes_the_same_rollouts_over_whole_and_trainable(se
         await second_chats_asked(server, "taken", 5)
     policy, asked = CountingPolicy(), list(requests("taken", 5))
     async with Trainer([server.address], policy) as trainer:
-        completions = [completion async for completion in trainer.run(asked)]
-    assert len(completions) == 5
-    for completion in completions:
-        assert completion.attempt == 1
-        check_whole(completion, lambda key: first_answers(key) if key[3] == 1 else policy.replies.get(key))
+        outcomes = [outcome async for outcome in trainer.run(asked)]
+    assert len(outcomes) == 5
+    for outcome in outcomes:
+        assert outcome.attempt == 1
+        check_whole(outcome, lambda key: first_answers(key) if key[3] == 1 else policy.replies.get(key))
     assert {number for _, _, _, number in policy.calls} == {2, 3}, "what was answered is not sampled again"
     assert policy.asked_twice == []
     assert policy.without_tools == set()
@@ -94,11 +94,11 @@ async def test_a_new_trainer_gets_completions_that_the_killed_one_did_not_take(s
         for request in asked:
             assert (await ended(client, request.rollout_id)).finish_reason == "trainer_lost"
     async with Trainer([server.address], policy) as trainer:
-        completions = [completion async for completion in trainer.run(asked)]
-    assert [completion.finish_reason for completion in completions] == ["trainer_lost"] * 5
-    for completion in completions:
-        (first,) = completion.samples["main"].chats
-        assert completion.messages[-1] == first_answers((completion.rollout_id, 1, "main", 1)).message
-        assert first.tokens.ids.tolist() == first_answers((completion.rollout_id, 1, "main", 1)).tokens.ids.tolist()
-        assert completion.samples["main"].trainable
+        outcomes = [outcome async for outcome in trainer.run(asked)]
+    assert [outcome.finish_reason for outcome in outcomes] == ["trainer_lost"] * 5
+    for outcome in outcomes:
+        (first,) = outcome.samples["main"].chats
+        assert outcome.messages[-1] == first_answers((outcome.rollout_id, 1, "main", 1)).message
+        assert first.tokens.ids.tolist() == first_answers((outcome.rollout_id, 1, "main", 1)).tokens.ids.tolist()
+        assert outcome.samples["main"].trainable
     assert policy.calls == {}

@@ -122,7 +122,7 @@ def sides() -> Iterator[tuple[Side, Side]]:
         yield trainer, server
 
 
-def completions(trainer: subprocess.Popen) -> list[dict]:
+def outcomes(trainer: subprocess.Popen) -> list[dict]:
     lines = [json.loads(line) for line in trainer.stdout]
     assert trainer.wait(20) == 0
     return lines
@@ -153,7 +153,7 @@ def test_a_server_that_cannot_be_dialled_dials_out(sides):
             trainer.runs("-m", "tests.attach.demo_trainer", "listen", "127.0.0.1:7001") as training,
             server.runs("-m", "osmosis_grpc.serve", *CALCULATOR, "--connect", f"{TRAINER}:{PORT}"),
         ):
-            check_demo(completions(training))
+            check_demo(outcomes(training))
 
 
 def test_a_trainer_that_cannot_be_dialled_attaches(sides):
@@ -166,4 +166,4 @@ def test_a_trainer_that_cannot_be_dialled_attaches(sides):
             server.runs("-m", "osmosis_grpc.serve", *CALCULATOR),
             trainer.runs("-m", "tests.attach.demo_trainer", "dial", f"{SERVER}:{PORT}") as training,
         ):
-            check_demo(completions(training))
+            check_demo(outcomes(training))

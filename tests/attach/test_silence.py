@@ -29,14 +29,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_what_comes_no_more_in_one_direction_is_noticed_and_mended(stack, serve, impatient, caplog, direction):
     server = await serve(Talker())
     proxy = await stack.enter_async_context(CuttingProxy(server.address))
-    policy, completions = CountingPolicy(), []
+    policy, outcomes = CountingPolicy(), []
     policy.gate.clear()
     trainer = await stack.enter_async_context(Trainer([proxy.address], policy, config=TrainerConfig(lost_after=60)))
     asked = list(requests("silent", 5))
 
     async def gather() -> None:
-        async for completion in trainer.run(asked):
-            completions.append(completion)
+        async for outcome in trainer.run(asked):
+            outcomes.append(outcome)
 
     running = asyncio.create_task(gather())
     await until(lambda: policy.open == 5, "chats open")
@@ -45,8 +45,8 @@ async def test_what_comes_no_more_in_one_direction_is_noticed_and_mended(stack, 
         policy.gate.set()
         await asyncio.wait_for(running, 3)
     assert "the other side sent nothing" in caplog.text
-    check_run([request.rollout_id for request in asked], completions, policy)
-    assert {completion.attempt for completion in completions} == {1}
+    check_run([request.rollout_id for request in asked], outcomes, policy)
+    assert {outcome.attempt for outcome in outcomes} == {1}
 
 
 @pytest.mark.slow
@@ -65,5 +65,5 @@ async def test_a_chat_that_is_cut_for_longer_than_the_grace_was_with_its_trainer
     client = await stack.enter_async_context(RolloutClient((await serve(Talker(), trainer_grace=1.0)).address))
     [request] = requests("held", 1)
     await client.init(request, callback=trainer.callback(target=proxy.address))
-    check_run([request.rollout_id], [await trainer.completion(request.rollout_id, 30)], policy)
+    check_run([request.rollout_id], [await trainer.outcome(request.rollout_id, 30)], policy)
     assert proxy.cut_when_idle > 0

@@ -1,7 +1,7 @@
 """A trainer in a process of its own: python -m tests.attach.trainer_process TARGETS NAME COUNT.
 
 Answers the first chat of each rollout and, and no other. Prints a JSON
-line for each chat that it answered and for each completion.
+line for each chat that it answered and for each outcome.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ class Halting(CountingPolicy):
     """Answers first chats; the others wait for ever."""
 
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
-        if request.number > 1:
+        if request.chat_number > 1:
             await asyncio.Event().wait()
         response = await super().__call__(request)
         print(json.dumps({"answered": request.rollout_id, "text": response.message["content"]}), flush=True)
@@ -25,8 +25,8 @@ class Halting(CountingPolicy):
 
 async def main(targets: str, name: str, count: str) -> None:
     async with Trainer(targets.split(","), Halting()) as trainer:
-        async for completion in trainer.run(list(requests(name, int(count)))):
-            print(json.dumps({"ended": completion.rollout_id, "status": completion.status}), flush=True)
+        async for outcome in trainer.run(list(requests(name, int(count)))):
+            print(json.dumps({"ended": outcome.rollout_id, "status": outcome.status}), flush=True)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def test_records_can_be_recomputed():
     assert result.returncode == 0, result.stderr
     records = [json.loads(line) for line in result.stdout.splitlines()]
     assert len(records) == 8
-    assert {record["event"] for record in records} == {"completion"}
+    assert {record["event"] for record in records} == {"outcome"}
     assert len({record["rollout_id"] for record in records}) == 8
     for record in records:
         assert record["status"] == "COMPLETED"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_grpc.storage.ledger import ChatRow, SqliteLedger
-from osmosis_grpc.types import Completion, CompletionStatus
+from osmosis_grpc.types import OutcomeStatus, RolloutOutcome
 from tests.damaged import flip
 from tests.storage.journals import opened
 from tests.storage.test_damage import TEXT, change, written
@@ -42,8 +42,8 @@ async def kept_ledger(path: Path) -> None:
             text = f"{TEXT} {name} {number}".encode()
             chat = ChatRow(name, 1, "main", number, number - 1, "", text, text)
             ledger.chat(chat, lambda value, error: None, enter=False)
-        completion = Completion(rollout_id=name, status=CompletionStatus.COMPLETED, result_id=f"result of {name}")
-        ledger.complete(completion, b"as it came", lambda value, error: None, enter=False, confirmed=False)
+        outcome = RolloutOutcome(rollout_id=name, status=OutcomeStatus.COMPLETED, result_id=f"result of {name}")
+        ledger.complete(outcome, b"as it came", lambda value, error: None, enter=False, confirmed=False)
     await ledger.close()
 
 

@@ -88,9 +88,9 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments"
 async def policy(request):
     if request.rollout_id == "refused":
         raise InvalidArgument("messages", "are not to the taste of this trainer")
-    if request.rollout_id == "asking" and request.number == 2:
+    if request.rollout_id == "asking" and request.chat_number == 2:
         await asyncio.sleep(3600)
-    if request.sample == "critic" or request.number == 2:
+    if request.sample == "critic" or request.chat_number == 2:
         return answer(request, "it is fine")
     return answer(request, {"role": "assistant", "content": None, "tool_calls": [CALL]})
 
@@ -106,7 +106,7 @@ async def record(address):
 
         for name, agent_loop in (("called", "steady"), ("refused", "refused")):
             await start(name, agent_loop)
-            await trainer.completion(name, timeout=30)
+            await trainer.outcome(name, timeout=30)
         for name, agent_loop in (("waiting", "waiting"), ("cancelled", "waiting"), ("asking", "asking")):
             await start(name, agent_loop)
         for name in ("waiting", "cancelled"):
@@ -114,10 +114,10 @@ async def record(address):
                 if type(event.kind).__name__ == "ChatAnswered":
                     break
         async for event in client.events("asking"):
-            if event.number >= 5:
+            if event.event_number >= 5:
                 break
         await client.cancel("cancelled")
-        assert (await trainer.completion("cancelled", timeout=30)).status == RolloutState.CANCELLED
+        assert (await trainer.outcome("cancelled", timeout=30)).status == RolloutState.CANCELLED
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.types import CompletionStatus
+from osmosis_grpc.types import OutcomeStatus
 from tests.callback_trainer import CallbackTrainer
 from tests.processes import ROOT, run, server_process
 from tests.waiting import until
@@ -78,7 +78,7 @@ def folder(tmp_path):
 async def roll(address, **request):
     async with CallbackTrainer(ToolCallingMock()) as trainer, RolloutClient(address) as client:
         await client.init(rollout_id="r", messages=QUESTION, callback=trainer.callback(), **request)
-        return await asyncio.wait_for(trainer.completion("r"), 20)
+        return await asyncio.wait_for(trainer.outcome("r"), 20)
 
 
 def test_help_answers_without_heavy_imports():
@@ -130,7 +130,7 @@ def test_the_ready_record_is_true(folder):
         host, port = address.rsplit(":", 1)
         assert host == "127.0.0.1"
         assert int(port) > 0
-        assert asyncio.run(roll(address, agent_loop="calculator")).status is CompletionStatus.COMPLETED
+        assert asyncio.run(roll(address, agent_loop="calculator")).status is OutcomeStatus.COMPLETED
         assert process.poll() is None
 
 
@@ -214,7 +214,7 @@ def test_log_folder(folder):
 
 
 async def _drained(folder, agent_loop, *arguments):
-    """A rollout runs; SIGTERM; its completion and the exit code."""
+    """A rollout runs; SIGTERM; its outcome and the exit code."""
     with server_process("-m", "agents:agents", *arguments, cwd=folder) as (process, address):
         async with CallbackTrainer(ToolCallingMock()) as trainer, RolloutClient(address) as client:
             await client.init(rollout_id="r", agent_loop=agent_loop, callback=trainer.callback())
@@ -222,7 +222,7 @@ async def _drained(folder, agent_loop, *arguments):
             process.send_signal(signal.SIGTERM)
             code = await asyncio.to_thread(process.wait, 30)
             try:
-                return await asyncio.wait_for(trainer.completion("r"), 2), code
+                return await asyncio.wait_for(trainer.outcome("r"), 2), code
             except TimeoutError:
                 return None, code
 
@@ -230,14 +230,14 @@ async def _drained(folder, agent_loop, *arguments):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("agent_loop", "code", "status"),
-    [("hanging", 0, CompletionStatus.FAILED), ("deaf", 0, CompletionStatus.FAILED), ("blocking", 1, None)],
+    [("hanging", 0, OutcomeStatus.FAILED), ("deaf", 0, OutcomeStatus.FAILED), ("blocking", 1, None)],
 )
 async def test_sigterm_ends_the_process_whatever_the_agent_does(folder, agent_loop, code, status):
-    completion, exit_code = await _drained(folder, agent_loop, "--drain-timeout", "0.5", "--no-validate")
+    outcome, exit_code = await _drained(folder, agent_loop, "--drain-timeout", "0.5", "--no-validate")
     assert exit_code == code
-    assert (completion.status if completion else None) is status
-    if completion:
-        assert (completion.failure.boundary, completion.failure.retryable) == ("server", True)
+    assert (outcome.status if outcome else None) is status
+    if outcome:
+        assert (outcome.failure.boundary, outcome.failure.retryable) == ("server", True)
 
 
 async def test_a_second_signal_stops_at_once(folder):

@@ -12,7 +12,7 @@ import pytest
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import RolloutClient, Trainer
-from osmosis_grpc.types import CompletionStatus
+from osmosis_grpc.types import OutcomeStatus
 from tests.callback_trainer import CallbackTrainer
 from tests.processes import server_process
 from tests.waiting import until
@@ -64,9 +64,9 @@ async def test_it_serves_the_trainer_that_it_dials():
             await attached(trainer)
             [server] = trainer.servers
             assert server.agent_loops == ("calculator",)
-            completion = await within(trainer.rollout(rollout_id="r", messages=QUESTION))
-            assert completion.status is CompletionStatus.COMPLETED
-            assert completion.samples["main"].trainable
+            outcome = await within(trainer.rollout(rollout_id="r", messages=QUESTION))
+            assert outcome.status is OutcomeStatus.COMPLETED
+            assert outcome.samples["main"].trainable
             process.send_signal(signal.SIGTERM)
             assert await asyncio.to_thread(process.wait, PATIENCE) == 0
             await until(lambda: not trainer.servers[0].attached)
@@ -85,19 +85,19 @@ async def test_two_trainers_at_once_and_a_callback_beside_them(folder):
             await attached(one, two)
             assert len(one.servers) == len(two.servers) == 1
             names = [f"r{n}" for n in range(5)]
-            completions = await asyncio.gather(
+            outcomes = await asyncio.gather(
                 *(
                     within(trainer.rollout(rollout_id=f"{who}-{name}", messages=QUESTION, metadata={"turns": 3}))
                     for who, trainer in (("one", one), ("two", two))
                     for name in names
                 )
             )
-            for completion in completions:
-                said = [m["content"] for m in completion.messages if m["role"] == "assistant"]
-                assert said == [completion.rollout_id.partition("-")[0]] * 3
+            for outcome in outcomes:
+                said = [m["content"] for m in outcome.messages if m["role"] == "assistant"]
+                assert said == [outcome.rollout_id.partition("-")[0]] * 3
             async with RolloutClient(address) as client:
                 await client.init(rollout_id="r", messages=QUESTION, callback=third.callback())
-                assert (await third.completion("r", PATIENCE)).status is CompletionStatus.COMPLETED
+                assert (await third.outcome("r", PATIENCE)).status is OutcomeStatus.COMPLETED
 
 
 @pytest.mark.slow
@@ -112,8 +112,8 @@ async def test_a_trainer_that_is_started_again_is_dialled_again(folder):
             async with Trainer([], policy, listen=address) as trainer:
                 assert trainer.address == address
                 await attached(trainer)
-                completion = await within(trainer.rollout(rollout_id=name, messages=QUESTION))
-                assert completion.status is CompletionStatus.COMPLETED
+                outcome = await within(trainer.rollout(rollout_id=name, messages=QUESTION))
+                assert outcome.status is OutcomeStatus.COMPLETED
         assert process.poll() is None
 
 

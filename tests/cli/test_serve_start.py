@@ -133,7 +133,7 @@ async def roll(address):
     async with CallbackTrainer(lambda request: None) as trainer, RolloutClient(address) as client:
         question = [{"role": "user", "content": "?"}]
         await client.init(rollout_id="r", messages=question, callback=trainer.callback())
-        return await asyncio.wait_for(trainer.completion("r"), 30)
+        return await asyncio.wait_for(trainer.outcome("r"), 30)
 
 
 @pytest.mark.slow

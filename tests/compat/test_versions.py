@@ -28,9 +28,9 @@ from osmosis_grpc.trainer import RolloutClient
 from osmosis_grpc.trainer.transports.callback.recorder import CallbackRecorder
 from osmosis_grpc.types import ChatRequest, TokenBlock
 from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import TrainerServiceStub
-from osmosis_grpc._gen.osmosis.rollout.v1 import event_pb2, services_pb2_grpc, tokens_pb2, trainer_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import event_pb2, services_pb2_grpc, tokens_pb2, chat_pb2
 from osmosis_grpc.wire.tokens import block_from_wire, block_to_wire
-from osmosis_grpc.wire.trainer import chat_bytes, reply_from_wire
+from osmosis_grpc.wire.chat import chat_bytes, reply_from_wire
 
 block = TokenBlock.of(np.arange(4096), np.linspace(-5, 0, 4096))
 wire = block_to_wire(block)
@@ -38,7 +38,7 @@ assert list(wire.ids) == list(range(4096))
 again = tokens_pb2.TokenBlock.FromString(wire.SerializeToString())
 assert block_from_wire(again, "x") == block
 
-async def record(completion, state, credential):
+async def record(outcome, state, credential):
     pass
 
 async def main():
@@ -46,7 +46,7 @@ async def main():
         async with grpc.aio.insecure_channel(trainer.address) as channel:
             question = {"role": "user", "content": "What is 1 + 2?"}
             request = ChatRequest(rollout_id="r", messages=[question])
-            question = trainer_pb2.ChatRequest.FromString(chat_bytes(request))
+            question = chat_pb2.ChatRequest.FromString(chat_bytes(request))
             shown = (("authorization", f"Bearer {trainer.callback().credential}"),)
             reply = reply_from_wire(await TrainerServiceStub(channel).Chat(question, metadata=shown))
             assert reply.message["tool_calls"][0]["function"]["name"] == "add", reply

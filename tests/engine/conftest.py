@@ -11,7 +11,7 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.engine import Engine, EngineConfig, Peer
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.storage import MemoryJournal
-from osmosis_grpc.types import InitRequest, Outcome, RolloutRequest, events
+from osmosis_grpc.types import InitRequest, Receipt, RolloutRequest, events
 from tests.waiting import until
 
 FAST = {
@@ -40,16 +40,16 @@ class Clock:
 
 
 class Trainer:
-    """Answers chats by its policy, records completions, and keeps all calls."""
+    """Answers chats by its policy, records outcomes, and keeps all calls."""
 
     def __init__(self, policy=None, key=None):
         self.policy = policy or EchoPolicy()
         self.chats = []
         self.asked = []
         """The chats' messages as they were when they came."""
-        self.completions = []
+        self.outcomes = []
         self.answers = []
-        """Outcomes to give or exceptions to raise, one per completion; after the last, RECORDED."""
+        """Outcomes to give or exceptions to raise, one per outcome; after the last, RECORDED."""
         self.peer = Peer(self.chat, self.complete, key)
 
     async def chat(self, request):
@@ -57,16 +57,16 @@ class Trainer:
         self.asked.append(copy.deepcopy(list(request.messages)))
         return await self.policy(request)
 
-    async def complete(self, completion):
-        self.completions.append(completion)
-        answer = self.answers.pop(0) if self.answers else Outcome.RECORDED
+    async def complete(self, outcome):
+        self.outcomes.append(outcome)
+        answer = self.answers.pop(0) if self.answers else Receipt.RECORDED
         if isinstance(answer, BaseException):
             raise answer
         return answer
 
     def results(self, rollout_id):
         """The ids of the results that came for a rollout."""
-        return [c.result_id for c in self.completions if c.rollout_id == rollout_id]
+        return [c.result_id for c in self.outcomes if c.rollout_id == rollout_id]
 
 
 class Host:
@@ -94,14 +94,14 @@ class Host:
         return record
 
     async def settled(self, record):
-        """The completion of a rollout, once nothing more can happen to it."""
+        """The outcome of a rollout, once nothing more can happen to it."""
         async with asyncio.timeout(PATIENCE):
             async for _ in self.engine.log.follow(record, 0):
                 pass
-        return record.delivery.completion
+        return record.delivery.outcome
 
     async def run(self, rollout_id="r1", **fields):
-        """A rollout from its Init to its completion."""
+        """A rollout from its Init to its outcome."""
         return await self.settled(await self.start(rollout_id, **fields))
 
     async def running(self, count=1):
@@ -130,13 +130,13 @@ class Host:
     def check_whole(self, record):
         """Numbers from 1 without gaps, one end, nothing after it but one delivery, one result delivered."""
         stored = self.engine.journal.events(record.rollout_id, record.attempt, 0, 100_000)
-        assert [event.number for event in stored] == list(range(1, len(stored) + 1))
+        assert [event.event_number for event in stored] == list(range(1, len(stored) + 1))
         kinds = [type(event.kind) for event in stored]
         assert kinds[0] is events.Accepted
         assert kinds.count(events.Ended) == 1
         assert kinds[kinds.index(events.Ended) + 1 :] == [events.Delivered]
-        assert self.trainer.results(record.rollout_id) == [record.delivery.completion.result_id]
-        assert stored[kinds.index(events.Ended)].kind.completion is record.delivery.completion
+        assert self.trainer.results(record.rollout_id) == [record.delivery.outcome.result_id]
+        assert stored[kinds.index(events.Ended)].kind.outcome is record.delivery.outcome
 
 
 def as_loop(agent, get_tools):

@@ -7,7 +7,7 @@ import pytest
 
 from osmosis_grpc.engine import EngineConfig, Tenant
 from osmosis_grpc.errors import NotFound, ResourceExhausted, Unavailable
-from osmosis_grpc.types import CompletionStatus, InitRequest, RolloutRequest, RolloutState, events
+from osmosis_grpc.types import InitRequest, OutcomeStatus, RolloutRequest, RolloutState, events
 
 USER = {"role": "user", "content": "hello"}
 
@@ -66,7 +66,7 @@ async def test_no_more_than_max_concurrent_run(hosting):
         assert counts(h) == (2, 2)
         gates.release("r0", "r2", "r3", "r4")
         for record in records:
-            assert (await h.settled(record)).status is CompletionStatus.COMPLETED
+            assert (await h.settled(record)).status is OutcomeStatus.COMPLETED
             h.check_whole(record)
         assert gates.most == 2
         assert gates.started == ["r0", "r1", "r2", "r3", "r4"]
@@ -108,7 +108,7 @@ async def test_beyond_the_queue_a_rollout_is_refused_and_nothing_kept(hosting, m
         assert (await h.init("r0"))[1] is False
         gates.release(*names, "late")
         await h.until(lambda: counts(h) == (0, 0))
-        assert (await h.run("late", idempotency_key="k")).status is CompletionStatus.COMPLETED
+        assert (await h.run("late", idempotency_key="k")).status is OutcomeStatus.COMPLETED
 
 
 async def test_waiting_counts_against_the_timeout(hosting):
@@ -117,12 +117,12 @@ async def test_waiting_counts_against_the_timeout(hosting):
         await h.start("busy")
         record = await h.start("late", agent_timeout=0.03)
         assert record.state is RolloutState.QUEUED
-        completion = await h.settled(record)
-        assert completion.status is CompletionStatus.DEADLINE_EXCEEDED
-        assert (completion.failure.boundary, completion.failure.retryable) == ("server", True)
-        assert "queued" in completion.failure.message
-        assert completion.reward is None
-        assert completion.metrics.queue_time > 0
+        outcome = await h.settled(record)
+        assert outcome.status is OutcomeStatus.DEADLINE_EXCEEDED
+        assert (outcome.failure.boundary, outcome.failure.retryable) == ("server", True)
+        assert "queued" in outcome.failure.message
+        assert outcome.reward is None
+        assert outcome.metrics.queue_time > 0
         assert [type(kind) for kind in h.kinds(record)] == [events.Accepted, events.Ended, events.Delivered]
         assert counts(h) == (1, 0)
         gates.release("busy")
@@ -139,9 +139,9 @@ async def test_a_rollout_that_waited_has_the_rest_of_its_time(hosting):
         await asyncio.sleep(0.02)  # its agent_timeout begins
         gates.release("busy")
         await h.until(lambda: record.state is RolloutState.RUNNING)
-        completion = await h.settled(record)
-        assert completion.status is CompletionStatus.DEADLINE_EXCEEDED
-        assert completion.failure.boundary == "agent"
+        outcome = await h.settled(record)
+        assert outcome.status is OutcomeStatus.DEADLINE_EXCEEDED
+        assert outcome.failure.boundary == "agent"
         assert h.kinds(record, events.Started)[0].queue_time > 0
 
 
@@ -156,8 +156,8 @@ async def test_a_cancelled_rollout_leaves_its_place_in_the_queue(hosting):
         assert counts(h) == (1, 0)
         following = await h.start("next")
         gates.release("busy", "next")
-        assert (await h.settled(following)).status is CompletionStatus.COMPLETED
-        assert (await h.settled(waiting)).status is CompletionStatus.CANCELLED
+        assert (await h.settled(following)).status is OutcomeStatus.COMPLETED
+        assert (await h.settled(waiting)).status is OutcomeStatus.CANCELLED
         assert gates.started == ["busy", "next"]
 
 
@@ -203,11 +203,11 @@ async def test_x07_what_runs_counts_and_does_not_go(hosting):
         assert raised.value.retry_after > 0
         gates.release("live")
         gates.release("also")
-        await h.until(lambda: len(h.trainer.completions) == 8)
-        assert record.delivery.completion.status is CompletionStatus.COMPLETED
-        assert h.trainer.results("live") == [record.delivery.completion.result_id]
+        await h.until(lambda: len(h.trainer.outcomes) == 8)
+        assert record.delivery.outcome.status is OutcomeStatus.COMPLETED
+        assert h.trainer.results("live") == [record.delivery.outcome.result_id]
         gates.release("more")
-        assert (await h.run("more", messages=[TEXT])).status is CompletionStatus.COMPLETED
+        assert (await h.run("more", messages=[TEXT])).status is OutcomeStatus.COMPLETED
 
 
 async def test_undelivered_ones_never_go_and_fill_the_server(hosting):
@@ -231,8 +231,8 @@ async def test_undelivered_ones_never_go_and_fill_the_server(hosting):
 
         away.answers = []
         await h.until(lambda: h.engine.capacity().undelivered == 0)
-        assert {c.rollout_id for c in away.completions} == set(accepted)
-        assert (await h.run("r9", messages=[TEXT])).status is CompletionStatus.COMPLETED
+        assert {c.rollout_id for c in away.outcomes} == set(accepted)
+        assert (await h.run("r9", messages=[TEXT])).status is OutcomeStatus.COMPLETED
 
 
 async def test_delivered_ones_go_before_older_undelivered_ones(hosting):
@@ -282,7 +282,7 @@ async def test_what_lives_has_no_such_time(hosting):
         assert await kept(h) == ["running", "queued"]
         gates.release("running", "queued")
         for record in (running, queued):
-            assert (await h.settled(record)).status is CompletionStatus.COMPLETED
+            assert (await h.settled(record)).status is OutcomeStatus.COMPLETED
 
 
 async def test_rollouts_are_listed_in_pages(hosting):

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from osmosis_grpc.errors import Internal
-from osmosis_grpc.types import CancelResult, CompletionStatus, Group, Outcome, RolloutState, events
+from osmosis_grpc.types import CancelResult, Group, OutcomeStatus, Receipt, RolloutState, events
 
 USER = {"role": "user", "content": "hello"}
 
@@ -29,9 +29,9 @@ def counting(runs, then=done):
 
 def check_cancelled(h, record, reason=None):
     h.check_whole(record)
-    completion = record.delivery.completion
-    assert (completion.status, completion.finish_reason) == (CompletionStatus.CANCELLED, "cancelled")
-    assert completion.failure is completion.reward is None
+    outcome = record.delivery.outcome
+    assert (outcome.status, outcome.finish_reason) == (OutcomeStatus.CANCELLED, "cancelled")
+    assert outcome.failure is outcome.reward is None
     asked = h.kinds(record, events.CancelAsked)
     assert len(asked) == 1
     if reason is not None:
@@ -75,7 +75,7 @@ async def test_a_rollout_that_is_stopped_for_its_deadline_is_not_cancelled(hosti
         rows = h.engine.cancel("me", rollout_id="r1")
         assert rows == [CancelResult("r1", 1, "ALREADY_ENDED", RolloutState.RUNNING)]
         release.set()
-        assert (await h.settled(record)).status is CompletionStatus.DEADLINE_EXCEEDED
+        assert (await h.settled(record)).status is OutcomeStatus.DEADLINE_EXCEEDED
         assert h.kinds(record, events.CancelAsked) == []
         h.check_whole(record)
 
@@ -89,10 +89,10 @@ async def test_a_running_rollout_keeps_what_it_had(hosting):
         record = await h.start()
         await h.until(lambda: h.kinds(record, events.ChatAnswered))
         h.engine.cancel("me", rollout_id="r1")
-        completion = await h.settled(record)
-        assert completion.messages == [USER, {"role": "assistant", "content": "hello"}]
-        assert completion.samples["main"].segments[0].sampled > 0
-        assert completion.samples["main"].reward is None
+        outcome = await h.settled(record)
+        assert outcome.messages == [USER, {"role": "assistant", "content": "hello"}]
+        assert outcome.samples["main"].segments[0].sampled > 0
+        assert outcome.samples["main"].reward is None
 
 
 async def test_a_chat_in_flight_is_given_up(hosting):
@@ -102,7 +102,7 @@ async def test_a_chat_in_flight_is_given_up(hosting):
         try:
             await asyncio.Event().wait()
         finally:
-            given_up.append(request.number)
+            given_up.append(request.chat_number)
 
     async def run(ctx):
         await ctx.chat([USER])
@@ -139,12 +139,12 @@ async def test_a_queued_rollout(hosting):
 async def test_an_ended_rollout_stays_as_it_is(hosting, agent):
     async with hosting(agent) as h:
         record = await h.start(agent_timeout=0.03)
-        completion = await h.settled(record)
-        newest = record.trail.last_number
-        row = CancelResult("r1", 1, "ALREADY_ENDED", RolloutState(completion.status))
+        outcome = await h.settled(record)
+        newest = record.trail.last_event_number
+        row = CancelResult("r1", 1, "ALREADY_ENDED", RolloutState(outcome.status))
         assert h.engine.cancel("me", rollout_id="r1") == [row]
-        assert record.delivery.completion is completion
-        assert record.trail.last_number == newest
+        assert record.delivery.outcome is outcome
+        assert record.trail.last_event_number == newest
         h.check_whole(record)
 
 
@@ -190,7 +190,7 @@ async def test_while_get_tools_runs(hosting):
         await h.settled(record)
         check_cancelled(h, record, "early")
         assert runs == []
-        assert (await h.run("next")).status is CompletionStatus.COMPLETED
+        assert (await h.run("next")).status is OutcomeStatus.COMPLETED
 
 
 async def test_while_a_further_attempt_is_being_accepted(hosting):
@@ -211,7 +211,7 @@ async def test_while_a_further_attempt_is_being_accepted(hosting):
         gate.set()
         with pytest.raises(Internal):
             await asking
-        assert (await h.settled(first)).status is CompletionStatus.CANCELLED
+        assert (await h.settled(first)).status is OutcomeStatus.CANCELLED
 
 
 @pytest.mark.parametrize(("owner", "attempt"), [("another", 0), ("another", 2), ("me", 1)])
@@ -229,7 +229,7 @@ async def test_what_is_being_accepted_is_cancelled_by_its_owner_and_attempt_only
         assert not h.engine.cancel(owner, rollout_id="r1", attempt=attempt)[0].cancelled
         gate.set()
         record, _ = await asking
-        assert (await h.settled(record)).status is CompletionStatus.COMPLETED
+        assert (await h.settled(record)).status is OutcomeStatus.COMPLETED
 
 
 # Before its Init
@@ -243,7 +243,7 @@ async def test_a_cancel_may_come_before_its_init(hosting):
         await h.settled(record)
         check_cancelled(h, record)
         assert runs == []
-        assert [kind.outcome for kind in h.kinds(record, events.Delivered)] == [Outcome.RECORDED]
+        assert [kind.receipt for kind in h.kinds(record, events.Delivered)] == [Receipt.RECORDED]
         assert (h.engine.capacity().running, h.engine.capacity().queued) == (0, 0)
         assert await h.init() == (record, False)
 
@@ -252,16 +252,16 @@ async def test_such_a_cancel_is_used_up_by_the_first_init(hosting):
     runs = []
     async with hosting(counting(runs)) as h:
         h.engine.cancel("me", rollout_id="r1")
-        assert (await h.run(attempt=1)).status is CompletionStatus.CANCELLED
-        assert (await h.run(attempt=2)).status is CompletionStatus.COMPLETED
+        assert (await h.run(attempt=1)).status is OutcomeStatus.CANCELLED
+        assert (await h.run(attempt=2)).status is OutcomeStatus.COMPLETED
         assert runs == [("r1", 2)]
 
 
 async def test_such_a_cancel_concerns_its_id_only(hosting):
     async with hosting(done) as h:
         h.engine.cancel("me", rollout_id="r1")
-        assert (await h.run("r2")).status is CompletionStatus.COMPLETED
-        assert (await h.run("r1")).status is CompletionStatus.CANCELLED
+        assert (await h.run("r2")).status is OutcomeStatus.COMPLETED
+        assert (await h.run("r1")).status is OutcomeStatus.CANCELLED
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ async def test_a_second_such_cancel_does_not_weaken_the_first(hosting, attempts)
     async with hosting(done) as h:
         for attempt in attempts:
             h.engine.cancel("me", rollout_id="r1", attempt=attempt)
-        assert (await h.run(attempt=3)).status is CompletionStatus.CANCELLED
+        assert (await h.run(attempt=3)).status is OutcomeStatus.CANCELLED
 
 
 async def test_a_second_such_cancel_does_not_revive_the_first(hosting):
@@ -287,7 +287,7 @@ async def test_a_second_such_cancel_does_not_revive_the_first(hosting):
         h.engine.cancel("me", rollout_id="r1", attempt=5)
         h.clock.ahead += 601.0
         h.engine.cancel("me", rollout_id="r1", attempt=1)
-        assert (await h.run(attempt=3)).status is CompletionStatus.COMPLETED
+        assert (await h.run(attempt=3)).status is OutcomeStatus.COMPLETED
 
 
 async def test_a_cancel_of_an_attempt_to_come_cancels_the_current_one_too(hosting):
@@ -295,8 +295,8 @@ async def test_a_cancel_of_an_attempt_to_come_cancels_the_current_one_too(hostin
         first = await h.start(attempt=1)
         await h.running()
         assert h.engine.cancel("me", rollout_id="r1", attempt=2)[0].cancelled
-        assert (await h.settled(first)).status is CompletionStatus.CANCELLED
-        assert (await h.run(attempt=2)).status is CompletionStatus.CANCELLED
+        assert (await h.settled(first)).status is OutcomeStatus.CANCELLED
+        assert (await h.run(attempt=2)).status is OutcomeStatus.CANCELLED
 
 
 @pytest.mark.parametrize(("seconds", "status"), [(599.0, "CANCELLED"), (601.0, "COMPLETED")])
@@ -315,7 +315,7 @@ async def test_such_a_cancel_survives_an_init_that_is_refused(hosting):
         h.engine.cancel("me", rollout_id="r1")
         with pytest.raises(Exception, match="get_tools"):
             await h.init()
-        assert (await h.run()).status is CompletionStatus.CANCELLED
+        assert (await h.run()).status is OutcomeStatus.CANCELLED
 
 
 async def test_a_cancel_while_an_init_is_being_refused_waits_for_the_next(hosting):
@@ -335,7 +335,7 @@ async def test_a_cancel_while_an_init_is_being_refused_waits_for_the_next(hostin
         gate.set()
         with pytest.raises(Internal):
             await asking
-        assert (await h.run()).status is CompletionStatus.CANCELLED
+        assert (await h.run()).status is OutcomeStatus.CANCELLED
 
 
 # Whose
@@ -354,14 +354,14 @@ async def test_another_owner_learns_nothing_and_changes_nothing(hosting):
         assert h.engine.cancel("another", rollout_id="r1") == [CancelResult("r1", 0)]
         assert h.engine.cancel("another") == []
         release.set()
-        assert (await h.settled(record)).status is CompletionStatus.COMPLETED
+        assert (await h.settled(record)).status is OutcomeStatus.COMPLETED
         assert h.kinds(record, events.CancelAsked) == []
 
 
 async def test_an_early_cancel_concerns_its_owner_only(hosting):
     async with hosting(done) as h:
         h.engine.cancel("another", rollout_id="r1")
-        assert (await h.run(owner="me")).status is CompletionStatus.COMPLETED
+        assert (await h.run(owner="me")).status is OutcomeStatus.COMPLETED
 
 
 async def test_a_lower_attempt_is_history(hosting):
@@ -380,7 +380,7 @@ async def test_a_lower_attempt_is_history(hosting):
         ]
         assert h.engine.cancel("me", rollout_id="r1", attempt=2) == [CancelResult("r1", 2)]
         release.set()
-        assert (await h.settled(record)).status is CompletionStatus.COMPLETED
+        assert (await h.settled(record)).status is OutcomeStatus.COMPLETED
 
 
 # Several
@@ -448,9 +448,7 @@ async def test_a_cancel_between_the_result_and_its_commit_has_one_end(hosting):
         record = await h.start()
         await h.settled(record)
         h.check_whole(record)
-        assert (record.delivery.completion.reward is None) == (
-            record.delivery.completion.status is CompletionStatus.CANCELLED
-        )
+        assert (record.delivery.outcome.reward is None) == (record.delivery.outcome.status is OutcomeStatus.CANCELLED)
 
 
 async def test_result_cancel_and_deadline_at_once_have_one_end(hosting):
@@ -471,13 +469,13 @@ async def test_result_cancel_and_deadline_at_once_have_one_end(hosting):
                 loop.call_later(max(0.0, later), lambda name=f"r{n}": h.engine.cancel("me", rollout_id=name))
             records.append(record)
         for record in records:
-            completion = await h.settled(record)
+            outcome = await h.settled(record)
             h.check_whole(record)
             asked = len(h.kinds(record, events.CancelAsked))
-            assert asked == (1 if completion.status is CompletionStatus.CANCELLED else 0)
-            assert completion.reward == (1.0 if completion.status is CompletionStatus.COMPLETED else None)
-            assert completion.status is not CompletionStatus.FAILED
-            assert record.state == completion.status
+            assert asked == (1 if outcome.status is OutcomeStatus.CANCELLED else 0)
+            assert outcome.reward == (1.0 if outcome.status is OutcomeStatus.COMPLETED else None)
+            assert outcome.status is not OutcomeStatus.FAILED
+            assert record.state == outcome.status
         await h.until(lambda: h.engine.capacity().running == h.engine.capacity().queued == 0)
-        assert len(h.trainer.completions) == 300
-        assert len({record.delivery.completion.status for record in records}) > 1
+        assert len(h.trainer.outcomes) == 300
+        assert len({record.delivery.outcome.status for record in records}) > 1

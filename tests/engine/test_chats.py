@@ -10,7 +10,7 @@ from osmosis_grpc import errors
 from osmosis_grpc.agent.tools import execute_tool_calls
 from osmosis_grpc.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unavailable
 from osmosis_grpc.policies.scripted import EchoPolicy, ScriptedPolicy, answer
-from osmosis_grpc.types import Callback, ChatPurpose, ChatResponse, CompletionStatus, Outcome, TokenBlock, events
+from osmosis_grpc.types import Callback, ChatPurpose, ChatResponse, OutcomeStatus, Receipt, TokenBlock, events
 
 TOOL = {"type": "function", "function": {"name": "add"}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
@@ -50,7 +50,7 @@ class Always:
 
 def places(h, sample="main"):
     """(number, continues, prefix_len) of the chats of a sample, by number."""
-    chats = {c.number: (c.number, c.continues, c.prefix_len) for c in h.trainer.chats if c.sample == sample}
+    chats = {c.chat_number: (c.chat_number, c.parent_chat, c.prefix_len) for c in h.trainer.chats if c.sample == sample}
     return [chats[number] for number in sorted(chats)]
 
 
@@ -72,14 +72,14 @@ async def test_a_linear_loop_continues_its_newest_chat(hosting):
 
     async with hosting(run) as h:
         record = await h.start()
-        completion = await h.settled(record)
+        outcome = await h.settled(record)
         assert places(h) == [(1, 0, 0), (2, 1, 2), (3, 2, 4), (4, 3, 6)]
         assert [len(chat.messages) for chat in h.trainer.chats] == [1, 3, 5, 7]
-        assert [list(chat.messages) for chat in h.trainer.chats] == [completion.messages[:n] for n in (1, 3, 5, 7)]
+        assert [list(chat.messages) for chat in h.trainer.chats] == [outcome.messages[:n] for n in (1, 3, 5, 7)]
         assert {(c.rollout_id, c.attempt, c.sample) for c in h.trainer.chats} == {("r1", 1, "main")}
         requested = h.kinds(record, events.ChatRequested)
         assert [len(kind.messages) for kind in requested] == [1, 1, 1, 1]
-        assert [kind.continues for kind in requested] == [0, 1, 2, 3]
+        assert [kind.parent_chat for kind in requested] == [0, 1, 2, 3]
 
 
 async def test_the_tokens_known_of_a_continued_chat_are_told(hosting):
@@ -171,7 +171,7 @@ async def test_concurrent_chats_are_numbered_as_they_were_called(hosting):
     gates = [asyncio.Event() for _ in range(5)]
 
     async def backwards(request):
-        await gates[request.number - 1].wait()
+        await gates[request.chat_number - 1].wait()
         return await EchoPolicy()(request)
 
     async with hosting(run) as h:
@@ -181,10 +181,12 @@ async def test_concurrent_chats_are_numbered_as_they_were_called(hosting):
         for number in (5, 4, 3, 2, 1):
             gates[number - 1].set()
             await h.until(lambda number=number: len(h.kinds(record, events.ChatAnswered)) == 6 - number)
-        completion = await h.settled(record)
-        assert [(c.number, c.messages[0]["content"]) for c in h.trainer.chats] == [(n + 1, f"q{n}") for n in range(5)]
-        assert [m["content"] for m in completion.messages] == [f"q{n}" for n in range(5)]
-        assert [kind.number for kind in h.kinds(record, events.ChatAnswered)] == [5, 4, 3, 2, 1]
+        outcome = await h.settled(record)
+        assert [(c.chat_number, c.messages[0]["content"]) for c in h.trainer.chats] == [
+            (n + 1, f"q{n}") for n in range(5)
+        ]
+        assert [m["content"] for m in outcome.messages] == [f"q{n}" for n in range(5)]
+        assert [kind.chat_number for kind in h.kinds(record, events.ChatAnswered)] == [5, 4, 3, 2, 1]
         h.check_whole(record)
 
 
@@ -200,7 +202,7 @@ async def test_each_sample_counts_from_one(hosting):
 
     async with hosting(run) as h:
         record = await started(h)
-        chats = [(c.sample, c.number) for c in h.trainer.chats]
+        chats = [(c.sample, c.chat_number) for c in h.trainer.chats]
         assert chats == [("main", 1), ("other", 1), ("main", 2), ("other", 2), ("unannounced", 1)]
         assert [kind.sample for kind in h.kinds(record, events.SampleAdded)] == ["main", "other", "unannounced"]
 
@@ -248,23 +250,23 @@ async def test_it_is_asked_again_under_the_same_number(hosting, away):
     async with hosting(one_chat) as h:
         h.trainer.policy = Failing(away, away, away)
         record = await h.start()
-        completion = await h.settled(record)
-        assert completion.status is CompletionStatus.COMPLETED
-        assert [chat.number for chat in h.trainer.chats] == [1, 1, 1, 1]
+        outcome = await h.settled(record)
+        assert outcome.status is OutcomeStatus.COMPLETED
+        assert [chat.chat_number for chat in h.trainer.chats] == [1, 1, 1, 1]
         assert h.trainer.asked == [[user("hello")]] * 4
         failed = h.kinds(record, events.ChatFailed)
-        assert [(k.sample, k.number, k.code, k.will_retry) for k in failed] == [("main", 1, away.code, True)] * 3
+        assert [(k.sample, k.chat_number, k.code, k.will_retry) for k in failed] == [("main", 1, away.code, True)] * 3
         assert failed[0].message == str(away)
         assert len(h.kinds(record, events.ChatRequested)) == len(h.kinds(record, events.ChatAnswered)) == 1
-        assert completion.metrics.num_llm_calls == 1
+        assert outcome.metrics.num_llm_calls == 1
         h.check_whole(record)
 
 
 async def test_a_chat_that_was_cut_is_asked_again(hosting):
     async with hosting(one_chat) as h:
         h.trainer.policy = Failing(asyncio.CancelledError())
-        assert (await h.run()).status is CompletionStatus.COMPLETED
-        assert [chat.number for chat in h.trainer.chats] == [1, 1]
+        assert (await h.run()).status is OutcomeStatus.COMPLETED
+        assert [chat.chat_number for chat in h.trainer.chats] == [1, 1]
 
 
 @pytest.mark.parametrize("error", [Unavailable, ResourceExhausted, DeadlineExceeded])
@@ -272,10 +274,10 @@ async def test_until_the_grace_period_is_over(hosting, error):
     async with hosting(one_chat, trainer_grace=0.1) as h:
         h.trainer.policy = Always(lambda: error("away"))
         record = await h.start()
-        completion = await h.settled(record)
-        assert (completion.status, completion.finish_reason) == (CompletionStatus.FAILED, "error")
-        assert (completion.failure.boundary, completion.failure.retryable) == ("trainer", True)
-        assert completion.failure.message == "away"
+        outcome = await h.settled(record)
+        assert (outcome.status, outcome.finish_reason) == (OutcomeStatus.FAILED, "error")
+        assert (outcome.failure.boundary, outcome.failure.retryable) == ("trainer", True)
+        assert outcome.failure.message == "away"
         retries = [kind.will_retry for kind in h.kinds(record, events.ChatFailed)]
         assert len(retries) == len(h.trainer.chats) > 2
         assert retries == [True] * (len(retries) - 1) + [False]
@@ -286,8 +288,8 @@ async def test_a_pause_beyond_the_grace_period_is_not_waited_for(hosting):
     async with hosting(one_chat) as h:
         h.trainer.policy = Always(lambda: Unavailable("paused", retry_after=100.0))
         record = await h.start()
-        completion = await h.settled(record)
-        assert (completion.failure.boundary, completion.failure.retryable) == ("trainer", True)
+        outcome = await h.settled(record)
+        assert (outcome.failure.boundary, outcome.failure.retryable) == ("trainer", True)
         assert len(h.trainer.chats) == 1
 
 
@@ -298,7 +300,7 @@ async def test_the_grace_period_begins_anew_after_an_answer(hosting):
         return ctx.complete([])
 
     async def away_for_a_while(request):
-        first = began.setdefault(request.number, h.clock.monotonic())
+        first = began.setdefault(request.chat_number, h.clock.monotonic())
         if h.clock.monotonic() - first < 0.2:
             raise Unavailable("away")
         return await EchoPolicy()(request)
@@ -306,7 +308,7 @@ async def test_the_grace_period_begins_anew_after_an_answer(hosting):
     began = {}
     async with hosting(run, trainer_grace=0.4) as h:
         h.trainer.policy = away_for_a_while
-        assert (await h.run()).status is CompletionStatus.COMPLETED
+        assert (await h.run()).status is OutcomeStatus.COMPLETED
         assert sorted(began) == [1, 2, 3]
 
 
@@ -319,8 +321,8 @@ async def test_a_trainer_that_is_silent_is_there(hosting):
 
     async with hosting(one_chat, chat_silence=0.02, trainer_grace=0.05) as h:
         h.trainer.policy = silent
-        assert (await h.run()).status is CompletionStatus.COMPLETED
-        assert [chat.number for chat in h.trainer.chats] == [1] * 8
+        assert (await h.run()).status is OutcomeStatus.COMPLETED
+        assert [chat.chat_number for chat in h.trainer.chats] == [1] * 8
 
 
 FATAL = [
@@ -344,14 +346,16 @@ async def test_other_errors_are_raised_at_once(hosting, error):
     async with hosting(one_chat) as h:
         h.trainer.policy = Failing(error)
         record = await h.start()
-        completion = await h.settled(record)
-        assert completion.status is CompletionStatus.FAILED
-        assert (completion.failure.boundary, completion.failure.retryable) == ("trainer", False)
-        assert completion.failure.message == str(error)
-        assert completion.failure.causes[0].type == type(error).__name__
+        outcome = await h.settled(record)
+        assert outcome.status is OutcomeStatus.FAILED
+        assert (outcome.failure.boundary, outcome.failure.retryable) == ("trainer", False)
+        assert outcome.failure.message == str(error)
+        assert outcome.failure.causes[0].type == type(error).__name__
         assert len(h.trainer.chats) == 1
         failed = h.kinds(record, events.ChatFailed)
-        assert [(k.number, k.code, k.message, k.will_retry) for k in failed] == [(1, error.code, str(error), False)]
+        assert [(k.chat_number, k.code, k.message, k.will_retry) for k in failed] == [
+            (1, error.code, str(error), False)
+        ]
         h.check_whole(record)
 
 
@@ -364,10 +368,10 @@ async def test_an_agent_may_catch_it_and_go_on(hosting):
 
     async with hosting(run) as h:
         h.trainer.policy = Failing(InvalidArgument("messages", "are too long"))
-        completion = await h.run()
-        assert (completion.status, completion.reward) == (CompletionStatus.COMPLETED, 1.0)
+        outcome = await h.run()
+        assert (outcome.status, outcome.reward) == (OutcomeStatus.COMPLETED, 1.0)
         assert places(h) == [(1, 0, 0), (2, 0, 0)]
-        assert completion.metrics.num_llm_calls == 1
+        assert outcome.metrics.num_llm_calls == 1
 
 
 async def test_a_trainer_that_is_away_is_to_blame_out_of_a_task_group_too(hosting):
@@ -386,10 +390,10 @@ async def test_a_chat_answered_aborted_means_that_a_newer_attempt_stands(hosting
     async with hosting(one_chat) as h:
         h.trainer.policy = Always(lambda: errors.Aborted("attempt 2 stands", attempt=2))
         record = await h.start()
-        completion = await h.settled(record)
-        assert (completion.status, completion.finish_reason) == (CompletionStatus.CANCELLED, "superseded")
+        outcome = await h.settled(record)
+        assert (outcome.status, outcome.finish_reason) == (OutcomeStatus.CANCELLED, "superseded")
         await asyncio.sleep(0.02)  # time for what must not come
-        assert h.trainer.completions == []
+        assert h.trainer.outcomes == []
 
 
 async def test_a_reply_that_does_not_fit_is_the_trainers_fault(hosting):
@@ -435,8 +439,8 @@ async def test_what_an_agent_does_to_its_messages_later_changes_nothing(hosting)
         h.trainer.policy = policy
         given = [user("given")]
         record = await h.start(messages=given, digest=b"1")
-        completion = await h.settled(record)
-        assert completion.status is CompletionStatus.COMPLETED
+        outcome = await h.settled(record)
+        assert outcome.status is OutcomeStatus.COMPLETED
         assert h.trainer.asked == [[user("original")], [user("original"), assistant("original"), user("next")]]
         assert [list(chat.messages) for chat in h.trainer.chats] == h.trainer.asked
         assert places(h) == [(1, 0, 0), (2, 1, 2)]
@@ -458,12 +462,12 @@ async def test_what_an_agent_does_to_its_final_messages_later_changes_nothing(ho
 
     kept = []
     async with hosting(run) as h:
-        completion = await h.run()
+        outcome = await h.run()
         kept[0][0]["content"] = "changed"
         kept[0].append(user("added"))
         kept[1]["list"].append(2)
-        assert completion.messages == [user("original")]
-        assert completion.extra_fields == {"list": [1]}
+        assert outcome.messages == [user("original")]
+        assert outcome.extra_fields == {"list": [1]}
 
 
 async def test_a_history_of_tuples_is_found_again(hosting):
@@ -536,11 +540,11 @@ async def test_what_cannot_be_asked_is_a_value_error_in_the_agent(hosting, messa
     raised = []
     async with hosting(run) as h:
         record = await h.start()
-        completion = await h.settled(record)
+        outcome = await h.settled(record)
         assert [type(error) for error in raised] == [ValueError]
         assert isinstance(raised[0].__cause__, InvalidArgument)
-        assert (completion.status, completion.failure.boundary) == (CompletionStatus.FAILED, "agent")
-        assert completion.failure.message == str(raised[0])
+        assert (outcome.status, outcome.failure.boundary) == (OutcomeStatus.FAILED, "agent")
+        assert outcome.failure.message == str(raised[0])
         assert places(h) == [(1, 0, 0), (2, 0, 0)]
         assert len(h.kinds(record, events.ChatRequested)) == 2
         assert [kind.sample for kind in h.kinds(record, events.SampleAdded)] == ["main"]
@@ -605,15 +609,15 @@ async def test_a_result_invents_nothing(hosting):
 
     async with hosting(run) as h:
         h.trainer.policy = policy
-        completion = await h.run()
+        outcome = await h.run()
     result = results[0]
     assert result.token_ids is result.logprobs is result.finish_reason is None
     assert result.usage == {}
     assert (result.content, result.has_tool_calls, result.tool_calls, dict(result.extra)) == ("b", False, [], {})
-    assert not completion.samples["main"].trainable
-    assert completion.samples["main"].segments == ()
-    assert "chat 1" in completion.samples["main"].not_trainable_reason
-    assert (completion.metrics.prompt_tokens, completion.metrics.response_tokens) == (0, 0)
+    assert not outcome.samples["main"].trainable
+    assert outcome.samples["main"].segments == ()
+    assert "chat 1" in outcome.samples["main"].not_trainable_reason
+    assert (outcome.metrics.prompt_tokens, outcome.metrics.response_tokens) == (0, 0)
 
 
 # Samples
@@ -625,11 +629,11 @@ async def test_one_sample_has_the_rollouts_reward_and_messages(hosting):
         return ctx.complete([user("a"), reply.message, user("end")], reward=0.5)
 
     async with hosting(run) as h:
-        completion = await h.run()
-        assert list(completion.samples) == ["main"]
-        assert completion.samples["main"].reward == completion.reward == 0.5
-        assert completion.samples["main"].messages == completion.messages
-        assert completion.samples["main"].trainable
+        outcome = await h.run()
+        assert list(outcome.samples) == ["main"]
+        assert outcome.samples["main"].reward == outcome.reward == 0.5
+        assert outcome.samples["main"].messages == outcome.messages
+        assert outcome.samples["main"].trainable
 
 
 async def test_several_samples_have_conversations_of_their_own(hosting):
@@ -641,13 +645,13 @@ async def test_several_samples_have_conversations_of_their_own(hosting):
 
     async with hosting(run) as h:
         record = await started(h)
-        completion = record.delivery.completion
-        assert completion.reward == 0.5
-        assert {name: sample.messages for name, sample in completion.samples.items()} == {
+        outcome = record.delivery.outcome
+        assert outcome.reward == 0.5
+        assert {name: sample.messages for name, sample in outcome.samples.items()} == {
             "main": [user("for main"), assistant("for main")],
             "other": [user("for other"), assistant("for other")],
         }
-        assert [sample.reward for sample in completion.samples.values()] == [None, None]
+        assert [sample.reward for sample in outcome.samples.values()] == [None, None]
         closed = h.kinds(record, events.SegmentClosed)
         assert [(kind.sample, kind.index, kind.chats) for kind in closed] == [("main", 0, (1,)), ("other", 0, (1,))]
 
@@ -672,7 +676,7 @@ async def test_a_made_up_name_is_never_one_that_is_taken(hosting):
 
     names = []
     async with hosting(run) as h:
-        assert (await h.run()).status is CompletionStatus.COMPLETED
+        assert (await h.run()).status is OutcomeStatus.COMPLETED
     assert len(set(names)) == 3
 
 
@@ -687,7 +691,7 @@ async def test_a_sample_is_added_once(hosting):
 
     async with hosting(run) as h:
         record = await started(h)
-        assert record.delivery.completion.status is CompletionStatus.COMPLETED
+        assert record.delivery.outcome.status is OutcomeStatus.COMPLETED
         assert [kind.sample for kind in h.kinds(record, events.SampleAdded)] == ["main"]
 
 
@@ -700,7 +704,7 @@ async def test_what_was_sampled_is_what_is_trained_on(hosting):
 
     async with hosting(run) as h:
         record = await started(h)
-        (segment,) = record.delivery.completion.samples["main"].segments
+        (segment,) = record.delivery.outcome.samples["main"].segments
         replies = [kind.response.tokens for kind in h.kinds(record, events.ChatAnswered)]
         assert segment.ids[segment.mask() == 1].tolist() == np.concatenate([r.ids for r in replies]).tolist()
         assert segment.logprobs.tolist() == np.concatenate([r.logprobs for r in replies]).tolist()
@@ -714,10 +718,10 @@ async def test_a_judges_replies_are_not_trained_on(hosting):
         return ctx.complete([user("a"), reply.message], reward=1.0)
 
     async with hosting(run) as h:
-        completion = await h.run()
-        trained = [chats for s in completion.samples.values() for segment in s.segments for chats in segment.chats]
+        outcome = await h.run()
+        trained = [chats for s in outcome.samples.values() for segment in s.segments for chats in segment.chats]
         assert trained == [1]
-        assert completion.metrics.num_llm_calls == 2
+        assert outcome.metrics.num_llm_calls == 2
 
 
 async def test_metrics_count(hosting):
@@ -731,7 +735,7 @@ async def test_metrics_count(hosting):
     usages = [{"prompt_tokens": 30, "completion_tokens": 1}, {"prompt_tokens": 10, "completion_tokens": 4}]
 
     async def policy(request):
-        return ChatResponse(message=assistant("x"), usage=usages[request.number - 1])
+        return ChatResponse(message=assistant("x"), usage=usages[request.chat_number - 1])
 
     async with hosting(run) as h:
         h.trainer.policy = policy
@@ -786,13 +790,13 @@ async def test_an_open_chat_is_asked_again_at_the_new_place(hosting):
         record = await h.start(trainer=old)
         await h.until(lambda: old.chats)
         assert await h.init(trainer=new) == (record, False)
-        completion = await h.settled(record)
-        assert completion.status is CompletionStatus.COMPLETED
-        assert [chat.number for chat in (*old.chats, *new.chats)] == [1, 1]
+        outcome = await h.settled(record)
+        assert outcome.status is OutcomeStatus.COMPLETED
+        assert [chat.chat_number for chat in (*old.chats, *new.chats)] == [1, 1]
         assert new.asked == old.asked
-        assert (old.results("r1"), new.results("r1")) == ([], [completion.result_id])
+        assert (old.results("r1"), new.results("r1")) == ([], [outcome.result_id])
         assert h.kinds(record, events.ChatFailed) == []
-        assert [kind.outcome for kind in h.kinds(record, events.Delivered)] == [Outcome.RECORDED]
+        assert [kind.receipt for kind in h.kinds(record, events.Delivered)] == [Receipt.RECORDED]
 
 
 async def test_several_open_chats_move_together(hosting):
@@ -801,7 +805,7 @@ async def test_several_open_chats_move_together(hosting):
         return ctx.complete([reply.message for reply in replies])
 
     async def silent(request):
-        if request.number % 2:
+        if request.chat_number % 2:
             await asyncio.Event().wait()
         raise Unavailable("away", retry_after=60.0)
 
@@ -810,9 +814,9 @@ async def test_several_open_chats_move_together(hosting):
         record = await h.start(trainer=old)
         await h.until(lambda: len(old.chats) == 4)
         await h.init(trainer=new)
-        completion = await h.settled(record)
-        assert [m["content"] for m in completion.messages] == ["q0", "q1", "q2", "q3"]
-        assert sorted(chat.number for chat in new.chats) == [1, 2, 3, 4]
+        outcome = await h.settled(record)
+        assert [m["content"] for m in outcome.messages] == ["q0", "q1", "q2", "q3"]
+        assert sorted(chat.chat_number for chat in new.chats) == [1, 2, 3, 4]
 
 
 async def test_the_new_place_is_given_its_time(hosting):
@@ -845,8 +849,8 @@ async def test_the_next_chat_goes_to_the_new_place(hosting):
         await h.init(trainer=new, callback=Callback(target="new:1", state=b"new"))
         moved.set()
         await h.settled(record)
-        assert [(c.number, c.state) for c in old.chats] == [(1, b"old")]
-        assert [(c.number, c.continues, c.state) for c in new.chats] == [(2, 1, b"new")]
+        assert [(c.chat_number, c.state) for c in old.chats] == [(1, b"old")]
+        assert [(c.chat_number, c.parent_chat, c.state) for c in new.chats] == [(2, 1, b"new")]
 
 
 @pytest.mark.parametrize("how", ["the same place", "another body", "another owner"])
@@ -868,9 +872,9 @@ async def test_nothing_else_moves_a_rollout(hosting, how):
             with pytest.raises(errors.AlreadyExists):
                 await h.init(trainer=new, **fields)
         release.set()
-        completion = await h.settled(record)
-        assert (len(old.chats), old.results("r1")) == (1, [completion.result_id])
-        assert (new.chats, new.completions) == ([], [])
+        outcome = await h.settled(record)
+        assert (len(old.chats), old.results("r1")) == (1, [outcome.result_id])
+        assert (new.chats, new.outcomes) == ([], [])
 
 
 async def test_a_judges_chats_make_no_sample(hosting):
@@ -880,6 +884,6 @@ async def test_a_judges_chats_make_no_sample(hosting):
         return ctx.complete([user("a")], reward=0.5)
 
     async with hosting(run) as h:
-        completion = await h.run()
-    assert list(completion.samples) == ["main"]
-    assert completion.samples["main"].reward == completion.reward == 0.5
+        outcome = await h.run()
+    assert list(outcome.samples) == ["main"]
+    assert outcome.samples["main"].reward == outcome.reward == 0.5

@@ -1,4 +1,4 @@
-"""A trainer that was away comes back: its completions do not each wait out a pause of their own."""
+"""A trainer that was away comes back: its outcomes do not each wait out a pause of their own."""
 
 import asyncio
 from collections import Counter
@@ -8,7 +8,7 @@ import pytest
 
 from osmosis_grpc.engine.unreachable_trainers import AT_ONCE
 from osmosis_grpc.errors import InvalidArgument, Unavailable
-from osmosis_grpc.types import Outcome, events
+from osmosis_grpc.types import Receipt, events
 from tests.engine.conftest import Trainer
 
 USER = {"role": "user", "content": "hello"}
@@ -24,17 +24,17 @@ class Away(Trainer):
         self.deployment = deployment
         self.peer = replace(self.peer, destination_key=deployment)
 
-    async def complete(self, completion):
-        self.deployment.tries[completion.rollout_id] += 1
+    async def complete(self, outcome):
+        self.deployment.tries[outcome.rollout_id] += 1
         self.deployment.open += 1
         self.deployment.most = max(self.deployment.most, self.deployment.open)
         try:
             await self.deployment.answers.wait()
             if self.deployment.away:
                 raise Unavailable("away")
-            if completion.rollout_id in self.deployment.refuses:
-                raise self.deployment.refuses[completion.rollout_id]
-            return await super().complete(completion)
+            if outcome.rollout_id in self.deployment.refuses:
+                raise self.deployment.refuses[outcome.rollout_id]
+            return await super().complete(outcome)
         finally:
             self.deployment.open -= 1
 
@@ -63,7 +63,7 @@ async def run(ctx):
 
 
 async def leave_waiting(h, deployment, count):
-    """So many completions that were tried once and wait."""
+    """So many outcomes that were tried once and wait."""
     records = [await h.start(f"r{n}", trainer=deployment.callback(n)) for n in range(count)]
     await h.until(lambda: h.engine.context.destinations.waiting == count)
     deployment.away = False
@@ -77,7 +77,7 @@ async def test_one_that_is_taken_lets_the_others_go(hosting):
         await h.start("new", trainer=deployment.callback("new"))
         for record in records:
             await h.settled(record)
-            assert h.kinds(record, events.Delivered) == [events.Delivered(Outcome.RECORDED, "", 2)]
+            assert h.kinds(record, events.Delivered) == [events.Delivered(Receipt.RECORDED, "", 2)]
         assert (h.engine.context.destinations.waiting, h.engine.context.destinations.retrying) == (0, 0)
 
 
@@ -129,7 +129,7 @@ async def test_a_retry_after_is_obeyed(hosting):
 
 
 async def test_who_is_woken_in_vain_waits_out_its_next_pause(hosting):
-    """Or a completion that its trainer cannot take would be tried with every chat of the others."""
+    """Or a outcome that its trainer cannot take would be tried with every chat of the others."""
     deployment = Deployment()
     async with hosting(run, outbox_delay=NEVER) as h:
         deployment.refuses["r0"] = RuntimeError("a bug")

@@ -22,6 +22,6 @@ def test_one_rollouts_trouble_keeps_no_other_of_its_transaction_waiting(caplog):
     event = TrajectoryEvent("x", 1, 1, 0.0, events.Started())
     journal.on_commit([(records[0], event, fail), (records[1], event, committed.append)], True)
     assert committed == [records[1]]
-    assert [record.trail.last_number for record in records] == [1, 1]
+    assert [record.trail.last_event_number for record in records] == [1, 1]
     assert "trouble" in caplog.text
     assert supervisor.failures["engine.committed"] == 1

@@ -46,7 +46,7 @@ async def read(stream, count=None):
 
 
 def numbers(found):
-    return [event.number for event in found]
+    return [event.event_number for event in found]
 
 
 # One rollout
@@ -85,7 +85,7 @@ async def test_live(hosting):
     release = asyncio.Event()
     async with hosting(logging_agent(2, release)) as h:
         record = await h.start()
-        await h.until(lambda: record.trail.last_number == 4)
+        await h.until(lambda: record.trail.last_event_number == 4)
         stream = h.engine.log.follow(record, 2)
         assert numbers([await anext(stream), await anext(stream)]) == [3, 4]
         waiting = asyncio.ensure_future(read(stream))
@@ -100,9 +100,9 @@ async def test_it_ends_after_the_delivery_and_not_before(hosting):
         gate = asyncio.Event()
         deliver = h.trainer.complete
 
-        async def slowly(completion):
+        async def slowly(outcome):
             await gate.wait()
-            return await deliver(completion)
+            return await deliver(outcome)
 
         h.trainer.peer = type(h.trainer.peer)(h.trainer.chat, slowly)
         record = await h.start()
@@ -118,14 +118,14 @@ async def test_a_silent_rollout_gives_signs_of_life(hosting):
     release = asyncio.Event()
     async with hosting(logging_agent(0, release), idle_interval=0.01) as h:
         record = await h.start()
-        await h.until(lambda: record.trail.last_number == 2)
+        await h.until(lambda: record.trail.last_event_number == 2)
         async with aclosing(h.engine.log.follow(record, 2)) as stream:
             assert [await anext(stream) for _ in range(3)] == [None, None, None]
             release.set()
             event = None
             while event is None:
                 event = await anext(stream)
-            assert event.number == 3
+            assert event.event_number == 3
 
 
 async def test_ahead_of_the_newest_is_refused(hosting):
@@ -133,7 +133,7 @@ async def test_ahead_of_the_newest_is_refused(hosting):
         record = await h.start()
         await h.settled(record)
         with pytest.raises(InvalidArgument) as raised:
-            await read(h.engine.log.follow(record, record.trail.last_number + 1))
+            await read(h.engine.log.follow(record, record.trail.last_event_number + 1))
         assert raised.value.violations[0][0] == "after"
 
 
@@ -145,7 +145,7 @@ async def test_what_is_gone_is_out_of_range(hosting):
         for after in (0, 1):
             with pytest.raises(OutOfRange) as raised:
                 await read(h.engine.log.follow(record, after))
-            assert raised.value.first_number == record.trail.last_number + 1
+            assert raised.value.first_event_number == record.trail.last_event_number + 1
 
 
 async def test_many_events_in_order(hosting):
@@ -178,7 +178,7 @@ async def test_several_follow_at_their_own_pace(hosting):
         record = await h.start()
         eager = asyncio.ensure_future(read(h.engine.log.follow(record, 0)))
         lazy = h.engine.log.follow(record, 0)
-        assert (await anext(lazy)).number == 1
+        assert (await anext(lazy)).event_number == 1
         release.set()
         whole = await eager
         assert numbers(await read(lazy)) == numbers(whole)[1:]
@@ -249,7 +249,7 @@ async def test_all_are_woken_by_what_happens(hosting):
         await asyncio.sleep(0.01)  # time for what must not come
         record = await h.start()
         async with asyncio.timeout(3):
-            assert (await waiting)[1].number == 1
+            assert (await waiting)[1].event_number == 1
         await h.settled(record)
         await stream.aclose()
 
@@ -265,7 +265,7 @@ async def test_live_and_idle(hosting):
         while len(items) < 4:
             item = await anext(stream)
             items += [item] if item[1] else []
-        assert [event.number for _, event in items] == [1, 2, 3, 4]
+        assert [event.event_number for _, event in items] == [1, 2, 3, 4]
         assert await anext(stream) == (items[-1][0], None)
 
 
@@ -303,7 +303,7 @@ async def test_an_old_cursor_is_out_of_range_with_the_first_valid_one(hosting):
         with pytest.raises(OutOfRange) as raised:
             h.engine.rollouts.follow_all("me", old, False)
         found = await read(h.engine.rollouts.follow_all("me", raised.value.first_cursor, False), 4)
-        assert [(event.rollout_id, event.number) for _, event in found] == [("new", n) for n in (1, 2, 3, 4)]
+        assert [(event.rollout_id, event.event_number) for _, event in found] == [("new", n) for n in (1, 2, 3, 4)]
         assert await read(h.engine.rollouts.follow_all("me", "", False), 4) == found
 
 
@@ -354,29 +354,29 @@ async def test_a_conversation_is_rebuilt_from_events_alone(hosting):
     async with hosting(run) as h:
         h.trainer.policy = ScriptedPolicy(script)
         record = await h.start(messages=[{"role": "system", "content": "be good"}])
-        completion = await h.settled(record)
+        outcome = await h.settled(record)
 
         asked, histories = {}, {}
         for kind in [event.kind for event in await read(h.engine.log.follow(record, 0))]:
             if isinstance(kind, events.ChatRequested):
-                before = histories[kind.sample, kind.continues] if kind.continues else []
-                asked[kind.sample, kind.number] = [*before, *kind.messages]
+                before = histories[kind.sample, kind.parent_chat] if kind.parent_chat else []
+                asked[kind.sample, kind.chat_number] = [*before, *kind.messages]
             elif isinstance(kind, events.ChatAnswered):
-                history = asked[kind.sample, kind.number]
-                histories[kind.sample, kind.number] = [*history, kind.response.message]
-        assert asked == {(chat.sample, chat.number): list(chat.messages) for chat in h.trainer.chats}
+                history = asked[kind.sample, kind.chat_number]
+                histories[kind.sample, kind.chat_number] = [*history, kind.response.message]
+        assert asked == {(chat.sample, chat.chat_number): list(chat.messages) for chat in h.trainer.chats}
         assert len(asked) == 7
-        assert histories["main", 3] == completion.messages[:-1]
+        assert histories["main", 3] == outcome.messages[:-1]
         assert len(histories["main", 4]) == 4
-        ended = h.kinds(record, events.Ended)[0].completion
-        assert ended.result_id == completion.result_id
+        ended = h.kinds(record, events.Ended)[0].outcome
+        assert ended.result_id == outcome.result_id
 
 
 async def test_a_sink_sees_every_event_after_its_commit(hosting):
     seen = []
 
     def sink(event):
-        stored = host[0].engine.journal.events(event.rollout_id, event.attempt, event.number - 1, 1)
+        stored = host[0].engine.journal.events(event.rollout_id, event.attempt, event.event_number - 1, 1)
         seen.append((event, stored == [event]))
 
     host = []
@@ -397,4 +397,4 @@ async def test_a_sink_that_fails_disturbs_nobody(hosting):
         record = await h.start()
         await h.settled(record)
         h.check_whole(record)
-        assert len(seen) == record.trail.last_number
+        assert len(seen) == record.trail.last_event_number

@@ -7,8 +7,8 @@ import pytest
 
 from osmosis_grpc.errors import Internal, InvalidArgument, ToolExecutionError, Unavailable
 from osmosis_grpc.policies.scripted import EchoPolicy
-from osmosis_grpc.types import Completion, CompletionStatus, Failure, FailureReason
-from osmosis_grpc.wire.rollout import completion_from_wire, completion_to_wire
+from osmosis_grpc.types import Failure, FailureReason, OutcomeStatus, RolloutOutcome
+from osmosis_grpc.wire.rollout import outcome_from_wire, outcome_to_wire
 
 USER = {"role": "user", "content": "hello"}
 
@@ -72,7 +72,7 @@ async def test_the_reason_of_a_server_that_shuts_down(hosting):
     async with hosting(hangs) as h:
         record = await h.start()
         await h.engine.shutdown.close(1.0)
-        assert record.delivery.completion.failure.reason is FailureReason.SHUTDOWN
+        assert record.delivery.outcome.failure.reason is FailureReason.SHUTDOWN
 
 
 async def test_the_reason_of_a_lost_trainer(hosting):
@@ -111,14 +111,14 @@ async def test_the_reason_of_what_a_trainer_does(hosting, policy):
 
 @pytest.mark.parametrize("reason", [*FailureReason, "", "OF_A_NEWER_VERSION"])
 def test_reasons_travel(reason):
-    failed = Completion(rollout_id="r", status=CompletionStatus.FAILED, failure=Failure("agent", "no", reason=reason))
-    read = completion_from_wire(completion_to_wire(failed), "completion").failure
+    failed = RolloutOutcome(rollout_id="r", status=OutcomeStatus.FAILED, failure=Failure("agent", "no", reason=reason))
+    read = outcome_from_wire(outcome_to_wire(failed), "outcome").failure
     assert read == failed.failure
     assert isinstance(read.reason, FailureReason) == (reason in list(FailureReason))
 
 
 @pytest.mark.parametrize("reason", ["lower", "TWO WORDS", "X" * 65, "A\nB"])
 def test_a_reason_of_another_form_is_refused_by_name(reason):
-    failed = Completion(rollout_id="r", status=CompletionStatus.FAILED, failure=Failure("agent", "no", reason=reason))
-    with pytest.raises(InvalidArgument, match=r"completion\.failure\.reason"):
-        completion_from_wire(completion_to_wire(failed), "completion")
+    failed = RolloutOutcome(rollout_id="r", status=OutcomeStatus.FAILED, failure=Failure("agent", "no", reason=reason))
+    with pytest.raises(InvalidArgument, match=r"outcome\.failure\.reason"):
+        outcome_from_wire(outcome_to_wire(failed), "outcome")

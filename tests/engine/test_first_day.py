@@ -9,7 +9,7 @@ import pytest
 from osmosis_grpc.agent.tools import create_tool_result, execute_tool_calls
 from osmosis_grpc.policies import EveryToolMock
 from osmosis_grpc.policies.scripted import ScriptedPolicy
-from osmosis_grpc.types import CompletionStatus, events
+from osmosis_grpc.types import OutcomeStatus, events
 from tests.processes import ROOT
 
 USER = {"role": "user", "content": "hello"}
@@ -261,11 +261,11 @@ async def hangs_in_a_tool(ctx):
 async def test_t12_a_rollout_without_a_limit_has_the_servers(hosting):
     async with hosting(hangs_in_a_tool, agent_timeout=0.2, get_tools=lambda request: [tool("get_weather")]) as h:
         h.trainer.policy = EveryToolMock()
-        completion = await h.run()
+        outcome = await h.run()
         own = await h.start("r2", agent_timeout=100.0)
         await h.until(lambda: own.activity().description == "tool get_weather")
-    assert completion.status is CompletionStatus.DEADLINE_EXCEEDED
-    assert completion.failure.message.startswith(
+    assert outcome.status is OutcomeStatus.DEADLINE_EXCEEDED
+    assert outcome.failure.message.startswith(
         "the agent_timeout of 0.2 s ran out; it was doing: tool get_weather, and before that: chat main 1"
     )
 
@@ -277,8 +277,8 @@ async def test_t12_the_servers_limit_does_not_count_the_queue(hosting):
 
     async with hosting(run, agent_timeout=0.5, max_concurrent=1) as h:
         first, second = await h.start("r1", label="first", agent_timeout=5.0), await h.start("r2")
-        assert (await h.settled(first)).status is CompletionStatus.COMPLETED
-        assert (await h.settled(second)).status is CompletionStatus.COMPLETED
+        assert (await h.settled(first)).status is OutcomeStatus.COMPLETED
+        assert (await h.settled(second)).status is OutcomeStatus.COMPLETED
 
 
 async def test_t12_the_default_is_half_an_hour(hosting):
@@ -378,10 +378,10 @@ async def never_ends(ctx):
 
 async def test_t13_the_failure_of_an_agent_that_never_ends_names_max_turns(hosting):
     async with hosting(never_ends) as h:
-        completion = await h.run(agent_timeout=0.3, max_turns=3)
-    failure = completion.failure
-    assert completion.status is CompletionStatus.DEADLINE_EXCEEDED
-    assert completion.metrics.num_llm_calls > 3
+        outcome = await h.run(agent_timeout=0.3, max_turns=3)
+    failure = outcome.failure
+    assert outcome.status is OutcomeStatus.DEADLINE_EXCEEDED
+    assert outcome.metrics.num_llm_calls > 3
     assert "and max_turns is 3: the agent does not stop at ctx.request.max_turns; it was " in failure.message
     assert ", and before that: chat main " in failure.message
     assert failure.boundary == "agent", "though a chat may have been open"
@@ -411,8 +411,8 @@ async def test_t13_an_agent_that_ignores_the_end_does_not_block_the_others(hosti
                 continue
 
     async with hosting(run) as h:
-        completion = await h.run(agent_timeout=0.1)
-        assert completion.status is CompletionStatus.DEADLINE_EXCEEDED
+        outcome = await h.run(agent_timeout=0.1)
+        assert outcome.status is OutcomeStatus.DEADLINE_EXCEEDED
         stop.set()
         await h.until(lambda: h.engine.capacity().abandoned == 0)
         assert h.engine.watchdog.blocked == 0

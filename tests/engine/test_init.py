@@ -14,7 +14,7 @@ from osmosis_grpc.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from osmosis_grpc.types import CompletionStatus, Outcome, RolloutState, events
+from osmosis_grpc.types import OutcomeStatus, Receipt, RolloutState, events
 from osmosis_grpc.types.tool_models import OpenAIFunctionSchema, OpenAIFunctionToolSchema
 
 USER = {"role": "user", "content": "hello"}
@@ -83,7 +83,7 @@ async def check_nothing_kept(h, rollout_id="r1"):
     assert (await h.engine.rollouts.page("me")) == ([], 0)
     assert h.engine.journal.last_position == 0
     assert (h.engine.capacity().running, h.engine.capacity().queued) == (0, 0)
-    assert h.trainer.completions == []
+    assert h.trainer.outcomes == []
 
 
 # The same request again
@@ -168,7 +168,7 @@ async def test_a_caller_that_leaves_does_not_take_the_rollout_along(hosting):
         gate.set()
         record, started = await h.init()
         assert not started
-        assert (await h.settled(record)).status is CompletionStatus.COMPLETED
+        assert (await h.settled(record)).status is OutcomeStatus.COMPLETED
         assert calls == ["r1"]
         h.check_whole(record)
 
@@ -188,7 +188,7 @@ async def test_get_tools_that_raises_refuses_and_leaves_nothing(hosting, raising
         with pytest.raises(Internal, match=f"agent failed: {type(error).__name__}.*{error}"):
             await h.init()
         await check_nothing_kept(h)
-        assert (await h.run()).status is CompletionStatus.COMPLETED
+        assert (await h.run()).status is OutcomeStatus.COMPLETED
 
 
 @pytest.mark.parametrize("raising", [sync_raising, async_raising])
@@ -199,7 +199,7 @@ async def test_get_tools_may_refuse_with_a_status_of_its_own(hosting, raising):
             await h.init()
         assert raised.value.retry_after == 3.0
         await check_nothing_kept(h)
-        assert (await h.run()).status is CompletionStatus.COMPLETED
+        assert (await h.run()).status is OutcomeStatus.COMPLETED
 
 
 @pytest.mark.parametrize("raising", [sync_raising, async_raising])
@@ -210,7 +210,7 @@ async def test_get_tools_that_is_cancelled_does_not_take_the_engine_along(hostin
             await h.init()
         await check_nothing_kept(h)
         record = await h.start()
-        assert (await h.settled(record)).status is CompletionStatus.COMPLETED
+        assert (await h.settled(record)).status is OutcomeStatus.COMPLETED
         h.check_whole(record)
 
 
@@ -231,7 +231,7 @@ async def test_get_tools_has_a_limit(hosting):
             await h.init()
         await h.until(lambda: stopped)
         await check_nothing_kept(h)
-        assert (await h.run()).status is CompletionStatus.COMPLETED
+        assert (await h.run()).status is OutcomeStatus.COMPLETED
 
 
 SCHEMA = OpenAIFunctionToolSchema(function=OpenAIFunctionSchema(name="add", description="a + b"))
@@ -287,7 +287,7 @@ async def test_junk_tools_refuse(hosting, junk):
         with pytest.raises(Internal, match=r"get_tools of agent failed: .*tool"):
             await h.init()
         await check_nothing_kept(h)
-        assert (await h.run()).status is CompletionStatus.COMPLETED
+        assert (await h.run()).status is OutcomeStatus.COMPLETED
 
 
 async def test_what_get_tools_does_to_its_request_stays_with_it(hosting):
@@ -299,7 +299,7 @@ async def test_what_get_tools_does_to_its_request_stays_with_it(hosting):
 
     async with hosting(done, get_tools=get_tools) as h:
         record = await h.start(messages=[dict(USER)], metadata={"kept": 1}, digest=b"1")
-        assert (await h.settled(record)).status is CompletionStatus.COMPLETED
+        assert (await h.settled(record)).status is OutcomeStatus.COMPLETED
         request = h.kinds(record, events.Accepted)[0].init.request
         assert (request.messages, request.metadata) == ([USER], {"kept": 1})
 
@@ -315,8 +315,8 @@ async def test_messages_may_nest_as_deep_as_json_may(hosting, waits):
 
     async with hosting(done, get_tools=async_tools if waits else lambda request: [], max_concurrent=1) as h:
         record = await h.start(messages=[{"role": "user", "content": deep}], digest=b"1")
-        assert (await h.settled(record)).status is CompletionStatus.COMPLETED
-        assert (await h.run("next")).status is CompletionStatus.COMPLETED
+        assert (await h.settled(record)).status is OutcomeStatus.COMPLETED
+        assert (await h.run("next")).status is OutcomeStatus.COMPLETED
 
 
 # Names
@@ -412,11 +412,11 @@ async def test_a_higher_attempt_supersedes(hosting):
         first = await h.start()
         await h.until(lambda: first.state is RolloutState.RUNNING)
         second = await h.start(attempt=2)
-        completion = await h.settled(first)
-        assert (completion.status, completion.finish_reason) == (CompletionStatus.CANCELLED, "superseded")
-        assert completion.failure is completion.reward is None
+        outcome = await h.settled(first)
+        assert (outcome.status, outcome.finish_reason) == (OutcomeStatus.CANCELLED, "superseded")
+        assert outcome.failure is outcome.reward is None
         assert (await h.settled(second)).reward == 2.0
-        assert [c.attempt for c in h.trainer.completions] == [2]
+        assert [c.attempt for c in h.trainer.outcomes] == [2]
         assert type(h.kinds(first)[-1]) is events.Ended
         assert not first.delivery.undelivered
         assert h.engine.rollouts.get("me", "r1") is second
@@ -451,9 +451,9 @@ async def test_a_queued_attempt_is_superseded_without_having_run(hosting):
         second = await h.start(attempt=2)
         assert first.state is RolloutState.CANCELLED
         release.set()
-        assert (await h.settled(second)).status is CompletionStatus.COMPLETED
+        assert (await h.settled(second)).status is OutcomeStatus.COMPLETED
         assert runs == [("busy", 1), ("r1", 2)]
-        assert [c.attempt for c in h.trainer.completions if c.rollout_id == "r1"] == [2]
+        assert [c.attempt for c in h.trainer.outcomes if c.rollout_id == "r1"] == [2]
 
 
 async def test_an_attempt_superseded_before_it_was_accepted_is_refused(hosting):
@@ -519,7 +519,7 @@ async def test_an_attempt_that_is_refused_supersedes_nothing(hosting):
             await h.init(attempt=2)
         assert h.engine.rollouts.get("me", "r1") is first
         release.set()
-        assert (await h.settled(first)).status is CompletionStatus.COMPLETED
+        assert (await h.settled(first)).status is OutcomeStatus.COMPLETED
         h.check_whole(first)
 
 
@@ -527,17 +527,17 @@ async def test_a_superseded_result_that_was_not_delivered_is_dropped(hosting):
     async with hosting(done) as h:
         h.trainer.answers = [Unavailable("away")] * 1000
         first = await h.start()
-        await h.until(lambda: len(h.trainer.completions) > 1)
+        await h.until(lambda: len(h.trainer.outcomes) > 1)
         later = h.Trainer()
         second = await h.start(attempt=2, trainer=later)
-        assert (await h.settled(second)).status is CompletionStatus.COMPLETED
+        assert (await h.settled(second)).status is OutcomeStatus.COMPLETED
         await h.settled(first)
         assert not first.delivery.undelivered
         assert h.engine.capacity().undelivered == 0
-        tried = len(h.trainer.completions)
+        tried = len(h.trainer.outcomes)
         await asyncio.sleep(0.15)  # time for what must not come
-        assert len(h.trainer.completions) == tried
-        assert [kind.outcome for kind in h.kinds(first, events.Delivered)] in ([], [None])
+        assert len(h.trainer.outcomes) == tried
+        assert [kind.receipt for kind in h.kinds(first, events.Delivered)] in ([], [None])
 
 
 async def test_an_attempt_superseded_while_it_is_being_stopped_is_not_delivered(hosting):
@@ -558,9 +558,9 @@ async def test_an_attempt_superseded_while_it_is_being_stopped_is_not_delivered(
         second = await h.start(attempt=2)
         await h.settled(second)
         stop.set()
-        assert (await h.settled(first)).status is CompletionStatus.CANCELLED
+        assert (await h.settled(first)).status is OutcomeStatus.CANCELLED
         await asyncio.sleep(0.02)  # time for what must not come
-        assert [c.attempt for c in h.trainer.completions] == [2]
+        assert [c.attempt for c in h.trainer.outcomes] == [2]
 
 
 # Drain
@@ -587,7 +587,7 @@ async def test_a_draining_server_takes_nothing_new_and_still_answers(hosting):
         with pytest.raises(NotFound):
             h.engine.rollouts.get("me", "r2")
         release.set()
-        assert (await h.settled(record)).status is CompletionStatus.COMPLETED
+        assert (await h.settled(record)).status is OutcomeStatus.COMPLETED
         h.check_whole(record)
 
 
@@ -601,5 +601,5 @@ async def test_places_are_held_while_get_tools_runs(hosting):
         gate.set()
         for record, started in await asyncio.gather(*waiting):
             assert started
-            assert (await h.settled(record)).status is CompletionStatus.COMPLETED
-            assert [kind.outcome for kind in h.kinds(record, events.Delivered)] == [Outcome.RECORDED]
+            assert (await h.settled(record)).status is OutcomeStatus.COMPLETED
+            assert [kind.receipt for kind in h.kinds(record, events.Delivered)] == [Receipt.RECORDED]

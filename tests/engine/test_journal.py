@@ -24,10 +24,10 @@ from osmosis_grpc.storage.journal import writer
 from osmosis_grpc.storage.sqlite import committer
 from osmosis_grpc.types import (
     CancelResult,
-    CompletionStatus,
     FailureReason,
     Group,
     InitRequest,
+    OutcomeStatus,
     RolloutMetrics,
     RolloutRequest,
     RolloutState,
@@ -78,12 +78,12 @@ class Until:
     """Answers chats below a number, and keeps the others waiting."""
 
     def __init__(self, number):
-        self.number = number
+        self.chat_number = number
 
     async def __call__(self, request):
-        if request.number >= self.number:
+        if request.chat_number >= self.chat_number:
             await asyncio.Event().wait()
-        return answer(request, f"reply {request.number}")
+        return answer(request, f"reply {request.chat_number}")
 
 
 class Host(Host):
@@ -113,7 +113,7 @@ class Host(Host):
         async with asyncio.timeout(PATIENCE):
             async for _ in self.engine.log.follow(record, 0):
                 pass
-        return record.delivery.completion
+        return record.delivery.outcome
 
     async def until(self, condition):
         await until(condition)
@@ -156,14 +156,14 @@ async def crashed(folder, agent, until, **fields):
     async with keeping(folder, agent, policy=Until(until)) as h:
         record = await h.start(**fields)
         await h.until(lambda: record.state is RolloutState.RUNNING and len(h.trainer.chats) == until)
-        await h.until(lambda: record.trail.last_number == record.trail.written)
+        await h.until(lambda: record.trail.last_event_number == record.trail.written)
         return h.crash()
 
 
-def plain(completion):
-    """A completion without what is only true in memory: shared beginnings, and times below a nanosecond."""
-    samples = {name: replace(sample, begins=None) for name, sample in completion.samples.items()}
-    return replace(completion, begins=None, samples=samples, metrics=RolloutMetrics())
+def plain(outcome):
+    """A outcome without what is only true in memory: shared beginnings, and times below a nanosecond."""
+    samples = {name: replace(sample, begins=None) for name, sample in outcome.samples.items()}
+    return replace(outcome, begins=None, samples=samples, metrics=RolloutMetrics())
 
 
 # Answers after the commit
@@ -177,7 +177,7 @@ async def test_an_init_is_answered_after_its_commit(folder):
         assert h.on_disk() == ([], [])
         await asked
         (entry,), (first, *_) = h.on_disk()
-        assert (entry.owner, first.number, type(first.kind)) == ("me", 1, events.Accepted)
+        assert (entry.owner, first.event_number, type(first.kind)) == ("me", 1, events.Accepted)
 
 
 async def test_an_end_is_shown_after_its_commit(folder):
@@ -185,15 +185,15 @@ async def test_an_end_is_shown_after_its_commit(folder):
     async with keeping(folder, Talker()) as h:
         complete = h.trainer.complete
 
-        async def look(completion):
-            kept = resolve_references(h.on_disk()[0][0].completion, h.engine.log.trajectory)
+        async def look(outcome):
+            kept = resolve_references(h.on_disk()[0][0].outcome, h.engine.log.trajectory)
             found.append((kept, h.engine.rollouts.get("me", "r1").state))
-            return await complete(completion)
+            return await complete(outcome)
 
         h.trainer.peer = Peer(h.trainer.chat, look)
-        completion = await h.run()
+        outcome = await h.run()
         ((kept, state),) = found
-        assert plain(kept) == plain(completion)
+        assert plain(kept) == plain(outcome)
         assert state is RolloutState.COMPLETED
 
 
@@ -209,7 +209,7 @@ async def test_memory_holds_nothing_that_is_over(folder):
         assert h.engine.capacity().completed == 5
 
 
-async def check_found(h, completion):
+async def check_found(h, outcome):
     record, started = await h.init()
     assert (started, list(record.tools)) == (False, [TOOL])
     with pytest.raises(AlreadyExists):
@@ -220,24 +220,24 @@ async def check_found(h, completion):
         await h.init(owner="you")
     info = await h.engine.rollouts.info(h.engine.rollouts.get("me", "r1"))
     assert (info.state, info.undelivered) == (RolloutState.COMPLETED, False)
-    assert plain(info.completion) == plain(completion)
-    assert info.last_number == len(h.names())
-    for after in (0, 3, info.last_number):
-        received = [event.number async for event in h.engine.log.follow(h.engine.rollouts.get("me", "r1"), after)]
-        assert received == list(range(after + 1, info.last_number + 1))
+    assert plain(info.outcome) == plain(outcome)
+    assert info.last_event_number == len(h.names())
+    for after in (0, 3, info.last_event_number):
+        received = [event.event_number async for event in h.engine.log.follow(h.engine.rollouts.get("me", "r1"), after)]
+        assert received == list(range(after + 1, info.last_event_number + 1))
     assert h.engine.rollouts.was_asked("me", "r1", 1, "main", 1)
     assert h.engine.cancel("me", rollout_id="r1") == [CancelResult("r1", 1, "ALREADY_ENDED", RolloutState.COMPLETED)]
-    assert info.last_number == len(h.names())
+    assert info.last_event_number == len(h.names())
     assert h.in_memory == []
 
 
 async def test_what_is_over_is_found_on_disk(folder):
     async with keeping(folder, Talker()) as h:
-        completion = await h.run()
-        await check_found(h, completion)
+        outcome = await h.run()
+        await check_found(h, outcome)
     async with keeping(folder, Talker()) as h:
-        await check_found(h, completion)
-        assert h.trainer.completions == h.trainer.chats == []
+        await check_found(h, outcome)
+        assert h.trainer.outcomes == h.trainer.chats == []
 
 
 async def test_lists_go_over_memory_and_disk_in_order_of_acceptance(folder):
@@ -280,7 +280,7 @@ async def test_a_cursor_holds_over_a_restart(folder):
         received = []
         async for _, event in h.engine.rollouts.follow_all("me", cursor, False):
             if event is not None:
-                received.append((event.rollout_id, event.number))
+                received.append((event.rollout_id, event.event_number))
             if len(received) == len(h.names("r2")):
                 break
         assert received == [("r2", number) for number in range(1, len(received) + 1)]
@@ -296,10 +296,10 @@ async def test_a_cancel_that_came_too_early(folder):
         copy = h.crash()
     agent = Talker()
     async with keeping(copy, agent) as h:
-        completion = await h.run()
-        assert completion.status is CompletionStatus.CANCELLED
+        outcome = await h.run()
+        assert outcome.status is OutcomeStatus.CANCELLED
         assert agent.runs == 0
-        assert (await h.run(attempt=3)).status is CompletionStatus.COMPLETED
+        assert (await h.run(attempt=3)).status is OutcomeStatus.COMPLETED
 
 
 async def test_an_idempotency_key(folder):
@@ -319,8 +319,8 @@ async def test_a_higher_attempt_and_a_lower_one(folder):
     async with keeping(folder, Talker()) as h:
         with pytest.raises(Aborted):
             await h.init(attempt=1)
-        completion = await h.run(attempt=3)
-        assert completion.attempt == 3
+        outcome = await h.run(attempt=3)
+        assert outcome.attempt == 3
         assert h.engine.rollouts.get("me", "r1").attempt == 3
         assert h.engine.rollouts.get("me", "r1", 2).state is RolloutState.COMPLETED
 
@@ -333,9 +333,9 @@ async def test_a_rollout_goes_on_where_it_was(folder):
     agent = Talker()
     async with keeping(copy, agent) as h:
         info = await h.get()
-        assert (info.completion.status, info.completion.reward, agent.runs) == (CompletionStatus.COMPLETED, 1.0, 1)
-        assert [chat.number for chat in h.trainer.chats] == [3]  # the others were answered before
-        assert [m["content"] for m in info.completion.messages] == [
+        assert (info.outcome.status, info.outcome.reward, agent.runs) == (OutcomeStatus.COMPLETED, 1.0, 1)
+        assert [chat.chat_number for chat in h.trainer.chats] == [3]  # the others were answered before
+        assert [m["content"] for m in info.outcome.messages] == [
             "start",
             "reply 1",
             "go on 0",
@@ -345,7 +345,7 @@ async def test_a_rollout_goes_on_where_it_was(folder):
             "go on 2",
         ]
         stored = list(h.engine.log.trajectory("r1", 1))
-        assert [event.number for event in stored] == list(range(1, len(stored) + 1))
+        assert [event.event_number for event in stored] == list(range(1, len(stored) + 1))
         assert [name for name in h.names() if name in ("Started", "Resumed", "Ended", "Delivered")] == [
             "Started",
             "Resumed",
@@ -354,38 +354,42 @@ async def test_a_rollout_goes_on_where_it_was(folder):
             "Delivered",
         ]
         resumed = next(event for event in stored if isinstance(event.kind, events.Resumed))
-        assert resumed.kind.previous_last_number == resumed.number - 1
-        first = {e.kind.number: e.number for e in stored[: resumed.number] if isinstance(e.kind, events.ChatAnswered)}
-        then = [e.kind for e in stored[resumed.number :] if isinstance(e.kind, events.ChatAnswered)]
-        assert [(kind.number, kind.recorded_number) for kind in then] == [(1, first[1]), (2, first[2]), (3, 0)]
-        (segment,) = info.completion.samples["main"].segments
+        assert resumed.kind.previous_last_number == resumed.event_number - 1
+        first = {
+            e.kind.chat_number: e.event_number
+            for e in stored[: resumed.event_number]
+            if isinstance(e.kind, events.ChatAnswered)
+        }
+        then = [e.kind for e in stored[resumed.event_number :] if isinstance(e.kind, events.ChatAnswered)]
+        assert [(kind.chat_number, kind.recorded_event) for kind in then] == [(1, first[1]), (2, first[2]), (3, 0)]
+        (segment,) = info.outcome.samples["main"].segments
         assert segment.chats == (1, 2, 3)
-        assert h.trainer.results("r1") == [info.completion.result_id]
+        assert h.trainer.results("r1") == [info.outcome.result_id]
         assert h.in_memory == []
     async with keeping(copy, Talker()) as h:
-        assert (await h.engine.rollouts.info(h.engine.rollouts.get("me", "r1"))).completion == info.completion
+        assert (await h.engine.rollouts.info(h.engine.rollouts.get("me", "r1"))).outcome == info.outcome
 
 
 async def test_two_crashes_in_a_row(folder):
     copy = await crashed(folder, Talker(5), 2)
     async with keeping(copy, Talker(5), policy=Until(4)) as h:
-        await h.until(lambda: [chat.number for chat in h.trainer.chats] == [2, 3, 4])
+        await h.until(lambda: [chat.chat_number for chat in h.trainer.chats] == [2, 3, 4])
         record = h.engine.rollouts.get("me", "r1")
-        await h.until(lambda: record.trail.last_number == record.trail.written)
+        await h.until(lambda: record.trail.last_event_number == record.trail.written)
         again = h.crash()
     async with keeping(again, Talker(5)) as h:
         info = await h.get()
-        assert info.completion.status is CompletionStatus.COMPLETED
-        assert [chat.number for chat in h.trainer.chats] == [4, 5]
+        assert info.outcome.status is OutcomeStatus.COMPLETED
+        assert [chat.chat_number for chat in h.trainer.chats] == [4, 5]
         assert h.names().count("Resumed") == 2
         recorded = [
-            k.recorded_number
+            k.recorded_event
             for k in (e.kind for e in h.engine.log.trajectory("r1", 1))
             if isinstance(k, events.ChatAnswered)
         ]
         assert len(recorded) == 1 + 3 + 5
         assert recorded[-5] == recorded[1]  # the first event with it, over both crashes
-        (segment,) = info.completion.samples["main"].segments
+        (segment,) = info.outcome.samples["main"].segments
         assert segment.chats == (1, 2, 3, 4, 5)
 
 
@@ -398,13 +402,13 @@ async def test_an_agent_that_asks_something_else(folder, until):
         other.run = _other_start
     async with keeping(copy, other) as h:
         info = await h.get()
-        failure = info.completion.failure
-        assert (info.completion.status, info.completion.finish_reason) == (CompletionStatus.FAILED, "replay")
+        failure = info.outcome.failure
+        assert (info.outcome.status, info.outcome.finish_reason) == (OutcomeStatus.FAILED, "replay")
         assert (failure.boundary, failure.retryable) == ("server", True)
         number = max(1, min(until, 2))
         assert f"chat {number} of sample 'main'" in failure.message
         assert h.trainer.chats == []
-        assert h.trainer.results("r1") == [info.completion.result_id]
+        assert h.trainer.results("r1") == [info.outcome.result_id]
 
 
 async def _other_start(ctx):
@@ -419,8 +423,8 @@ async def test_a_trainer_that_knows_the_chat_as_another(folder):
 
     async with keeping(copy, Talker(), policy=refuses) as h:
         info = await h.get()
-        assert (info.completion.finish_reason, info.completion.failure.boundary) == ("replay", "server")
-        assert "chat 2 of sample 'main'" in info.completion.failure.message
+        assert (info.outcome.finish_reason, info.outcome.failure.boundary) == ("replay", "server")
+        assert "chat 2 of sample 'main'" in info.outcome.failure.message
         assert len(h.trainer.chats) == 1
 
 
@@ -429,10 +433,10 @@ async def test_an_agent_loop_that_may_not_run_again(folder):
     agent = Stubborn()
     async with keeping(copy, agent) as h:
         info = await h.get()
-        assert (info.completion.finish_reason, info.completion.failure.retryable) == ("restart", True)
-        assert info.completion.failure.boundary == "server"
+        assert (info.outcome.finish_reason, info.outcome.failure.retryable) == ("restart", True)
+        assert info.outcome.failure.boundary == "server"
         assert (agent.runs, h.trainer.chats) == (0, [])
-        metrics = info.completion.metrics  # of the chat that was answered before the crash
+        metrics = info.outcome.metrics  # of the chat that was answered before the crash
         assert (metrics.num_llm_calls, metrics.response_tokens > 0, metrics.prompt_tokens > 0) == (1, True, True)
 
 
@@ -451,8 +455,8 @@ async def test_an_agent_loop_that_is_gone(folder, began):
             copy = h.crash()
     async with keeping(copy, Other()) as h:
         info = await h.get()
-        assert (info.completion.finish_reason, info.completion.failure.boundary) == ("restart", "server")
-        assert "'agent'" in info.completion.failure.message
+        assert (info.outcome.finish_reason, info.outcome.failure.boundary) == ("restart", "server")
+        assert "'agent'" in info.outcome.failure.message
         assert info.agent_loop == "agent"
         await h.until(lambda: h.in_memory == [])
 
@@ -464,7 +468,7 @@ async def test_what_waited_in_the_queue_starts_in_order(folder):
         copy = h.crash()
     async with keeping(copy, Talker(1), max_concurrent=1) as h:
         for number in range(3):
-            assert (await h.get(f"r{number}")).completion.status is CompletionStatus.COMPLETED
+            assert (await h.get(f"r{number}")).outcome.status is OutcomeStatus.COMPLETED
         assert [chat.rollout_id for chat in h.trainer.chats] == ["r0", "r1", "r2"]
         assert "Resumed" in h.names("r0")
         assert "Resumed" not in h.names("r1")
@@ -475,7 +479,7 @@ async def test_an_undelivered_completion_is_delivered(folder):
         h.trainer.answers = [Unavailable("away")] * 10_000
         record = await h.start()
         await h.until(lambda: record.delivery.undelivered)
-        result = record.delivery.completion
+        result = record.delivery.outcome
         copy = h.crash()
     agent = Talker(1)
     async with keeping(copy, agent) as h:
@@ -483,8 +487,8 @@ async def test_an_undelivered_completion_is_delivered(folder):
         assert h.engine.capacity().undelivered == 1
         info = await h.get()
         assert h.engine.capacity().undelivered == 0
-        assert plain(info.completion) == plain(result)
-        assert [plain(completion) for completion in h.trainer.completions] == [plain(result)] * 4
+        assert plain(info.outcome) == plain(result)
+        assert [plain(outcome) for outcome in h.trainer.outcomes] == [plain(result)] * 4
         assert (agent.runs, h.names()[-1]) == (0, "Delivered")
 
 
@@ -494,7 +498,7 @@ async def test_x11_a_restart_charges_no_time_in_which_no_server_ran(folder, ahea
     copy = await crashed(folder, Talker(), 2, agent_timeout=60.0)
     async with keeping(copy, Talker(), ahead=ahead) as h:
         assert 30.0 < h.engine.rollouts.get("me", "r1").run.deadline - h.clock.monotonic() <= 60.0
-        assert (await h.get()).completion.status is CompletionStatus.COMPLETED
+        assert (await h.get()).outcome.status is OutcomeStatus.COMPLETED
 
 
 async def test_x11_what_a_process_has_used_of_the_time_is_charged(folder):
@@ -524,7 +528,7 @@ async def test_x11_a_wall_clock_that_jumps_ages_nothing(folder):
     async with keeping(folder, Talker(1), policy=EchoPolicy(), clock=clock, record_ttl=3600.0) as h:
         await swept(h)
         assert not (await h.init("r1", trainer=h.trainer))[1]
-        assert (await h.run("unknown")).status is CompletionStatus.CANCELLED
+        assert (await h.run("unknown")).status is OutcomeStatus.CANCELLED
         clock.ahead += 3700.0
         await h.until_listed()
 
@@ -546,7 +550,7 @@ async def test_x03_suspects_run_one_at_a_time_and_after_the_others(folder):
 
     async def policy(request):
         await gate[request.rollout_id].wait()
-        return answer(request, f"reply {request.number}")
+        return answer(request, f"reply {request.chat_number}")
 
     async with keeping(copy, Talker(1), policy=policy) as h:
         asked = lambda: [chat.rollout_id for chat in h.trainer.chats]  # noqa: E731
@@ -557,7 +561,7 @@ async def test_x03_suspects_run_one_at_a_time_and_after_the_others(folder):
             assert len(asked()) == number
             gate[name].set()
         for name in gate:
-            assert (await h.get(name)).completion.status is CompletionStatus.COMPLETED
+            assert (await h.get(name)).outcome.status is OutcomeStatus.COMPLETED
 
 
 async def test_x03_after_three_runs_without_a_new_reply_it_is_not_run_again(folder):
@@ -565,7 +569,7 @@ async def test_x03_after_three_runs_without_a_new_reply_it_is_not_run_again(fold
     for _ in range(3):
         copy = await dies(copy)
     async with keeping(copy, Talker(), policy=EchoPolicy()) as h:
-        failure = (await h.get()).completion.failure
+        failure = (await h.get()).outcome.failure
         assert (failure.boundary, failure.reason) == ("agent", FailureReason.CRASHED_SERVER)
         assert h.trainer.chats == []
 
@@ -577,7 +581,7 @@ async def test_x03_servers_that_are_stopped_in_good_order_do_not_count(folder):
         async with keeping(copy, Talker(), policy=Until(1)) as h:
             await h.until(lambda h=h: h.trainer.chats)
     async with keeping(copy, Talker(), policy=EchoPolicy()) as h:
-        assert (await h.get()).completion.status is CompletionStatus.COMPLETED
+        assert (await h.get()).outcome.status is OutcomeStatus.COMPLETED
 
 
 class WallClock(Clock):
@@ -626,7 +630,7 @@ async def test_what_was_cancelled_before_the_crash_is_not_run_again(folder):
     agent = Talker()
     async with keeping(copy, agent) as h:
         info = await h.get()
-        assert (info.completion.status, agent.runs) == (CompletionStatus.CANCELLED, 0)
+        assert (info.outcome.status, agent.runs) == (OutcomeStatus.CANCELLED, 0)
         assert h.names().count("CancelAsked") == 1
 
 
@@ -642,11 +646,11 @@ async def test_an_attempt_that_was_being_superseded_is_not_run_again(folder):
         await asked
     agent = Talker(1)
     async with keeping(again, agent) as h:
-        assert (await h.get("r1", 2)).completion.status is CompletionStatus.COMPLETED
+        assert (await h.get("r1", 2)).outcome.status is OutcomeStatus.COMPLETED
         info = await h.get("r1", 1)
-        assert (info.state, info.completion.finish_reason) == (RolloutState.CANCELLED, "superseded")
+        assert (info.state, info.outcome.finish_reason) == (RolloutState.CANCELLED, "superseded")
         assert h.engine.rollouts.get("me", "r1").attempt == 2
-        assert [c.attempt for c in h.trainer.completions] == [2]
+        assert [c.attempt for c in h.trainer.outcomes] == [2]
         await h.until(lambda: h.in_memory == [])
 
 
@@ -664,9 +668,9 @@ async def test_an_undelivered_result_of_a_superseded_attempt_is_dropped(folder):
     assert [entry.settled for entry in reader.find("r1")][1] is False
     reader.close()
     async with keeping(again, Talker(1)) as h:
-        assert (await h.get("r1", 2)).completion.status is CompletionStatus.COMPLETED
+        assert (await h.get("r1", 2)).outcome.status is OutcomeStatus.COMPLETED
         assert (await h.get("r1", 1)).undelivered is False
-        assert {c.attempt for c in h.trainer.completions} == {2}
+        assert {c.attempt for c in h.trainer.outcomes} == {2}
         await h.until(lambda: h.in_memory == [])
         assert h.engine.journal.unsettled() == []
 
@@ -680,7 +684,7 @@ async def test_a_result_that_is_superseded_while_it_is_committed(folder):
         await h.settled(record)
         assert h.on_disk()[0][0].settled
         await h.until(lambda: h.in_memory == [])
-        assert len(h.trainer.completions) <= 1
+        assert len(h.trainer.outcomes) <= 1
 
 
 async def test_an_agent_may_call_its_end_what_it_likes(folder):
@@ -689,8 +693,8 @@ async def test_an_agent_may_call_its_end_what_it_likes(folder):
             return ctx.complete([], finish_reason="superseded")
 
     async with keeping(folder, Odd()) as h:
-        completion = await h.run()
-        assert h.trainer.completions == [completion]
+        outcome = await h.run()
+        assert h.trainer.outcomes == [outcome]
         assert h.on_disk()[0][0].settled
 
 
@@ -699,8 +703,8 @@ async def test_closing_leaves_what_runs_to_the_next_process(folder):
         await h.start()
         await h.until(lambda: len(h.trainer.chats) == 2)
     async with keeping(folder, Talker()) as h:
-        assert (await h.get()).completion.status is CompletionStatus.COMPLETED
-        assert [chat.number for chat in h.trainer.chats] == [2, 3]
+        assert (await h.get()).outcome.status is OutcomeStatus.COMPLETED
+        assert [chat.chat_number for chat in h.trainer.chats] == [2, 3]
 
 
 # A disk that fails
@@ -721,14 +725,14 @@ async def test_a_disk_that_fails_and_comes_back(folder, monkeypatch):
     go_on, filler = asyncio.Event(), "x" * 100_000
 
     async def policy(request):
-        if request.number == 2:
+        if request.chat_number == 2:
             await go_on.wait()
         return answer(request, filler)
 
     async with keeping(folder, Talker(3), policy=policy) as h:
         record = await h.start("running")
-        await h.until(lambda: len(h.trainer.chats) == 2 and record.trail.last_number == record.trail.written)
-        last = record.trail.last_number
+        await h.until(lambda: len(h.trainer.chats) == 2 and record.trail.last_event_number == record.trail.written)
+        last = record.trail.last_event_number
         failing.set()
         with pytest.raises(Unavailable, match="the journal cannot be written") as refused:
             await h.init("new", messages=[user(filler)])
@@ -738,21 +742,21 @@ async def test_a_disk_that_fails_and_comes_back(folder, monkeypatch):
             await h.init("newer")
         assert refused.value.retry_after
         go_on.set()
-        await h.until(lambda: h.trainer.completions)
+        await h.until(lambda: h.trainer.outcomes)
         await h.until(lambda: record.delivery.settled)
-        (completion,) = h.trainer.completions
-        assert (completion.status, len(completion.samples["main"].segments)) == (CompletionStatus.COMPLETED, 1)
-        assert last <= record.trail.last_number < 12
+        (outcome,) = h.trainer.outcomes
+        assert (outcome.status, len(outcome.samples["main"].segments)) == (OutcomeStatus.COMPLETED, 1)
+        assert last <= record.trail.last_event_number < 12
         assert "Ended" not in h.names("running")
         monkeypatch.setattr(writer, "RETRY", 0.01)
         failing.clear()
         h.engine.journal.add_tombstone("me", "x", 1, 0.0)
         await h.until(lambda: not h.engine.journal.problem)
-        assert (await h.run("newer")).status is CompletionStatus.COMPLETED
+        assert (await h.run("newer")).status is OutcomeStatus.COMPLETED
         assert h.in_memory == ["running"]
         assert (
             await h.engine.rollouts.info(h.engine.rollouts.get("me", "running"))
-        ).completion.result_id == completion.result_id
+        ).outcome.result_id == outcome.result_id
 
 
 @pytest.mark.slow
@@ -761,16 +765,16 @@ async def test_a_trainer_is_asked_every_chat_once_over_many_crashes(folder):
     asked, copy = [], await crashed(folder, Talker(6), 1)
     for last in (2, 3, 4, 5, 6):
         async with keeping(copy, Talker(6), policy=Until(last)) as h:
-            await h.until(lambda h=h, last=last: [c.number for c in h.trainer.chats] == [last - 1, last])
+            await h.until(lambda h=h, last=last: [c.chat_number for c in h.trainer.chats] == [last - 1, last])
             record = h.engine.rollouts.get("me", "r1")
-            await h.until(lambda record=record: record.trail.last_number == record.trail.written)
-            asked += [chat.number for chat in h.trainer.chats[:-1]]
+            await h.until(lambda record=record: record.trail.last_event_number == record.trail.written)
+            asked += [chat.chat_number for chat in h.trainer.chats[:-1]]
             copy = h.crash()
     async with keeping(copy, Talker(6)) as h:
         info = await h.get()
-        assert [*asked, *(chat.number for chat in h.trainer.chats)] == [1, 2, 3, 4, 5, 6]
-        assert [plain(completion) for completion in h.trainer.completions] == [plain(info.completion)]
-        assert info.completion.samples["main"].segments[0].chats == (1, 2, 3, 4, 5, 6)
+        assert [*asked, *(chat.chat_number for chat in h.trainer.chats)] == [1, 2, 3, 4, 5, 6]
+        assert [plain(outcome) for outcome in h.trainer.outcomes] == [plain(info.outcome)]
+        assert info.outcome.samples["main"].segments[0].chats == (1, 2, 3, 4, 5, 6)
 
 
 @contextmanager
@@ -834,8 +838,8 @@ async def test_a_journal_that_cannot_be_read_is_reported_and_stops_nothing(folde
             await asyncio.sleep(0.1)  # it is swept meanwhile
         assert (engine.capacity().running, running.tenant.open) == (2, 2)
         h.trainer.policy = EchoPolicy()
-        assert (await h.run("new")).status is CompletionStatus.COMPLETED
-        assert engine.rollouts.get("me", "over").delivery.completion is not None
+        assert (await h.run("new")).status is OutcomeStatus.COMPLETED
+        assert engine.rollouts.get("me", "over").delivery.outcome is not None
         for record in (running, also):
             engine.cancel("me", rollout_id=record.rollout_id)
             await h.settled(record)
@@ -850,16 +854,16 @@ async def test_a_completion_that_cannot_be_made_whole_is_delivered_later(folder)
         init = InitRequest(request=RolloutRequest(rollout_id="r1", messages=[]), digest=b"d")
         refers = replace(keeper.peer, has_tokens=True, accepts_references=True)
         record, _ = await h.engine.init(init, owner="me", peer=refers)
-        await h.until(lambda: keeper.completions)
+        await h.until(lambda: keeper.outcomes)
         # Re-pointed: it is delivered there when others may run.
         h.engine.acceptance.begin(init, owner="me", peer=h.trainer.peer)
         with unreadable(h.engine.journal):
             await asyncio.sleep(0.1)  # get_tools takes a moment
-            assert not h.trainer.completions
+            assert not h.trainer.outcomes
         await h.settled(record)
-        (completion,) = h.trainer.completions
-        assert completion.result_id == record.delivery.completion.result_id
-        assert len(completion.messages) == 5
+        (outcome,) = h.trainer.outcomes
+        assert outcome.result_id == record.delivery.outcome.result_id
+        assert len(outcome.messages) == 5
 
 
 class Late(sqlite3.Connection):
@@ -889,7 +893,7 @@ async def test_an_acceptance_whose_commit_is_reported_as_failed_is_unknown(folde
         finally:
             Late.failing = False
         await h.until(lambda: not h.engine.journal.problem)
-        assert (await h.run()).status is CompletionStatus.COMPLETED
+        assert (await h.run()).status is OutcomeStatus.COMPLETED
         assert await ids(h) == ["before", "r1"]
 
 

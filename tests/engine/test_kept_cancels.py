@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from osmosis_grpc.errors import ResourceExhausted, Unavailable
-from osmosis_grpc.types import CancelResult, CompletionStatus, RolloutState
+from osmosis_grpc.types import CancelResult, OutcomeStatus, RolloutState
 from tests.engine.test_journal import Talker, Until, keeping
 from tests.storage.disk import Disk
 
@@ -44,7 +44,7 @@ async def check_cancelled(folder, *, known):
         if not known:
             await h.start()
         info = await h.get()
-        assert (info.completion.status, agent.runs) == (CompletionStatus.CANCELLED, 0)
+        assert (info.outcome.status, agent.runs) == (OutcomeStatus.CANCELLED, 0)
         assert h.names().count("CancelAsked") == 1
 
 
@@ -61,7 +61,7 @@ async def test_it_is_not_answered_before_its_commit(folder, disk):
         after = h.crash()
     agent = Talker(1)
     async with keeping(before, agent) as h:
-        assert (await h.run()).status is CompletionStatus.COMPLETED
+        assert (await h.run()).status is OutcomeStatus.COMPLETED
     await check_cancelled(after, known=False)
 
 
@@ -96,7 +96,7 @@ async def test_of_a_rollout_that_is_being_accepted(folder):
         copy = h.crash()
         slow.go.set()
         record, _ = await asking
-        assert (await h.settled(record)).status is CompletionStatus.CANCELLED
+        assert (await h.settled(record)).status is OutcomeStatus.CANCELLED
         assert h.engine.journal.tombstones() == []
     await check_cancelled(copy, known=False)
 
@@ -130,7 +130,7 @@ async def test_of_one_that_is_accepted_while_the_engine_closes(folder, disk):
         disk.go()
         record, _ = await asking
         await closing
-        assert (await h.settled(record)).status is CompletionStatus.CANCELLED
+        assert (await h.settled(record)).status is OutcomeStatus.CANCELLED
     assert agent.runs == 0
 
 
@@ -146,7 +146,7 @@ async def test_a_disk_that_fails_is_told(folder, disk):
         h.engine.cancel("me", rollout_id="r1")
         await h.engine.log.flush()
         copy = h.crash()
-        assert (await h.run()).status is CompletionStatus.CANCELLED  # also in this process
+        assert (await h.run()).status is OutcomeStatus.CANCELLED  # also in this process
     await check_cancelled(copy, known=False)
 
 
@@ -158,7 +158,7 @@ async def test_of_a_rollout_whose_events_can_be_written_no_more(folder, disk):
         disk.failing = False
         await h.until(lambda: not h.engine.journal.problem)
         record = await h.start()
-        await h.until(lambda: len(h.trainer.chats) == 2 and record.trail.last_number == record.trail.written)
+        await h.until(lambda: len(h.trainer.chats) == 2 and record.trail.last_event_number == record.trail.written)
         disk.failing = True
         record.run.session.add_sample("lost")
         await h.until(lambda: not record.trail.journaled)
@@ -182,7 +182,7 @@ async def test_one_owners_are_bounded(hosting):
         assert refused.value.retry_after
         assert h.engine.cancel("another", rollout_id="d") == [CancelResult("d")]
         ends = Counter([(await h.run(name)).status for name in ("a", "b", "c", "d")])
-        assert ends == {CompletionStatus.CANCELLED: 3, CompletionStatus.COMPLETED: 1}
+        assert ends == {OutcomeStatus.CANCELLED: 3, OutcomeStatus.COMPLETED: 1}
         h.engine.cancel("me", rollout_id="e")  # those three are used up
 
 
@@ -210,11 +210,11 @@ async def test_beyond_that_what_runs_is_cancelled_all_the_same(hosting):
         record = await h.start("running")
         with pytest.raises(ResourceExhausted):
             h.engine.cancel("me")
-        assert (await h.settled(record)).status is CompletionStatus.CANCELLED
+        assert (await h.settled(record)).status is OutcomeStatus.CANCELLED
         picky.go.set()
         record, _ = await asking
         assert h.engine.cancel("me", rollout_id="slow")[0].cancelled
-        assert (await h.settled(record)).status is CompletionStatus.CANCELLED
+        assert (await h.settled(record)).status is OutcomeStatus.CANCELLED
 
 
 async def test_the_next_process_counts_them_too(folder):
@@ -224,5 +224,5 @@ async def test_the_next_process_counts_them_too(folder):
     async with keeping(folder, Talker(), max_tombstones=2) as h:
         with pytest.raises(ResourceExhausted):
             h.engine.cancel("me", rollout_id="c")
-        assert (await h.run("a")).status is CompletionStatus.CANCELLED
+        assert (await h.run("a")).status is OutcomeStatus.CANCELLED
         h.engine.cancel("me", rollout_id="c")

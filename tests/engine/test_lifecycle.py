@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from osmosis_grpc.engine.record import TERMINAL, TRANSITIONS, LifecycleError, advance
-from osmosis_grpc.types import CompletionStatus, RolloutState
+from osmosis_grpc.types import OutcomeStatus, RolloutState
 
 EXPECTED = {
     "ACCEPTED": {"QUEUED", "RUNNING", "REPORTING"},
@@ -37,7 +37,7 @@ def test_exactly_the_terminal_states_have_no_following_state(state):
     assert (state in TERMINAL) == (not EXPECTED[state.value])
 
 
-@pytest.mark.parametrize("status", list(CompletionStatus))
+@pytest.mark.parametrize("status", list(OutcomeStatus))
 def test_every_status_is_a_state_that_follows_reporting(status):
     assert advance(RolloutState.REPORTING, RolloutState(status)) == status.value
 

@@ -34,7 +34,7 @@ async def test_x07_metadata_counts_once_the_agent_has_read_it(hosting):
         with pytest.raises(ResourceExhausted, match="memory_budget"):
             await h.init("third")
         gate.set()
-        await h.until(lambda: len(h.trainer.completions) == 2)
+        await h.until(lambda: len(h.trainer.outcomes) == 2)
         await h.start("third")
 
 
@@ -54,7 +54,7 @@ async def test_x07_chats_of_live_rollouts_count(hosting):
         with pytest.raises(ResourceExhausted, match="memory_budget"):
             await h.init("second")
         gate.set()
-        await h.until(lambda: h.trainer.completions)
+        await h.until(lambda: h.trainer.outcomes)
         await h.start("second")
 
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from osmosis_grpc.agent import RolloutResult
 from osmosis_grpc.errors import RolloutEndedError, ToolExecutionError, Unavailable
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.types import CompletionStatus, Outcome, RolloutState, events, jsontext
+from osmosis_grpc.types import OutcomeStatus, Receipt, RolloutState, events, jsontext
 
 USER = {"role": "user", "content": "hello"}
 DEEP = 300
@@ -230,18 +230,18 @@ FAILURES = {
 
 async def check_end(h, case, before):
     record = await h.start(**case.request)
-    completion = await h.settled(record)
+    outcome = await h.settled(record)
     h.check_whole(record)
-    assert completion.status == case.status
-    assert completion.failure.boundary == case.boundary
-    assert completion.failure.retryable is case.retryable
-    assert case.says.lower() in completion.failure.message.lower()
-    assert len(completion.failure.message.encode()) <= 64 * 1024
-    assert completion.reward is None
-    assert [sample.reward for sample in completion.samples.values()] == [None] * len(completion.samples)
+    assert outcome.status == case.status
+    assert outcome.failure.boundary == case.boundary
+    assert outcome.failure.retryable is case.retryable
+    assert case.says.lower() in outcome.failure.message.lower()
+    assert len(outcome.failure.message.encode()) <= 64 * 1024
+    assert outcome.reward is None
+    assert [sample.reward for sample in outcome.samples.values()] == [None] * len(outcome.samples)
     await h.until(lambda: asyncio.all_tasks() == before)
     assert h.engine.capacity().running == h.engine.capacity().abandoned == 0
-    return completion
+    return outcome
 
 
 @pytest.mark.parametrize("case", FAILURES.values(), ids=FAILURES)
@@ -257,7 +257,7 @@ async def test_a_chat_in_flight_at_the_deadline_is_the_trainers_fault(hosting):
         try:
             await asyncio.Event().wait()
         finally:
-            given_up.append(request.number)
+            given_up.append(request.chat_number)
 
     async with hosting(chats_in_flight) as h:
         h.trainer.policy = silent
@@ -281,21 +281,21 @@ GOOD_REWARDS = {
 async def test_a_finite_number_is_a_reward(hosting, given, expected):
     async with hosting(completing(reward=given)) as h:
         record = await h.start()
-        completion = await h.settled(record)
+        outcome = await h.settled(record)
         h.check_whole(record)
-    assert completion.status is CompletionStatus.COMPLETED
-    assert completion.failure is None
-    assert completion.reward == expected
-    assert type(completion.reward) is type(expected)
+    assert outcome.status is OutcomeStatus.COMPLETED
+    assert outcome.failure is None
+    assert outcome.reward == expected
+    assert type(outcome.reward) is type(expected)
 
 
 @pytest.mark.parametrize("reason", ["\ud800", 5, None, "", "stop"], ids=repr)
 @pytest.mark.parametrize("status", ["COMPLETED", "ERROR"])
 async def test_a_finish_reason_can_travel(hosting, status, reason):
     async with hosting(returning(RolloutResult(status=status, finish_reason=reason))) as h:
-        completion = await h.run()
-    assert completion.status == {"COMPLETED": "COMPLETED", "ERROR": "FAILED"}[status]
-    assert completion.finish_reason.encode()
+        outcome = await h.run()
+    assert outcome.status == {"COMPLETED": "COMPLETED", "ERROR": "FAILED"}[status]
+    assert outcome.finish_reason.encode()
 
 
 async def test_what_ctx_error_is_given_may_be_an_exception(hosting):
@@ -306,23 +306,23 @@ async def test_what_ctx_error_is_given_may_be_an_exception(hosting):
             return ctx.error(error)
 
     async with hosting(passes_the_exception) as h:
-        completion = await h.run()
-    assert completion.failure.message == "the real reason"
+        outcome = await h.run()
+    assert outcome.failure.message == "the real reason"
 
 
 async def test_numpy_numbers_in_extra_fields_are_numbers(hosting):
     async with hosting(completing(reward=1.0, extra_fields={"mean": np.float64(1.5)})) as h:
-        completion = await h.run()
-    assert completion.status is CompletionStatus.COMPLETED
-    assert jsontext.render(completion.extra_fields) == '{"mean":1.5}'
+        outcome = await h.run()
+    assert outcome.status is OutcomeStatus.COMPLETED
+    assert jsontext.render(outcome.extra_fields) == '{"mean":1.5}'
 
 
 async def test_messages_stay_with_a_failure(hosting):
     async with hosting(raises_late) as h:
-        completion = await h.run()
-    assert completion.messages == [USER, {"role": "assistant", "content": "hello"}]
-    assert completion.samples["main"].messages == completion.messages
-    assert completion.samples["main"].segments[0].sampled > 0
+        outcome = await h.run()
+    assert outcome.messages == [USER, {"role": "assistant", "content": "hello"}]
+    assert outcome.samples["main"].messages == outcome.messages
+    assert outcome.samples["main"].segments[0].sampled > 0
 
 
 async def test_the_causes_of_a_failure_are_told(hosting):
@@ -333,8 +333,8 @@ async def test_the_causes_of_a_failure_are_told(hosting):
             raise ValueError("shallow") from error
 
     async with hosting(run) as h:
-        completion = await h.run()
-    assert [(cause.type, cause.message) for cause in completion.failure.causes] == [
+        outcome = await h.run()
+    assert [(cause.type, cause.message) for cause in outcome.failure.causes] == [
         ("ValueError", "shallow"),
         ("KeyError", "'deep'"),
     ]
@@ -359,9 +359,9 @@ async def test_a_chat_left_in_flight_is_given_up_at_the_end(hosting):
         before = asyncio.all_tasks()
         h.trainer.policy = silent
         record = await h.start()
-        completion = await h.settled(record)
-        assert completion.status is CompletionStatus.COMPLETED
-        assert completion.reward == 1.0
+        outcome = await h.settled(record)
+        assert outcome.status is OutcomeStatus.COMPLETED
+        assert outcome.reward == 1.0
         with pytest.raises(RolloutEndedError):
             await chats[0]
         await h.until(lambda: asyncio.all_tasks() == before)
@@ -386,11 +386,11 @@ async def test_a_reply_in_the_moment_of_the_end_is_dropped(hosting):
         record = await h.start()
         await asked.wait()
         gate.set()
-        completion = await h.settled(record)
+        outcome = await h.settled(record)
         with pytest.raises(RolloutEndedError):
             await chats[0]
         h.check_whole(record)
-        assert completion.samples == {}
+        assert outcome.samples == {}
         assert h.kinds(record, events.ChatAnswered) == []
 
 
@@ -418,7 +418,7 @@ async def test_a_context_is_of_no_use_after_the_end(hosting):
         assert h.trainer.chats == []
         await h.until(lambda: asyncio.all_tasks() == before)
         h.check_whole(record)
-        assert record.delivery.completion.reward == 1.0
+        assert record.delivery.outcome.reward == 1.0
 
 
 def uses(ctx):
@@ -453,16 +453,16 @@ async def test_an_agent_that_never_stops_keeps_its_slot_and_loses_its_context(ho
     async with hosting(stubborn, max_concurrent=1) as h:
         before = asyncio.all_tasks()
         record = await h.start(agent_timeout=0.02)
-        completion = await h.settled(record)
-        assert completion.status is CompletionStatus.DEADLINE_EXCEEDED
-        assert completion.reward is None
+        outcome = await h.settled(record)
+        assert outcome.status is OutcomeStatus.DEADLINE_EXCEEDED
+        assert outcome.reward is None
         assert (h.engine.capacity().abandoned, h.engine.capacity().running) == (1, 0)
         assert [task.get_name() for task in asyncio.all_tasks() - before] == ["agent r1"]
 
         following = await h.start("next")
         assert following.state is RolloutState.QUEUED
         release.set()
-        assert (await h.settled(following)).status is CompletionStatus.COMPLETED
+        assert (await h.settled(following)).status is OutcomeStatus.COMPLETED
         assert answers == dict.fromkeys(uses(None), RolloutEndedError)
         assert h.engine.capacity().abandoned == h.engine.capacity().running == 0
         assert h.trainer.chats == []
@@ -491,7 +491,7 @@ async def test_whatever_an_abandoned_agent_does_in_the_end_frees_its_slot(hostin
         await h.until(lambda: h.engine.capacity().abandoned == 0)
         assert h.engine.capacity().running == 0
         h.check_whole(record)
-        assert record.delivery.completion.failure.boundary == "agent"
+        assert record.delivery.outcome.failure.boundary == "agent"
 
 
 def blocking(wait):
@@ -508,16 +508,16 @@ async def test_an_agent_that_blocks_the_loop_is_named(hosting, caplog, wait, tim
     blocks = blocking(wait)
     async with hosting(blocks, blocked_after=0.1) as h:
         record = await h.start(agent_timeout=timeout)
-        completion = await h.settled(record)
+        outcome = await h.settled(record)
         h.check_whole(record)
         assert h.engine.watchdog.blocked >= 1
     line = blocks.__code__.co_firstlineno + 1
     assert f"{__file__}:{line} in blocks" in caplog.text
-    assert completion.status == status
-    assert completion.reward == (1.0 if status == "COMPLETED" else None)
-    assert (completion.failure is None) == (status == "COMPLETED")
-    if completion.failure:
-        assert completion.failure.boundary == "agent"
+    assert outcome.status == status
+    assert outcome.reward == (1.0 if status == "COMPLETED" else None)
+    assert (outcome.failure is None) == (status == "COMPLETED")
+    if outcome.failure:
+        assert outcome.failure.boundary == "agent"
 
 
 async def test_other_rollouts_do_not_notice(hosting):
@@ -529,8 +529,8 @@ async def test_other_rollouts_do_not_notice(hosting):
         for name in bad:
             await h.start(name.replace(" ", "-"), label=name)
         good = await h.run("good")
-        assert good.status is CompletionStatus.COMPLETED
+        assert good.status is OutcomeStatus.COMPLETED
         await h.until(lambda: h.engine.capacity().running == 0)
-    assert [kind.outcome for kind in h.kinds(h.engine.rollouts.get("me", "good"), events.Delivered)] == [
-        Outcome.RECORDED
+    assert [kind.receipt for kind in h.kinds(h.engine.rollouts.get("me", "good"), events.Delivered)] == [
+        Receipt.RECORDED
     ]

@@ -17,7 +17,7 @@ from osmosis_grpc.errors import (
     Unavailable,
     Unimplemented,
 )
-from osmosis_grpc.types import Callback, CompletionStatus, Outcome, RolloutState, events
+from osmosis_grpc.types import Callback, OutcomeStatus, Receipt, RolloutState, events
 
 USER = {"role": "user", "content": "hello"}
 
@@ -37,9 +37,9 @@ def delivered(h, record):
 async def test_a_completion_is_delivered_once(hosting):
     async with hosting(done) as h:
         record = await h.start()
-        completion = await h.settled(record)
-        assert delivered(h, record) == [events.Delivered(Outcome.RECORDED, "", 1)]
-        assert h.trainer.completions == [completion]
+        outcome = await h.settled(record)
+        assert delivered(h, record) == [events.Delivered(Receipt.RECORDED, "", 1)]
+        assert h.trainer.outcomes == [outcome]
         assert (record.delivery.undelivered, h.engine.capacity().undelivered) == (False, 0)
 
 
@@ -68,11 +68,11 @@ async def test_it_is_tried_again_with_the_same_result(hosting, error):
     async with hosting(done) as h:
         h.trainer.answers = [error] * 3
         record = await h.start()
-        completion = await h.settled(record)
-        assert h.trainer.results("r1") == [completion.result_id] * 4
-        assert delivered(h, record) == [events.Delivered(Outcome.RECORDED, "", 4)]
-        assert completion.status is CompletionStatus.COMPLETED
-        assert completion.reward == 1.0
+        outcome = await h.settled(record)
+        assert h.trainer.results("r1") == [outcome.result_id] * 4
+        assert delivered(h, record) == [events.Delivered(Receipt.RECORDED, "", 4)]
+        assert outcome.status is OutcomeStatus.COMPLETED
+        assert outcome.reward == 1.0
 
 
 async def test_a_sink_that_is_cancelled_does_not_take_the_engine_along(hosting):
@@ -80,11 +80,11 @@ async def test_a_sink_that_is_cancelled_does_not_take_the_engine_along(hosting):
         h.trainer.answers = [asyncio.CancelledError()]
         record = await h.start()
         await h.settled(record)
-        assert delivered(h, record) == [events.Delivered(Outcome.RECORDED, "", 2)]
-        assert (await h.run("next")).status is CompletionStatus.COMPLETED
+        assert delivered(h, record) == [events.Delivered(Receipt.RECORDED, "", 2)]
+        assert (await h.run("next")).status is OutcomeStatus.COMPLETED
 
 
-@pytest.mark.parametrize("answer", [Outcome.ALREADY_RECORDED, Outcome.CONFLICT])
+@pytest.mark.parametrize("answer", [Receipt.ALREADY_RECORDED, Receipt.CONFLICT])
 async def test_every_outcome_settles(hosting, answer):
     async with hosting(done) as h:
         h.trainer.answers = [answer]
@@ -92,7 +92,7 @@ async def test_every_outcome_settles(hosting, answer):
         await h.settled(record)
         assert delivered(h, record) == [events.Delivered(answer, "", 1)]
         await asyncio.sleep(0.06)  # time for what must not come
-        assert len(h.trainer.completions) == 1
+        assert len(h.trainer.outcomes) == 1
         assert h.engine.capacity().undelivered == 0
         assert h.engine.outbox.expired == 0
 
@@ -109,7 +109,7 @@ async def test_a_final_refusal_settles(hosting, error):
         await h.settled(record)
         assert delivered(h, record) == [events.Delivered(None, f"refused: {error}", 2)]
         await asyncio.sleep(0.06)  # time for what must not come
-        assert len(h.trainer.completions) == 2
+        assert len(h.trainer.outcomes) == 2
         assert (record.delivery.undelivered, h.engine.capacity().undelivered) == (False, 0)
         assert record.state is RolloutState.COMPLETED
 
@@ -118,25 +118,25 @@ async def test_it_expires_with_its_record(hosting):
     async with hosting(done, record_ttl=10_000.0) as h:
         h.trainer.answers = [Unavailable("away")] * 100_000
         record = await h.start()
-        await h.until(lambda: len(h.trainer.completions) > 2)
+        await h.until(lambda: len(h.trainer.outcomes) > 2)
         h.clock.ahead += 9_000.0
-        before = len(h.trainer.completions)
-        await h.until(lambda: len(h.trainer.completions) > before + 1)
+        before = len(h.trainer.outcomes)
+        await h.until(lambda: len(h.trainer.outcomes) > before + 1)
         assert (record.delivery.undelivered, h.engine.outbox.expired) == (True, 0)
         h.clock.ahead += 2_000.0
         await h.until(lambda: not record.delivery.undelivered)
-        tries = len(h.trainer.completions)
+        tries = len(h.trainer.outcomes)
         assert (record.delivery.undelivered, h.engine.capacity().expired) == (False, 1)
         assert h.engine.capacity().undelivered == 0
         await h.until_listed()
-        assert len(h.trainer.completions) == tries
+        assert len(h.trainer.outcomes) == tries
 
 
 async def test_until_then_it_is_kept(hosting):
     async with hosting(done, record_ttl=100.0, outbox_delay=(60.0, 60.0)) as h:
         h.trainer.answers = [Unavailable("away")]
         record = await h.start()
-        await h.until(lambda: h.trainer.completions)
+        await h.until(lambda: h.trainer.outcomes)
         h.clock.ahead += 1000.0
         await asyncio.sleep(0.06)  # time for what must not come
         assert h.engine.rollouts.get("me", "r1") is record
@@ -150,17 +150,17 @@ async def test_its_expiry_is_recorded(hosting):
         await h.start()
         await h.until(lambda: seen and type(seen[-1].kind) is events.Delivered)
         kind = seen[-1].kind
-        assert (kind.outcome, kind.given_up) == (None, "expired")
-        assert kind.tries - len(h.trainer.completions) in (0, 1)  # the last may be given up before it begins
+        assert (kind.receipt, kind.given_up) == (None, "expired")
+        assert kind.tries - len(h.trainer.outcomes) in (0, 1)  # the last may be given up before it begins
 
 
 async def test_it_waits_as_long_as_it_is_told(hosting):
     async with hosting(done, outbox_delay=(0.001, 60.0)) as h:
         h.trainer.answers = [Unavailable("paused", retry_after=30.0)]
         record = await h.start()
-        await h.until(lambda: h.trainer.completions)
+        await h.until(lambda: h.trainer.outcomes)
         await asyncio.sleep(0.1)  # time for what must not come
-        assert len(h.trainer.completions) == 1
+        assert len(h.trainer.outcomes) == 1
         assert record.delivery.undelivered
 
 
@@ -169,7 +169,7 @@ async def test_it_waits_no_longer_than_it_is_told(hosting):
         h.trainer.answers = [Unavailable("paused", retry_after=0.001)] * 3
         record = await h.start()
         await h.settled(record)
-        assert delivered(h, record) == [events.Delivered(Outcome.RECORDED, "", 4)]
+        assert delivered(h, record) == [events.Delivered(Receipt.RECORDED, "", 4)]
 
 
 async def test_it_never_waits_longer_than_the_longest_pause(hosting):
@@ -184,19 +184,19 @@ async def test_while_it_is_undelivered_it_is_told(hosting):
     async with hosting(done) as h:
         h.trainer.answers = [Unavailable("away")] * 100_000
         record = await h.start()
-        await h.until(lambda: h.trainer.completions)
+        await h.until(lambda: h.trainer.outcomes)
         other = h.Trainer()
         await h.settled(await h.start("r2", trainer=other))
         info = await h.engine.rollouts.info(record)
         assert (info.state, info.undelivered, info.activity.description) == (RolloutState.COMPLETED, True, "delivering")
-        assert info.completion.reward == 1.0
+        assert info.outcome.reward == 1.0
         assert [row.rollout_id for row in (await h.engine.rollouts.page("me", undelivered=True))[0]] == ["r1"]
         assert h.engine.capacity().undelivered == 1
         assert h.engine.capacity().completed == 2
         h.trainer.answers = []
         await h.settled(record)
         info = record.info()
-        assert (info.undelivered, info.activity.description, info.completion) == (False, "ended", None)
+        assert (info.undelivered, info.activity.description, info.outcome) == (False, "ended", None)
         assert (await h.engine.rollouts.page("me", undelivered=True)) == ([], 0)
 
 
@@ -208,18 +208,18 @@ async def test_delivery_goes_to_where_an_equal_init_came_from(hosting):
         old, new = h.Trainer(key="old"), h.Trainer(key="new")
         old.answers = [Unavailable("away")]
         record = await h.start(trainer=old)
-        await h.until(lambda: old.completions)
+        await h.until(lambda: old.outcomes)
         assert await h.init(trainer=new, callback=Callback(target="new:1")) == (record, False)
-        completion = await h.settled(record)
-        assert (old.results("r1"), new.results("r1")) == ([completion.result_id], [completion.result_id])
-        assert delivered(h, record) == [events.Delivered(Outcome.RECORDED, "", 2)]
+        outcome = await h.settled(record)
+        assert (old.results("r1"), new.results("r1")) == ([outcome.result_id], [outcome.result_id])
+        assert delivered(h, record) == [events.Delivered(Receipt.RECORDED, "", 2)]
 
 
 async def test_delivery_leaves_a_place_that_does_not_answer(hosting):
     async with hosting(done) as h:
         asked = asyncio.Event()
 
-        async def silent(completion):
+        async def silent(outcome):
             asked.set()
             await asyncio.Event().wait()
 
@@ -228,8 +228,8 @@ async def test_delivery_leaves_a_place_that_does_not_answer(hosting):
         record = await h.start(trainer=old)
         await asked.wait()
         await h.init(trainer=new)
-        completion = await h.settled(record)
-        assert new.results("r1") == [completion.result_id]
+        outcome = await h.settled(record)
+        assert new.results("r1") == [outcome.result_id]
 
 
 async def test_the_new_place_is_given_its_time(hosting):
@@ -245,9 +245,9 @@ async def test_the_new_place_is_given_its_time(hosting):
         record = await h.start()
         await h.init(trainer=new)
         release.set()
-        await h.until(lambda: new.completions)
+        await h.until(lambda: new.outcomes)
         await asyncio.sleep(0.1)  # time for what must not come
-        assert len(new.completions) == 1
+        assert len(new.outcomes) == 1
         assert record.delivery.undelivered
 
 
@@ -258,7 +258,7 @@ async def test_a_settled_one_is_not_delivered_again(hosting):
         new = h.Trainer(key="new")
         assert await h.init(trainer=new) == (record, False)
         await asyncio.sleep(0.06)  # time for what must not come
-        assert new.completions == []
+        assert new.outcomes == []
         h.check_whole(record)
 
 
@@ -286,7 +286,7 @@ async def test_drained_waits_for_what_runs_and_for_what_is_undelivered(hosting):
         async with asyncio.timeout(3):
             assert await waiting is True
         assert h.engine.capacity().undelivered == 0
-        assert {c.rollout_id for c in h.trainer.completions} == {"r0", "r1", "r2"}
+        assert {c.rollout_id for c in h.trainer.outcomes} == {"r0", "r1", "r2"}
 
 
 async def test_an_empty_engine_is_drained(hosting):
@@ -324,12 +324,12 @@ async def test_closing_ends_what_lives_and_delivers_it(hosting):
         await h.running(2)
         await h.engine.shutdown.close(3.0)
         for record in records:
-            completion = record.delivery.completion
-            assert (completion.status, completion.finish_reason) == (CompletionStatus.FAILED, "shutdown")
-            assert (completion.failure.boundary, completion.failure.retryable) == ("server", True)
-            assert completion.reward is None
+            outcome = record.delivery.outcome
+            assert (outcome.status, outcome.finish_reason) == (OutcomeStatus.FAILED, "shutdown")
+            assert (outcome.failure.boundary, outcome.failure.retryable) == ("server", True)
+            assert outcome.reward is None
             h.check_whole(record)
-        assert ended.delivery.completion.status is CompletionStatus.DEADLINE_EXCEEDED
+        assert ended.delivery.outcome.status is OutcomeStatus.DEADLINE_EXCEEDED
         with pytest.raises(Unavailable):
             await h.init("late")
 
@@ -345,7 +345,7 @@ async def test_closing_does_not_wait_for_an_agent_that_does_not_stop(hosting):
         record = await h.start()
         await h.running()
         await h.engine.shutdown.close(3.0)
-        assert record.delivery.completion.failure.boundary == "server"
+        assert record.delivery.outcome.failure.boundary == "server"
         h.check_whole(record)
         release.set()
         await h.until(lambda: h.engine.capacity().abandoned == 0)
@@ -355,7 +355,7 @@ async def test_closing_gives_up_after_its_limit(hosting):
     async with hosting(done) as h:
         h.trainer.answers = [Unavailable("away")] * 100_000
         record = await h.start()
-        await h.until(lambda: h.trainer.completions)
+        await h.until(lambda: h.trainer.outcomes)
         await h.engine.shutdown.close(0.03)
         assert record.delivery.undelivered
         assert delivered(h, record) == []
@@ -377,10 +377,7 @@ async def test_leaving_the_engine_ends_what_runs(hosting, waits):
     await h.until(lambda: asyncio.all_tasks() == before)
     for record in (running, queued):
         assert record.state is RolloutState.FAILED
-        assert (record.delivery.completion.failure.boundary, record.delivery.completion.failure.retryable) == (
-            "server",
-            True,
-        )
+        assert (record.delivery.outcome.failure.boundary, record.delivery.outcome.failure.retryable) == ("server", True)
     assert h.escaped == []
 
 
@@ -430,6 +427,6 @@ async def test_leaving_the_engine_stops_deliveries(hosting):
     async with hosting(done) as h:
         h.trainer.answers = [Unavailable("away")] * 100_000
         record = await h.start()
-        await h.until(lambda: h.trainer.completions)
+        await h.until(lambda: h.trainer.outcomes)
     assert asyncio.all_tasks() == before
     assert record.delivery.undelivered

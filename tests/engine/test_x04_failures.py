@@ -17,7 +17,7 @@ from osmosis_grpc.engine.tombstones import Tombstones
 from osmosis_grpc.engine.unreachable_trainers import Destinations
 from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.storage import SqliteJournal
-from osmosis_grpc.types import CompletionStatus, events
+from osmosis_grpc.types import OutcomeStatus, events
 from tests.engine.conftest import FAST, Clock, Host
 
 
@@ -70,9 +70,9 @@ def once(monkeypatch):
 
 async def ends_as_ours(h, **fields):
     async with asyncio.timeout(5):
-        completion = await h.run("r1", **fields)
-        assert (completion.status, completion.failure.boundary) == (CompletionStatus.FAILED, "server")
-        assert (await h.run("r2")).status is CompletionStatus.COMPLETED
+        outcome = await h.run("r1", **fields)
+        assert (outcome.status, outcome.failure.boundary) == (OutcomeStatus.FAILED, "server")
+        assert (await h.run("r2")).status is OutcomeStatus.COMPLETED
     assert h.engine.capacity().running == 0
 
 
@@ -103,17 +103,17 @@ async def test_x04_what_follows_an_end_raises(h, once):
     """The end is committed and stays what it is; the slot is free, and the outcome is delivered."""
     raised = once(RecordTable, "ended")
     async with asyncio.timeout(5):
-        assert (await h.run("r1")).status is CompletionStatus.COMPLETED
-        assert (await h.run("r2")).status is CompletionStatus.COMPLETED
+        assert (await h.run("r1")).status is OutcomeStatus.COMPLETED
+        assert (await h.run("r2")).status is OutcomeStatus.COMPLETED
     assert raised
-    assert len(h.trainer.completions) >= 2
+    assert len(h.trainer.outcomes) >= 2
 
 
 async def test_x04_a_delivery_that_raises_is_tried_again(h, once):
     raised = once(Destinations, "tried")
     h.trainer.answers = [Unavailable("not now")]
     async with asyncio.timeout(10):
-        assert (await h.run("r1")).status is CompletionStatus.COMPLETED
+        assert (await h.run("r1")).status is OutcomeStatus.COMPLETED
     assert raised
 
 
@@ -122,7 +122,7 @@ async def test_h01_a_sweep_that_raises_ends_nothing(h, once, caplog):
     await h.until(lambda: raised)
     await asyncio.sleep(0)
     async with asyncio.timeout(5):
-        assert (await h.run("r1")).status is CompletionStatus.COMPLETED
+        assert (await h.run("r1")).status is OutcomeStatus.COMPLETED
     h.clock.ahead = 10_000.0
     await h.until_listed()
     assert "engine.sweep failed; runs again" in caplog.text
@@ -139,10 +139,10 @@ async def test_x10_an_outcome_that_cannot_be_written(h, once):
 async def test_x10_metrics_that_cannot_be_written(h, once, monkeypatch):
     build = runner.build_completion
 
-    def completion(record, *arguments):
+    def outcome(record, *arguments):
         made = build(record, *arguments)
         metrics = dataclasses.replace(made.metrics, tool_latency_ms=1e300)
         return dataclasses.replace(made, metrics=metrics) if record.rollout_id == "r1" else made
 
-    monkeypatch.setattr(runner, "build_completion", completion)
+    monkeypatch.setattr(runner, "build_completion", outcome)
     await ends_as_ours(h)

@@ -1,9 +1,9 @@
-"""X5: completions that one owner's trainer does not take fill that owner's share, and no other's."""
+"""X5: outcomes that one owner's trainer does not take fill that owner's share, and no other's."""
 
 import pytest
 
 from osmosis_grpc.errors import ResourceExhausted, Unavailable
-from osmosis_grpc.types import CompletionStatus, InitRequest, RolloutRequest
+from osmosis_grpc.types import InitRequest, OutcomeStatus, RolloutRequest
 
 TEXT = {"role": "user", "content": "x" * 5000}
 
@@ -28,7 +28,7 @@ async def test_x05_undelivered_completions_of_one_owner_refuse_no_other(hosting)
                 await h.until(lambda record=record: record.delivery.undelivered)
         for number in range(10):
             record = await start("other", f"b{number}", h.trainer.peer)
-            assert (await h.settled(record)).status is CompletionStatus.COMPLETED
+            assert (await h.settled(record)).status is OutcomeStatus.COMPLETED
             await h.until(lambda record=record: record.delivery.settled)
         kept = [row.rollout_id for row in (await h.engine.rollouts.page("other"))[0]]
         assert kept[-1] == "b9", "they are kept for their time, in the owner's own share"

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import grpc
 from grpc_health.v1 import health_pb2
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, rollout_pb2, tokens_pb2, trainer_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, message_pb2, outcome_pb2, rollout_pb2, tokens_pb2
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer, ServerConfig
@@ -125,7 +125,7 @@ class Deployment(logging.Handler):
         rollout_id = f"bystander-{next(NUMBERS)}"
         request = self.request(rollout_id).SerializeToString()
         await self.channels["RolloutService"].unary_unary("/osmosis.rollout.v1.RolloutService/Init")(request)
-        assert (await self.callbacks.completion(rollout_id, SOON)).status == "COMPLETED"
+        assert (await self.callbacks.outcome(rollout_id, SOON)).status == "COMPLETED"
         async with RawAgentServer(self.dialled.address) as agent_server:
             await agent_server.attach(agent_loops=[rollout_id])
             done = asyncio.create_task(self.dialled.rollout(rollout_id=rollout_id, agent_loop=rollout_id))
@@ -153,10 +153,10 @@ class Deployment(logging.Handler):
         request.messages.add(role="tool", tool_call_id="c").parts.parts.add(type="text", text="part")
         return request
 
-    def chat(self, rollout_id: str = "") -> trainer_pb2.ChatRequest:
+    def chat(self, rollout_id: str = "") -> chat_pb2.ChatRequest:
         """A good ChatRequest."""
-        message = trainer_pb2.ChatRequest(
-            rollout_id=rollout_id or f"c{next(NUMBERS):08}", attempt=1, sample="main", number=1, state=b"s"
+        message = chat_pb2.ChatRequest(
+            rollout_id=rollout_id or f"c{next(NUMBERS):08}", attempt=1, sample="main", chat_number=1, state=b"s"
         )
         message.full.messages.add(role="user", text="Hello")
         message.sampling.max_tokens = 5
@@ -164,13 +164,13 @@ class Deployment(logging.Handler):
         tool.function.name, tool.function.parameters_json = "nod", '{"type": "object"}'
         return message
 
-    def completion(self, rollout_id: str = "") -> trainer_pb2.CompleteRequest:
+    def outcome(self, rollout_id: str = "") -> outcome_pb2.CompleteRequest:
         """A good CompleteRequest with a sample in it."""
-        received = rollout_pb2.Completion(
+        received = outcome_pb2.RolloutOutcome(
             rollout_id=rollout_id or f"d{next(NUMBERS):08}",
             attempt=1,
             result_id="a result",
-            status=rollout_pb2.COMPLETION_STATUS_COMPLETED,
+            status=outcome_pb2.OUTCOME_STATUS_COMPLETED,
             finish_reason="stop",
             reward=1.0,
             extra_json="{}",
@@ -183,7 +183,7 @@ class Deployment(logging.Handler):
         sample = received.samples["main"]
         sample.segments.append(segment)
         sample.trainable, sample.reward = True, 1.0
-        return trainer_pb2.CompleteRequest(completion=received, state=b"s")
+        return outcome_pb2.CompleteRequest(outcome=received, state=b"s")
 
     async def call(self, address: str, method: str, data: bytes, *, stream: bool) -> str:
         """Send bytes to a method: the name of the status that comes; OK also where none comes soon."""

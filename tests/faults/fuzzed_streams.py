@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, message_pb2, rollout_pb2, tokens_pb2, trainer_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, chat_pb2, message_pb2, rollout_pb2, tokens_pb2
 from osmosis_grpc.testing.raw import RawAgentServer, RawStream, RawTrainer
 from osmosis_grpc.testing.raw.server_frames import accepted, chat, complete
 from osmosis_grpc.testing.raw.trainer_frames import cancel, init, recorded
@@ -66,7 +66,7 @@ class Trainerly:
         return frame
 
     async def _asked(self, kind: str, rollout_id: str) -> Any:
-        """A good answer to the chat, or to the completion, of a new rollout."""
+        """A good answer to the chat, or to the outcome, of a new rollout."""
         chats, stream = kind == "chat_reply", self.raw.stream
         wide = attach_pb2.TrainerFrame(
             window=attach_pb2.TrainerWindow(max_open_chats=_WIDE)
@@ -76,8 +76,8 @@ class Trainerly:
         def found() -> Any:
             if chats:
                 return next((chat for chat in stream.all("chat") if chat.rollout_id == rollout_id), None)
-            received = (one.completion for one in stream.all("complete"))
-            return next((completion for completion in received if completion.rollout_id == rollout_id), None)
+            received = (one.outcome for one in stream.all("complete"))
+            return next((outcome for outcome in received if outcome.rollout_id == rollout_id), None)
 
         try:
             await stream.until(lambda: found() is not None or stream.over is not None)
@@ -150,7 +150,7 @@ class Serverly:
             return chat(rollout, next(self._asked), state=b"s")
         if kind == "complete":
             frame = complete(rollout)
-            frame.complete.MergeFrom(self._deployment.completion(rollout.rollout_id))
+            frame.complete.MergeFrom(self._deployment.outcome(rollout.rollout_id))
             return frame
         if kind == "init_reply":
             return accepted(rollout, message_pb2.Tool(type="function"))
@@ -179,7 +179,7 @@ class Serverly:
         return self._rollout
 
     async def settle(self, kind: str) -> None:
-        """Wait for the answer to an unknown completion, which comes after all earlier answers."""
+        """Wait for the answer to an unknown outcome, which comes after all earlier answers."""
         mark = f"mark-{next(NUMBERS)}"
         nobody = rollout_pb2.InitRequest(rollout_id=mark, attempt=1)
         stream = self.raw.stream
@@ -216,9 +216,9 @@ async def _on_a_stream(side: Any, make: Callable[[], Awaitable[Any]]) -> Any:
                 side.late.add(ended)
 
 
-def _chat_reply(asked: trainer_pb2.ChatRequest) -> attach_pb2.TrainerFrame:
+def _chat_reply(asked: chat_pb2.ChatRequest) -> attach_pb2.TrainerFrame:
     received = attach_pb2.ChatReply(
-        rollout_id=asked.rollout_id, attempt=asked.attempt, sample=asked.sample, number=asked.number
+        rollout_id=asked.rollout_id, attempt=asked.attempt, sample=asked.sample, chat_number=asked.chat_number
     )
     response = received.response
     response.message.role, response.message.text, response.finish_reason = "assistant", "fine", "stop"
@@ -237,7 +237,7 @@ def _chat_reply(asked: trainer_pb2.ChatRequest) -> attach_pb2.TrainerFrame:
 _REFS = [attach_pb2.RolloutRef(rollout_id="r", attempt=1)]
 _SMALL = {
     "open_rollouts": attach_pb2.TrainerFrame(open_rollouts=attach_pb2.OpenRollouts(rollouts=_REFS)),
-    "cancel": attach_pb2.TrainerFrame(cancel=attach_pb2.CancelAsk(id="a cancel")),
+    "cancel": attach_pb2.TrainerFrame(cancel=attach_pb2.CancelFrame(id="a cancel")),
     "subscribe": attach_pb2.TrainerFrame(subscribe=attach_pb2.Subscribe(id="a subscription", tokens=True)),
     "unsubscribe": attach_pb2.TrainerFrame(unsubscribe=attach_pb2.Unsubscribe(id="a subscription")),
     "window": attach_pb2.TrainerFrame(window=attach_pb2.TrainerWindow(max_open_chats=100)),
@@ -255,5 +255,7 @@ _SERVERS = {
     "draining": attach_pb2.ServerFrame(draining=attach_pb2.Draining(kept=_REFS)),
 }
 _SERVERS["cancel_reply"].cancel_reply.response.results.add(rollout_id="r", attempt=1)
-_SERVERS["event"].event.response.event.MergeFrom(_SERVERS["event"].event.response.event.__class__(attempt=1, number=1))
+_SERVERS["event"].event.response.event.MergeFrom(
+    _SERVERS["event"].event.response.event.__class__(attempt=1, event_number=1)
+)
 _SERVERS["event"].event.response.event.chat_answered.sample = "main"

@@ -14,12 +14,12 @@ from typing import Any
 
 from osmosis_grpc.storage import SqliteJournal
 from osmosis_grpc.types import (
-    Completion,
-    CompletionStatus,
     EventKind,
     InitRequest,
     JournaledRollout,
-    Outcome,
+    OutcomeStatus,
+    Receipt,
+    RolloutOutcome,
     RolloutRequest,
     TrajectoryEvent,
     events,
@@ -43,12 +43,12 @@ async def main(folder: str) -> None:
     for number in itertools.count(store.last_sequence + 1):
         name, now = f"j{number}", time.time()
         init = InitRequest(request=RolloutRequest(rollout_id=name, messages=[]), digest=b"d")
-        ended = Completion(rollout_id=name, status=CompletionStatus.COMPLETED, result_id=name)
+        ended = RolloutOutcome(rollout_id=name, status=OutcomeStatus.COMPLETED, result_id=name)
         middle = [events.Logged("step", {"text": "x" * 500, "number": step}) for step in range(LOGGED)]
         kinds: list[EventKind] = [events.Accepted(init, ()), *middle, events.Ended(ended)]
         lasts = not number % LASTING
         if not lasts:
-            kinds.append(events.Delivered(Outcome.RECORDED, "", 1))
+            kinds.append(events.Delivered(Receipt.RECORDED, "", 1))
         entry = JournaledRollout(
             init=init, tools=[], owner="", attachment_id="p", sequence=number, agent_loop="a", accept_time=now
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from osmosis_grpc.server import AgentServer
-from osmosis_grpc.trainer import ChatRequest, ChatResponse, Completion, Trainer
+from osmosis_grpc.trainer import ChatRequest, ChatResponse, RolloutOutcome, Trainer
 from tests.faults.kill_loop.agents import Passenger, Traveller
 from tests.faults.kill_loop.history import History
 from tests.faults.kill_loop.trainer import Policy, digest, requests
@@ -27,7 +27,7 @@ class Counted(Policy):
         self.gate.set()
 
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
-        self.calls[request.rollout_id, request.attempt, request.sample, request.number] += 1
+        self.calls[request.rollout_id, request.attempt, request.sample, request.chat_number] += 1
         self.open += 1
         try:
             await self.gate.wait()
@@ -44,17 +44,17 @@ async def undisturbed(folder: Path, count: int) -> dict[str, str]:
     """What so many rollouts end with, by their ids, when nothing happens to them."""
     policy = Counted(folder)
     async with AgentServer([Passenger(), Traveller()], port=0) as server, Trainer(server.address, policy) as trainer:
-        ended = [completion async for completion in trainer.run(requests(count, set()), max_in_flight=32)]
-    assert {completion.status for completion in ended} == {"COMPLETED"}
-    return {completion.rollout_id: digest(completion) for completion in ended}
+        ended = [outcome async for outcome in trainer.run(requests(count, set()), max_in_flight=32)]
+    assert {outcome.status for outcome in ended} == {"COMPLETED"}
+    return {outcome.rollout_id: digest(outcome) for outcome in ended}
 
 
-def gathering(trainer: Trainer, count: int, into: list[Completion]) -> asyncio.Task[None]:
+def gathering(trainer: Trainer, count: int, into: list[RolloutOutcome]) -> asyncio.Task[None]:
     """Run so many rollouts, all at once."""
 
     async def gather() -> None:
-        async for completion in trainer.run(requests(count, set()), max_in_flight=count):
-            into.append(completion)
+        async for outcome in trainer.run(requests(count, set()), max_in_flight=count):
+            into.append(outcome)
 
     return asyncio.create_task(gather())
 
@@ -63,9 +63,9 @@ def passengers(count: int) -> set[str]:
     return {f"r{index}" for index in range(0, count, PASSENGERS_IN)}
 
 
-def check_equal(completions: Sequence[Completion], expected: dict[str, str], policy: Counted) -> None:
+def check_equal(outcomes: Sequence[RolloutOutcome], expected: dict[str, str], policy: Counted) -> None:
     """All of them ended once, as undisturbed, and no chat was sampled twice."""
-    assert sorted(c.rollout_id for c in completions) == sorted(expected)
-    assert {c.rollout_id: digest(c) for c in completions} == expected
-    assert {c.status for c in completions} == {"COMPLETED"}
+    assert sorted(c.rollout_id for c in outcomes) == sorted(expected)
+    assert {c.rollout_id: digest(c) for c in outcomes} == expected
+    assert {c.status for c in outcomes} == {"COMPLETED"}
     assert policy.asked_twice == []

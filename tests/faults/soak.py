@@ -56,11 +56,11 @@ async def measure(given: Namespace) -> dict[str, Any]:
 
     async def roll(trainer: Trainer, requests: AsyncIterator[RolloutRequest] | Iterator[RolloutRequest]) -> None:
         nonlocal done, failed
-        async with aclosing(trainer.run(requests, max_in_flight=given.in_flight)) as completions:
-            async for completion in completions:
+        async with aclosing(trainer.run(requests, max_in_flight=given.in_flight)) as outcomes:
+            async for outcome in outcomes:
                 done += 1
-                failed += completion.status != "COMPLETED"
-                await completion.confirm()
+                failed += outcome.status != "COMPLETED"
+                await outcome.confirm()
 
     async def requests() -> AsyncIterator[RolloutRequest]:
         """At an even rate, until enough are counted."""

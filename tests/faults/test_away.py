@@ -32,7 +32,7 @@ async def answered(address: str) -> None:
 
 
 async def all_over(address: str, undelivered: int) -> None:
-    """Wait until nothing runs, and so many completions wait."""
+    """Wait until nothing runs, and so many outcomes wait."""
     async with RolloutClient(address) as client, asyncio.timeout(30):
         while (capacity := (await client.info()).capacity).running or capacity.undelivered < undelivered:
             await asyncio.sleep(0.1)  # between two looks
@@ -42,15 +42,15 @@ async def all_over(address: str, undelivered: int) -> None:
 async def test_away_from_its_attachment(stack, tmp_path, seconds):
     server = await stack.enter_async_context(ServerProcess("--state-dir", str(tmp_path)))
     proxy = await stack.enter_async_context(CuttingProxy(server.address))
-    policy, completions = CountingPolicy(turns=1), []
+    policy, outcomes = CountingPolicy(turns=1), []
     trainer = await stack.enter_async_context(
         Trainer([proxy.address], policy, config=TrainerConfig(lost_after=seconds + 60))
     )
 
     async def gather() -> None:
         asked = list(requests("away", COUNT, turns=1, think=8.0))
-        async for completion in trainer.run(asked, max_in_flight=COUNT):
-            completions.append(completion)
+        async for outcome in trainer.run(asked, max_in_flight=COUNT):
+            outcomes.append(outcome)
 
     at_work = asyncio.create_task(gather())
     await until(lambda: policy.finals == COUNT, "the last chat of each answered")
@@ -58,17 +58,17 @@ async def test_away_from_its_attachment(stack, tmp_path, seconds):
     proxy.refusing = True
     proxy.cut()
     away = time.monotonic()
-    await all_over(server.address, COUNT - len(completions))
-    assert len(completions) < COUNT / 2, "few end before it is away"
+    await all_over(server.address, COUNT - len(outcomes))
+    assert len(outcomes) < COUNT / 2, "few end before it is away"
     await asyncio.sleep(max(0.0, away + seconds - time.monotonic()))  # the rest of the time away
     proxy.refusing = False
     back = time.monotonic()
     await at_work
-    print(f"\nattachment: {COUNT} completions within {time.monotonic() - back:.1f} s of the return")
-    for completion in completions:
-        check_whole(completion, policy.replies.get, turns=1)
-    assert len({completion.rollout_id for completion in completions}) == len(completions) == COUNT
-    assert {completion.attempt for completion in completions} == {1}
+    print(f"\nattachment: {COUNT} outcomes within {time.monotonic() - back:.1f} s of the return")
+    for outcome in outcomes:
+        check_whole(outcome, policy.replies.get, turns=1)
+    assert len({outcome.rollout_id for outcome in outcomes}) == len(outcomes) == COUNT
+    assert {outcome.attempt for outcome in outcomes} == {1}
 
 
 @lengths
@@ -91,8 +91,8 @@ async def test_away_from_its_callbacks(stack, tmp_path, seconds):
     proxy.refusing = False
     back = time.monotonic()
     async with asyncio.timeout(60):
-        completions = [await trainer.completion(request.rollout_id) for request in asked]
-    print(f"\ncallback: {COUNT} completions within {time.monotonic() - back:.1f} s of the return")
-    for completion in completions:
-        check_whole(completion, policy.replies.get, turns=1)
+        outcomes = [await trainer.outcome(request.rollout_id) for request in asked]
+    print(f"\ncallback: {COUNT} outcomes within {time.monotonic() - back:.1f} s of the return")
+    for outcome in outcomes:
+        check_whole(outcome, policy.replies.get, turns=1)
     await until(lambda: is_empty(client.rollouts(undelivered=True)))

@@ -33,7 +33,7 @@ async def blackouts(proxy: CuttingProxy) -> None:
 async def test_blackouts_under_load(stack, tmp_path):
     """Over an attachment and with callbacks at a time; each is dark for five seconds, four times."""
     server = await stack.enter_async_context(ServerProcess("--state-dir", str(tmp_path)))
-    attached, called, completions = CountingPolicy(), CountingPolicy(), []
+    attached, called, outcomes = CountingPolicy(), CountingPolicy(), []
     trainer = await stack.enter_async_context(CallbackTrainer(called))
     up = await stack.enter_async_context(CuttingProxy(server.address))
     back = await stack.enter_async_context(CuttingProxy(trainer.address))
@@ -44,21 +44,21 @@ async def test_blackouts_under_load(stack, tmp_path):
     night = list(requests("night", 60, think=4.0))
 
     async def gather() -> None:
-        async for completion in other.run(asked, max_in_flight=16):
-            completions.append(completion)
+        async for outcome in other.run(asked, max_in_flight=16):
+            outcomes.append(outcome)
 
     at_work = asyncio.create_task(gather())
     for request in night:
         await client.init(request, callback=trainer.callback(target=back.address))
         await asyncio.sleep(0.1)  # calls in a row, not at once
     await asyncio.gather(*dark)
-    ended = [await trainer.completion(request.rollout_id, 60) for request in night]
+    ended = [await trainer.outcome(request.rollout_id, 60) for request in night]
     await at_work
-    check_run([request.rollout_id for request in asked], completions, attached)
-    for completion in ended:
-        check_whole(completion, called.replies.get)
+    check_run([request.rollout_id for request in asked], outcomes, attached)
+    for outcome in ended:
+        check_whole(outcome, called.replies.get)
     assert called.asked_twice == []
-    assert {completion.attempt for completion in (*completions, *ended)} == {1}
+    assert {outcome.attempt for outcome in (*outcomes, *ended)} == {1}
 
 
 class Chatterer(RolloutAgentLoop):
@@ -96,7 +96,7 @@ async def test_a_hundred_slow_readers_delay_no_other_reader(tmp_path):
         async def dawdle(stream: Any) -> list[int]:
             numbers = []
             while not running.done():
-                numbers.append((await stream.read()).event.number)
+                numbers.append((await stream.read()).event.event_number)
                 await asyncio.sleep(0.1)  # calls in a row, not at once
             return numbers
 
@@ -107,6 +107,6 @@ async def test_a_hundred_slow_readers_delay_no_other_reader(tmp_path):
         print(f"\n{(resident() - before) / readers / 1e3:.0f} KB a reader, both ends in this process")
         for stream in streams:
             stream.cancel()
-        numbers = [event.number async for event in trainer.events("watched")]
+        numbers = [event.event_number async for event in trainer.events("watched")]
         assert numbers == list(range(1, len(numbers) + 1))
         assert len(numbers) > Chatterer.events

@@ -7,7 +7,7 @@ import pytest
 
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.calculator import CalculatorAgent
-from osmosis_grpc.trainer import Completion, Trainer, TrainerConfig
+from osmosis_grpc.trainer import RolloutOutcome, Trainer, TrainerConfig
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.policies import CountingPolicy, check_run, check_whole, requests
 from tests.attach.servers import ServerProcess
@@ -20,7 +20,7 @@ ROLLOUTS, CUTS, KILLED_AFTER = 60, 6, 3
 @pytest.mark.parametrize("with_ledger", [False, True])
 async def test_rollouts_over_cut_calls_cut_callbacks_and_a_killed_server(tmp_path, with_ledger):
     policy, asked = CountingPolicy(), list(requests("cut", ROLLOUTS))
-    completions: list[Completion] = []
+    outcomes: list[RolloutOutcome] = []
     async with (
         ServerProcess("--max-concurrent", "128") as server,
         CuttingProxy(server.address) as calls,
@@ -38,7 +38,7 @@ async def test_rollouts_over_cut_calls_cut_callbacks_and_a_killed_server(tmp_pat
         async def break_it() -> None:
             for n in range(CUTS):
                 due = ROLLOUTS * n // (CUTS + 5)
-                await until(lambda due=due: len(completions) >= due, f"{due} rollouts done", timeout=60)
+                await until(lambda due=due: len(outcomes) >= due, f"{due} rollouts done", timeout=60)
                 await until(
                     lambda: trainer.servers[0].attached and callbacks.connections and policy.open, "a chat open"
                 )
@@ -50,15 +50,15 @@ async def test_rollouts_over_cut_calls_cut_callbacks_and_a_killed_server(tmp_pat
 
         breaking = asyncio.create_task(break_it())
         try:
-            async for completion in trainer.run(asked, max_in_flight=24):
-                completions.append(completion)
-                check_whole(completion, policy.replies.get)
-                await completion.confirm()
+            async for outcome in trainer.run(asked, max_in_flight=24):
+                outcomes.append(outcome)
+                check_whole(outcome, policy.replies.get)
+                await outcome.confirm()
             await breaking
         finally:
             breaking.cancel()
-    check_run([request.rollout_id for request in asked], completions, policy)
-    assert {completion.attempt for completion in completions} == {1, 2}
+    check_run([request.rollout_id for request in asked], outcomes, policy)
+    assert {outcome.attempt for outcome in outcomes} == {1, 2}
 
 
 async def test_a_trainer_that_cannot_be_called_back_for_a_while(serve):

@@ -1,6 +1,6 @@
 """F15, F16: handlers called twice, calls lost in either direction, commits that succeed and are reported as failed.
 
-Whatever is lost, each effect comes once: an agent runs once, a chat is sampled once, a completion is applied once.
+Whatever is lost, each effect comes once: an agent runs once, a chat is sampled once, a outcome is applied once.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ async def called_back(server: AgentServer, policy: Counted, count: int = COUNT) 
             while True:
                 try:
                     await client.init(request, callback=trainer.callback())
-                    return await trainer.completion(request.rollout_id)
+                    return await trainer.outcome(request.rollout_id)
                 except Unavailable:
                     await asyncio.sleep(0.02)  # between two tries
 
@@ -61,7 +61,7 @@ async def called_back(server: AgentServer, policy: Counted, count: int = COUNT) 
         await until(lambda: not server.engine.capacity().undelivered)
         with pytest.raises(TimeoutError):  # nothing more comes
             async with asyncio.timeout(0.2):
-                await anext(trainer.completions())
+                await anext(trainer.outcomes())
         return ended
 
 
@@ -69,17 +69,17 @@ async def test_handlers_called_twice_have_one_effect(stack, tmp_path, monkeypatc
     expected = await undisturbed(tmp_path, COUNT)
     seen = twice(monkeypatch)
     for way in ("callback", "attach"):
-        agents, policy, completions = Counting(), Counted(tmp_path), []
+        agents, policy, outcomes = Counting(), Counted(tmp_path), []
         async with AgentServer(agents.loops, port=0, config=ServerConfig(**QUICK)) as server:
             if way == "callback":
-                completions = await called_back(server, policy)
+                outcomes = await called_back(server, policy)
             else:
                 async with Trainer(server.address, policy) as trainer:
-                    await gathering(trainer, COUNT, completions)
-                    numbers = [event.number async for event in trainer.events("r1")]
+                    await gathering(trainer, COUNT, outcomes)
+                    numbers = [event.event_number async for event in trainer.events("r1")]
                     assert numbers == list(range(1, len(numbers) + 1))
                     assert len(await trainer.cancel(everything=True)) == 0
-        check_equal(completions, expected, policy)
+        check_equal(outcomes, expected, policy)
         assert agents.runs == Counter(dict.fromkeys(expected, 1))
     for name in ("Init", "Chat", "Complete", "init", "init_reply", "chat", "chat_reply", "complete", "complete_reply"):
         assert seen[name] >= COUNT, name
@@ -93,8 +93,8 @@ async def test_calls_lost_there_back_and_in_between_have_one_effect(stack, tmp_p
     intercept(monkeypatch, losing.wrap)
     agents, policy = Counting(), Counted(tmp_path)
     async with AgentServer(agents.loops, port=0, config=ServerConfig(**QUICK)) as server:
-        completions = await called_back(server, policy)
-    check_equal(completions, expected, policy)
+        outcomes = await called_back(server, policy)
+    check_equal(outcomes, expected, policy)
     assert agents.runs == Counter(dict.fromkeys(expected, 1))
     for rpc in ("Chat", "Complete", "Init"):
         print(f"\n{rpc:9}", *(f"{fault} lost {losing.done[rpc, fault]}x" for fault in FAULTS), end="")
@@ -104,16 +104,16 @@ async def test_calls_lost_there_back_and_in_between_have_one_effect(stack, tmp_p
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_frames_lost_though_the_stream_lives_are_asked_for_again(tmp_path, monkeypatch, seed):
-    """What is silent is asked again: chats and completions by the server, whose answers are lost here."""
+    """What is silent is asked again: chats and outcomes by the server, whose answers are lost here."""
     expected = await undisturbed(tmp_path, COUNT)
     monkeypatch.setattr(attachments, "RESEND_INTERVAL", 0.05)
     lost = losing_frames(monkeypatch, {"chat", "chat_reply", "complete", "complete_reply"}, P, seed)
-    agents, policy, completions = Counting(), Counted(tmp_path), []
+    agents, policy, outcomes = Counting(), Counted(tmp_path), []
     config = ServerConfig(**QUICK, chat_silence=0.2)
     async with AgentServer(agents.loops, port=0, config=config) as server, Trainer(server.address, policy) as trainer:
-        await gathering(trainer, COUNT, completions)
+        await gathering(trainer, COUNT, outcomes)
         await until(lambda: not server.engine.capacity().undelivered)
-    check_equal(completions, expected, policy)
+    check_equal(outcomes, expected, policy)
     assert agents.runs == Counter(dict.fromkeys(expected, 1))
     assert len(lost) == 4, lost
 
@@ -148,19 +148,19 @@ def late(monkeypatch):
 async def test_commits_that_are_reported_as_failed_have_one_effect(tmp_path, late, seed, way):
     """Execute and time out: the journal has what its server thinks it has not."""
     expected = await undisturbed(tmp_path, COUNT)
-    agents, policy, completions = Counting(), Counted(tmp_path), []
+    agents, policy, outcomes = Counting(), Counted(tmp_path), []
     late.dice, late.probability = random.Random(seed), 0.1
     state, config = tmp_path / "state", ServerConfig(**QUICK)
     async with AgentServer(agents.loops, port=0, config=config, state_dir=state) as server:
         port = server.port
         if way == "callback":
-            completions = await called_back(server, policy)
+            outcomes = await called_back(server, policy)
         else:
             async with Trainer(server.address, policy) as trainer:
-                await asyncio.wait_for(gathering(trainer, COUNT, completions), 30)
+                await asyncio.wait_for(gathering(trainer, COUNT, outcomes), 30)
                 await asyncio.sleep(0.2)  # time for what must not come
     assert late.late
-    check_equal(completions, expected, policy)
+    check_equal(outcomes, expected, policy)
     assert agents.runs == Counter(dict.fromkeys(expected, 1)), "an Init that is asked again starts nothing more"
     late.probability = 0.0
     async with AgentServer(agents.loops, port=port, config=config, state_dir=state) as server:

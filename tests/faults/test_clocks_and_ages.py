@@ -29,13 +29,13 @@ QUICK = {"outbox_delay": (0.02, 0.2), "retry_delay": (0.02, 0.1), "sweep_interva
 async def test_a_wall_clock_that_jumps_expires_nothing(tmp_path, monkeypatch, jump):
     """F8. Even what is kept for a minute only, and has an hour's jump in its middle."""
     expected = await undisturbed(tmp_path, COUNT)
-    policy, completions, ahead = Counted(tmp_path), [], [0.0]
+    policy, outcomes, ahead = Counted(tmp_path), [], [0.0]
     monkeypatch.setattr(SystemClock, "time", staticmethod(lambda: time.time() + ahead[0]))
     config = ServerConfig(**QUICK, record_ttl=60.0)
     async with AgentServer(AGENTS, port=0, config=config, state_dir=tmp_path / "state") as server:
         async with Trainer(server.address, policy) as trainer:
             policy.gate.clear()
-            at_work = gathering(trainer, COUNT, completions)
+            at_work = gathering(trainer, COUNT, outcomes)
             await until(lambda: policy.open >= COUNT)
             ahead[0] = jump
             await asyncio.sleep(0.2)  # swept, and swept again
@@ -44,7 +44,7 @@ async def test_a_wall_clock_that_jumps_expires_nothing(tmp_path, monkeypatch, ju
             ahead[0] = 0.0
             await asyncio.sleep(0.2)  # swept with the clock as it is now
         assert server.engine.outbox.expired == 0
-    check_equal(completions, expected, policy)
+    check_equal(outcomes, expected, policy)
 
 
 @pytest.mark.long
@@ -56,31 +56,31 @@ async def test_connections_that_get_goaway(tmp_path, monkeypatch, transport):
     for module in (server_app, listener):
         defaults = module.server_options()
         monkeypatch.setattr(module, "server_options", lambda defaults=defaults: (*defaults, *old.items()))
-    policy, completions = Counted(tmp_path), []
+    policy, outcomes = Counted(tmp_path), []
     async with AgentServer(AGENTS, port=0, config=ServerConfig(**QUICK)) as server:
         config = TrainerConfig(longest_pause=0.05)
         async with Trainer(server.address, policy, transport=transport, config=config) as trainer:
             policy.gate.clear()
-            at_work = gathering(trainer, COUNT, completions)
+            at_work = gathering(trainer, COUNT, outcomes)
             reading = asyncio.create_task(_numbers(trainer, "r1"))
             await asyncio.sleep(1.0)  # four lives
             policy.gate.set()
             await at_work
             numbers = await reading
             assert numbers == list(range(1, len(numbers) + 1))
-    check_equal(completions, expected, policy)
+    check_equal(outcomes, expected, policy)
 
 
 async def _numbers(trainer, rollout_id: str) -> list[int]:
     await asyncio.sleep(0.1)  # time for more events
-    return [event.number async for event in trainer.events(rollout_id)]
+    return [event.event_number async for event in trainer.events(rollout_id)]
 
 
 @pytest.mark.long
 async def test_a_trainer_that_comes_back_at_another_address(tmp_path):
     """F19. The trainer sends equal Inits with its new callback; replies that were given are given again."""
     expected = await undisturbed(tmp_path, COUNT)
-    policy, ledger, completions = Counted(tmp_path), tmp_path / "ledger.db", []
+    policy, ledger, outcomes = Counted(tmp_path), tmp_path / "ledger.db", []
     config = ServerConfig(**QUICK)
     async with AgentServer(AGENTS, port=0, config=config, state_dir=tmp_path / "state") as server:
         async with Trainer(server.address, policy, transport="callback", ledger=ledger) as first:
@@ -90,11 +90,11 @@ async def test_a_trainer_that_comes_back_at_another_address(tmp_path):
         await at_work
         async with Trainer(server.address, policy, transport="callback", ledger=ledger) as second:
             assert second.address != old
-            await gathering(second, COUNT, completions)
-    assert {completion.attempt for completion in completions} == {1}
+            await gathering(second, COUNT, outcomes)
+    assert {outcome.attempt for outcome in outcomes} == {1}
     assert max(policy.calls.values()) <= 2, "what was not committed is sampled again, once"
     policy.calls.clear()
-    check_equal(completions, expected, policy)
+    check_equal(outcomes, expected, policy)
 
 
 TOKEN = "a-token-by-which-a-trainer-knows-its-callbacks"
@@ -114,7 +114,7 @@ async def test_a_trainer_that_stops_with_chats_open_ends_no_rollout(tmp_path):
             await until(lambda: policy.open)
         policy.gate.set()
         async with CallbackTrainer(policy, tokens=TOKEN, port=trainer.port) as trainer:
-            assert (await trainer.completion("r1", 20)).status == "COMPLETED"
+            assert (await trainer.outcome("r1", 20)).status == "COMPLETED"
 
 
 @pytest.mark.long
@@ -122,9 +122,9 @@ async def test_a_trainer_that_stops_with_chats_open_ends_no_rollout(tmp_path):
 async def test_ten_thousand_streams_leave_nothing_behind(tmp_path):
     """F25. Streams of events of a client that never reads and leaves."""
     streams, warm = 10_000, 2_000
-    policy, completions = Counted(tmp_path), []
+    policy, outcomes = Counted(tmp_path), []
     async with AgentServer(AGENTS, port=0) as server, Trainer(server.address, policy) as trainer:
-        await gathering(trainer, COUNT, completions)
+        await gathering(trainer, COUNT, outcomes)
         async with grpc.aio.insecure_channel(server.address) as channel:
             stub = services_pb2_grpc.RolloutServiceStub(channel)
 

@@ -8,7 +8,7 @@ import pytest
 
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import RolloutRequest, Trainer
-from osmosis_grpc.types import CompletionStatus, FailureReason
+from osmosis_grpc.types import FailureReason, OutcomeStatus
 
 AGENTS = """
 import asyncio
@@ -114,10 +114,6 @@ async def test_x03_an_agent_that_kills_its_process_ends_and_so_do_the_others(tmp
             outcomes = await asyncio.gather(*(trainer.rollout(request) for request in requests))
         assert 4 <= supervisor.deaths <= 5
     killed = outcomes.pop(2)
-    assert (killed.status, killed.failure.boundary, killed.failure.retryable) == (
-        CompletionStatus.FAILED,
-        "agent",
-        False,
-    )
+    assert (killed.status, killed.failure.boundary, killed.failure.retryable) == (OutcomeStatus.FAILED, "agent", False)
     assert killed.failure.reason is FailureReason.CRASHED_SERVER
-    assert {(outcome.status, outcome.attempt) for outcome in outcomes} == {(CompletionStatus.COMPLETED, 1)}
+    assert {(outcome.status, outcome.attempt) for outcome in outcomes} == {(OutcomeStatus.COMPLETED, 1)}

@@ -29,10 +29,10 @@ async def healthy(address: str) -> None:
     await until(serving)
 
 
-def running(trainer, asked, completions) -> asyncio.Task:
+def running(trainer, asked, outcomes) -> asyncio.Task:
     async def gather() -> None:
-        async for completion in trainer.run(asked, max_in_flight=len(asked)):
-            completions.append(completion)
+        async for outcome in trainer.run(asked, max_in_flight=len(asked)):
+            outcomes.append(outcome)
 
     return asyncio.create_task(gather())
 
@@ -49,12 +49,12 @@ def disk(request, tmp_path):
 @pytest.mark.long
 async def test_a_full_disk_takes_nothing_in_and_stops_nothing(stack, disk):
     server = await stack.enter_async_context(ServerProcess("--state-dir", str(disk.folder)))
-    policy, completions = CountingPolicy(), []
+    policy, outcomes = CountingPolicy(), []
     policy.gate.clear()
     trainer = await stack.enter_async_context(Trainer([server.address], policy))
     client = await stack.enter_async_context(RolloutClient(server.address))
     asked = list(requests("full", 8))
-    at_work = running(trainer, asked, completions)
+    at_work = running(trainer, asked, outcomes)
     await until(lambda: policy.open == 8, "a chat open in each")
 
     disk.fill(server.process.pid)
@@ -66,22 +66,22 @@ async def test_a_full_disk_takes_nothing_in_and_stops_nothing(stack, disk):
     assert await health(server.address, "liveness") == SERVING
     policy.gate.set()
     await at_work  # from memory
-    check_run([request.rollout_id for request in asked], completions, policy)
+    check_run([request.rollout_id for request in asked], outcomes, policy)
     known = [info.rollout_id async for info in client.rollouts()]
     assert not [name for name in known if name.startswith("refused")]
 
     disk.free()
     await healthy(server.address)
     more = list(requests("more", 4))
-    await running(trainer, more, completions)
-    check_run([request.rollout_id for request in asked + more], completions, policy)
+    await running(trainer, more, outcomes)
+    check_run([request.rollout_id for request in asked + more], outcomes, policy)
 
     await server.end(signal.SIGKILL)
     await server.start()
     await healthy(server.address)
     last = list(requests("last", 2))
-    await running(trainer, last, completions)
-    check_run([request.rollout_id for request in asked + more + last], completions, policy)
+    await running(trainer, last, outcomes)
+    check_run([request.rollout_id for request in asked + more + last], outcomes, policy)
     await until(lambda: is_empty(client.rollouts(undelivered=True)))
 
 
@@ -90,21 +90,21 @@ async def test_a_disk_that_fills_up_by_itself(stack, tmp_path):
     """The trainer sends refused rollouts again, and they run once the disk has space."""
     with small_disk(tmp_path) as disk:
         server = await stack.enter_async_context(ServerProcess("--state-dir", str(disk.folder)))
-        policy, completions = CountingPolicy(latency=(0.0, 0.002)), []
+        policy, outcomes = CountingPolicy(latency=(0.0, 0.002)), []
         trainer = await stack.enter_async_context(Trainer([server.address], policy))
         asked = list(requests("many", 600, think=0.002))
         async with asyncio.timeout(50):
-            at_work = running(trainer, asked, completions)
+            at_work = running(trainer, asked, outcomes)
             while await health(server.address) == SERVING:
                 await asyncio.sleep(0.05)  # between two looks at the health
                 assert not at_work.done(), "4 MiB were enough: ask for more"
-            before = len(completions)
+            before = len(outcomes)
             await until(lambda: not policy.open, "running rollouts have ended")
             disk.folder.parent.joinpath("ballast").touch()
             os.system(f"mount -o remount,size=64m {disk.folder.parent}")
             await at_work
         assert before < 600
-        check_run([request.rollout_id for request in asked], completions, policy)
+        check_run([request.rollout_id for request in asked], outcomes, policy)
         await server.end(signal.SIGTERM)
 
 
@@ -133,12 +133,12 @@ def test_a_file_that_is_no_journal_is_said(tmp_path):
 async def written(folder, stack, count: int = 12) -> list[str]:
     """A journal with rollouts, half of them open, its server killed."""
     server = ServerProcess("--state-dir", str(folder))
-    policy, completions = CountingPolicy(), []
+    policy, outcomes = CountingPolicy(), []
     async with server, Trainer([server.address], policy) as trainer:
         done = list(requests("done", count))
-        await running(trainer, done, completions)
+        await running(trainer, done, outcomes)
         policy.gate.clear()
-        left = running(trainer, list(requests("open", count)), completions)
+        left = running(trainer, list(requests("open", count)), outcomes)
         await until(lambda: policy.open == count, "chats open")
         await server.end(signal.SIGKILL)
         left.cancel()

@@ -35,31 +35,31 @@ async def test_what_runs_goes_on_or_fails_and_what_waits_waits(stack, tmp_path):
     """40 rollouts, half of them queued, a chat open in each that runs."""
     expected = await undisturbed(tmp_path, 40)
     server = await stack.enter_async_context(serving(tmp_path))
-    policy, completions = Counted(tmp_path), []
+    policy, outcomes = Counted(tmp_path), []
     trainer = await stack.enter_async_context(Trainer(server.address, policy, config=TrainerConfig(longest_pause=0.5)))
-    at_work = gathering(trainer, 40, completions)
+    at_work = gathering(trainer, 40, outcomes)
     await until(lambda: len(policy.calls) > 60, "all have begun")
     policy.gate.clear()
     await until(lambda: policy.open >= 20, "a chat open in each that runs")
-    before = {completion.rollout_id for completion in completions}
+    before = {outcome.rollout_id for outcome in outcomes}
     received = await stopped(server)
     assert server.process.returncode == 0
-    failed = [completion for completion in completions if completion.status == "FAILED"]
+    failed = [outcome for outcome in outcomes if outcome.status == "FAILED"]
     assert {(c.finish_reason, c.failure.boundary, c.failure.retryable) for c in failed} <= {
         ("shutdown", "server", True)
     }
     assert {c.rollout_id for c in failed} <= passengers(40)
-    assert received["kept"] == 40 - len(completions)
+    assert received["kept"] == 40 - len(outcomes)
     assert received["undelivered"] == 0
     policy.gate.set()
     await server.start()
     await at_work
-    assert sorted(c.rollout_id for c in completions) == sorted(expected)
-    for completion in completions:
-        if completion not in failed:
-            assert (completion.status, digest(completion)) == ("COMPLETED", expected[completion.rollout_id])
-        assert completion.attempt == 1
-    assert {c.rollout_id for c in completions} > before
+    assert sorted(c.rollout_id for c in outcomes) == sorted(expected)
+    for outcome in outcomes:
+        if outcome not in failed:
+            assert (outcome.status, digest(outcome)) == ("COMPLETED", expected[outcome.rollout_id])
+        assert outcome.attempt == 1
+    assert {c.rollout_id for c in outcomes} > before
     assert policy.asked_twice == []
 
 
@@ -67,16 +67,16 @@ async def test_what_runs_goes_on_or_fails_and_what_waits_waits(stack, tmp_path):
 async def test_what_runs_may_finish_within_the_limit(stack, tmp_path):
     expected = await undisturbed(tmp_path, 40)
     server = await stack.enter_async_context(serving(tmp_path, limit=20))
-    policy, completions = Counted(tmp_path), []
+    policy, outcomes = Counted(tmp_path), []
     trainer = await stack.enter_async_context(Trainer(server.address, policy))
-    at_work = gathering(trainer, 40, completions)
+    at_work = gathering(trainer, 40, outcomes)
     await until(lambda: len(policy.calls) > 60, "all have begun")
     server.signal(signal.SIGTERM)
     out, _ = await asyncio.to_thread(server.process.communicate, timeout=25)
     received = json.loads(out.splitlines()[-1])
     assert (server.process.returncode, received["undelivered"], received["kept"]) == (0, 0, 0)
     await at_work
-    check_equal(completions, expected, policy)
+    check_equal(outcomes, expected, policy)
 
 
 @pytest.mark.long
@@ -84,28 +84,28 @@ async def test_what_is_undelivered_stays_for_the_next_process(stack, tmp_path):
     expected = await undisturbed(tmp_path, 20)
     server = await stack.enter_async_context(serving(tmp_path))
     proxy = await stack.enter_async_context(CuttingProxy(server.address))
-    policy, completions = Counted(tmp_path), []
+    policy, outcomes = Counted(tmp_path), []
     trainer = await stack.enter_async_context(Trainer(proxy.address, policy, config=TrainerConfig(longest_pause=0.5)))
     client = await stack.enter_async_context(RolloutClient(server.address))
-    at_work = gathering(trainer, 20, completions)
-    await until(lambda: len(completions) > 3, "some are over")
+    at_work = gathering(trainer, 20, outcomes)
+    await until(lambda: len(outcomes) > 3, "some are over")
     proxy.refusing = True
     proxy.cut()
     info = await client.info()
     received = await stopped(server)
     assert server.process.returncode == 0
-    assert received["kept"] + received["undelivered"] + len(completions) >= 20
+    assert received["kept"] + received["undelivered"] + len(outcomes) >= 20
     assert received["undelivered"]
     await server.start()
     proxy.refusing = False
     await at_work
     assert (await client.info()).journal_id == info.journal_id
-    ended = {completion.rollout_id: completion for completion in completions}
+    ended = {outcome.rollout_id: outcome for outcome in outcomes}
     assert sorted(ended) == sorted(expected)
-    assert len(completions) == 20
-    for name, completion in ended.items():
-        if name not in passengers(20) or completion.status == "COMPLETED":
-            assert digest(completion) == expected[name]
+    assert len(outcomes) == 20
+    for name, outcome in ended.items():
+        if name not in passengers(20) or outcome.status == "COMPLETED":
+            assert digest(outcome) == expected[name]
     assert policy.asked_twice == []
 
 
@@ -113,9 +113,9 @@ async def test_what_is_undelivered_stays_for_the_next_process(stack, tmp_path):
 async def test_a_second_signal_stops_at_once_and_loses_nothing(stack, tmp_path):
     expected = await undisturbed(tmp_path, 20)
     server = await stack.enter_async_context(serving(tmp_path, limit=600))
-    policy, completions = Counted(tmp_path), []
+    policy, outcomes = Counted(tmp_path), []
     trainer = await stack.enter_async_context(Trainer(server.address, policy, config=TrainerConfig(longest_pause=0.5)))
-    at_work = gathering(trainer, 20, completions)
+    at_work = gathering(trainer, 20, outcomes)
     await until(lambda: len(policy.calls) > 30, "all have begun")
     policy.gate.clear()
     server.signal(signal.SIGTERM)
@@ -129,10 +129,10 @@ async def test_a_second_signal_stops_at_once_and_loses_nothing(stack, tmp_path):
     policy.gate.set()
     await server.start()
     await at_work
-    assert sorted(c.rollout_id for c in completions) == sorted(expected)
-    for completion in completions:
-        if completion.rollout_id not in passengers(20) or completion.status == "COMPLETED":
-            assert digest(completion) == expected[completion.rollout_id]
+    assert sorted(c.rollout_id for c in outcomes) == sorted(expected)
+    for outcome in outcomes:
+        if outcome.rollout_id not in passengers(20) or outcome.status == "COMPLETED":
+            assert digest(outcome) == expected[outcome.rollout_id]
         else:
-            assert (completion.status, completion.finish_reason) == ("FAILED", "restart")
+            assert (outcome.status, outcome.finish_reason) == ("FAILED", "restart")
     assert policy.asked_twice == []

@@ -195,7 +195,7 @@ async def test_a_name_is_looked_up_once(canary, monkeypatch):
     ):
         stub = services_pb2_grpc.RolloutServiceStub(channel)
         await stub.Init(init(f"rebound.example:{trainer.port}", credential=trainer.callback().credential))
-        assert (await trainer.completion("r", 10)).status == "COMPLETED"
+        assert (await trainer.outcome("r", 10)).status == "COMPLETED"
         assert asked == ["rebound.example"]
         error = await refused(stub.Init(init(f"rebound.example:{canary.port}", "second")))
         assert violations(error) == ["callback.target"]
@@ -212,7 +212,7 @@ async def test_proxies_of_the_environment_see_nothing(canary, monkeypatch):
     with server_process(*CALCULATOR, env=os.environ | proxies) as (_, address):
         async with CallbackTrainer(ToolCallingMock()) as trainer, RolloutClient(address) as client:
             await client.init(rollout_id="r", messages=QUESTION, callback=trainer.callback())
-            assert (await trainer.completion("r", 20)).status == "COMPLETED"
+            assert (await trainer.outcome("r", 20)).status == "COMPLETED"
         async with Trainer(address, ToolCallingMock()) as attached:
             assert (await attached.rollout(rollout_id="a", messages=QUESTION)).status == "COMPLETED"
     assert not canary.seen
@@ -306,7 +306,7 @@ async def test_ids_are_one_path_segment_and_no_file_is_named_by_them(tmp_path):
             for good in ACCEPTED_IDS:
                 await stub.Init(init(trainer.address, good, trainer.callback().credential))
             for good in ACCEPTED_IDS:
-                assert (await trainer.completion(good, 20)).rollout_id == good
+                assert (await trainer.outcome(good, 20)).rollout_id == good
         process.terminate()
         logged = process.stderr.read()
     found = [path for path in work.rglob("*") if path.is_file()]

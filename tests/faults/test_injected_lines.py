@@ -38,7 +38,7 @@ class Rollouts:
         self.server, self.trainers = server, trainers
 
     async def rollout(self, transport, rollout_id, agent_loop):
-        """Returns a rollout's completion. Raises the error that its caller gets."""
+        """Returns a rollout's outcome. Raises the error that its caller gets."""
         return await self.trainers[transport].rollout(
             rollout_id=rollout_id,
             agent_loop=agent_loop,
@@ -92,7 +92,7 @@ async def rollouts(folder):
 
 async def policy(request):
     await asyncio.sleep(0.01)  # the trainer's latency
-    return answer(request, f"reply {request.number}", tokens=3)
+    return answer(request, f"reply {request.chat_number}", tokens=3)
 
 
 async def known_lines(folder):

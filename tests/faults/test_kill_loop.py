@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_grpc.types import Outcome, events
+from osmosis_grpc.types import Receipt, events
 from tests.faults.kill_loop.history import History, read
 from tests.faults.kill_loop.promises import Evidence, Kept
 from tests.programs import figures_of
@@ -49,7 +49,7 @@ ENDED = {"status": "COMPLETED", "reason": "stop", "digest": "d"}
 def history(path: Path, *lines: tuple) -> Evidence:
     for who, op, name, key, outcome in lines:
         History(path, who).note(op, name, *key, outcome=outcome)
-    recorded = [(1.0, events.Delivered(Outcome.RECORDED, "", 1))]
+    recorded = [(1.0, events.Delivered(Receipt.RECORDED, "", 1))]
     return Evidence(list(read(path)), [Kept("r", 1, 0.0, 0.5, True, recorded)], {"r": "d"}, {"r"})
 
 

@@ -10,7 +10,14 @@ from typing import Any, ClassVar
 import grpc
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, message_pb2, rollout_pb2, services_pb2_grpc, trainer_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import (
+    chat_pb2,
+    control_pb2,
+    message_pb2,
+    outcome_pb2,
+    rollout_pb2,
+    services_pb2_grpc,
+)
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.policies.scripted import answer
@@ -45,10 +52,10 @@ class Counted(RolloutAgentLoop):
 
 
 class Recorded:
-    """A trainer over the plain stubs: counts completions, and remembers how long each chat might take."""
+    """A trainer over the plain stubs: counts outcomes, and remembers how long each chat might take."""
 
     def __init__(self, delay: float = 0.0) -> None:
-        self.completions: dict[tuple[str, int], list[rollout_pb2.Completion]] = {}
+        self.outcomes: dict[tuple[str, int], list[outcome_pb2.RolloutOutcome]] = {}
         self.left: list[tuple[float, float]] = []
         """When a chat came, and the seconds that its deadline left it."""
         self._delay = delay
@@ -57,23 +64,21 @@ class Recorded:
         self.left.append((time.monotonic(), context.time_remaining()))
         seconds = 3600 if request.full.messages[-1].text == "slow" else self._delay
         await asyncio.sleep(seconds)  # the reply takes so long
-        return trainer_pb2.ChatResponse(
-            message=message_pb2.Message(role="assistant", text="fine"), finish_reason="stop"
-        )
+        return chat_pb2.ChatResponse(message=message_pb2.Message(role="assistant", text="fine"), finish_reason="stop")
 
     async def Complete(self, request: Any, context: Any) -> Any:
-        received = request.completion
-        known = self.completions.setdefault((received.rollout_id, received.attempt), [])
+        received = request.outcome
+        known = self.outcomes.setdefault((received.rollout_id, received.attempt), [])
         known.append(received)
-        outcome = trainer_pb2.COMPLETE_OUTCOME_RECORDED
-        return trainer_pb2.CompleteResponse(outcome=outcome)
+        outcome = outcome_pb2.RECEIPT_RECORDED
+        return outcome_pb2.CompleteResponse(receipt=receipt)
 
     async def Accept(self, request: Any, context: Any) -> Any:
         raise NotImplementedError
 
     def results(self, rollout_id: str, attempt: int = 1) -> int:
         """The number of different results: an Init after the end gets the same one again."""
-        return len({completion.result_id for completion in self.completions[rollout_id, attempt]})
+        return len({outcome.result_id for outcome in self.outcomes[rollout_id, attempt]})
 
 
 @pytest.fixture
@@ -134,7 +139,7 @@ async def test_the_same_init_a_thousand_times_over_ten_connections_runs_once(sta
     assert sorted(received.values()) == [1, 999]
     assert {status for status, _ in received} == {"STARTED", "OK"}
     assert len({body for _, body in received}) == 1
-    await until(lambda: trainer.completions)
+    await until(lambda: trainer.outcomes)
     assert (agent.ran, trainer.results("r")) == ({("r", 1): 1}, 1)
 
 
@@ -146,13 +151,13 @@ async def test_of_different_bodies_at_once_one_wins(stack):
     calls = [stub.Init(request(target, "r", label=str(n)), timeout=SOON) for n in range(20) for stub in callers]
     received = Counter(status for status, _ in await asyncio.gather(*map(outcome, calls)))
     assert received == {"STARTED": 1, "OK": 4, "ALREADY_EXISTS": 95}
-    await until(lambda: trainer.completions)
+    await until(lambda: trainer.outcomes)
     assert (agent.ran, trainer.results("r")) == ({("r", 1): 1}, 1)
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 27))])
 async def test_init_cancel_result_and_deadline_raced(stack, seed):
-    """F22: 200 rollouts a seed. The first end stands, one completion is sent for each, events agree."""
+    """F22: 200 rollouts a seed. The first end stands, one outcome is sent for each, events agree."""
     print(f"seed {seed}")
     drawn = random.Random(seed)
     agent, server = await serving(stack)
@@ -176,12 +181,12 @@ async def test_init_cancel_result_and_deadline_raced(stack, seed):
     await asyncio.gather(*map(one, names))
     results = await asyncio.gather(*calls)
     assert not [error for error in results if isinstance(error, grpc.aio.AioRpcError)]
-    await until(lambda: len(trainer.completions) == len(names) and not server.engine.capacity().undelivered)
+    await until(lambda: len(trainer.outcomes) == len(names) and not server.engine.capacity().undelivered)
     for name in names:
-        completion = trainer.completions[name, 1][0]
+        outcome = trainer.outcomes[name, 1][0]
         assert trainer.results(name) == 1
         info = await callers[0].GetRollout(control_pb2.GetRolloutRequest(rollout_id=name))
-        assert info.rollout.completion.status == completion.status
+        assert info.rollout.outcome.status == outcome.status
         received = [event.kind for event in server.engine.journal.events(name, 1, 0, 1000)]
         assert sum(isinstance(kind, events.Ended) for kind in received) == 1
         assert agent.ran[name, 1] <= 1
@@ -220,8 +225,8 @@ async def test_each_call_made_twice_has_the_effect_of_one(stack):
                     answer_.ClearField(volatile)
         if name not in ("GetRollout", "ListRollouts", "Drain"):  # their answers change
             assert first == second or name == "Cancel", name
-    await until(lambda: trainer.completions)
-    assert (sum(agent.ran.values()) <= 1, len(trainer.completions["r", 1])) == (True, 1)
+    await until(lambda: trainer.outcomes)
+    assert (sum(agent.ran.values()) <= 1, len(trainer.outcomes["r", 1])) == (True, 1)
 
 
 async def test_each_of_the_trainers_calls_made_twice_has_the_effect_of_one(stack):
@@ -234,18 +239,18 @@ async def test_each_of_the_trainers_calls_made_twice_has_the_effect_of_one(stack
     trainer = await stack.enter_async_context(CallbackTrainer(policy))
     channel = await stack.enter_async_context(grpc.aio.insecure_channel(trainer.address))
     stub = services_pb2_grpc.TrainerServiceStub(channel)
-    chat = trainer_pb2.ChatRequest(rollout_id="r", sample="main", number=1)
+    chat = chat_pb2.ChatRequest(rollout_id="r", sample="main", chat_number=1)
     chat.full.messages.append(USER)
     own = shown(trainer)
     assert await stub.Chat(chat, metadata=own) == await stub.Chat(chat, metadata=own)
     assert len(sampled) == 1
-    completion = rollout_pb2.Completion(rollout_id="r", attempt=1, result_id="x", status=1, finish_reason="stop")
-    received = trainer_pb2.CompleteRequest(completion=completion)
-    outcomes = [(await stub.Complete(received, metadata=own)).outcome for _ in range(2)]
-    assert outcomes == [trainer_pb2.COMPLETE_OUTCOME_RECORDED, trainer_pb2.COMPLETE_OUTCOME_ALREADY_RECORDED]
-    assert (await trainer.completion("r", SOON)).result_id == "x"
+    outcome = outcome_pb2.RolloutOutcome(rollout_id="r", attempt=1, result_id="x", status=1, finish_reason="stop")
+    received = outcome_pb2.CompleteRequest(outcome=outcome)
+    outcomes = [(await stub.Complete(received, metadata=own)).receipt for _ in range(2)]
+    assert outcomes == [outcome_pb2.RECEIPT_RECORDED, outcome_pb2.RECEIPT_ALREADY_RECORDED]
+    assert (await trainer.outcome("r", SOON)).result_id == "x"
     with pytest.raises(TimeoutError):
-        await trainer.completion("r", 0.05)
+        await trainer.outcome("r", 0.05)
 
 
 class Steps(RolloutAgentLoop):
@@ -318,7 +323,7 @@ class Steps(RolloutAgentLoop):
 @pytest.mark.parametrize("how", ["cancel", "deadline"])
 @pytest.mark.parametrize("step", Steps.steps)
 async def test_stopped_at_each_await(stack, step, how):
-    """F28: nothing of the rollout is left, and one completion has the reason."""
+    """F28: nothing of the rollout is left, and one outcome has the reason."""
     agent = Steps(step)
     trainer, target = await recording(stack)
     server = await stack.enter_async_context(AgentServer([agent], port=0, config=FAST))
@@ -337,15 +342,15 @@ async def test_stopped_at_each_await(stack, step, how):
     if how == "cancel" and step != "get_tools":
         await asyncio.sleep(0.01)  # let a chat get on its way
         await stub.Cancel(control_pb2.CancelRequest(rollout_id="r"))
-    await until(lambda: trainer.completions)
-    (completion,) = trainer.completions["r", 1]
+    await until(lambda: trainer.outcomes)
+    (outcome,) = trainer.outcomes["r", 1]
     wanted = {"cancel": "CANCELLED", "deadline": "DEADLINE_EXCEEDED"}[how]
-    got = rollout_pb2.CompletionStatus.Name(completion.status).removeprefix("COMPLETION_STATUS_")
+    got = outcome_pb2.OutcomeStatus.Name(outcome.status).removeprefix("OUTCOME_STATUS_")
     assert got == wanted or (step, how) == ("get_tools", "deadline"), got  # the deadline counts from acceptance
     await until(lambda: not [t for t in asyncio.all_tasks() - before if "run" in repr(t.get_coro()) and not t.done()])
     left = server.engine.capacity()
     assert (left.running, left.abandoned) == (0, 0)
-    assert len(trainer.completions["r", 1]) == 1
+    assert len(trainer.outcomes["r", 1]) == 1
 
 
 async def test_a_chat_never_has_more_time_than_its_rollout(stack):
@@ -358,7 +363,7 @@ async def test_a_chat_never_has_more_time_than_its_rollout(stack):
     began = time.monotonic()
     await stub.Init(made)
     accepted = time.monotonic()
-    await until(lambda: trainer.completions)
+    await until(lambda: trainer.outcomes)
     assert len(trainer.left) > 2
     for came, left in trainer.left:
         assert came + left <= accepted + 0.6 + 0.05, "rounding of grpc-timeout, and the way there"

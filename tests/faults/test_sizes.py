@@ -37,7 +37,7 @@ async def a_rollout(address: str, rollout_id: str) -> None:
     """An bystander one still runs."""
     async with CallbackTrainer(ToolCallingMock()) as trainer, RolloutClient(address) as client:
         await client.init(rollout_id=rollout_id, messages=QUESTION, callback=trainer.callback())
-        assert (await trainer.completion(rollout_id, 20)).status == "COMPLETED"
+        assert (await trainer.outcome(rollout_id, 20)).status == "COMPLETED"
 
 
 def padded(message, name: str, size: int):

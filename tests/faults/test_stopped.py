@@ -33,29 +33,29 @@ async def still(pid: int) -> None:
 async def test_a_server_that_stands_still(stack, tmp_path):
     """60 rollouts over an attachment, and 20 with callbacks, go on beside each other."""
     server = await stack.enter_async_context(ServerProcess("--state-dir", str(tmp_path)))
-    attached, called, completions = CountingPolicy(), CountingPolicy(), []
+    attached, called, outcomes = CountingPolicy(), CountingPolicy(), []
     trainer = await stack.enter_async_context(Trainer([server.address], attached))
     callback = await stack.enter_async_context(CallbackTrainer(called))
     client = await stack.enter_async_context(RolloutClient(server.address))
     asked = list(requests("still", 60))
 
     async def gather() -> None:
-        async for completion in trainer.run(asked, max_in_flight=20):
-            completions.append(completion)
+        async for outcome in trainer.run(asked, max_in_flight=20):
+            outcomes.append(outcome)
 
     at_work = asyncio.create_task(gather())
     other = list(requests("called", 20, think=0.2))
     for request in other:
         await client.init(request, callback=callback.callback())
-    await until(lambda: completions and attached.open and called.open, "something open everywhere")
+    await until(lambda: outcomes and attached.open and called.open, "something open everywhere")
     await still(server.process.pid)
     async with asyncio.timeout(90):
         await at_work
-        ended = [await callback.completion(request.rollout_id) for request in other]
-    check_run([request.rollout_id for request in asked], completions, attached)
-    assert {completion.attempt for completion in completions} == {1}
-    for completion in ended:
-        check_whole(completion, called.replies.get)
+        ended = [await callback.outcome(request.rollout_id) for request in other]
+    check_run([request.rollout_id for request in asked], outcomes, attached)
+    assert {outcome.attempt for outcome in outcomes} == {1}
+    for outcome in ended:
+        check_whole(outcome, called.replies.get)
     assert called.asked_twice == []
 
 

@@ -88,7 +88,7 @@ def watched(monkeypatch):
 
 
 def cancels(trainer: RawTrainer) -> list[Any]:
-    ask = attach_pb2.CancelAsk(id=LONG, request=control_pb2.CancelRequest(group_id="nobody"))
+    ask = attach_pb2.CancelFrame(id=LONG, request=control_pb2.CancelRequest(group_id="nobody"))
     return [attach_pb2.TrainerFrame(cancel=ask)] * 50
 
 
@@ -112,7 +112,7 @@ def equal_inits(trainer: RawTrainer) -> list[Any]:
 
 
 def completions_again(trainer: RawTrainer) -> list[Any]:
-    received = trainer.stream.all("complete")[0].completion
+    received = trainer.stream.all("complete")[0].outcome
     return [init("ended", turns=0), recorded(received)] * 100
 
 
@@ -136,7 +136,7 @@ async def test_a_trainer_that_never_reads(watched, frames):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asked", ["one chat", "refused chats", "completions"])
+@pytest.mark.parametrize("asked", ["one chat", "refused chats", "outcomes"])
 async def test_an_agent_server_that_never_reads(watched, asked):
     """The trainer does not read on, and goes on where it was as soon as its answers are taken."""
     text = "y" * 1000
@@ -153,7 +153,7 @@ async def test_an_agent_server_that_never_reads(watched, asked):
             frame = {
                 "one chat": chat(rollout, state=LONG.encode()),
                 "refused chats": chat(nobodys),
-                "completions": complete(nobodys),
+                "outcomes": complete(nobodys),
             }[asked]
             sent = await unread.flood([frame] * 500, 2000)
             assert sent < 2000, "the trainer reads on"
@@ -189,7 +189,7 @@ async def test_two_sides_under_load_do_not_wait_for_one_another(watched):
         Trainer(server.address, lambda request: answer(request, "z" * 30_000)) as trainer,
     ):
         requests = [RolloutRequest(rollout_id=f"r{n}", agent_loop="wide", metadata={"turns": 8}) for n in range(100)]
-        ended = [completion.status async for completion in trainer.run(requests)]
+        ended = [outcome.status async for outcome in trainer.run(requests)]
         assert ended == ["COMPLETED"] * 100
         assert watched.most > 64 * KIB, "nothing was held"
 

@@ -130,7 +130,7 @@ def _request(deployment: Deployment, name: str, method: Any) -> Any:
     if name == "Chat":
         return deployment.chat()
     if name == "Complete":
-        return deployment.completion()
+        return deployment.outcome()
     request = getattr(control_pb2, method.input_type.name)()
     for field in ("rollout_id", "page_token", "cursor"):
         if field in request.DESCRIPTOR.fields_by_name:

@@ -24,8 +24,8 @@ from osmosis_grpc.storage.ledger.schema import LEDGER
 from osmosis_grpc.trainer import (
     ChatRequest,
     ChatResponse,
-    Completion,
     RolloutClient,
+    RolloutOutcome,
     RolloutRequest,
     TokenBlock,
     Trainer,
@@ -67,14 +67,14 @@ class Policy:
             self._gate.set()
 
     async def __call__(self, request: ChatRequest) -> ChatResponse:
-        if request.rollout_id in OPEN and request.number > 1 and not self._gate.is_set():
+        if request.rollout_id in OPEN and request.chat_number > 1 and not self._gate.is_set():
             self.waiting += 1
             await self._gate.wait()
-        text = f"{request.rollout_id} {request.number}"
+        text = f"{request.rollout_id} {request.chat_number}"
         count = sum(len(message["content"]) for message in request.messages) // 20
         return ChatResponse(
             message={"role": "assistant", "content": text},
-            tokens=TokenBlock.of([7, request.number], [-0.5, -0.25]),
+            tokens=TokenBlock.of([7, request.chat_number], [-0.5, -0.25]),
             prompt_ids=TokenBlock.of(list(range(count))).ids,
         )
 
@@ -83,15 +83,15 @@ def request_of(name: str) -> RolloutRequest:
     return RolloutRequest(rollout_id=name, messages=[{"role": "user", "content": f"add, {name}"}])
 
 
-def compared(completion: Completion) -> tuple:
+def compared(outcome: RolloutOutcome) -> tuple:
     """Return the parts of an outcome that are compared."""
-    samples = completion.samples.values()
+    samples = outcome.samples.values()
     tokens = [segment.ids.tolist() for sample in samples for segment in sample.segments]
-    return completion.status, completion.reward, str(completion.messages), str(tokens)
+    return outcome.status, outcome.reward, str(outcome.messages), str(tokens)
 
 
-def is_lost(completion: Completion) -> bool:
-    return completion.status == "FAILED" and completion.failure is not None and completion.failure.reason == "DATA_LOSS"
+def is_lost(outcome: RolloutOutcome) -> bool:
+    return outcome.status == "FAILED" and outcome.failure is not None and outcome.failure.reason == "DATA_LOSS"
 
 
 def checkpoint(database: Path) -> None:
@@ -131,18 +131,18 @@ def quiet_port() -> int:
 
 
 class Recorder:
-    """Records completions, and refuses those of some rollouts."""
+    """Records outcomes, and refuses those of some rollouts."""
 
     def __init__(self, refused: list[str]) -> None:
         self.refused = refused
         self.seen: set[str] = set()
-        self.recorded: dict[str, Completion] = {}
+        self.recorded: dict[str, RolloutOutcome] = {}
 
-    async def __call__(self, completion: Completion, state: bytes, credential: str) -> None:
-        self.seen.add(completion.rollout_id)
-        if completion.rollout_id in self.refused:
+    async def __call__(self, outcome: RolloutOutcome, state: bytes, credential: str) -> None:
+        self.seen.add(outcome.rollout_id)
+        if outcome.rollout_id in self.refused:
             raise Unavailable("not now", retry_after=0.05)
-        self.recorded.setdefault(completion.rollout_id, completion)
+        self.recorded.setdefault(outcome.rollout_id, outcome)
 
 
 @pytest.fixture
@@ -170,8 +170,8 @@ async def journal(tmp_path: Path) -> tuple[Path, int]:
 TOKEN = "a-token-by-which-a-trainer-knows-its-callbacks"
 
 
-async def after_journal(folder: Path, port: int) -> dict[str, Completion | str]:
-    """Return all outcomes: delivered completions, and the server's answers for settled rollouts."""
+async def after_journal(folder: Path, port: int) -> dict[str, RolloutOutcome | str]:
+    """Return all outcomes: delivered outcomes, and the server's answers for settled rollouts."""
     recorder, found = Recorder([]), {}
     async with (
         CallbackTrainer(Policy(closed=False), port=port, recorder=recorder, tokens=TOKEN),
@@ -181,7 +181,7 @@ async def after_journal(folder: Path, port: int) -> dict[str, Completion | str]:
         await until(lambda: is_empty(i async for i in client.rollouts() if not i.end_time or i.undelivered))
         for name in DONE:
             try:
-                found[name] = (await client.get(name)).completion
+                found[name] = (await client.get(name)).outcome
             except DataLoss as error:
                 found[name] = str(error)
             except Exception as error:
@@ -193,17 +193,17 @@ def check(found: dict, expected: dict, names: list[str], log: str, where: object
     """Check that each rollout is unchanged, or has failed with DATA_LOSS and is in the log."""
     for name in names:
         got = found.get(name)
-        if isinstance(got, Completion) and compared(got) == expected[name]:
+        if isinstance(got, RolloutOutcome) and compared(got) == expected[name]:
             continue
         assert name in log, (
-            f"{where}: {name} is {got and (compared(got) if isinstance(got, Completion) else got)}, unreported"
+            f"{where}: {name} is {got and (compared(got) if isinstance(got, RolloutOutcome) else got)}, unreported"
         )
         assert got is None or isinstance(got, str) or is_lost(got), f"{where}: {name} became {compared(got)}"
 
 
 async def flipped_journals(scene: Path, port: int, tmp_path: Path, caplog, count: int, seed: int) -> None:
     undamaged = await after_journal(shutil.copytree(scene, tmp_path / "undamaged"), port)
-    expected = {name: compared(completion) for name, completion in undamaged.items()}
+    expected = {name: compared(outcome) for name, outcome in undamaged.items()}
     assert {status for status, *_ in expected.values()} == {"COMPLETED"}
     assert set(expected) == {*DONE, *LATE, *OPEN}
     kept = lost = 0
@@ -214,7 +214,7 @@ async def flipped_journals(scene: Path, port: int, tmp_path: Path, caplog, count
         caplog.clear()
         found = await after_journal(folder, port)
         check(found, expected, [*DONE, *LATE, *OPEN], caplog.text, (name, bit))
-        right = sum(isinstance(c, Completion) and compared(c) == expected[n] for n, c in found.items())
+        right = sum(isinstance(c, RolloutOutcome) and compared(c) == expected[n] for n, c in found.items())
         assert right >= len(expected) - 1, f"{(name, bit)}: one bit costs one rollout at most\n{caplog.text}"
         assert right == len(expected) or not examined.is_sound, f"{(name, bit)}: doctor finds nothing"
         kept, lost = kept + right, lost + len(expected) - right
@@ -247,8 +247,8 @@ async def ledger(tmp_path: Path) -> tuple[Path, int]:
         AsyncExitStack() as stack,
     ):
         trainer = await stack.enter_async_context(Trainer([server.address], policy, ledger=path))
-        for completion in [await trainer.rollout(request_of(name)) for name in DONE]:
-            await completion.confirm()
+        for outcome in [await trainer.rollout(request_of(name)) for name in DONE]:
+            await outcome.confirm()
         for name in LATE[:2]:
             await trainer.rollout(request_of(name))
         checkpoint(path)
@@ -265,18 +265,18 @@ async def ledger(tmp_path: Path) -> tuple[Path, int]:
     return scene, port
 
 
-async def after_ledger(folder: Path, port: int) -> dict[str, Completion]:
+async def after_ledger(folder: Path, port: int) -> dict[str, RolloutOutcome]:
     """Return all outcomes that the application gets, those of repeated requests included."""
-    found: dict[str, Completion] = {}
+    found: dict[str, RolloutOutcome] = {}
     async with (
         AgentServer([Adder()], port=port, config=ENGINE, state_dir=folder / "state"),
         Trainer([f"127.0.0.1:{port}"], Policy(closed=False), ledger=folder / "ledger") as trainer,
         asyncio.timeout(PATIENCE),
     ):
-        async with aclosing(trainer.unconfirmed()) as completions:
-            async for completion in completions:
-                found[completion.rollout_id] = completion
-                await completion.confirm()
+        async with aclosing(trainer.unconfirmed()) as outcomes:
+            async for outcome in outcomes:
+                found[outcome.rollout_id] = outcome
+                await outcome.confirm()
         for name in {*LATE, *OPEN} - set(found):
             found[name] = await trainer.rollout(request_of(name))
     return found
@@ -284,7 +284,7 @@ async def after_ledger(folder: Path, port: int) -> dict[str, Completion]:
 
 async def flipped_ledgers(scene: Path, port: int, tmp_path: Path, caplog, count: int, seed: int) -> None:
     undamaged = await after_ledger(shutil.copytree(scene, tmp_path / "undamaged"), port)
-    expected = {name: compared(completion) for name, completion in undamaged.items()}
+    expected = {name: compared(outcome) for name, outcome in undamaged.items()}
     assert {status for status, *_ in expected.values()} == {"COMPLETED"}
     assert set(expected) == {*LATE, *OPEN}
     lost = 0

@@ -18,7 +18,7 @@ CHAT, COMPLETED, INIT = "/v1/chat/completions", "/v1/rollout/completed", "/v1/ro
 USER = {"role": "user", "content": "Hello"}
 REPLY = {
     "id": "r",
-    "object": "chat.completion",
+    "object": "chat.outcome",
     "created": 1,
     "model": "m",
     "choices": [{"index": 0, "message": {"role": "assistant", "content": "Done."}, "finish_reason": "stop"}],
@@ -75,7 +75,7 @@ class RawTrainer:
                 self._news.clear()
                 await self._news.wait()
 
-    async def completion(self, rollout_id="r1", seconds=15):
+    async def outcome(self, rollout_id="r1", seconds=15):
         def found():
             return [body for body in self.bodies(COMPLETED) if body["rollout_id"] == rollout_id]
 
@@ -142,7 +142,7 @@ class Gateway:
         """A real rollout goes from end to end."""
         answer = await self.init(trainer.body(rollout_id))
         assert answer.status_code == 202, answer.text
-        assert (await trainer.completion(rollout_id))["status"] == "COMPLETED"
+        assert (await trainer.outcome(rollout_id))["status"] == "COMPLETED"
 
 
 def settings(token=None, **client):

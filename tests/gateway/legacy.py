@@ -16,13 +16,13 @@ class LegacyTrainer:
     def __init__(self, port=0, tokens=True):
         self.port = port
         self.chats = []
-        self.completions = []
+        self.outcomes = []
         self.keys = []
         self.headers = []
         self.chat_faults = []
         """Statuses, (status, headers) or exceptions of seconds to wait, one per chat before it is answered."""
         self.complete_statuses = []
-        """One per completion; after the last, 200."""
+        """One per outcome; after the last, 200."""
         self.in_flight = self.most_in_flight = 0
         self.peers = set()
         self.latency = 0.0
@@ -68,12 +68,12 @@ class LegacyTrainer:
         } | more
 
     async def completed(self, count=1, seconds=10):
-        """Wait until so many completions have been acknowledged."""
+        """Wait until so many outcomes have been acknowledged."""
         async with asyncio.timeout(seconds):
-            while len(self.completions) < count:
+            while len(self.outcomes) < count:
                 self._arrived.clear()
                 await self._arrived.wait()
-        return self.completions[count - 1]
+        return self.outcomes[count - 1]
 
     def _hear(self, request):
         self.times.append(time.monotonic())
@@ -98,10 +98,12 @@ class LegacyTrainer:
         finally:
             self.in_flight -= 1
         number = self._numbers[body["rollout_id"]] = self._numbers.get(body["rollout_id"], 0) + 1
-        reply = await self._mock(ChatRequest(rollout_id=body["rollout_id"], number=number, messages=body["messages"]))
+        reply = await self._mock(
+            ChatRequest(rollout_id=body["rollout_id"], chat_number=number, messages=body["messages"])
+        )
         answer = {
             "id": body["rollout_id"],
-            "object": "chat.completion",
+            "object": "chat.outcome",
             "created": 1,
             "model": "default",
             "choices": [{"index": 0, "message": reply.message, "finish_reason": reply.finish_reason}],
@@ -120,6 +122,6 @@ class LegacyTrainer:
         self._hear(request)
         status = self.complete_statuses.pop(0) if self.complete_statuses else 200
         if 200 <= status < 300:
-            self.completions.append(body)
+            self.outcomes.append(body)
             self._arrived.set()
         return web.Response(status=status)

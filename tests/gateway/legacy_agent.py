@@ -129,7 +129,7 @@ async def never() -> None:
 
 
 async def plays(old: OldAgentServer, init: dict[str, Any]) -> None:
-    """An old agent: one chat, one completion."""
+    """An old agent: one chat, one outcome."""
     status, body = await old.chat_of(init, init["messages"], temperature=1.0, top_p=1.0, max_tokens=512)
     if status == 200:
         messages = [*init["messages"], body["choices"][0]["message"]]

@@ -60,15 +60,15 @@ class Deployment:
         return await self.client.init(rollout_id=rollout_id, **request)
 
     async def end(self, rollout_id: str = "r1", **more: Any) -> Any:
-        return await self.trainer.completion(rollout_id, timeout=10, **more)
+        return await self.trainer.outcome(rollout_id, timeout=10, **more)
 
     async def finish(self, *rollout_ids: str) -> Any:
-        """The old agent is through: the last one's completion."""
+        """The old agent is through: the last one's outcome."""
         for rollout_id in rollout_ids:
             assert await self.old.complete(rollout_id, final_messages=QUESTION) == 200
-            completion = await self.end(rollout_id)
-            assert completion.status == "COMPLETED"
-        return completion
+            outcome = await self.end(rollout_id)
+            assert outcome.status == "COMPLETED"
+        return outcome
 
     async def wait(self, rollout_id: str = "r1", attempt: int = 0) -> Any:
         async with asyncio.timeout(10):

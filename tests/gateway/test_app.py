@@ -102,7 +102,7 @@ async def test_stopping_lets_rollouts_run_on(tmp_path):
             ) as client,
         ):
             assert (await client.post("/v1/rollout/init", json=trainer.init_body())).status_code == 202
-        assert trainer.completions[0]["status"] == "COMPLETED"
+        assert trainer.outcomes[0]["status"] == "COMPLETED"
 
 
 @pytest.mark.slow
@@ -159,5 +159,5 @@ async def test_a_rollout_that_does_not_end_in_time_is_reported_to_its_trainer(mo
             ) as client,
         ):
             assert (await client.post("/v1/rollout/init", json=trainer.init_body())).status_code == 202
-        assert trainer.completions[0]["error_message"] == "FAILED: the server shut down"
+        assert trainer.outcomes[0]["error_message"] == "FAILED: the server shut down"
     assert "the drain limit of 0.2 s is over: 1 running" in caplog.text

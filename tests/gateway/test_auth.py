@@ -58,7 +58,7 @@ async def test_a_token_opens(closed, trainer):
         answer = await closed.init(trainer.body(f"r{number}"), headers=showing(value))
         assert answer.status_code == 202, value
         assert (await closed.client.get("/platform/health", headers=showing(value))).status_code == 200, value
-        await trainer.completion(f"r{number}")
+        await trainer.outcome(f"r{number}")
 
 
 async def test_nothing_else_does(closed, trainer):
@@ -98,8 +98,8 @@ async def test_an_accepted_token_is_not_the_trainers(closed, trainer):
     """The server's token and the trainer's key are two things."""
     await closed.init(trainer.body(), headers=showing(f"Bearer {TOKEN}"))
     await closed.init(trainer.body("r2", api_key="key"), headers=showing(f"Bearer {TOKEN}"))
-    await trainer.completion("r1")
-    await trainer.completion("r2")
+    await trainer.outcome("r1")
+    await trainer.outcome("r2")
     assert {headers.get("authorization") for _, headers, _ in trainer.requests} == {None, "Bearer key"}
 
 
@@ -135,7 +135,7 @@ async def test_platform_health(closed, gateway):
 
 async def test_without_a_token_everybody_may(gateway, trainer):
     assert (await gateway.init(trainer.body(), headers=showing("Bearer whatever"))).status_code == 202
-    await trainer.completion()
+    await trainer.outcome()
 
 
 @pytest.mark.parametrize("token", ["with space", "Bearer x", '"', "a:b", "0"])
@@ -144,7 +144,7 @@ async def test_any_token_that_fits_a_header_works(start, trainer, token):
     assert (await gateway.init(trainer.body())).status_code == 401
     headers = {"authorization": f"Bearer {token}".encode()}
     assert (await gateway.init(trainer.body(), headers=headers)).status_code == 202
-    await trainer.completion()
+    await trainer.outcome()
 
 
 async def test_a_token_is_neither_logged_nor_answered(start, trainer, caplog, capfd):
@@ -156,7 +156,7 @@ async def test_a_token_is_neither_logged_nor_answered(start, trainer, caplog, ca
         texts.append((await gateway.init(b"{", headers=showing(value))).text)
     texts.append((await gateway.client.get("/openapi.json")).text)
     texts.append(repr(RolloutSettings(server=RolloutServerSettings(token=TOKEN))))
-    await trainer.completion()
+    await trainer.outcome()
     texts += [
         logging.Formatter().format(row) for row in caplog.records if not row.name.startswith(("httpx", "httpcore"))
     ]
@@ -184,7 +184,7 @@ async def test_the_environment_sets_it():
     async with RawTrainer() as trainer:
         statuses, reported = await asyncio.to_thread(run, trainer.body())
         assert statuses == [401, 401, 202, 200, 401]
-        assert (await trainer.completion())["status"] == "COMPLETED"
+        assert (await trainer.outcome())["status"] == "COMPLETED"
     assert TOKEN[:-1] not in reported
 
 

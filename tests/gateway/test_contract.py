@@ -97,9 +97,9 @@ async def test_a_rollout_from_its_init_to_its_result():
 async def test_tokens_are_taken_where_the_trainer_tells_them():
     async with gateway() as (server, trainer, session), RolloutClient(server.address) as client:
         await init(session, trainer.init_body())
-        completion = await ended(client, "r1")
+        outcome = await ended(client, "r1")
         seen = [event.kind async for event in client.events("r1")]
-    sample = completion.samples["main"]
+    sample = outcome.samples["main"]
     assert sample.trainable
     replies = [kind.response for kind in seen if isinstance(kind, events.ChatAnswered)]
     assert all(len(reply.tokens.ids) and len(reply.prompt_ids) for reply in replies)
@@ -150,7 +150,7 @@ async def test_the_same_init_again_answers_the_same_and_starts_nothing():
         alias = await init(session, trainer.init_body("r3") | {"idempotency_key": "k"})
     assert {status for status, _, _ in answers} == {202}
     assert all(answer == answers[0][1] for _, answer, _ in answers)
-    assert len(trainer.completions) == 1
+    assert len(trainer.outcomes) == 1
     assert (other[0], again[0], alias[0]) == (409, 202, 409)
 
 
@@ -226,7 +226,7 @@ async def test_any_2xx_acknowledges(status):
         await trainer.completed()
         await _settled(server)
         assert (await health(session))["undelivered"] == 0
-    assert len(trainer.completions) == 1
+    assert len(trainer.outcomes) == 1
     assert trainer.keys.count("Bearer key-r1") == 3
 
 
@@ -238,7 +238,7 @@ async def test_which_results_are_sent_again():
             await until(lambda: len(trainer.keys) >= 2 + tries)
             await _settled(server)
         assert len(trainer.keys) == 2 + tries, status
-        assert len(trainer.completions) == (1 if tries == 2 else 0), status
+        assert len(trainer.outcomes) == (1 if tries == 2 else 0), status
 
     await asyncio.gather(*(sent(status, 1) for status in (400, 401, 409)))
     await asyncio.gather(*(sent(status, 2) for status in (408, 429, 500, 302)))
@@ -260,7 +260,7 @@ async def test_a_result_stays_on_record_until_it_is_delivered():
         await _settled(server)
         assert (await health(session))["undelivered"] == 0
     assert [row.rollout_id for row in rows] == ["r1"]
-    assert len(trainer.completions) == 1
+    assert len(trainer.outcomes) == 1
 
 
 async def test_a_result_is_given_up_after_its_time_and_counted():
@@ -269,7 +269,7 @@ async def test_a_result_is_given_up_after_its_time_and_counted():
         trainer.complete_statuses = [500] * 1000
         await init(session, trainer.init_body())
         await until(lambda: server.engine.capacity().expired)
-    assert trainer.completions == []
+    assert trainer.outcomes == []
 
 
 async def test_a_new_trainer_may_name_an_http_callback():

@@ -24,7 +24,7 @@ class Agent(RolloutAgentLoop):
 
 
 async def over_http(module, folder):
-    """The completion of one rollout of a module, as its HTTP trainer gets it."""
+    """The outcome of one rollout of a module, as its HTTP trainer gets it."""
     context = serving("-m", module, "-p", "0", "--log-level", "error", "--no-journal", cwd=folder)
     _, ready = await asyncio.to_thread(context.__enter__)
     try:

@@ -31,7 +31,7 @@ async def five_rollouts(ready, name):
     ):
         for number in range(5):
             await client.init(rollout_id=f"{name}-{number}", messages=QUESTION, callback=trainer.callback())
-            await trainer.completion(f"{name}-{number}", timeout=20)
+            await trainer.outcome(f"{name}-{number}", timeout=20)
         counts = await until(lambda: delivered(session))
         return counts["completed_rollouts"], (await client.info()).capacity.completed
 

@@ -200,7 +200,7 @@ async def test_advice_has_no_bounds(gateway, trainer):
             b'"messages"', b'"max_tokens_total":-5,"messages"'
         )
         assert (await gateway.init(body)).status_code == 202, raw[:20]
-        assert (await trainer.completion(f"r{number}"))["status"] == "COMPLETED"
+        assert (await trainer.outcome(f"r{number}"))["status"] == "COMPLETED"
 
 
 async def test_every_missing_field_is_named(gateway):

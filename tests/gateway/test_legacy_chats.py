@@ -66,17 +66,17 @@ async def test_messages_are_the_same_both_ways(deployment):
     assert status == 200
     [choice] = body["choices"]
     assert choice == {"index": 0, "message": deployment.policy.reply, "finish_reason": "tool_calls"}
-    assert (body["id"], body["object"], body["model"]) == ("r1", "chat.completion", "default")
+    assert (body["id"], body["object"], body["model"]) == ("r1", "chat.outcome", "default")
     usage = body["usage"]
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] > 0
     assert list(deployment.policy.asked[0].messages) == odd
     final = [*odd, deployment.policy.reply, {"role": "tool", "tool_call_id": "1", "content": "", "name": None}]
     extra = {"a": [None, {"b": "ü"}]}
     assert await deployment.old.complete("r1", final_messages=final, extra_fields=extra) == 200
-    completion = await deployment.end()
-    assert list(completion.messages) == final
-    assert dict(completion.extra_fields) == extra
-    assert completion.reward is None
+    outcome = await deployment.end()
+    assert list(outcome.messages) == final
+    assert dict(outcome.extra_fields) == extra
+    assert outcome.reward is None
 
 
 async def test_parameters(deployment):
@@ -111,8 +111,8 @@ async def test_chats_that_are_refused(deployment):
         assert (status, reported["detail"][0]["loc"]) == (422, ["body", name])
     assert deployment.policy.asked == []
     assert await deployment.old.complete("r1", "ERROR", error_message="mine") == 200
-    completion = await deployment.end()
-    assert (completion.failure.boundary, completion.failure.message) == ("agent", "mine")
+    outcome = await deployment.end()
+    assert (outcome.failure.boundary, outcome.failure.message) == ("agent", "mine")
 
 
 # Who joins whom; what Relay does about it has tests of its own
@@ -173,9 +173,9 @@ async def test_a_trainers_refusal_reaches_the_old_agent(build, kind, again):
     assert (status, "no such thing today" in body["detail"]) == (424, True)
     assert (len(deployment.policy.asked) > 1) == again
     assert await deployment.old.complete("r1", "ERROR", error_message="chat: 424") == 200
-    completion = await deployment.end()
-    assert (completion.status, completion.failure.boundary) == ("FAILED", "trainer")
-    assert "no such thing today" in completion.failure.message
+    outcome = await deployment.end()
+    assert (outcome.status, outcome.failure.boundary) == ("FAILED", "trainer")
+    assert "no such thing today" in outcome.failure.message
 
 
 @pytest.mark.parametrize("status", ["COMPLETED", "ERROR"])
@@ -188,9 +188,9 @@ async def test_after_a_refusal_the_agent_may_go_on(build, status):
     assert (reported, "busy" in body["detail"]) == (424, True)
     assert (await deployment.old.chat("r1"))[0] == 200
     assert await deployment.old.complete("r1", status) == 200
-    completion = await deployment.end()
-    assert completion.metrics.num_llm_calls == 1
+    outcome = await deployment.end()
+    assert outcome.metrics.num_llm_calls == 1
     if status == "ERROR":
-        assert (completion.status, completion.failure.boundary) == ("FAILED", "agent")
+        assert (outcome.status, outcome.failure.boundary) == ("FAILED", "agent")
     else:
-        assert completion.failure is None
+        assert outcome.failure is None

@@ -1,4 +1,4 @@
-"""A legacy agent's completion: what its rollout's end says, and that it ends whatever the completion is like."""
+"""A legacy agent's outcome: what its rollout's end says, and that it ends whatever the outcome is like."""
 
 import asyncio
 import json
@@ -39,8 +39,8 @@ async def test_metrics(deployment):
 async def test_odd_metrics_count_as_none(deployment, metrics):
     await deployment.init()
     assert await deployment.old.complete("r1", metrics=metrics) == 200
-    completion = await deployment.end()
-    assert (completion.status, completion.metrics.num_tool_calls) == ("COMPLETED", 0)
+    outcome = await deployment.end()
+    assert (outcome.status, outcome.metrics.num_tool_calls) == ("COMPLETED", 0)
 
 
 async def test_error_with_messages(deployment):
@@ -54,11 +54,11 @@ async def test_error_with_messages(deployment):
         "extra_fields": {"a": 1},
     }
     assert await deployment.old.complete("r1", "ERROR", **more) == 200
-    completion = await deployment.end()
-    assert (completion.status, completion.finish_reason) == ("FAILED", "tool_error")
-    assert (completion.failure.boundary, completion.failure.message) == ("agent", "broken")
-    assert list(completion.messages) == reported
-    assert dict(completion.extra_fields) == {"a": 1}
+    outcome = await deployment.end()
+    assert (outcome.status, outcome.finish_reason) == ("FAILED", "tool_error")
+    assert (outcome.failure.boundary, outcome.failure.message) == ("agent", "broken")
+    assert list(outcome.messages) == reported
+    assert dict(outcome.extra_fields) == {"a": 1}
 
 
 async def test_error_without_messages(deployment):
@@ -68,12 +68,12 @@ async def test_error_without_messages(deployment):
     tool = {"role": "tool", "tool_call_id": "1", "content": "6"}
     await deployment.old.chat("r1", [*QUESTION, REPLY, tool, tool])
     assert await deployment.old.complete("r1", "ERROR", extra_fields={"a": 1}) == 200
-    completion = await deployment.end()
-    assert (completion.status, completion.finish_reason, completion.reward) == ("FAILED", "error", None)
-    assert (completion.failure.boundary, bool(completion.failure.message)) == ("agent", True)
-    assert list(completion.messages) == [*QUESTION, REPLY, tool, tool, REPLY]
-    assert dict(completion.extra_fields) == {"a": 1}
-    assert completion.metrics.num_tool_calls == 2
+    outcome = await deployment.end()
+    assert (outcome.status, outcome.finish_reason, outcome.reward) == ("FAILED", "error", None)
+    assert (outcome.failure.boundary, bool(outcome.failure.message)) == ("agent", True)
+    assert list(outcome.messages) == [*QUESTION, REPLY, tool, tool, REPLY]
+    assert dict(outcome.extra_fields) == {"a": 1}
+    assert outcome.metrics.num_tool_calls == 2
 
 
 async def test_the_first_completion_counts(deployment):
@@ -81,19 +81,19 @@ async def test_the_first_completion_counts(deployment):
     assert await deployment.old.complete("r1", final_messages=[*QUESTION, REPLY], reward=1.0) == 200
     assert await deployment.old.complete("r1", "ERROR", error_message="No attempts made") == 200
     assert await deployment.old.complete("r1", reward="none") == 200
-    completion = await deployment.end()
-    assert (completion.status, completion.reward, completion.failure) == ("COMPLETED", 1.0, None)
+    outcome = await deployment.end()
+    assert (outcome.status, outcome.reward, outcome.failure) == ("COMPLETED", 1.0, None)
     assert await deployment.old.complete("r1", "ERROR", error_message="later") == 200
-    assert (await deployment.wait()).result_id == completion.result_id
+    assert (await deployment.wait()).result_id == outcome.result_id
     kinds = [event.kind async for event in deployment.client.events("r1")]
     assert sum(isinstance(kind, events.Ended) for kind in kinds) == 1
 
 
 async def ends_as_unreadable(deployment):
-    completion = await deployment.end()
-    assert (completion.status, completion.failure.boundary, completion.reward) == ("FAILED", "agent", None)
-    assert "cannot be read" in completion.failure.message
-    return completion.failure.message
+    outcome = await deployment.end()
+    assert (outcome.status, outcome.failure.boundary, outcome.reward) == ("FAILED", "agent", None)
+    assert "cannot be read" in outcome.failure.message
+    return outcome.failure.message
 
 
 @pytest.mark.parametrize(
@@ -158,8 +158,8 @@ async def test_a_completion_that_was_cut_is_none(deployment):
     writer.transport.abort()
     await asyncio.sleep(0.1)  # the server notices the end of the connection
     assert await deployment.old.complete("r1", reward=1.0) == 200
-    completion = await deployment.end()
-    assert (completion.status, completion.reward) == ("COMPLETED", 1.0)
+    outcome = await deployment.end()
+    assert (outcome.status, outcome.reward) == ("COMPLETED", 1.0)
 
 
 async def test_a_completion_with_an_open_chat(deployment):

@@ -67,8 +67,8 @@ async def test_superseded(deployment):
     assert (status, body["id"]) == (200, "r1~2")
     assert (deployment.policy.asked[-1].rollout_id, deployment.policy.asked[-1].attempt) == ("r1", 2)
     assert await deployment.old.complete("r1~2", reward=0.5) == 200
-    completion = await deployment.end(attempt=2)
-    assert (completion.attempt, completion.status, completion.reward) == (2, "COMPLETED", 0.5)
+    outcome = await deployment.end(attempt=2)
+    assert (outcome.attempt, outcome.status, outcome.reward) == (2, "COMPLETED", 0.5)
     assert (await deployment.wait(attempt=1)).finish_reason == "superseded"
 
 
@@ -114,13 +114,13 @@ async def test_timed_out(build, doing, boundary):
         await deployment.init("r0")
     await deployment.init(agent_timeout=0.25)
     chat = asyncio.create_task(deployment.old.chat("r1")) if doing != "nothing" else None
-    completion = await deployment.end()
+    outcome = await deployment.end()
     if chat is not None:
         # a chat on its way has the deadline of the rollout: its own timeout may come first
         assert (await chat)[0] in (410, 424)
     await deployment.gone("r1")
-    assert (completion.status, completion.finish_reason) == ("DEADLINE_EXCEEDED", "timeout")
-    assert (completion.failure.boundary, completion.failure.retryable) == (boundary, True)
+    assert (outcome.status, outcome.finish_reason) == ("DEADLINE_EXCEEDED", "timeout")
+    assert (outcome.failure.boundary, outcome.failure.retryable) == (boundary, True)
     if doing == "queued":
         await deployment.finish("r0")
 
@@ -130,11 +130,11 @@ async def test_an_old_agent_that_is_gone(build):
     await deployment.init()
     assert (await deployment.old.chat("r1"))[0] == 200
     await deployment.old.runner.cleanup()
-    completion = await deployment.end()
-    assert completion.status == "FAILED"
-    assert (completion.failure.boundary, completion.failure.retryable) == ("server", True)
-    assert "silent for 0.2 s" in completion.failure.message
-    assert list(completion.messages) == [*QUESTION, REPLY]
+    outcome = await deployment.end()
+    assert outcome.status == "FAILED"
+    assert (outcome.failure.boundary, outcome.failure.retryable) == ("server", True)
+    assert "silent for 0.2 s" in outcome.failure.message
+    assert list(outcome.messages) == [*QUESTION, REPLY]
     await deployment.gone("r1")
 
 
@@ -168,9 +168,9 @@ async def test_our_server_stops(build, limit):
     for rollout_id in ("r1", "r2"):
         await deployment.gone(rollout_id)
     if limit:
-        for completion in await asyncio.gather(*waits):
-            assert (completion.status, completion.failure.boundary) == ("FAILED", "server")
-            assert completion.failure.retryable
+        for outcome in await asyncio.gather(*waits):
+            assert (outcome.status, outcome.failure.boundary) == ("FAILED", "server")
+            assert outcome.failure.retryable
     for wait in waits:
         wait.cancel()
     await asyncio.gather(*waits, return_exceptions=True)

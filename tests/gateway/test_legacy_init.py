@@ -34,10 +34,10 @@ async def test_a_rollout(build):
         idempotency_key="k1",
     )
     assert list(started.tools) == [TOOL]
-    completion = await deployment.end()
-    assert (completion.status, completion.reward, completion.finish_reason) == ("COMPLETED", 1.0, "stop")
-    assert list(completion.messages) == [*QUESTION, REPLY]
-    assert completion.samples["main"].trainable
+    outcome = await deployment.end()
+    assert (outcome.status, outcome.reward, outcome.finish_reason) == ("COMPLETED", 1.0, "stop")
+    assert list(outcome.messages) == [*QUESTION, REPLY]
+    assert outcome.samples["main"].trainable
     [init] = deployment.old.inits
     assert init.pop("api_key").startswith(init.pop("idempotency_key") + ".")
     assert init.pop("server_url").startswith("http://127.0.0.1:")
@@ -140,8 +140,8 @@ async def test_calls_are_held_while_the_rollout_waits(build):
     await deployment.finish("r1")
     assert [(await chat)[0] for chat in chats] == [200, 200]
     assert (await deployment.finish("r2")).metrics.num_llm_calls == 2
-    completion = await deployment.end("r3")
-    assert (completion.status, completion.reward) == ("COMPLETED", 0.0)
+    outcome = await deployment.end("r3")
+    assert (outcome.status, outcome.reward) == ("COMPLETED", 0.0)
 
 
 async def test_calls_before_the_init_is_answered(deployment):
@@ -264,8 +264,8 @@ async def test_an_init_whose_answer_was_lost(deployment, early):
     assert await deployment.old.complete_of(lost, "ERROR") == 200
     assert (await deployment.old.chat_of(new))[0] == 200
     assert await deployment.old.complete_of(new, reward=1.0) == 200
-    completion = await deployment.end()
-    assert (completion.status, completion.reward, completion.metrics.num_llm_calls) == ("COMPLETED", 1.0, 1)
+    outcome = await deployment.end()
+    assert (outcome.status, outcome.reward, outcome.metrics.num_llm_calls) == ("COMPLETED", 1.0, 1)
 
 
 async def test_our_process_was_started_again(build):

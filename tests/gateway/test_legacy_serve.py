@@ -134,11 +134,11 @@ async def test_serve_hosts_it(old, monkeypatch):
                     rollout_id=f"r{number}", messages=QUESTION, callback=trainer.callback(), agent_loop=name
                 )
                 assert list(started.tools) == [TOOL]
-                return await trainer.completion(f"r{number}", timeout=10)
+                return await trainer.outcome(f"r{number}", timeout=10)
 
-            for completion in await asyncio.gather(*(rollout(number) for number in range(40))):
-                assert (completion.status, completion.reward) == ("COMPLETED", 1.0)
-                assert completion.samples["main"].trainable
+            for outcome in await asyncio.gather(*(rollout(number) for number in range(40))):
+                assert (outcome.status, outcome.reward) == ("COMPLETED", 1.0)
+                assert outcome.samples["main"].trainable
         assert old.keys == ["Bearer from-env"] * 40
         server.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(server.wait, 10) == 0

@@ -35,12 +35,12 @@ class Trainer:
 
     def __init__(self) -> None:
         self.chats: list[Any] = []
-        self.completions: list[Any] = []
+        self.outcomes: list[Any] = []
         self.headers: list[Any] = []
         self.answers: list[Any] = []
         self.reply: dict[str, Any] = {
             "id": "r1",
-            "object": "chat.completion",
+            "object": "chat.outcome",
             "created": 1,
             "model": "default",
             "choices": [{"index": 0, "message": REPLY, "finish_reason": "stop"}],
@@ -72,7 +72,7 @@ class Trainer:
         return await self._answer(request, web.json_response(self.reply))
 
     async def _completed(self, request: web.Request) -> web.Response:
-        self.completions.append(json.loads(await request.text()))
+        self.outcomes.append(json.loads(await request.text()))
         return await self._answer(request, web.json_response({"status": "ok"}))
 
     async def _answer(self, request: web.Request, usual: web.Response) -> web.Response:
@@ -280,7 +280,7 @@ async def test_4xx_is_final(trainer, llm, status):
     assert raised.value.status_code == status
     with pytest.raises(OsmosisValidationError):
         await llm.complete_rollout("COMPLETED", [])
-    assert (len(trainer.chats), len(trainer.completions)) == (1, 1)
+    assert (len(trainer.chats), len(trainer.outcomes)) == (1, 1)
 
 
 async def test_redirects_are_not_followed(trainer):
@@ -288,7 +288,7 @@ async def test_redirects_are_not_followed(trainer):
     async with OsmosisLLMClient(trainer.url, "r1", "key", max_retries=0, settings=SETTINGS) as llm:
         with pytest.raises(OsmosisServerError, match="307"):
             await llm.chat_completions(QUESTION)
-    assert trainer.completions == []
+    assert trainer.outcomes == []
 
 
 async def test_timeouts(trainer):
@@ -360,14 +360,14 @@ async def test_what_cannot_travel(trainer, llm, messages, params):
 async def test_any_2xx_acknowledges(trainer, llm, status):
     trainer.answers = [status]
     await llm.complete_rollout("COMPLETED", [*QUESTION, REPLY])
-    assert len(trainer.completions) == 1
+    assert len(trainer.outcomes) == 1
 
 
 async def test_a_completion(trainer, llm):
     await llm.chat_completions(QUESTION)
     messages = [*QUESTION, {"role": "assistant", "content": None, "x": None}]
     await llm.complete_rollout("COMPLETED", messages, reward=0.0)
-    [body] = trainer.completions
+    [body] = trainer.outcomes
     metrics = body.pop("metrics")
     assert body == {
         "rollout_id": "r1",
@@ -393,7 +393,7 @@ async def test_a_completion(trainer, llm):
 async def test_metrics_of_ones_own(trainer, llm):
     own = RolloutMetrics(num_tool_calls=4, tool_latency_ms=1.5, num_llm_calls=2, total_latency_ms=9.0)
     await llm.complete_rollout("COMPLETED", [], metrics=own)
-    reported = trainer.completions[0]["metrics"]
+    reported = trainer.outcomes[0]["metrics"]
     assert (reported["num_tool_calls"], reported["tool_latency_ms"], reported["num_llm_calls"]) == (4, 1.5, 2)
     assert reported["total_latency_ms"] == 9.0
 
@@ -408,7 +408,7 @@ async def test_metrics_add_up(trainer, llm):
 
 async def test_an_error(trainer, llm):
     await llm.complete_rollout("ERROR", QUESTION, finish_reason="error", error_message="it broke")
-    [body] = trainer.completions
+    [body] = trainer.outcomes
     assert (body["status"], body["error_message"], body["finish_reason"]) == ("ERROR", "it broke", "error")
     assert "reward" not in body
     assert body["final_messages"] == QUESTION
@@ -416,28 +416,28 @@ async def test_an_error(trainer, llm):
 
 async def test_an_error_without_a_message(trainer, llm):
     await llm.complete_rollout("ERROR", [], finish_reason="error")
-    assert trainer.completions[0].get("error_message", "-").strip(": ") not in ("", "FAILED")
+    assert trainer.outcomes[0].get("error_message", "-").strip(": ") not in ("", "FAILED")
 
 
 @pytest.mark.parametrize("status", ["DONE", "", "completed"])
 async def test_another_status(trainer, llm, status):
     with pytest.raises(InvalidArgument, match="neither COMPLETED nor ERROR"):
         await llm.complete_rollout(status, [])
-    assert trainer.completions == []
+    assert trainer.outcomes == []
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), "1", True, object()])
 async def test_a_reward_that_is_no_number(trainer, llm, reward):
     with pytest.raises(InvalidArgument, match="reward"):
         await llm.complete_rollout("COMPLETED", [], reward=reward)
-    assert trainer.completions == []
+    assert trainer.outcomes == []
 
 
 async def test_a_completion_is_tried_again(trainer):
     trainer.answers = [500, 503]
     async with OsmosisLLMClient(trainer.url, "r1", complete_rollout_retries=2, settings=SETTINGS) as llm:
         await llm.complete_rollout("COMPLETED", [])
-    assert trainer.completions == [trainer.completions[0]] * 3
+    assert trainer.outcomes == [trainer.outcomes[0]] * 3
 
 
 async def test_a_completion_that_fails(trainer):
@@ -445,7 +445,7 @@ async def test_a_completion_that_fails(trainer):
     async with OsmosisLLMClient(trainer.url, "r1", complete_rollout_retries=1, settings=SETTINGS) as llm:
         with pytest.raises(OsmosisServerError):
             await llm.complete_rollout("COMPLETED", [])
-    assert len(trainer.completions) == 2
+    assert len(trainer.outcomes) == 2
 
 
 # Settings and lifetime

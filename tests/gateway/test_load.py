@@ -38,8 +38,8 @@ async def test_a_thousand_chats_are_in_flight_at_once():
     finally:
         context.__exit__(None, None, None)
     assert {status for status, _, _ in answers} == {202}
-    assert len({done["rollout_id"] for done in trainer.completions}) == len(trainer.completions) == 1000
-    assert {done["status"] for done in trainer.completions} == {"COMPLETED"}
+    assert len({done["rollout_id"] for done in trainer.outcomes}) == len(trainer.outcomes) == 1000
+    assert {done["status"] for done in trainer.outcomes} == {"COMPLETED"}
 
 
 @pytest.mark.slow
@@ -62,5 +62,5 @@ async def test_a_trainer_that_is_down_for_30_seconds_gets_every_result_once():
                 await until(lambda: counted(session, "undelivered", 0))
     finally:
         context.__exit__(None, None, None)
-    assert trainer.completions == []
-    assert sorted(done["rollout_id"] for done in back.completions) == sorted(f"r{i}" for i in range(20))
+    assert trainer.outcomes == []
+    assert sorted(done["rollout_id"] for done in back.outcomes) == sorted(f"r{i}" for i in range(20))

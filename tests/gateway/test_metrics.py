@@ -21,7 +21,7 @@ METRICS = "/metrics"
 
 async def test_o3_rollouts_over_http_are_on_the_page(gateway, trainer):
     await gateway.init(trainer.body("r1"))
-    await trainer.completion("r1")
+    await trainer.outcome("r1")
     answer = await gateway.client.get(METRICS)
     assert (answer.status_code, answer.headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
     page = Page(answer.text)
@@ -88,7 +88,7 @@ async def test_o3_a_gateway_alone_counts_what_it_passes_on(stack, trainer):
     http, _ = await stack.enter_async_context(serve_standalone(server.address, port=0, callback_port=0))
     async with httpx.AsyncClient(base_url=f"http://{http.address}", trust_env=False) as client:
         assert (await client.post("/v1/rollout/init", json=trainer.body("r1"))).status_code == 202
-        await trainer.completion("r1")
+        await trainer.outcome("r1")
         while not (page := Page((await client.get(METRICS)).text)).value(
             "osmosis_trainer_rollouts_total", status="COMPLETED", evaluation="false"
         ):  # its trainer knows before it has counted

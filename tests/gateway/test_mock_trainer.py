@@ -46,14 +46,14 @@ async def ask(client, *messages, **body):
     return answer.json()
 
 
-def message_of(completion):
-    return completion["choices"][0]["message"]
+def message_of(outcome):
+    return outcome["choices"][0]["message"]
 
 
 async def test_a_completion_is_whole(trainer):
     assert await ask(await trainer(), {"role": "system", "content": "Be brief."}, USER) == {
         "id": "r1",
-        "object": "chat.completion",
+        "object": "chat.outcome",
         "created": 0,
         "model": "default",
         "choices": [{"index": 0, "message": {"role": "assistant", "content": "OK."}, "finish_reason": "stop"}],
@@ -109,13 +109,13 @@ async def test_what_is_a_calculation(trainer, content, calls):
 
 @pytest.mark.parametrize("role", ["assistant", "system"])
 async def test_only_a_user_wants_a_calculation(trainer, role):
-    completion = await ask(await trainer(), {"role": "user", "content": "add"}, {"role": role, "content": "add"})
-    assert message_of(completion) == {"role": "assistant", "content": "OK."}
+    outcome = await ask(await trainer(), {"role": "user", "content": "add"}, {"role": role, "content": "add"})
+    assert message_of(outcome) == {"role": "assistant", "content": "OK."}
 
 
 async def test_no_messages_are_a_prompt_too(trainer):
-    completion = await ask(await trainer())
-    assert (message_of(completion)["content"], completion["prompt_token_ids"]) == ("OK.", list(range(10)))
+    outcome = await ask(await trainer())
+    assert (message_of(outcome)["content"], outcome["prompt_token_ids"]) == ("OK.", list(range(10)))
 
 
 async def test_a_generator_says_what_is_asked_for(trainer):
@@ -139,8 +139,8 @@ async def test_a_generator_says_what_is_asked_for(trainer):
 
 async def test_the_parameters_are_taken(trainer):
     params = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 16, "stop": ["\n"], "logprobs": True, "seed": {"any": 1}}
-    completion = await ask(await trainer(), USER, model="mine", **params)
-    assert completion == {**await ask(await trainer(), USER, stop="\n", logprobs=None), "model": "mine"}
+    outcome = await ask(await trainer(), USER, model="mine", **params)
+    assert outcome == {**await ask(await trainer(), USER, stop="\n", logprobs=None), "model": "mine"}
 
 
 @pytest.mark.parametrize(

@@ -288,7 +288,7 @@ async def test_a_name_is_dialled_where_it_was_checked(gateway, trainer, listen, 
     canary = await listen("127.0.0.2", trainer.port)
     names["trainer.example"] = ["127.0.0.1", "127.0.0.2"]
     await gateway.init(trainer.body(server_url=f"http://trainer.example:{trainer.port}"))
-    await trainer.completion()
+    await trainer.outcome()
     assert trainer.connections == 2
     assert canary.connections == 0
 
@@ -302,7 +302,7 @@ async def test_a_second_look_that_is_refused_changes_nothing(gateway, trainer, n
     await trainer.until(lambda: trainer.requests)
     assert (await gateway.init(trainer.body("r2", server_url=url))).status_code == 422
     gate.set()
-    await trainer.completion()
+    await trainer.outcome()
 
 
 @pytest.mark.parametrize("second", ["the same again", "another that is not started"])
@@ -315,7 +315,7 @@ async def test_a_second_look_does_not_unpin_the_first(gateway, trainer, second):
     other = {} if second == "the same again" else {"rollout_id": "r2", "agent_loop": "no such"}
     assert (await gateway.init(first | other)).status_code == (404 if other else 202)
     gate.set()
-    assert (await trainer.completion(seconds=5))["status"] == "COMPLETED"
+    assert (await trainer.outcome(seconds=5))["status"] == "COMPLETED"
 
 
 def _after(gate, answer=None):
@@ -340,7 +340,7 @@ async def test_redirects_are_not_followed(gateway, listen):
         await trainer.until(lambda: len(trainer.bodies(COMPLETED)) == 2)
         trainer.answers = {CHAT: [away]}
         await gateway.init(trainer.body(f"second-{status}", api_key=KEY))
-        assert str(status) in (await trainer.completion(f"second-{status}"))["error_message"]
+        assert str(status) in (await trainer.outcome(f"second-{status}"))["error_message"]
 
     await asyncio.gather(*(not_followed(status) for status in (301, 302, 303, 307, 308)))
     assert canary.connections == 0
@@ -376,7 +376,7 @@ async def test_a_large_answer_is_not_read_to_its_end(gateway, trainer, path, len
     trainer.answers[path] = [large, response(REPLY)]
     await gateway.init(trainer.body())
     if path == CHAT:
-        reported = await trainer.completion()
+        reported = await trainer.outcome()
         assert (reported["status"], "bytes" in reported["error_message"]) == ("ERROR", True)
     else:
         await _delivered(gateway, trainer)
@@ -397,7 +397,7 @@ async def test_a_packed_answer_does_not_fill_the_memory(gateway, trainer, status
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     trainer.answers[CHAT] = [response(_bomb(1024), status, ["Content-Encoding: gzip"])]
     await gateway.init(trainer.body())
-    assert (await trainer.completion())["status"] == "ERROR"
+    assert (await trainer.outcome())["status"] == "ERROR"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
     await _well(gateway, trainer)
 
@@ -416,7 +416,7 @@ async def test_an_answer_that_never_ends_is_given_up(start, trainer, path):
     trainer.answers[path] = [drip, response(REPLY)]
     await gateway.init(trainer.body())
     if path == CHAT:
-        assert "1 s" in (await trainer.completion())["error_message"]
+        assert "1 s" in (await trainer.outcome())["error_message"]
     else:
         await _delivered(gateway, trainer)
     await gateway.still_serves(trainer)
@@ -517,7 +517,7 @@ async def test_broken_answers_end_a_rollout_and_no_more(start, trainer, caplog):
     for number, (name, raw) in enumerate((BROKEN | {n: response(b) for n, b in UNREADABLE.items()}).items()):
         trainer.answers[CHAT] = [raw]
         assert (await gateway.init(trainer.body(f"r{number}"))).status_code == 202
-        reported = await trainer.completion(f"r{number}")
+        reported = await trainer.outcome(f"r{number}")
         assert reported["status"] == "ERROR", name
         assert "trainer" in reported["error_message"], (name, reported["error_message"])
     assert [row.getMessage() for row in caplog.records if row.exc_info] == []
@@ -529,7 +529,7 @@ async def test_odd_answers_are_the_trainers_fault_or_ignored(start, trainer):
     for number, odd in enumerate(ODD):
         trainer.answers[CHAT] = [response(REPLY | odd)]
         await gateway.init(trainer.body(f"r{number}"))
-        reported = await trainer.completion(f"r{number}")
+        reported = await trainer.outcome(f"r{number}")
         assert reported["status"] == "COMPLETED" or "trainer" in reported["error_message"], (
             odd,
             reported["error_message"],
@@ -557,7 +557,7 @@ async def test_no_cookie_is_kept(gateway, trainer, listen):
     cookie = ["Set-Cookie: who=me; Path=/", "Set-Cookie: where=here; Domain=127.0.0.1; Path=/"]
     trainer.answers = {CHAT: [response(REPLY, 200, cookie)], COMPLETED: [response(b"{}", 200, cookie)]}
     await gateway.init(trainer.body())
-    await trainer.completion()
+    await trainer.outcome()
     await gateway.still_serves(other)
     trainer.answers.clear()
     await gateway.still_serves(trainer, "another")
@@ -572,7 +572,7 @@ async def test_each_trainer_is_shown_its_own_key(gateway, trainer, listen):
     rows += [(trainer, "four", {"api_key": "key-four"}), (trainer, "five", {})]
     await asyncio.gather(*(gateway.init(at.body(name, **key)) for at, name, key in rows))
     for at, name, _ in rows:
-        await at.completion(name)
+        await at.outcome(name)
     for at in (trainer, other, third):
         for _, headers, body in at.requests:
             name = json.loads(body)["rollout_id"]
@@ -607,7 +607,7 @@ async def test_a_key_is_not_passed_on(start, listen, caplog, capfd):
         trainer = await listen()
         trainer.answers = {CHAT: [echo], COMPLETED: [echo, response()]}
         answer = await gateway.init(trainer.body(name, api_key=KEY))
-        reported = await trainer.completion(name)
+        reported = await trainer.outcome(name)
         async with RolloutClient(gateway.server.address) as client:
             events = [repr(event) async for event in client.events(name)]
             info = await client.get(name)

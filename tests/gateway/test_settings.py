@@ -162,7 +162,7 @@ async def test_max_keepalive_connections_bounds_what_is_kept(kept, most, least):
     client = RolloutClientSettings(max_keepalive_connections=kept)
     async with gateway(client=client) as (_, trainer, session):
         for part in range(2):
-            before = len(trainer.completions)
+            before = len(trainer.outcomes)
             await asyncio.gather(*(init(session, trainer.init_body(f"r{part}-{i}")) for i in range(4)))
             await trainer.completed(before + 4)
     assert least <= len(trainer.peers) <= most

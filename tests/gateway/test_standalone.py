@@ -68,8 +68,8 @@ async def test_rollouts_through_a_gateway_of_its_own():
     assert refused[0] == 422
     assert refused[1]["detail"][0]["loc"] == ["body", "server_url"]
     assert code == 0
-    assert len(trainer.completions) == 10
-    assert all(done["reward"] == 1.0 for done in trainer.completions)
+    assert len(trainer.outcomes) == 10
+    assert all(done["reward"] == 1.0 for done in trainer.outcomes)
     assert set(trainer.keys) == {f"Bearer key-r{i}" for i in range(10)}
     assert "tools" not in trainer.chats[0]
     assert counts == {
@@ -101,8 +101,8 @@ async def test_ended_in_the_middle_and_started_again_every_rollout_ends_once(end
         finally:
             context.__exit__(None, None, None)
     assert (again["http"], again["callback"]) == (ready["http"], ready["callback"])
-    assert sorted(done["rollout_id"] for done in trainer.completions) == sorted(f"r{i}" for i in range(20))
-    assert {done["status"] for done in trainer.completions} == {"COMPLETED"}
+    assert sorted(done["rollout_id"] for done in trainer.outcomes) == sorted(f"r{i}" for i in range(20))
+    assert {done["status"] for done in trainer.outcomes} == {"COMPLETED"}
 
 
 async def test_a_name_that_does_not_resolve_for_a_while_costs_nothing(monkeypatch):

@@ -82,15 +82,15 @@ class NewTrainer:
             if fault.kind == "unavailable":
                 raise Unavailable("the sampler is unavailable")
             raise ResourceExhausted("the sampler is busy", retry_after=fault.retry_after)
-        if request.number > len(self.scenario.script):
-            raise FailedPrecondition(f"there is no chat {request.number} in the script")
+        if request.chat_number > len(self.scenario.script):
+            raise FailedPrecondition(f"there is no chat {request.chat_number} in the script")
         self.chats.append(request)
         await asyncio.sleep(self.scenario.latency)  # the trainer's latency
-        message, finish_reason = self.scenario.script[request.number - 1]
+        message, finish_reason = self.scenario.script[request.chat_number - 1]
         reply = dataclasses.replace(answer(request, message, tokens=REPLY_TOKENS), finish_reason=finish_reason)
         if self.scenario.tells_tokens:
             return reply
-        sampled = request.number - 1
+        sampled = request.chat_number - 1
         prompt = REPLY_TOKENS * sampled + MESSAGE_TOKENS * (len(request.messages) - sampled)
         usage = {"prompt_tokens": prompt, "completion_tokens": REPLY_TOKENS}
         return dataclasses.replace(reply, tokens=None, prompt_ids=None, usage=usage)

@@ -19,7 +19,7 @@ SAMPLES = {
     errors.AlreadyExists: errors.AlreadyExists("taken", rollout_id="r", attempt=3),
     errors.Aborted: errors.Aborted("newer", rollout_id="r", attempt=4),
     errors.FailedPrecondition: errors.FailedPrecondition("not so", kind="JOURNAL", subject="j"),
-    errors.OutOfRange: errors.OutOfRange("gone", first_number=7, first_cursor="j.9"),
+    errors.OutOfRange: errors.OutOfRange("gone", first_event_number=7, first_cursor="j.9"),
     errors.ResourceExhausted: errors.ResourceExhausted("full", retry_after=1.5),
     errors.Unavailable: errors.Unavailable("draining", retry_after=5.0),
 }

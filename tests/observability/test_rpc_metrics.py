@@ -128,7 +128,7 @@ async def test_o1_both_sides_of_callbacks_count_the_same(server):
     async with CallbackTrainer(policy) as trainer, RolloutClient(server.address) as client:
         for number in range(4):
             await client.init(request(f"ok-{number}", label="1"), callback=trainer.callback())
-            await asyncio.wait_for(trainer.completion(f"ok-{number}"), PATIENCE)
+            await asyncio.wait_for(trainer.outcome(f"ok-{number}"), PATIENCE)
         made = await until_ended(server.metrics, 8, "grpc_client_attempt")
         answered = await until_ended(trainer.source, 8)
     expected = {("Chat", "OK"): 4, ("Complete", "OK"): 4}

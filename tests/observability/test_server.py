@@ -88,7 +88,7 @@ async def test_o2_cancelled_and_superseded_rollouts_are_counted_as_such(serve):
             await client.init(request(name, attempt=attempt), callback=listener.callback())
             await until(lambda count=count: agent.waiting == count)
         await client.cancel("waits-0")
-        await asyncio.wait_for(listener.completion("waits-0"), PATIENCE)
+        await asyncio.wait_for(listener.outcome("waits-0"), PATIENCE)
     page = scrape(server.metrics)
     for reason in ("cancelled", "superseded"):
         labels = {"status": "CANCELLED", "finish_reason": reason, "error_category": ""}
@@ -105,7 +105,7 @@ async def test_o2_a_prompt_that_changes_earlier_tokens_is_a_break(serve, attach_
 
     def drifting(asked):
         reply = policy(asked)
-        if asked.number == 2:
+        if asked.chat_number == 2:
             reply.prompt_ids.flags.writeable = True
             reply.prompt_ids[0] += 1
         return reply
@@ -150,7 +150,7 @@ async def test_o2_running_and_waiting_rollouts_are_counted(serve, attach_to):
 async def test_o2_outcomes_that_cannot_be_delivered(serve):
     server = await serve(Mixed())
 
-    async def refuse(completion, state, credential):
+    async def refuse(outcome, state, credential):
         raise ResourceExhausted("not now")
 
     async with CallbackTrainer(policy, recorder=refuse) as listener, RolloutClient(server.address) as client:
@@ -359,7 +359,7 @@ async def test_o3_no_secret_is_on_the_page(stack, serve, attach_to):
     ):
         callback = listener.callback(credential=CANARY, state=CANARY.encode())
         await client.init(request(f"callback-{CANARY}", api_key=CANARY), callback=callback)
-        await asyncio.wait_for(listener.completion(f"callback-{CANARY}"), PATIENCE)
+        await asyncio.wait_for(listener.outcome(f"callback-{CANARY}"), PATIENCE)
         assert CANARY not in scrape(listener.source).text
     page = scrape(server.metrics)
     assert sum(v for k, v in page.samples.items() if k[0] == "osmosis_rollouts_total") == 3

@@ -236,7 +236,7 @@ async def play(mock, offered, turns=12, **more):
     """What it calls, turn by turn, and its last word."""
     messages, called = [QUESTION], []
     for number in range(1, turns):
-        reply = await mock(ChatRequest(rollout_id="r", messages=messages, number=number, tools=offered, **more))
+        reply = await mock(ChatRequest(rollout_id="r", messages=messages, chat_number=number, tools=offered, **more))
         assert copy_message(reply.message, "m") == reply.message
         messages.append(reply.message)
         if not reply.message.get("tool_calls"):
@@ -267,12 +267,14 @@ async def test_t05_the_mock_heeds_the_tool_choice_and_leaves_judges_alone():
 
 async def test_t05_an_agent_that_forgets_its_calls_gets_an_answer_all_the_same():
     mock = EveryToolMock("over")
-    replies = [await mock(ChatRequest(rollout_id="r", messages=[QUESTION], number=n, tools=tools("a"))) for n in (8, 9)]
+    replies = [
+        await mock(ChatRequest(rollout_id="r", messages=[QUESTION], chat_number=n, tools=tools("a"))) for n in (8, 9)
+    ]
     assert replies[0].message["tool_calls"]
     assert replies[1].message["content"] == "over"
 
 
 async def test_t05_the_same_chat_has_the_same_reply():
-    request = ChatRequest(rollout_id="r", messages=[QUESTION], number=1, tools=tools("a", "b"))
+    request = ChatRequest(rollout_id="r", messages=[QUESTION], chat_number=1, tools=tools("a", "b"))
     first, second = await EveryToolMock()(request), await EveryToolMock()(request)
     assert first == second

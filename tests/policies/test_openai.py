@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2
 from osmosis_grpc.errors import (
     CallError,
     DeadlineExceeded,
@@ -23,8 +23,8 @@ from osmosis_grpc.errors import (
 from osmosis_grpc.policies import OpenAIPolicy
 from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.testing.calculator import CalculatorAgent
-from osmosis_grpc.types import ChatRequest, ChatResponse, CompletionStatus, VersionSpan
-from osmosis_grpc.wire.trainer import reply_bytes, reply_from_wire
+from osmosis_grpc.types import ChatRequest, ChatResponse, OutcomeStatus, VersionSpan
+from osmosis_grpc.wire.chat import reply_bytes, reply_from_wire
 
 KEY = "sk-very-secret"
 QUESTION = [{"role": "user", "content": "2+3?"}]
@@ -84,7 +84,7 @@ async def test_token_ids_are_kept_where_the_server_gives_them(body):
     assert np.array_equal(response.tokens.logprobs, [-0.25, np.nan], equal_nan=True)
     assert response.prompt_ids.tolist() == [1, 2, 3]
     assert response.versions == (VersionSpan("step-7", 2),)
-    assert reply_from_wire(trainer_pb2.ChatResponse.FromString(reply_bytes(response))).message == REPLY
+    assert reply_from_wire(chat_pb2.ChatResponse.FromString(reply_bytes(response))).message == REPLY
 
 
 @pytest.mark.parametrize("body", [PLAIN, NULLS], ids=["unaware", "null"])
@@ -135,10 +135,10 @@ async def test_the_request_body():
 async def test_a_rollout_with_tokens_is_trainable():
     body = choice(logprobs={"content": [{"logprob": -1}, {"logprob": -2}]})
     async with model_server(body) as (url, _), OpenAIPolicy(url, "m") as policy:
-        completion = await run_rollout(CalculatorAgent(), policy, QUESTION, label="5")
-    assert completion.samples["main"].trainable is True
-    assert completion.samples["main"].segments[0].ids.tolist() == [1, 2, 3, 20, 21]
-    assert completion.reward == 1.0
+        outcome = await run_rollout(CalculatorAgent(), policy, QUESTION, label="5")
+    assert outcome.samples["main"].trainable is True
+    assert outcome.samples["main"].segments[0].ids.tolist() == [1, 2, 3, 20, 21]
+    assert outcome.reward == 1.0
 
 
 @pytest.mark.parametrize(
@@ -146,14 +146,14 @@ async def test_a_rollout_with_tokens_is_trainable():
 )
 async def test_a_rollout_without_tokens_completes_and_is_not_trainable(body, reason):
     async with model_server(body) as (url, _), OpenAIPolicy(url, "m") as policy:
-        completion = await run_rollout(CalculatorAgent(), policy, QUESTION, label="5")
-    sample = completion.samples["main"]
-    assert completion.status is CompletionStatus.COMPLETED
+        outcome = await run_rollout(CalculatorAgent(), policy, QUESTION, label="5")
+    sample = outcome.samples["main"]
+    assert outcome.status is OutcomeStatus.COMPLETED
     assert sample.trainable is False
     assert sample.segments == ()
     assert sample.not_trainable_reason.startswith("chat 1: ")
     assert reason in sample.not_trainable_reason
-    assert completion.messages[-1] == REPLY
+    assert outcome.messages[-1] == REPLY
 
 
 async def test_a_rollouts_tools_are_offered():

@@ -13,7 +13,7 @@ from osmosis_grpc.errors import FailedPrecondition
 from osmosis_grpc.policies import EchoPolicy, ScriptedPolicy, ToolCallingMock
 from osmosis_grpc.testing import collect_rollout, run_rollout
 from osmosis_grpc.testing.calculator import CalculatorAgent
-from osmosis_grpc.types import ChatRequest, CompletionStatus, events
+from osmosis_grpc.types import ChatRequest, OutcomeStatus, events
 from osmosis_grpc.types.messages import copy_message
 
 
@@ -22,7 +22,7 @@ def user(text):
 
 
 def chat(messages, number=1, **more) -> ChatRequest:
-    return ChatRequest(rollout_id="r", messages=messages, number=number, **more)
+    return ChatRequest(rollout_id="r", messages=messages, chat_number=number, **more)
 
 
 # The formula of osmosis_grpc.policies.formula, from its description
@@ -55,7 +55,7 @@ def test_the_formula_is_as_described(rollout_id, sample, number, count):
 async def test_a_rollout_of_the_mock_has_the_tokens_of_the_formula(tokens):
     """Prompts grow: prompt(n+1) = prompt(n) + reply(n) + 4 ids per message that is new."""
     question = [{"role": "system", "content": "Calculate."}, user("What is (2+3)*(4+5)?")]
-    completion, seen = await collect_rollout(
+    outcome, seen = await collect_rollout(
         CalculatorAgent(), ToolCallingMock(tokens=tokens), question, rollout_id="ü-1", label="45"
     )
     asked = [event.kind for event in seen if isinstance(event.kind, events.ChatRequested)]
@@ -63,7 +63,7 @@ async def test_a_rollout_of_the_mock_has_the_tokens_of_the_formula(tokens):
     assert len(asked) == len(answers) == 3
     known, position = [], 0
     for request, response in zip(asked, answers, strict=True):
-        reply, before = made_up(f"ü-1/main/{request.number}", tokens), known
+        reply, before = made_up(f"ü-1/main/{request.chat_number}", tokens), known
         for _ in request.messages:
             known = known + made_up(f"ü-1/main/message/{position}", 4)
             position += 1
@@ -76,10 +76,10 @@ async def test_a_rollout_of_the_mock_has_the_tokens_of_the_formula(tokens):
             "total_tokens": len(known) + len(reply),
         }
         known, position = known + reply, position + 1
-    (segment,) = completion.samples["main"].segments
+    (segment,) = outcome.samples["main"].segments
     assert segment.ids.tolist() == known
     assert segment.sampled == sum(len(response.tokens.ids) for response in answers)
-    assert (completion.reward, completion.samples["main"].trainable) == (1.0, True)
+    assert (outcome.reward, outcome.samples["main"].trainable) == (1.0, True)
 
 
 async def test_a_rewind_of_the_mock_is_a_branch():
@@ -96,8 +96,8 @@ async def test_a_rewind_of_the_mock_is_a_branch():
             last = await ctx.chat([*first, reply, user("c")])
             return ctx.complete([*first, reply, user("c"), last.message])
 
-    completion = await run_rollout(Rewinds(), EchoPolicy(), rollout_id="r")
-    one, two = completion.samples["main"].segments
+    outcome = await run_rollout(Rewinds(), EchoPolicy(), rollout_id="r")
+    one, two = outcome.samples["main"].segments
     assert (one.chats, two.chats) == ((1, 2), (3,))
     shared = made_up("r/main/message/0", 4) + made_up("r/main/1", None) + made_up("r/main/message/2", 4)
     assert one.ids.tolist() == shared + made_up("r/main/2", None)
@@ -145,22 +145,22 @@ async def test_the_mock_calls_two_tools_at_once_and_then_one():
     ],
 )
 async def test_the_mock_and_the_calculator_agree(question, result, calls):
-    completion = await run_rollout(
+    outcome = await run_rollout(
         CalculatorAgent(), ToolCallingMock(), [user(f"Please work out {question}.")], label=result
     )
-    assert completion.status is CompletionStatus.COMPLETED
-    assert completion.messages[-1]["content"].endswith(f"#### {result}")
-    assert completion.reward == 1.0
-    results = [message["content"] for message in completion.messages if message["role"] == "tool"]
+    assert outcome.status is OutcomeStatus.COMPLETED
+    assert outcome.messages[-1]["content"].endswith(f"#### {result}")
+    assert outcome.reward == 1.0
+    results = [message["content"] for message in outcome.messages if message["role"] == "tool"]
     assert len(results) == calls
     assert not [text for text in results if text.startswith("Error")]
 
 
 async def test_a_tool_that_failed_ends_the_reckoning():
-    completion = await run_rollout(CalculatorAgent(), ToolCallingMock(), [user("What is 1/0?")], label="1")
-    assert completion.status is CompletionStatus.COMPLETED
-    assert "I cannot answer" in completion.messages[-1]["content"]
-    assert completion.reward == 0.0
+    outcome = await run_rollout(CalculatorAgent(), ToolCallingMock(), [user("What is 1/0?")], label="1")
+    assert outcome.status is OutcomeStatus.COMPLETED
+    assert "I cannot answer" in outcome.messages[-1]["content"]
+    assert outcome.reward == 0.0
 
 
 def history(question, call, result):
@@ -267,7 +267,7 @@ async def test_a_script_per_rollout_and_a_script_that_is_a_function():
     assert (await policy(chat([]))).message["content"] == "for r"
     with pytest.raises(FailedPrecondition):
         await policy(ChatRequest(rollout_id="q", messages=[]))
-    policy = ScriptedPolicy(lambda request: f"{request.rollout_id} {request.number}")
+    policy = ScriptedPolicy(lambda request: f"{request.rollout_id} {request.chat_number}")
     assert (await policy(chat([], 5))).message["content"] == "r 5"
 
 

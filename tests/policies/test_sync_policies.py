@@ -17,5 +17,5 @@ async def awaited(request):
 
 @pytest.mark.parametrize("policy", [sync, awaited])
 async def test_run_rollout_takes_sync_and_async_policies(policy):
-    completion = await run_rollout(Talker(), policy, [USER])
-    assert (completion.status, completion.samples["main"].trainable) == ("COMPLETED", True)
+    outcome = await run_rollout(Talker(), policy, [USER])
+    assert (outcome.status, outcome.samples["main"].trainable) == ("COMPLETED", True)

@@ -14,7 +14,7 @@ from osmosis_grpc.policies import OpenAIPolicy
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import ChatRequest, Trainer, VersionSpan
-from osmosis_grpc.types import CompletionStatus
+from osmosis_grpc.types import OutcomeStatus
 from tests.callback_trainer import CallbackTrainer
 from tests.processes import ROOT
 from tests.waiting import until
@@ -74,7 +74,7 @@ async def test_u05_an_abort_is_asked_again_and_is_never_a_reply():
         Trainer([target], OpenAIPolicy(url, "m", version="v1")) as trainer,
     ):
         outcome = await asyncio.wait_for(trainer.rollout(rollout_id="r", messages=QUESTION, label="5"), PATIENCE)
-    assert (outcome.status, outcome.reward) == (CompletionStatus.COMPLETED, 1.0)
+    assert (outcome.status, outcome.reward) == (OutcomeStatus.COMPLETED, 1.0)
     assert [m["content"] for m in outcome.messages if m["role"] == "assistant"] == ["#### 5"]
     assert outcome.samples["main"].segments[0].ids.tolist() == [1, 2, 3, 20, 21]
     assert [body["messages"] for _, body in model.seen] == [QUESTION] * 3, "the same chat, three times"
@@ -88,7 +88,7 @@ async def test_u05_aborts_without_end_end_the_rollout():
         Trainer([target], OpenAIPolicy(url, "m")) as trainer,
     ):
         outcome = await asyncio.wait_for(trainer.rollout(rollout_id="r", messages=QUESTION), PATIENCE)
-    assert outcome.status is CompletionStatus.FAILED
+    assert outcome.status is OutcomeStatus.FAILED
     assert outcome.failure.boundary == "trainer"
     assert f"aborted the chat (POST {url}/chat/completions)" in outcome.failure.message
 
@@ -97,7 +97,7 @@ async def test_u05_a_session_key_is_the_same_for_a_sample_and_another_for_anothe
     model = ModelServer(choice())
     async with model.serving() as url, OpenAIPolicy(url, "m") as policy:
         for rollout_id, sample, number in (("a", "main", 1), ("a", "main", 2), ("a", "two", 1), ("ü b", "main", 1)):
-            await policy(ChatRequest(rollout_id=rollout_id, sample=sample, number=number, messages=QUESTION))
+            await policy(ChatRequest(rollout_id=rollout_id, sample=sample, chat_number=number, messages=QUESTION))
         await policy(ChatRequest(rollout_id="a\r\nX-Evil: 1", messages=QUESTION))
     keys = [key for key, _ in model.seen]
     assert keys == ["a/main", "a/main", "a/two", "%C3%BC%20b/main", "a%0D%0AX-Evil%3A%201/main"]

@@ -17,7 +17,7 @@ from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.server import AgentServer, ClientTls, Credentials, ServerConfig, ServerSecurity, ServerTls
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient, Trainer
-from osmosis_grpc.types import CompletionStatus
+from osmosis_grpc.types import OutcomeStatus
 from tests.callback_trainer import CallbackTrainer
 from tests.security.conftest import TOKEN
 from tests.waiting import ended, until
@@ -172,12 +172,12 @@ async def test_an_attachment_over_mtls_with_a_token(files):
         async with Trainer(
             [server.address], ToolCallingMock(), credentials=Credentials(token=TOKEN, tls=files.client("client"))
         ) as trainer:
-            completion = await asyncio.wait_for(trainer.rollout(rollout_id="r", messages=QUESTION), PATIENCE)
-            seen = [event.number async for event in trainer.events("r")]
+            outcome = await asyncio.wait_for(trainer.rollout(rollout_id="r", messages=QUESTION), PATIENCE)
+            seen = [event.event_number async for event in trainer.events("r")]
         async with RolloutClient(server.address, token=TOKEN, tls=files.client("client")) as client:
-            assert (await client.get("r")).completion.status is CompletionStatus.COMPLETED
+            assert (await client.get("r")).outcome.status is OutcomeStatus.COMPLETED
         assert server.engine.rollouts.get("token:lab", "r")
-    assert completion.status is CompletionStatus.COMPLETED
+    assert outcome.status is OutcomeStatus.COMPLETED
     assert seen == list(range(1, len(seen) + 1))
 
 
@@ -200,7 +200,7 @@ async def test_a_certificate_is_an_owner(files, name):
         answer = await session.post("/v1/rollout/init", json=body | {"rollout_id": "h"})
         assert answer.status_code == 202
         assert {record.rollout_id for record in (await server.engine.rollouts.page(owner))[0]} == {"r", "h"}
-        await asyncio.wait_for(trainer.completion("r"), PATIENCE)
+        await asyncio.wait_for(trainer.outcome("r"), PATIENCE)
 
 
 async def test_dialling_out_over_tls_with_a_token(files, stranger, caplog):
@@ -219,8 +219,8 @@ async def test_dialling_out_over_tls_with_a_token(files, stranger, caplog):
             assert TOKEN not in caplog.text
         credentials = Credentials(token=TOKEN, tls=files.client("client"))
         async with AgentServer([CalculatorAgent()], port=0, connect=[trainer.address], credentials=credentials):
-            completion = await asyncio.wait_for(trainer.rollout(rollout_id="r", messages=QUESTION), PATIENCE)
-            assert completion.status is CompletionStatus.COMPLETED
+            outcome = await asyncio.wait_for(trainer.rollout(rollout_id="r", messages=QUESTION), PATIENCE)
+            assert outcome.status is OutcomeStatus.COMPLETED
 
 
 async def called_back(files, trainer_tls, server_tls, *, server_name=""):
@@ -239,7 +239,7 @@ async def called_back(files, trainer_tls, server_tls, *, server_name=""):
 
 @pytest.mark.slow
 async def test_callbacks_over_tls(files, stranger):
-    completed, failed = CompletionStatus.COMPLETED, CompletionStatus.FAILED
+    completed, failed = OutcomeStatus.COMPLETED, OutcomeStatus.FAILED
     calls = {
         "by its host": called_back(files, files.server(), files.client()),
         "by its name": called_back(files, files.server(), files.client(), server_name="localhost"),

@@ -14,7 +14,7 @@ from osmosis_grpc.server import AgentServer, ServerSecurity
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.trainer import Credentials, RolloutClient, Trainer
-from osmosis_grpc.types import Callback, CompletionStatus
+from osmosis_grpc.types import Callback, OutcomeStatus
 from tests.callback_trainer import CallbackTrainer
 from tests.security.conftest import SECOND, TOKEN
 from tests.waiting import ended
@@ -82,7 +82,7 @@ async def test_other_owners_do_not_see_a_rollout(deployment):
     await stream.aclose()
     assert (await owner.get("r")).activity.description
     agent.go.set()
-    assert (await asyncio.wait_for(trainer.completion("r"), PATIENCE)).status is CompletionStatus.COMPLETED
+    assert (await asyncio.wait_for(trainer.outcome("r"), PATIENCE)).status is OutcomeStatus.COMPLETED
 
 
 async def test_a_rotated_token_keeps_its_rollouts(deployment):
@@ -91,7 +91,7 @@ async def test_a_rotated_token_keeps_its_rollouts(deployment):
     assert not again.created
     assert await rows(rotated) == await rows(owner) == ["r"]
     assert len(await rotated.cancel("r")) == 1
-    assert (await asyncio.wait_for(ended(owner, "r"), PATIENCE)).status is CompletionStatus.CANCELLED
+    assert (await asyncio.wait_for(ended(owner, "r"), PATIENCE)).status is OutcomeStatus.CANCELLED
 
 
 async def test_http_callers_are_owners_as_well(deployment, stack):
@@ -148,7 +148,7 @@ async def test_over_attachments_rollouts_are_their_owners(deployment):
         with pytest.raises(NotFound):
             await owner.get("a")
         agent.go.set()
-        assert (await asyncio.wait_for(running, PATIENCE)).status is CompletionStatus.COMPLETED
+        assert (await asyncio.wait_for(running, PATIENCE)).status is OutcomeStatus.COMPLETED
 
 
 async def test_a_server_that_dials_in_cannot_replace_another(stack):
@@ -161,7 +161,7 @@ async def test_a_server_that_dials_in_cannot_replace_another(stack):
 
     channel = await stack.enter_async_context(grpc.aio.insecure_channel(trainer.address))
     hello = attach_pb2.ServerHello(
-        process_uuid="p", journal_id="journal-of-one", version="x", protocol_min=1, protocol_max=1, max_open_rollouts=1
+        process_id="p", journal_id="journal-of-one", version="x", protocol_min=1, protocol_max=1, max_open_rollouts=1
     )
 
     async def dial(token):
@@ -191,13 +191,13 @@ async def test_a_callback_has_a_credential_of_its_own(stack, serve):
 
     async def ends(rollout_id, callback):
         await client.init(rollout_id=rollout_id, messages=QUESTION, callback=callback)
-        completion = await asyncio.wait_for(ended(client, rollout_id), PATIENCE)
-        return completion.status, completion.failure and completion.failure.boundary
+        outcome = await asyncio.wait_for(ended(client, rollout_id), PATIENCE)
+        return outcome.status, outcome.failure and outcome.failure.boundary
 
     made = trainer.callback()
     assert TOKEN not in made.credential
     assert made == trainer.callback()
-    completed, failed = (CompletionStatus.COMPLETED, None), (CompletionStatus.FAILED, "trainer")
+    completed, failed = (OutcomeStatus.COMPLETED, None), (OutcomeStatus.FAILED, "trainer")
     assert await ends("r1", made) == completed
     assert await ends("r2", trainer.callback(rollout_id="r2")) == completed
     assert await ends("r3", trainer.callback(rollout_id="r2")) == failed

@@ -183,7 +183,7 @@ async def test_the_gateway_alone_in_front_of_a_guarded_server(files, tmp_path):
                     shown = {"authorization": f"Bearer {TOKEN}"}
                     answer = await client.post("/v1/rollout/init", json=trainer.body(), headers=shown)
                     assert answer.status_code == 202
-                    assert (await trainer.completion())["status"] == "COMPLETED"
+                    assert (await trainer.outcome())["status"] == "COMPLETED"
             finally:
                 gateway.kill()
 
@@ -253,16 +253,16 @@ async def test_no_secret_is_logged(tmp_path):
                             "/v1/rollout/init", json=body, headers={"authorization": f"Bearer {shown}"}
                         )
                         seen.append(answer.text)
-            await old.completion()
-            completions = {name: await ended(client, name) for name in callbacks if name != "away"}
-            assert {name: str(row.status) for name, row in completions.items()} == {
+            await old.outcome()
+            outcomes = {name: await ended(client, name) for name in callbacks if name != "away"}
+            assert {name: str(row.status) for name, row in outcomes.items()} == {
                 "completed": "COMPLETED",
                 "the token": "COMPLETED",
                 "refused": "FAILED",
                 "echoed": "FAILED",
             }
-            assert "[credential]" in completions["echoed"].failure.message
-            seen.append(repr(completions))
+            assert "[credential]" in outcomes["echoed"].failure.message
+            seen.append(repr(outcomes))
             async with RolloutClient(ready["grpc"], token=CANARIES["option"]) as other:
                 for name, owner in [*((name, client) for name in callbacks), ("r1", other)]:
                     seen.append(repr(await owner.get(name)))

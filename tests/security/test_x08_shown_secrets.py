@@ -36,13 +36,13 @@ async def seen(address, state_dir):
         async with RolloutClient(address, token=TOKENS["caller"]) as client:
             callback = trainer.callback(rollout_id="r")
             await client.init(rollout_id="r", messages=[{"role": "user", "content": "hi"}], callback=callback)
-            completion = await ended(client, "r")
+            outcome = await ended(client, "r")
         async with RolloutClient(address) as stranger:
             with pytest.raises(Unauthenticated):
                 await stranger.info()
         async with RolloutClient(address, token=TOKENS["admin"]) as admin:
             await admin.drain()
-    assert completion.status.name == "COMPLETED"
+    assert outcome.status.name == "COMPLETED"
     (text,) = texts
     assert "PATH=" in text
     return text, b"".join(path.read_bytes() for path in state_dir.rglob("*") if path.is_file())

@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2, services_pb2_grpc, trainer_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, outcome_pb2, services_pb2_grpc
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.link.callback_credentials import narrowed
@@ -13,7 +13,7 @@ from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import RolloutClient, Trainer
-from osmosis_grpc.types import Callback, CompletionStatus
+from osmosis_grpc.types import Callback, OutcomeStatus
 from tests.callback_trainer import CallbackTrainer
 from tests.security.conftest import TOKEN
 from tests.waiting import PATIENCE, ended, until
@@ -53,19 +53,19 @@ class Policy:
 
 def forged(rollout_id):
     """An outcome that no server reported."""
-    completion = rollout_pb2.Completion(
+    outcome = outcome_pb2.RolloutOutcome(
         rollout_id=rollout_id,
         attempt=1,
         result_id="0" * 32,
-        status=rollout_pb2.COMPLETION_STATUS_COMPLETED,
+        status=outcome_pb2.OUTCOME_STATUS_COMPLETED,
         finish_reason="stop",
         reward=1000.0,
     )
-    return trainer_pb2.CompleteRequest(completion=completion)
+    return outcome_pb2.CompleteRequest(outcome=outcome)
 
 
 def chat(rollout_id):
-    request = trainer_pb2.ChatRequest(rollout_id=rollout_id, attempt=1, sample="main", number=1)
+    request = chat_pb2.ChatRequest(rollout_id=rollout_id, attempt=1, sample="main", chat_number=1)
     request.full.messages.add(role="user", text="hello")
     return request
 
@@ -116,8 +116,8 @@ async def test_x19_a_strangers_outcome_and_chat_are_refused(stack, options):
     assert await statuses(trainer, "known", given(server, "another")) == ["PERMISSION_DENIED"] * 2
     assert policy.asked == []
     agent.go.set()
-    completion, *_ = await asyncio.gather(*running)
-    assert (completion.status, completion.reward) == (CompletionStatus.COMPLETED, 1.0)
+    outcome, *_ = await asyncio.gather(*running)
+    assert (outcome.status, outcome.reward) == (OutcomeStatus.COMPLETED, 1.0)
     assert sorted(policy.asked) == ["another", "known"]
 
 
@@ -152,7 +152,7 @@ async def test_x19_a_trainer_with_a_ledger_knows_its_callbacks_after_a_restart(s
         await running
     async with trainer_of(server, ledger=ledger, listen=first.address) as second:
         agent.go.set()
-        assert (await begin(second, "r")).status is CompletionStatus.COMPLETED
+        assert (await begin(second, "r")).status is OutcomeStatus.COMPLETED
         assert given(server, "r") == credential
 
 
@@ -163,6 +163,6 @@ async def test_x19_a_callback_made_by_hand_without_a_credential_fails_its_own_ro
     trainer = await stack.enter_async_context(CallbackTrainer(policy))
     client = await stack.enter_async_context(RolloutClient(server.address))
     await client.init(rollout_id="r", messages=QUESTION, callback=Callback(target=trainer.address))
-    completion = await asyncio.wait_for(ended(client, "r"), 30)
-    assert completion.status is CompletionStatus.FAILED
+    outcome = await asyncio.wait_for(ended(client, "r"), 30)
+    assert outcome.status is OutcomeStatus.FAILED
     assert policy.asked == []

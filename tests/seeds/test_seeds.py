@@ -23,7 +23,7 @@ PREAMBLE = HERE / "preamble.py"
 BLOCKS_PER_PAGE = {"000": 2, "001": 15}
 BLOCKS = sorted(path.stem for path in (HERE / "blocks").glob("*.py"))
 
-# How a page's rollouts end: block, policy, question, fields of the request, what the completion says.
+# How a page's rollouts end: block, policy, question, fields of the request, what the outcome says.
 COMPLETED, FAILED = "COMPLETED", "FAILED"
 MOCK, ECHO = ToolCallingMock(), EchoPolicy()
 SIX = {"metadata": {"ground_truth": "6"}}
@@ -133,9 +133,9 @@ async def test_a_block_runs(block):
 @pytest.mark.parametrize(("block", "policy", "question", "fields", "end"), ROLLOUTS)
 async def test_an_agent_of_the_pages_ends_as_the_table_says(block, policy, question, fields, end):
     agent = agent_of(await run_blocks(block))
-    completion = await run_rollout(agent, policy, asked(question), **fields)
-    boundary = completion.failure and completion.failure.boundary
-    assert (completion.status, completion.finish_reason, completion.reward, boundary) == end
+    outcome = await run_rollout(agent, policy, asked(question), **fields)
+    boundary = outcome.failure and outcome.failure.boundary
+    assert (outcome.status, outcome.finish_reason, outcome.reward, boundary) == end
 
 
 async def test_every_agent_of_the_pages_is_in_the_table():
@@ -145,10 +145,10 @@ async def test_every_agent_of_the_pages_is_in_the_table():
 
 async def test_the_calculator_s_tools_run():
     agent = agent_of(await run_blocks("seed001_06_calculator_agent"))
-    completion = await run_rollout(agent, MOCK, asked("What is (1 + 2) * (3 + 4)?"), metadata={"ground_truth": "21"})
-    assert [m["content"] for m in completion.messages if m["role"] == "tool"] == ["3", "7", "21.0"]
-    assert completion.metrics.num_tool_calls == 3
-    assert completion.reward == 1.0
+    outcome = await run_rollout(agent, MOCK, asked("What is (1 + 2) * (3 + 4)?"), metadata={"ground_truth": "21"})
+    assert [m["content"] for m in outcome.messages if m["role"] == "tool"] == ["3", "7", "21.0"]
+    assert outcome.metrics.num_tool_calls == 3
+    assert outcome.reward == 1.0
 
 
 async def test_logged_events_are_in_the_trajectory():
@@ -166,10 +166,10 @@ async def test_a_caught_error_is_returned_gracefully():
 
     names = await run_blocks("seed001_15_errors")
     names["agent_loop_logic"] = undefined
-    completion = await run_rollout(agent_of(names), ECHO, asked("6"))
-    assert completion.status == FAILED
-    assert completion.failure.boundary == "agent"
-    assert completion.failure.message == "Agent failed: name 'messages' is not defined"
+    outcome = await run_rollout(agent_of(names), ECHO, asked("6"))
+    assert outcome.status == FAILED
+    assert outcome.failure.boundary == "agent"
+    assert outcome.failure.message == "Agent failed: name 'messages' is not defined"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.trainer_frames import subscribe
@@ -19,8 +19,8 @@ async def bystander(server: Any, rollout_id: str = "bystander"):
         chat = await other.chat()
         yield other
         await other.answer(chat)
-        completion = await other.finish()
-        assert (completion.rollout_id, completion.status) == (rollout_id, rollout_pb2.COMPLETION_STATUS_COMPLETED)
+        outcome = await other.finish()
+        assert (outcome.rollout_id, outcome.status) == (rollout_id, outcome_pb2.OUTCOME_STATUS_COMPLETED)
         assert stream is other.stream
         assert stream.over is None
 
@@ -66,7 +66,7 @@ def user(text: str) -> dict[str, str]:
 
 
 def key(chat: Any) -> tuple[str, int, str, int]:
-    return chat.rollout_id, chat.attempt, chat.sample, chat.number
+    return chat.rollout_id, chat.attempt, chat.sample, chat.chat_number
 
 
 def texts(messages: Any) -> list[str]:
@@ -107,4 +107,4 @@ async def kinds_until(trainer: RawTrainer, name: str, last: str) -> list[Any]:
 
 
 def numbers(answers: Any) -> list[int]:
-    return [answer.event.number for answer in answers]
+    return [answer.event.event_number for answer in answers]

@@ -2,12 +2,12 @@
 
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2, rollout_pb2
 from osmosis_grpc.testing.raw import RawTrainer
 from tests.server.attached import Talk, Wide, plays, texts, user
 
 MIB = 1024 * 1024
-COMPLETED = rollout_pb2.COMPLETION_STATUS_COMPLETED
+COMPLETED = outcome_pb2.OUTCOME_STATUS_COMPLETED
 
 
 async def test_the_server_says_who_it_is(serve):
@@ -20,7 +20,7 @@ async def test_the_server_says_who_it_is(serve):
         assert (hello.protocol_min, hello.protocol_max) == (1, 1)
         assert (hello.max_open_rollouts, list(hello.agent_loops), hello.draining) == (7, ["talk", "wide"], False)
         assert hello.journal_id
-        assert hello.process_uuid
+        assert hello.process_id
         assert hello.limits.max_message_bytes == 64 * MIB
         await trainer.barrier()
         assert (stream.count("hello"), stream.count("window")) == (1, 0), (
@@ -42,21 +42,21 @@ async def test_a_rollout_travels_by_reference(serve):
         stream = await trainer.attach()
         answer = await trainer.start("r", turns=3)
         assert (answer.started, [tool.function.name for tool in answer.tools]) == (True, ["nod"])
-        completion = await trainer.finish()
+        outcome = await trainer.finish()
         first, second, third = stream.all("chat")
         assert texts(first.full.messages) == ["How are you?"]
-        assert (second.delta.continues, texts(second.delta.messages)) == (1, ["so much for turn 1"])
-        assert (third.delta.continues, texts(third.delta.messages)) == (2, ["so much for turn 2"])
+        assert (second.delta.parent_chat, texts(second.delta.messages)) == (1, ["so much for turn 1"])
+        assert (third.delta.parent_chat, texts(third.delta.messages)) == (2, ["so much for turn 2"])
         assert not any(chat.HasField("tools") for chat in (first, second, third))
 
-        assert (completion.messages_after.sample, completion.messages_after.number) == ("main", 3)
-        assert texts(completion.messages) == ["so much for turn 3"]
-        sample = completion.samples["main"]
+        assert (outcome.prefix_chat.sample, outcome.prefix_chat.chat_number) == ("main", 3)
+        assert texts(outcome.messages) == ["so much for turn 3"]
+        sample = outcome.samples["main"]
         assert (sample.trainable, sample.not_trainable_reason, list(sample.messages)) == (True, "", [])
         (segment,) = sample.segments
         assert (list(segment.ids), list(segment.logprobs)) == ([], [])
         assert (list(segment.chats), list(segment.mask_runs)) == ([1, 2, 3], [1, 1, 1, 1, 1, 1])
-        assert (completion.status, completion.reward, list(completion.omitted)) == (COMPLETED, 1.0, [])
+        assert (outcome.status, outcome.reward, list(outcome.omitted)) == (COMPLETED, 1.0, [])
 
 
 async def test_the_message_size_does_not_grow_with_the_history(serve):
@@ -84,12 +84,12 @@ async def test_a_loop_that_rewinds_continues_the_older_chat(serve):
     async with RawTrainer(server.address) as trainer:
         stream = await trainer.attach()
         await trainer.start("r")
-        completion = await trainer.finish()
+        outcome = await trainer.finish()
         _, left, right = stream.all("chat")
-        assert (left.number, left.delta.continues, texts(left.delta.messages)) == (2, 1, ["left"])
-        assert (right.number, right.delta.continues, texts(right.delta.messages)) == (3, 1, ["right"])
-        assert (completion.messages_after.number, texts(completion.messages)) == (1, ["the end"])
-        assert [list(segment.chats) for segment in completion.samples["main"].segments] == [[1, 2], [3]]
+        assert (left.chat_number, left.delta.parent_chat, texts(left.delta.messages)) == (2, 1, ["left"])
+        assert (right.chat_number, right.delta.parent_chat, texts(right.delta.messages)) == (3, 1, ["right"])
+        assert (outcome.prefix_chat.chat_number, texts(outcome.messages)) == (1, ["the end"])
+        assert [list(segment.chats) for segment in outcome.samples["main"].segments] == [[1, 2], [3]]
 
 
 async def test_an_edited_history_goes_in_full(serve):
@@ -104,10 +104,10 @@ async def test_an_edited_history_goes_in_full(serve):
     async with RawTrainer(server.address) as trainer:
         stream = await trainer.attach()
         await trainer.start("r")
-        completion = await trainer.finish()
+        outcome = await trainer.finish()
         assert texts(stream.all("chat")[1].full.messages) == ["How were you?", "fine", "and?"]
-        assert not completion.HasField("messages_after")
-        assert texts(completion.messages) == ["something else"]
+        assert not outcome.HasField("prefix_chat")
+        assert texts(outcome.messages) == ["something else"]
 
 
 async def test_tools_travel_only_where_the_loop_chose_its_own(serve):
@@ -139,7 +139,7 @@ async def test_a_trainer_that_wants_full_histories_gets_them(serve):
         await trainer.attach(history=rollout_pb2.HISTORY_FORM_DELTA)
         await trainer.start("s", turns=2)
         await trainer.finish()
-        assert trainer.stream.all("chat")[1].delta.continues == 1
+        assert trainer.stream.all("chat")[1].delta.parent_chat == 1
 
 
 async def test_an_open_chat_comes_again_in_the_form_that_the_new_stream_wants(serve):

@@ -3,14 +3,14 @@
 import asyncio
 from typing import Any
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2
 from osmosis_grpc.link import frame_stream
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.trainer_frames import HEARTBEAT, subscribe
 from tests.server.attached import Talk, bystander_watcher, kinds_until
 from tests.waiting import until
 
-COMPLETED, FAILED = rollout_pb2.COMPLETION_STATUS_COMPLETED, rollout_pb2.COMPLETION_STATUS_FAILED
+COMPLETED, FAILED = outcome_pb2.OUTCOME_STATUS_COMPLETED, outcome_pb2.OUTCOME_STATUS_FAILED
 
 
 async def test_heartbeats_keep_a_stream_alive(serve, monkeypatch):
@@ -54,13 +54,13 @@ async def test_rollouts_end_when_their_trainer_stays_away_and_are_delivered_when
         await trainer.stream.cut()
         await watcher.send(subscribe("s", "r"))
         ended = await kinds_until(watcher, "s", "ended")
-        assert ended[-1].event.ended.completion.status == FAILED
+        assert ended[-1].event.ended.outcome.status == FAILED
         stream = await trainer.attach()
-        completion = await trainer.settled()
-        assert (completion.status, completion.HasField("reward")) == (FAILED, False)
-        failure = completion.failure
-        assert (failure.boundary, failure.retryable) == (rollout_pb2.FAILURE_BOUNDARY_TRAINER, True)
-        assert completion.messages_after.number == 1
+        outcome = await trainer.settled()
+        assert (outcome.status, outcome.HasField("reward")) == (FAILED, False)
+        failure = outcome.failure
+        assert (failure.boundary, failure.retryable) == (outcome_pb2.FAILURE_BOUNDARY_TRAINER, True)
+        assert outcome.prefix_chat.chat_number == 1
         await trainer.barrier()
         assert stream.count("chat") == 0
         await trainer.start("afterwards")
@@ -84,7 +84,7 @@ async def test_a_completion_whose_trainer_never_comes_expires(serve):
         await trainer.attach()
         await trainer.start("r")
         await trainer.answer(await trainer.chat())
-        await trainer.completion()
+        await trainer.outcome()
         await trainer.stream.cut()
         await until(lambda: server.engine.capacity().expired, timeout=1.5)
     assert server.engine.capacity().undelivered == 0

@@ -82,6 +82,6 @@ async def test_chats_go_before_events(serve):
         events = [place for place, kind in enumerate(order) if kind == "event"]
         assert order.index("chat") < events[len(events) // 2]
         for name in ("s0", "s19"):
-            received = [e.response.event.number for e in stream.all("event") if e.id == name]
+            received = [e.response.event.event_number for e in stream.all("event") if e.id == name]
             assert all(b == a + 1 for a, b in pairwise(received))
             assert received[0] == 1

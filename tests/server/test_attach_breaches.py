@@ -9,12 +9,13 @@ from google.rpc import error_details_pb2
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import (
     attach_pb2,
+    chat_pb2,
     control_pb2,
     error_pb2,
     message_pb2,
+    outcome_pb2,
     rollout_pb2,
     services_pb2,
-    trainer_pb2,
 )
 from osmosis_grpc.link import frame_stream
 from osmosis_grpc.server import AgentServer
@@ -34,7 +35,7 @@ from osmosis_grpc.testing.raw.trainer_frames import (
 from tests.server.attached import Talk, bystander
 
 INVALID, EXHAUSTED, PRECONDITION, NOT_FOUND, UNAVAILABLE = 3, 8, 9, 5, 14
-COMPLETED, FAILED = rollout_pb2.COMPLETION_STATUS_COMPLETED, rollout_pb2.COMPLETION_STATUS_FAILED
+COMPLETED, FAILED = outcome_pb2.OUTCOME_STATUS_COMPLETED, outcome_pb2.OUTCOME_STATUS_FAILED
 
 Sent = Callable[[RawTrainer], Any]
 
@@ -156,9 +157,9 @@ AFTER_HELLO: dict[str, tuple[Sent, str]] = {
     "a frame of an unknown kind": (lambda _: bytes([10, 3, 0xFA, 0x01, 0]), "frames.frame"),
     "a second hello": (lambda t: frames(t.hello()), "frames.hello"),
     "the answer to a chat not asked yet": (lambda _: frames(unasked()), "chat_reply"),
-    "the answer to a chat 0": (lambda _: frames(unasked(number=0)), "chat_reply"),
-    "the answer to a sample that is none": (lambda _: frames(unasked(sample="other", number=1)), "chat_reply"),
-    "the answer to an attempt that is none": (lambda _: frames(unasked(attempt=2, number=1)), "chat_reply"),
+    "the answer to a chat 0": (lambda _: frames(unasked(chat_number=0)), "chat_reply"),
+    "the answer to a sample that is none": (lambda _: frames(unasked(sample="other", chat_number=1)), "chat_reply"),
+    "the answer to an attempt that is none": (lambda _: frames(unasked(attempt=2, chat_number=1)), "chat_reply"),
     "the answer to an unknown rollout": (lambda _: frames(unasked(rollout_id="nobody's")), "chat_reply"),
 }
 
@@ -235,7 +236,7 @@ MALFORMED: dict[str, tuple[dict[str, Any], str]] = {
         {"messages": [message_pb2.Message(role="user", extra_json="no")]},
         "messages[0].extra_json",
     ),
-    "a group that is too small": ({"group": rollout_pb2.Group(id="g", index=3, size=2)}, "group.index"),
+    "a group that is too small": ({"group": outcome_pb2.Group(id="g", index=3, size=2)}, "group.index"),
     "no time at all": ({"agent_timeout": {"seconds": 0}}, "agent_timeout"),
     "a trace with a line break": (
         {"trace_context": rollout_pb2.TraceContext(traceparent="a\nb")},
@@ -293,8 +294,8 @@ async def test_what_answers_nothing_is_ignored(serve):
     server = await serve(Talk())
     async with bystander(server), RawTrainer(server.address) as trainer:
         await trainer.attach()
-        completion = rollout_pb2.Completion(rollout_id="unknown", attempt=1, result_id="unknown")
-        await trainer.send(recorded(completion), attach_pb2.TrainerFrame(unsubscribe={"id": "unknown"}))
+        outcome = outcome_pb2.RolloutOutcome(rollout_id="unknown", attempt=1, result_id="unknown")
+        await trainer.send(recorded(outcome), attach_pb2.TrainerFrame(unsubscribe={"id": "unknown"}))
         await works_again(trainer)
 
 
@@ -305,14 +306,14 @@ async def test_a_delta_on_an_unknown_chat_is_sent_again_in_full(serve):
         await trainer.start("r", turns=3)
         await trainer.answer(await trainer.chat(), "one")
         delta = await trainer.chat()
-        assert delta.delta.continues == 1
+        assert delta.delta.parent_chat == 1
         await trainer.send(chat_reply(delta, status=unknown_chat(delta)))
         full = await trainer.chat()
         assert [m.text for m in full.full.messages] == ["How are you?", "one", "so much for turn 1"]
         delta.full.CopyFrom(full.full)
         assert full == delta, "the same chat but for its form"
         await trainer.answer(full, "two")
-        assert (await trainer.chat()).delta.continues == 2, "only that chat is sent in full"
+        assert (await trainer.chat()).delta.parent_chat == 2, "only that chat is sent in full"
         await trainer.answer(stream.all("chat")[-1], "three")
         assert (await trainer.settled()).status == COMPLETED
 
@@ -324,21 +325,21 @@ async def test_an_unknown_chat_answered_to_a_full_history_is_an_error_of_that_ch
         await trainer.start("r")
         chat = await trainer.chat()
         await trainer.send(chat_reply(chat, status=unknown_chat(chat)))
-        completion = await trainer.settled()
-        assert (completion.status, completion.failure.boundary) == (FAILED, rollout_pb2.FAILURE_BOUNDARY_TRAINER)
+        outcome = await trainer.settled()
+        assert (outcome.status, outcome.failure.boundary) == (FAILED, outcome_pb2.FAILURE_BOUNDARY_TRAINER)
         assert trainer.stream.count("chat") == 1
 
 
 BAD_REPLIES: dict[str, dict[str, Any]] = {
-    "no message": {"response": trainer_pb2.ChatResponse()},
-    "no JSON": {"response": trainer_pb2.ChatResponse(message=message_pb2.Message(role="assistant", extra_json="no"))},
+    "no message": {"response": chat_pb2.ChatResponse()},
+    "no JSON": {"response": chat_pb2.ChatResponse(message=message_pb2.Message(role="assistant", extra_json="no"))},
     "lengths that differ": {
-        "response": trainer_pb2.ChatResponse(
+        "response": chat_pb2.ChatResponse(
             message=message_pb2.Message(role="assistant", text="a"), tokens={"ids": [1, 2], "logprobs": [-1.0]}
         )
     },
     "a prefix of nothing": {
-        "response": trainer_pb2.ChatResponse(
+        "response": chat_pb2.ChatResponse(
             message=message_pb2.Message(role="assistant", text="a"),
             tokens={"ids": [1]},
             prompt={"ids": [1]},
@@ -358,9 +359,9 @@ async def test_a_bad_answer_to_a_chat_fails_that_rollout_and_no_other(serve, wha
         await trainer.attach()
         await trainer.start("r")
         await trainer.send(chat_reply(await trainer.chat(), **BAD_REPLIES[what]))
-        completion = await trainer.settled()
-        assert (completion.status, completion.failure.boundary) == (FAILED, rollout_pb2.FAILURE_BOUNDARY_TRAINER)
-        assert not completion.HasField("reward")
+        outcome = await trainer.settled()
+        assert (outcome.status, outcome.failure.boundary) == (FAILED, outcome_pb2.FAILURE_BOUNDARY_TRAINER)
+        assert not outcome.HasField("reward")
         await works_again(trainer)
 
 
@@ -371,7 +372,7 @@ async def test_the_answer_to_an_ended_chat_is_dropped_and_counted(serve):
         await trainer.start("r")
         chat = await trainer.chat()
         await trainer.send(cancel("c", rollout_id="r"))
-        assert (await trainer.settled()).status == rollout_pb2.COMPLETION_STATUS_CANCELLED
+        assert (await trainer.settled()).status == outcome_pb2.OUTCOME_STATUS_CANCELLED
         await trainer.answer(chat)
         await trainer.answer(chat)
         await trainer.barrier()
@@ -386,7 +387,7 @@ async def test_a_chat_answered_twice_takes_the_first_answer(serve):
         chat = await trainer.chat()
         await trainer.send(chat_reply(chat, response=reply("one")), chat_reply(chat, response=reply("two")))
         second = await trainer.chat()
-        assert second.delta.continues == 1
+        assert second.delta.parent_chat == 1
         await trainer.send(chat_reply(second, status=unknown_chat(second)))
         assert [m.text for m in (await trainer.chat()).full.messages][1] == "one"
         assert server.attachments.get(trainer.attachment_id).dropped == 1
@@ -444,9 +445,9 @@ async def test_another_owners_stream_is_refused_and_the_first_stays(stack):
             assert row.disposition == control_pb2.CANCEL_DISPOSITION_UNKNOWN
             assert (await other.stream.next("unsubscribed")).status.code == NOT_FOUND
             await dialled.send(chat_reply(chat, response=reply("fine")))
-            completion = (await dialled.next("complete")).completion
-            assert completion.status == COMPLETED
-            await dialled.send(recorded(completion), window(1))
+            outcome = (await dialled.next("complete")).outcome
+            assert outcome.status == COMPLETED
+            await dialled.send(recorded(outcome), window(1))
 
 
 async def test_somebody_elses_answer_to_my_chat_is_to_a_chat_never_asked(stack):
@@ -460,4 +461,4 @@ async def test_somebody_elses_answer_to_my_chat_is_to_a_chat_never_asked(stack):
             await trainer.send(chat_reply(chat, response=reply("not from me")))
             assert await stream.ended() == "INVALID_ARGUMENT"
             await dialled.send(chat_reply(chat, response=reply("fine")))
-            assert (await dialled.next("complete")).completion.messages_after.number == 1
+            assert (await dialled.next("complete")).outcome.prefix_chat.chat_number == 1

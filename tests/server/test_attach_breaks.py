@@ -4,13 +4,13 @@ import asyncio
 
 import grpc
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import error_pb2, rollout_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import error_pb2, outcome_pb2
 from osmosis_grpc.server import attachment as server_attachment
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.trainer_frames import chat_reply, recorded
 from tests.server.attached import Talk, Wide, asked, bystander, bystander_watcher, key, plays
 
-COMPLETED = rollout_pb2.COMPLETION_STATUS_COMPLETED
+COMPLETED = outcome_pb2.OUTCOME_STATUS_COMPLETED
 
 
 async def test_what_is_unanswered_comes_again_on_the_next_stream(serve):
@@ -19,7 +19,7 @@ async def test_what_is_unanswered_comes_again_on_the_next_stream(serve):
         await trainer.attach()
         await trainer.start("over")
         await trainer.answer(await trainer.chat())
-        before = await trainer.completion()
+        before = await trainer.outcome()
         await trainer.start("wide", agent_loop="wide", turns=3)
         chats = [await trainer.chat() for _ in range(3)]
         await trainer.answer(chats[1])
@@ -29,7 +29,7 @@ async def test_what_is_unanswered_comes_again_on_the_next_stream(serve):
             await trainer.barrier()
             assert [key(chat) for chat in stream.all("chat")] == [key(chats[0]), key(chats[2])], "each once, in order"
             assert stream.all("chat") == [chats[0], chats[2]]
-            assert [c.completion for c in stream.all("complete")] == [before]
+            assert [c.outcome for c in stream.all("complete")] == [before]
         assert (await trainer.settled()).result_id == before.result_id
         assert (await trainer.finish()).rollout_id == "wide"
         await trainer.stream.cut()
@@ -63,15 +63,15 @@ async def test_a_second_stream_replaces_the_first(serve):
         first = await trainer.attach()
         await trainer.start("over")
         await trainer.answer(await trainer.chat())
-        completion = await trainer.completion()
+        outcome = await trainer.outcome()
         await trainer.start("r", turns=2)
         chat = await trainer.chat()
         second = await trainer.attach()
         assert await first.ended() == "ABORTED"
         assert second.count("hello") == 1
         assert await trainer.chat() == chat
-        assert await trainer.completion() == completion
-        await trainer.send(recorded(completion))
+        assert await trainer.outcome() == outcome
+        await trainer.send(recorded(outcome))
         await trainer.answer(chat)
         assert (await trainer.finish()).status == COMPLETED
         await trainer.barrier()
@@ -88,9 +88,9 @@ async def test_a_silent_chat_is_asked_again_on_the_same_stream(serve, monkeypatc
         chat = await trainer.chat()
         assert await trainer.chat() == chat
         await trainer.answer(chat)
-        completion = await trainer.completion()
-        assert await trainer.completion() == completion
-        await trainer.send(recorded(completion))
+        outcome = await trainer.outcome()
+        assert await trainer.outcome() == outcome
+        await trainer.send(recorded(outcome))
 
 
 async def test_a_chat_that_cannot_be_answered_now_is_asked_again(serve):
@@ -100,7 +100,7 @@ async def test_a_chat_that_cannot_be_answered_now_is_asked_again(serve):
         await trainer.start("r")
         for code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED):
             chat = await trainer.chat()
-            assert chat.number == 1
+            assert chat.chat_number == 1
             await trainer.send(chat_reply(chat, status=error_pb2.Status(code=code.value[0], message="later")))
         assert (await trainer.finish()).status == COMPLETED
         assert trainer.stream.count("chat") == 3
@@ -112,14 +112,14 @@ async def test_a_completion_that_cannot_be_recorded_now_comes_again(serve):
         await trainer.attach()
         await trainer.start("r")
         await trainer.answer(await trainer.chat())
-        completion = await trainer.completion()
-        refused = recorded(completion)
+        outcome = await trainer.outcome()
+        refused = recorded(outcome)
         refused.complete_reply.status.CopyFrom(error_pb2.Status(code=14, message="later"))
         await trainer.send(refused)
-        assert await trainer.completion() == completion
-        unspecified = recorded(completion)
-        unspecified.complete_reply.outcome = 0
+        assert await trainer.outcome() == outcome
+        unspecified = recorded(outcome)
+        unspecified.complete_reply.receipt = 0
         await trainer.send(unspecified)
-        assert await trainer.settled() == completion
+        assert await trainer.settled() == outcome
         await trainer.barrier()
         assert server.engine.capacity().undelivered == 0

@@ -40,12 +40,12 @@ async def test_a_subscription_of_the_same_name_replaces_the_first(serve):
         await trainer.stream.until(lambda: stream.count("event") == 4)
         await trainer.send(subscribe("s", "two"))
         await trainer.stream.until(lambda: any(e.response.event.rollout_id == "two" for e in stream.all("event")))
-        before = [e.response.event.number for e in stream.all("event") if e.response.event.rollout_id == "one"]
+        before = [e.response.event.event_number for e in stream.all("event") if e.response.event.rollout_id == "one"]
         for _ in range(2):
             await trainer.finish()
         await stream.next("unsubscribed")
         await trainer.barrier()
-        after = [e.response.event.number for e in stream.all("event") if e.response.event.rollout_id == "one"]
+        after = [e.response.event.event_number for e in stream.all("event") if e.response.event.rollout_id == "one"]
         assert after == before, "the first is over"
         assert numbers(await kinds_until(trainer, "s", "delivered"))[len(before) :] == list(range(1, 9))
         assert stream.count("unsubscribed") == 1
@@ -79,7 +79,7 @@ async def test_a_subscription_goes_on_after_a_break_without_gaps(serve):
         await trainer.answer(await trainer.chat())
         assert stream.count("event") == 0, "subscriptions do not outlive their stream"
         assert server.attachments.get(trainer.attachment_id).subscriptions.open == 0
-        await trainer.send(subscribe("s", "r", after=seen[-1].event.number))
+        await trainer.send(subscribe("s", "r", after=seen[-1].event.event_number))
         await trainer.finish()
         seen += await kinds_until(trainer, "s", "delivered")
         assert numbers(seen) == list(range(1, len(seen) + 1))
@@ -99,4 +99,4 @@ async def test_all_rollouts_events_by_cursor_over_a_break(serve):
         await trainer.finish()
         await trainer.send(subscribe("all", "", cursor=seen[-1].cursor))
         seen += await kinds_until(trainer, "all", "delivered")
-        assert [(a.event.rollout_id, a.event.number) for a in seen] == [(r, n) for r in "ab" for n in range(1, 9)]
+        assert [(a.event.rollout_id, a.event.event_number) for a in seen] == [(r, n) for r in "ab" for n in range(1, 9)]

@@ -5,12 +5,12 @@ import asyncio
 import grpc
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, rollout_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, outcome_pb2
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.trainer_frames import cancel, chat_reply, init, reply
 from tests.server.attached import Talk, bystander, key, texts
 
-COMPLETED = rollout_pb2.COMPLETION_STATUS_COMPLETED
+COMPLETED = outcome_pb2.OUTCOME_STATUS_COMPLETED
 
 
 async def test_started_is_true_in_one_answer_over_all_streams(serve):
@@ -45,24 +45,24 @@ async def test_a_delivered_completion_is_sent_again_to_who_asks_with_its_init(se
     async with RawTrainer(server.address) as trainer, RawTrainer(server.address) as other:
         await trainer.attach()
         await trainer.start("r")
-        completion = await trainer.finish()
+        outcome = await trainer.finish()
         await trainer.barrier()
         assert not (await trainer.start("r")).started
-        assert await trainer.settled() == completion, "the same trainer: nothing says that it is of an earlier run"
+        assert await trainer.settled() == outcome, "the same trainer: nothing says that it is of an earlier run"
         await other.attach()
         answer = await other.start("r")
         assert not answer.started
-        assert await other.settled() == of_earlier_run(completion, answer.from_journal)
+        assert await other.settled() == of_earlier_run(outcome, answer.from_journal)
 
 
-def of_earlier_run(completion, earlier):
-    """A completion as another run of the trainer gets it, which nothing ran for."""
+def of_earlier_run(outcome, earlier):
+    """A outcome as another run of the trainer gets it, which nothing ran for."""
     assert earlier.agent_loop == "talk"
     assert earlier.same_process
     assert earlier.end_time.seconds > 0
-    assert earlier.agent_version == earlier.current_agent_version == completion.agent_version != ""
-    marked = type(completion)()
-    marked.CopyFrom(completion)
+    assert earlier.agent_version == earlier.current_agent_version == outcome.agent_version != ""
+    marked = type(outcome)()
+    marked.CopyFrom(outcome)
     marked.from_journal.CopyFrom(earlier)
     return marked
 
@@ -124,18 +124,18 @@ async def test_a_completion_that_moved_to_another_attachment_survives_its_break(
         await gone.attach()
         await gone.start("r")
         await gone.answer(await gone.chat())
-        completion = await (gone.settled() if delivered else gone.completion())
+        outcome = await (gone.settled() if delivered else gone.outcome())
         await gone.barrier()
         await gone.stream.cut()
         await trainer.attach()
-        marked = of_earlier_run(completion, (await trainer.start("r")).from_journal)
-        assert await trainer.completion() == marked
+        marked = of_earlier_run(outcome, (await trainer.start("r")).from_journal)
+        assert await trainer.outcome() == marked
         await trainer.stream.cut()
         stream = await trainer.attach()
         await trainer.send(open_rollouts(("r", 1)))
         assert not (await stream.next("unknown_rollouts")).rollouts, "the server says that it has it"
         await trainer.barrier()
-        assert [c.completion for c in stream.all("complete")] == [marked]
+        assert [c.outcome for c in stream.all("complete")] == [marked]
 
 
 def open_rollouts(*refs: tuple[str, int]) -> attach_pb2.TrainerFrame:
@@ -168,14 +168,14 @@ async def test_cancels_by_id_by_group_and_of_all(serve):
     async with bystander(server) as other, RawTrainer(server.address) as trainer:
         stream = await trainer.attach()
         for name, group in (("a", "g"), ("b", "g"), ("c", "h")):
-            await trainer.start(name, group=rollout_pb2.Group(id=group))
+            await trainer.start(name, group=outcome_pb2.Group(id=group))
         await trainer.send(cancel("1", rollout_id="c"), cancel("2", group_id="g"), cancel("3", group_id="g"))
         rows = [(await stream.next("cancel_reply")).response.results for _ in range(3)]
         names = [sorted(row.rollout_id for row in some) for some in rows]
         assert names[:2] == [["c"], ["a", "b"]]
         assert {row.disposition for some in rows for row in some} == {control_pb2.CANCEL_DISPOSITION_CANCELLED}
         ended = [await trainer.settled() for _ in range(3)]
-        assert {c.status for c in ended} == {rollout_pb2.COMPLETION_STATUS_CANCELLED}
+        assert {c.status for c in ended} == {outcome_pb2.OUTCOME_STATUS_CANCELLED}
         await trainer.send(cancel("4", rollout_id="c"))
         row = (await stream.next("cancel_reply")).response.results[0]
         assert row.disposition == control_pb2.CANCEL_DISPOSITION_ALREADY_ENDED
@@ -187,6 +187,6 @@ async def test_a_cancel_that_comes_before_its_init_wins(serve):
     async with RawTrainer(server.address) as trainer:
         await trainer.attach()
         await trainer.send(cancel("c", rollout_id="r"), init("r"))
-        assert (await trainer.settled()).status == rollout_pb2.COMPLETION_STATUS_CANCELLED
+        assert (await trainer.settled()).status == outcome_pb2.OUTCOME_STATUS_CANCELLED
         await trainer.barrier()
         assert trainer.stream.count("chat") == 0

@@ -2,12 +2,12 @@
 
 import grpc
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.trainer_frames import cancel, init, window
 from tests.server.attached import Talk, Wide, asked
 
-COMPLETED = rollout_pb2.COMPLETION_STATUS_COMPLETED
+COMPLETED = outcome_pb2.OUTCOME_STATUS_COMPLETED
 
 
 async def test_never_more_chats_are_open_than_the_trainer_allows(serve):

@@ -7,7 +7,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, message_pb2, rollout_pb2, trainer_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, control_pb2, message_pb2, outcome_pb2, rollout_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub, TrainerServiceStub
 from osmosis_grpc.errors import FailedPrecondition, UnknownChat
 from osmosis_grpc.link.client_calls import error_of
@@ -47,8 +47,8 @@ BAD_INITS = {
     "backslash": (changed(rollout_id="a\\b"), "rollout_id"),
     "NUL": (changed(rollout_id="a\x00b"), "rollout_id"),
     "newline": (changed(rollout_id="a\n[INFO] forged"), "rollout_id"),
-    "bad group id": (changed(group=rollout_pb2.Group(id="..")), "group.id"),
-    "index beyond the group": (changed(group=rollout_pb2.Group(id="g", index=4, size=4)), "group.index"),
+    "bad group id": (changed(group=outcome_pb2.Group(id="..")), "group.id"),
+    "index beyond the group": (changed(group=outcome_pb2.Group(id="g", index=4, size=4)), "group.index"),
     "metadata over its limit": (changed(metadata_json='{"x": "' + "y" * 2**20 + '"}'), "metadata_json"),
     "metadata is not JSON": (changed(metadata_json="{nope"), "metadata_json"),
     "metadata is a list": (changed(metadata_json="[]"), "metadata_json"),
@@ -111,7 +111,7 @@ async def unharmed(stub, trainer):
     """Nothing was started, and a good rollout still runs."""
     assert not (await stub.ListRollouts(control_pb2.ListRolloutsRequest())).rollouts
     await stub.Init(changed(rollout_id="good")(trainer))
-    assert (await asyncio.wait_for(trainer.completion("good"), 10)).status == "COMPLETED"
+    assert (await asyncio.wait_for(trainer.outcome("good"), 10)).status == "COMPLETED"
 
 
 async def test_undecodable_bytes_too_large_messages_and_unknown_names(serve, train):
@@ -176,27 +176,27 @@ async def test_bad_streams(serve, name):
 
 
 def chat(**fields):
-    request = trainer_pb2.ChatRequest(rollout_id="r", sample="main", number=1)
+    request = chat_pb2.ChatRequest(rollout_id="r", sample="main", chat_number=1)
     request.full.messages.append(USER)
     if "full" in fields:
         request.ClearField("full")
     for name, value in fields.items():
-        request.MergeFrom(trainer_pb2.ChatRequest(**{name: value}))
+        request.MergeFrom(chat_pb2.ChatRequest(**{name: value}))
         if name == "number":
-            request.number = value
+            request.chat_number = value
     return request
 
 
-def completion(**fields):
-    status = rollout_pb2.COMPLETION_STATUS_COMPLETED
-    made = rollout_pb2.Completion(rollout_id="r", result_id="x", status=status)
-    made.MergeFrom(rollout_pb2.Completion(**fields))
-    return trainer_pb2.CompleteRequest(completion=made)
+def outcome(**fields):
+    status = outcome_pb2.OUTCOME_STATUS_COMPLETED
+    made = outcome_pb2.RolloutOutcome(rollout_id="r", result_id="x", status=status)
+    made.MergeFrom(outcome_pb2.RolloutOutcome(**fields))
+    return outcome_pb2.CompleteRequest(outcome=made)
 
 
 def mismatched():
-    request = completion()
-    segment = request.completion.samples["main"].segments.add()
+    request = outcome()
+    segment = request.outcome.samples["main"].segments.add()
     segment.ids.extend([1, 2, 3])
     segment.mask_runs.extend([1, 2])
     segment.logprobs.extend([-0.1])
@@ -204,26 +204,26 @@ def mismatched():
 
 
 BAD_CALLBACKS = {
-    "chat number 0": ("Chat", chat(number=0), "number"),
-    "no history": ("Chat", trainer_pb2.ChatRequest(rollout_id="r", sample="main", number=1), "history"),
-    "delta on no chat": ("Chat", chat(delta=trainer_pb2.DeltaHistory()), "delta.continues"),
+    "chat number 0": ("Chat", chat(chat_number=0), "number"),
+    "no history": ("Chat", chat_pb2.ChatRequest(rollout_id="r", sample="main", chat_number=1), "history"),
+    "delta on no chat": ("Chat", chat(delta=chat_pb2.DeltaHistory()), "delta.continues"),
     "wrong role in a delta": (
         "Chat",
-        chat(delta=trainer_pb2.DeltaHistory(continues=1, messages=[message_pb2.Message(role="robot")])),
+        chat(delta=chat_pb2.DeltaHistory(parent_chat=1, messages=[message_pb2.Message(role="robot")])),
         "delta.messages[0].role",
     ),
     "wrong role": (
         "Chat",
-        chat(full=trainer_pb2.FullHistory(messages=[message_pb2.Message(role="robot")])),
+        chat(full=chat_pb2.FullHistory(messages=[message_pb2.Message(role="robot")])),
         "full.messages[0].role",
     ),
     "no status": (
         "Complete",
-        trainer_pb2.CompleteRequest(completion=rollout_pb2.Completion(rollout_id="r")),
-        "completion.status",
+        outcome_pb2.CompleteRequest(outcome=outcome_pb2.RolloutOutcome(rollout_id="r")),
+        "outcome.status",
     ),
-    "NaN reward": ("Complete", completion(reward=float("nan")), "completion.reward"),
-    "fewer logprobs than ids": ("Complete", mismatched(), "completion.samples[main].segments[0].logprobs"),
+    "NaN reward": ("Complete", outcome(reward=float("nan")), "outcome.reward"),
+    "fewer logprobs than ids": ("Complete", mismatched(), "outcome.samples[main].segments[0].logprobs"),
 }
 
 
@@ -240,8 +240,8 @@ async def test_the_trainer_refuses_by_name_too(train):
 async def test_a_delta_on_an_unknown_chat_is_to_come_again_in_full(train):
     trainer = await train(ToolCallingMock())
     async with grpc.aio.insecure_channel(trainer.address) as channel:
-        asked = chat(delta=trainer_pb2.DeltaHistory(continues=7))
+        asked = chat(delta=chat_pb2.DeltaHistory(parent_chat=7))
         error = error_of(await refused(TrainerServiceStub(channel).Chat(asked, metadata=shown(trainer))))
     assert isinstance(error, UnknownChat)
     assert isinstance(error, FailedPrecondition)
-    assert (error.sample, error.number) == ("main", 7)
+    assert (error.sample, error.chat_number) == ("main", 7)

@@ -49,8 +49,8 @@ async def test_t07_a_failure_has_file_line_and_frames_and_the_journal_keeps_them
     with server_process(*COMMAND, cwd=tmp_path) as (process, address):
         async with CallbackTrainer(EchoPolicy()) as trainer, RolloutClient(address) as client:
             await client.init(rollout_id="r1", messages=QUESTION, callback=trainer.callback())
-            check((await trainer.completion("r1", timeout=20)).failure)
-            check((await client.get("r1")).completion.failure)
+            check((await trainer.outcome("r1", timeout=20)).failure)
+            check((await client.get("r1")).outcome.failure)
         async with Trainer([address], EchoPolicy()) as trainer:
             check((await trainer.rollout(rollout_id="r2", messages=QUESTION)).failure)
         process.kill()
@@ -60,7 +60,7 @@ async def test_t07_a_failure_has_file_line_and_frames_and_the_journal_keeps_them
     with server_process(*COMMAND, cwd=tmp_path) as (_, address):
         async with RolloutClient(address) as client:
             for rollout_id in ("r1", "r2"):
-                check((await client.get(rollout_id)).completion.failure)
+                check((await client.get(rollout_id)).outcome.failure)
 
 
 async def limit_of(*options, cwd, **environment):
@@ -99,9 +99,9 @@ async def test_t12_a_hanging_agent_ends_by_the_servers_limit(tmp_path):
     (tmp_path / "agents.py").write_text(hangs)
     with server_process(*COMMAND, "--agent-timeout", "1", cwd=tmp_path) as (_, address):
         async with Trainer([address], EchoPolicy()) as trainer:
-            completion = await trainer.rollout(rollout_id="r1", messages=QUESTION)
-    assert completion.status == "DEADLINE_EXCEEDED"
-    assert completion.failure.message == (
+            outcome = await trainer.rollout(rollout_id="r1", messages=QUESTION)
+    assert outcome.status == "DEADLINE_EXCEEDED"
+    assert outcome.failure.message == (
         "the agent_timeout of 1 s ran out; it was in its own code, not in a chat or a tool, "
         "and before that: chat main 1"
     )

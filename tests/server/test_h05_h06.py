@@ -12,7 +12,7 @@ from osmosis_grpc.server import AgentServer
 from osmosis_grpc.storage import Reader, SqliteJournal
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient, Trainer
-from osmosis_grpc.types import CompletionStatus, Group, RolloutState
+from osmosis_grpc.types import Group, OutcomeStatus, RolloutState
 from tests.callback_trainer import CallbackTrainer
 from tests.deployment import USER, Hangs, Talk
 
@@ -80,7 +80,7 @@ async def test_h06_lists_and_long_trajectories_are_read_off_the_event_loop(tmp_p
             for number in range(12):
                 group = Group("odd" if number % 2 else "even", number // 2, 6)
                 done = await trainer.rollout(rollout_id=f"r{number}", agent_loop="talk", messages=[USER], group=group)
-                assert done.status is CompletionStatus.COMPLETED
+                assert done.status is OutcomeStatus.COMPLETED
             async with CallbackTrainer(EchoPolicy()) as called:
                 await client.init(rollout_id="h", agent_loop="hangs", messages=[USER], callback=called.callback())
                 rows = [row.rollout_id async for row in client.rollouts(group_id="odd")]
@@ -90,6 +90,6 @@ async def test_h06_lists_and_long_trajectories_are_read_off_the_event_loop(tmp_p
                 assert [row.rollout_id async for row in client.rollouts(undelivered=True)] == []
         assert threads["entries"]
         threads["events"].clear()
-        assert len((await client.get("r3")).completion.messages) == 5
+        assert len((await client.get("r3")).outcome.messages) == 5
         assert threads["events"]
     assert threading.get_ident() not in threads["entries"] | threads["events"]

@@ -65,7 +65,7 @@ async def test_after_a_first_one_was_accepted(serve, train, stack):
     assert Counter(answers) == {(first[0], False): 999}
     assert other == ("ALREADY_EXISTS", None)
     agent.finish.set()
-    assert (await asyncio.wait_for(trainer.completion("same"), 10)).reward == 1.0
+    assert (await asyncio.wait_for(trainer.outcome("same"), 10)).reward == 1.0
     assert agent.runs == 1
     assert agent.tools_asked == 2, "once for GetServerInfo, once for the rollout"
 
@@ -85,5 +85,5 @@ async def test_all_in_flight_at_once(serve, train, stack):
     assert sum(started is True for _, started in answers) == 1
     assert len({body for body, _ in answers if body != "ALREADY_EXISTS"}) == 1, "equal answers"
     agent.finish.set()
-    await asyncio.wait_for(trainer.completion("same"), 10)
+    await asyncio.wait_for(trainer.outcome("same"), 10)
     assert agent.runs == 1

@@ -18,7 +18,7 @@ from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.trainer_frames import cancel, chat_reply, init, reply, subscribe
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.types import CompletionStatus, Outcome, events
+from osmosis_grpc.types import OutcomeStatus, Receipt, events
 from tests.callback_trainer import CallbackTrainer
 from tests.processes import server_process
 from tests.server.attached import Talk
@@ -51,8 +51,8 @@ async def killed_once(tmp_path, place):
     sampled = Counter()
 
     async def policy(request):
-        sampled[request.rollout_id, request.number] += 1
-        return answer(request, f"reply {request.number}")
+        sampled[request.rollout_id, request.chat_number] += 1
+        return answer(request, f"reply {request.chat_number}")
 
     command = ("-m", "agents:agent_loop", "--state-dir", "state")
     environment = os.environ | {"OSMOSIS_FAILPOINT": place}
@@ -69,14 +69,14 @@ async def killed_once(tmp_path, place):
         with server_process(*command, "--grpc-port", address.rpartition(":")[2], cwd=tmp_path) as (_, address):
             async with RolloutClient(address) as client:
                 assert not (await client.init(**init)).created
-                completion = await trainer.completion("r1", timeout=30)
+                outcome = await trainer.outcome("r1", timeout=30)
                 async for event in client.events("r1"):
                     last = event
                 with pytest.raises(AlreadyExists):
                     await client.init(**init | {"label": "another"})
     assert isinstance(last.kind, events.Delivered)
-    assert (completion.status, completion.reward) == (CompletionStatus.COMPLETED, 0.5)
-    assert [m["content"] for m in completion.messages] == [
+    assert (outcome.status, outcome.reward) == (OutcomeStatus.COMPLETED, 0.5)
+    assert [m["content"] for m in outcome.messages] == [
         "hello",
         "reply 1",
         "go on",
@@ -87,11 +87,11 @@ async def killed_once(tmp_path, place):
     ]
     assert set(sampled) == {("r1", number) for number in (1, 2, 3)}
     assert set(sampled.values()) == {1}
-    assert last.kind.outcome is (Outcome.ALREADY_RECORDED if place == "outcome.before" else Outcome.RECORDED)
+    assert last.kind.receipt is (Receipt.ALREADY_RECORDED if place == "outcome.before" else Receipt.RECORDED)
     reader = Reader.look(tmp_path / "state")
-    numbers = [event.number for event in reader.trajectory("r1", 1)]
+    numbers = [event.event_number for event in reader.trajectory("r1", 1)]
     reader.close()
-    assert numbers == list(range(1, last.number + 1))
+    assert numbers == list(range(1, last.event_number + 1))
     assert list((tmp_path / "state" / "credentials").iterdir()) == []
 
 
@@ -143,11 +143,11 @@ async def test_a_disk_that_fails_is_reported_and_recovers(tmp_path, monkeypatch,
             assert refused.value.retry_after
             await until(lambda: "NOT_SERVING" in seen)
             go_on.set()
-            assert (await trainer.completion("running", timeout=30)).status is CompletionStatus.COMPLETED
+            assert (await trainer.outcome("running", timeout=30)).status is OutcomeStatus.COMPLETED
             failing.clear()
             await until(lambda: seen[-1] == "SERVING" and not server.engine.journal.problem)
             await client.init(rollout_id="new", messages=QUESTION, callback=trainer.callback())
-            assert (await trainer.completion("new", timeout=30)).status is CompletionStatus.COMPLETED
+            assert (await trainer.outcome("new", timeout=30)).status is OutcomeStatus.COMPLETED
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
@@ -229,10 +229,10 @@ async def test_the_log_counts_the_rollouts_of_the_previous_process(tmp_path, rep
     number = Counter()
 
     async def policy(request):
-        number[request.number] += 1
+        number[request.chat_number] += 1
         if number[2] == 2:
             asked.set()
-        if request.number == 2:
+        if request.chat_number == 2:
             await asyncio.Event().wait()
         return answer(request, "a reply")
 

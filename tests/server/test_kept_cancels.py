@@ -6,14 +6,14 @@ import os
 import pytest
 from google.rpc import code_pb2
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2
 from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer, attachment
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.trainer_frames import cancel, init
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.types import CompletionStatus
+from osmosis_grpc.types import OutcomeStatus
 from tests.callback_trainer import CallbackTrainer
 from tests.processes import server_process
 from tests.server.attached import Talk
@@ -104,7 +104,7 @@ async def test_a_disk_that_fails_is_told(tmp_path, disk):
         await trainer.send(cancel("c", rollout_id="r"))
         received = await stream.next("cancel_reply")
         assert (received.WhichOneof("result"), received.status.code) == ("status", code_pb2.UNAVAILABLE)
-        assert (await trainer.settled()).status == rollout_pb2.COMPLETION_STATUS_CANCELLED  # it holds all the same
+        assert (await trainer.settled()).status == outcome_pb2.OUTCOME_STATUS_CANCELLED  # it holds all the same
         with pytest.raises(Unavailable, match="the journal cannot be written"):
             await client.cancel("other", attempt=1)
         disk.failing = False
@@ -144,5 +144,5 @@ async def test_killed_right_after_the_answer_it_is_remembered(tmp_path, rollout_
         with server_process(*command, "--grpc-port", address.rpartition(":")[2], cwd=tmp_path) as (_, address):
             async with RolloutClient(address) as client:
                 assert (await client.init(**request)).created == (rollout_id != "running")
-                completion = await trainer.completion(rollout_id, timeout=30)
-    assert completion.status is CompletionStatus.CANCELLED
+                outcome = await trainer.outcome(rollout_id, timeout=30)
+    assert outcome.status is OutcomeStatus.CANCELLED

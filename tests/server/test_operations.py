@@ -13,7 +13,7 @@ from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.types import CompletionStatus, events
+from osmosis_grpc.types import OutcomeStatus, events
 from tests.deployment import health
 from tests.waiting import ended, until
 
@@ -104,7 +104,7 @@ async def test_what_get_tools_returns_cannot_take_the_server_along(serve, train)
                 await client.init(rollout_id="r", label="spoilt", callback=trainer.callback())
         assert (await client.info()).agent_loops[0].name == "odd"
         await client.init(rollout_id="r", callback=trainer.callback())
-        assert (await trainer.completion("r", timeout=10)).status is CompletionStatus.COMPLETED
+        assert (await trainer.outcome("r", timeout=10)).status is OutcomeStatus.COMPLETED
 
 
 @pytest.mark.slow
@@ -129,10 +129,10 @@ async def test_a_large_completion_can_be_read_everywhere(serve, train):
     server, trainer = await serve(Large()), await train(ToolCallingMock())
     async with RolloutClient(server.address) as client:
         await client.init(rollout_id="r", callback=trainer.callback())
-        assert (await trainer.completion("r", timeout=10)).omitted == ("extra_json",)
+        assert (await trainer.outcome("r", timeout=10)).omitted == ("extra_json",)
         assert (await ended(client, "r")).omitted == ("extra_json",)
         ends = [e.kind async for e in client.events("r") if isinstance(e.kind, events.Ended)]
-        assert ends[0].completion.omitted == ("extra_json",)
+        assert ends[0].outcome.omitted == ("extra_json",)
 
 
 async def test_drain_lets_what_runs_finish(serve, train):
@@ -145,7 +145,7 @@ async def test_drain_lets_what_runs_finish(serve, train):
         assert await statuses(server.address) == ["NOT_SERVING", "NOT_SERVING", "SERVING"]
         waiter.go.set()
         await asyncio.wait_for(stopping, 10)
-    assert (await trainer.completion("r")).status is CompletionStatus.COMPLETED
+    assert (await trainer.outcome("r")).status is OutcomeStatus.COMPLETED
 
 
 async def test_what_does_not_finish_ends_failed_and_retryable(serve, train):
@@ -155,7 +155,7 @@ async def test_what_does_not_finish_ends_failed_and_retryable(serve, train):
         await client.init(rollout_id="queued", callback=trainer.callback())
         await asyncio.wait_for(server.stop(0.1), 10)
     for rollout_id in ("running", "queued"):
-        completion = await asyncio.wait_for(trainer.completion(rollout_id), 10)
-        assert completion.status is CompletionStatus.FAILED
-        assert (completion.failure.boundary, completion.failure.retryable) == ("server", True)
-        assert completion.reward is None
+        outcome = await asyncio.wait_for(trainer.outcome(rollout_id), 10)
+        assert outcome.status is OutcomeStatus.FAILED
+        assert (outcome.failure.boundary, outcome.failure.retryable) == ("server", True)
+        assert outcome.reward is None

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import grpc
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, message_pb2, rollout_pb2, trainer_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, control_pb2, message_pb2, outcome_pb2, rollout_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import (
     RolloutServiceStub,
     TrainerServiceServicer,
@@ -29,13 +29,13 @@ class RawTrainer(TrainerServiceServicer):
         self.chats.append(request)
         self.metadata.append(dict(context.invocation_metadata()))
         await self.hold.wait()
-        if request.number == 1:
+        if request.chat_number == 1:
             function = message_pb2.FunctionCall(name="add", arguments='{"a": 2, "b": 3}')
             call = message_pb2.ToolCall(id="c1", type="function", function=function)
             reply = message_pb2.Message(role=ASSISTANT, null_content=True, tool_calls=[call])
-            return trainer_pb2.ChatResponse(message=reply, finish_reason="tool_calls")
+            return chat_pb2.ChatResponse(message=reply, finish_reason="tool_calls")
         reply = message_pb2.Message(role=ASSISTANT, text="#### 5")
-        response = trainer_pb2.ChatResponse(message=reply, finish_reason="stop")
+        response = chat_pb2.ChatResponse(message=reply, finish_reason="stop")
         response.tokens.ids.extend([7, 8])
         response.tokens.logprobs.extend([-0.5, -0.25])
         response.prompt.ids.extend([1, 2, 3])
@@ -43,7 +43,7 @@ class RawTrainer(TrainerServiceServicer):
 
     async def Complete(self, request, context):
         await self.completed.put(request)
-        return trainer_pb2.CompleteResponse(outcome=trainer_pb2.COMPLETE_OUTCOME_RECORDED)
+        return outcome_pb2.CompleteResponse(receipt=outcome_pb2.RECEIPT_RECORDED)
 
 
 @asynccontextmanager
@@ -65,7 +65,7 @@ def init_request(rollout_id, target, **fields):
 
 
 async def numbers(stream):
-    return [response.event.number async for response in stream if response.HasField("event")]
+    return [response.event.event_number async for response in stream if response.HasField("event")]
 
 
 async def test_init_chat_complete_and_every_way_to_read_events(serve):
@@ -87,20 +87,20 @@ async def test_init_chat_complete_and_every_way_to_read_events(serve):
         trainer.hold.set()
 
         request = await asyncio.wait_for(trainer.completed.get(), 10)
-        completion = request.completion
+        outcome = request.outcome
         assert request.state == b"\x00state"
-        assert completion.status == rollout_pb2.COMPLETION_STATUS_COMPLETED
-        assert completion.reward == 1.0
-        assert completion.finish_reason == "stop"
-        assert [m.role for m in completion.messages] == ["user", ASSISTANT, "tool", ASSISTANT]
-        assert completion.metrics.num_llm_calls == 2
-        assert completion.metrics.num_tool_calls == 1
-        assert not completion.samples["main"].trainable
-        assert completion.samples["main"].not_trainable_reason == "chat 1: the reply came without token ids"
+        assert outcome.status == outcome_pb2.OUTCOME_STATUS_COMPLETED
+        assert outcome.reward == 1.0
+        assert outcome.finish_reason == "stop"
+        assert [m.role for m in outcome.messages] == ["user", ASSISTANT, "tool", ASSISTANT]
+        assert outcome.metrics.num_llm_calls == 2
+        assert outcome.metrics.num_tool_calls == 1
+        assert not outcome.samples["main"].trainable
+        assert outcome.samples["main"].not_trainable_reason == "chat 1: the reply came without token ids"
 
         first, second = trainer.chats
         assert [m.role for m in second.full.messages] == ["user", ASSISTANT, "tool"]
-        assert (first.number, second.number, first.sample, first.state) == (1, 2, "main", b"\x00state")
+        assert (first.chat_number, second.chat_number, first.sample, first.state) == (1, 2, "main", b"\x00state")
         assert trainer.metadata[0]["authorization"] == "Bearer s3cret"
         assert trainer.metadata[0]["traceparent"] == trace.traceparent
 
@@ -130,7 +130,7 @@ async def take(stream, last_rollout):
     seen = []
     async for response in stream:
         if response.HasField("event"):
-            seen.append((response.event.rollout_id, response.event.number, response.cursor))
+            seen.append((response.event.rollout_id, response.event.event_number, response.cursor))
             if response.event.rollout_id == last_rollout and response.event.WhichOneof("kind") == "delivered":
                 stream.cancel()
                 return seen

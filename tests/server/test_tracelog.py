@@ -19,7 +19,7 @@ async def test_one_file_per_rollout(serve, train, tmp_path, rollout_id):
     async with RolloutClient(server.address) as client:
         callback = trainer.callback(credential="s3cret", state=b"state")
         await client.init(rollout_id=rollout_id, messages=messages, callback=callback)
-        await trainer.completion(rollout_id)
+        await trainer.outcome(rollout_id)
         await ended(client, rollout_id)
     path = trace.path(rollout_id)
     (folder,) = tmp_path.iterdir()

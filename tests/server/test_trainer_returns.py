@@ -1,4 +1,4 @@
-"""A trainer that was away, over real sockets: its first completion that gets through lets the others go."""
+"""A trainer that was away, over real sockets: its first outcome that gets through lets the others go."""
 
 import asyncio
 import itertools
@@ -10,7 +10,7 @@ from osmosis_grpc.link.target_policy import TargetPolicy
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.server.callbacks import Callbacks
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.types import Callback, CompletionStatus, InitRequest, RolloutRequest
+from osmosis_grpc.types import Callback, InitRequest, OutcomeStatus, RolloutRequest
 from tests.callback_trainer import CallbackTrainer
 from tests.waiting import until
 
@@ -45,12 +45,12 @@ async def test_all_completions_come_with_the_first(serve, stack):
         await until(lambda: server.engine.capacity().undelivered == len(names) and not server.engine.capacity().running)
         await until(lambda: not any(record.calls for record in server.engine.context.table.in_memory()))
     async with CallbackTrainer(EchoPolicy(), port=port, tokens="the same in both") as trainer:
-        coming = asyncio.gather(*(trainer.completion(name, timeout=30) for name in names))
+        coming = asyncio.gather(*(trainer.outcome(name, timeout=30) for name in names))
         for number in itertools.count():  # until the channel is connected again, none gets through
             await client.init(rollout_id=f"new {number}", messages=QUESTION, callback=trainer.callback())
             if (await asyncio.wait({coming}, timeout=0.1))[0]:
                 break
-        assert {completion.status for completion in await coming} == {CompletionStatus.COMPLETED}
+        assert {outcome.status for outcome in await coming} == {OutcomeStatus.COMPLETED}
 
 
 @pytest.mark.parametrize("later", [False, True])

@@ -152,7 +152,7 @@ async def test_x05_the_same_with_callbacks(stack, server):
         async with asyncio.timeout(30):
             for number in range(30):
                 await other.init(rollout_id=f"r-{number}", callback=good.callback(), **talk)
-                assert (await good.completion(f"r-{number}")).status.name == "COMPLETED"
+                assert (await good.outcome(f"r-{number}")).status.name == "COMPLETED"
 
 
 async def test_x05_limits_for_each_owner(stack):

@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager
 from osmosis_grpc.storage import SqliteJournal
 from osmosis_grpc.types import (
     Callback,
-    Completion,
-    CompletionStatus,
     InitRequest,
     JournaledRollout,
-    Outcome,
+    OutcomeStatus,
+    Receipt,
+    RolloutOutcome,
     RolloutRequest,
     TrajectoryEvent,
     events,
@@ -63,13 +63,13 @@ class JournalUser:
         self.written.setdefault(key, []).append(kind)
         return self.tokens
 
-    def end(self, rollout_id="r1", attempt=1, *, time=2000.0, **completion):
-        completion = {"status": CompletionStatus.COMPLETED, "finish_reason": "stop", "result_id": "x"} | completion
-        kind = events.Ended(Completion(rollout_id=rollout_id, attempt=attempt, **completion))
+    def end(self, rollout_id="r1", attempt=1, *, time=2000.0, **outcome):
+        outcome = {"status": OutcomeStatus.COMPLETED, "finish_reason": "stop", "result_id": "x"} | outcome
+        kind = events.Ended(RolloutOutcome(rollout_id=rollout_id, attempt=attempt, **outcome))
         return self.append(kind, rollout_id, attempt, time=time)
 
     def deliver(self, rollout_id="r1", attempt=1):
-        return self.append(events.Delivered(Outcome.RECORDED, tries=1), rollout_id, attempt)
+        return self.append(events.Delivered(Receipt.RECORDED, tries=1), rollout_id, attempt)
 
     async def until(self, condition):
         await until(condition)

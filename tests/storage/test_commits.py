@@ -61,10 +61,10 @@ async def test_reported_commits_survive_kill_9(tmp_path, tokens):
         assert [position for position, _ in found] == list(range(1, user.journal.last_position + 1))
         numbers = {}
         for _, event in found:
-            numbers.setdefault(event.rollout_id, []).append(event.number)
+            numbers.setdefault(event.rollout_id, []).append(event.event_number)
         assert all(row == list(range(1, len(row) + 1)) for row in numbers.values())
         for name in numbers:
-            assert [event.number for event in user.trajectory(name)] == numbers[name]
+            assert [event.event_number for event in user.trajectory(name)] == numbers[name]
 
 
 async def test_tokens_are_reported_in_order_and_not_before_their_commit(tmp_path):
@@ -154,7 +154,7 @@ async def test_a_failed_commit_is_reported(tmp_path, monkeypatch):
     async with opened(tmp_path) as user:
         user.journal.unsettled()
         assert [len(user.kinds(name)) for name in ("r1", "r2", "r3")] == [1, 3, 1]
-        assert [event.number for event in user.trajectory("r2")] == [1, 2, 3]
+        assert [event.event_number for event in user.trajectory("r2")] == [1, 2, 3]
 
 
 async def test_a_barrier_is_called_after_earlier_commits(tmp_path, monkeypatch):

@@ -87,10 +87,10 @@ async def test_x09_a_damaged_settled_rollout_has_failed(tmp_path, caplog):
     async with opened(tmp_path) as user:
         user.journal.unsettled()
         (damaged,), (whole,) = user.journal.find("r1"), user.journal.find("r0")
-        assert whole.completion.status == "COMPLETED"
+        assert whole.outcome.status == "COMPLETED"
         assert not whole.damage
-        assert damaged.state == damaged.completion.status == "FAILED"
-        assert (damaged.completion.failure.reason, damaged.completion.failure.boundary) == ("DATA_LOSS", "server")
+        assert damaged.state == damaged.outcome.status == "FAILED"
+        assert (damaged.outcome.failure.reason, damaged.outcome.failure.boundary) == ("DATA_LOSS", "server")
         assert "rollout r1 attempt 1 is damaged" in caplog.text
 
 
@@ -102,7 +102,7 @@ async def test_x09_the_end_of_a_row_is_repaired_from_its_events(tmp_path, caplog
         reports = damages(user.journal.unsettled())
         assert reports == dict.fromkeys(("r2", "r3", "r4", "r5"), "")
         assert "the row of rollout r2 was damaged" in caplog.text
-        assert user.journal.find("r2")[0].completion.result_id == "r2"
+        assert user.journal.find("r2")[0].outcome.result_id == "r2"
 
 
 @pytest.mark.parametrize(
@@ -250,9 +250,9 @@ async def test_a_large_rollout_is_found_without_reading_all_of_its_events(tmp_pa
     change(tmp_path, "UPDATE events SET checksum = 1 WHERE number = 3")
     async with opened(tmp_path) as user:
         (found,) = user.journal.find("r1")
-        assert (found.damage, found.completion.finish_reason) == ("", "stop")
+        assert (found.damage, found.outcome.finish_reason) == ("", "stop")
         with pytest.raises(DataLoss, match="does not match its checksum"):
             user.journal.events("r1", 1, 2, 1)
     change(tmp_path, "DELETE FROM events WHERE number = 3")
     async with opened(tmp_path) as user:
-        assert user.journal.find("r1")[0].completion.failure.reason == "DATA_LOSS"
+        assert user.journal.find("r1")[0].outcome.failure.reason == "DATA_LOSS"

@@ -7,12 +7,12 @@ import pytest
 from osmosis_grpc.engine.journal_port import RolloutFilter
 from osmosis_grpc.storage import MemoryJournal, SqliteJournal
 from osmosis_grpc.types import (
-    Completion,
-    CompletionStatus,
     Group,
     InitRequest,
     JournaledRollout,
-    Outcome,
+    OutcomeStatus,
+    Receipt,
+    RolloutOutcome,
     RolloutRequest,
     TrajectoryEvent,
     events,
@@ -47,12 +47,12 @@ class Writer:
         if self.journal.append(event, 100, (rollout_id, number), entry):
             self.tokens.append(((rollout_id, number), True))
 
-    def end(self, rollout_id, status=CompletionStatus.COMPLETED):
-        completion = Completion(
+    def end(self, rollout_id, status=OutcomeStatus.COMPLETED):
+        outcome = RolloutOutcome(
             rollout_id=rollout_id, attempt=1, status=status, result_id="r", finish_reason="stop", messages=[]
         )
-        self.append(rollout_id, events.Ended(completion))
-        self.append(rollout_id, events.Delivered(Outcome.RECORDED, "", 1))
+        self.append(rollout_id, events.Ended(outcome))
+        self.append(rollout_id, events.Delivered(Receipt.RECORDED, "", 1))
 
     async def committed(self):
         """Wait for the commit of everything that was appended."""
@@ -65,7 +65,7 @@ class Writer:
         found, position = [], 0
         while position < self.journal.last_position:
             batch, position = self.journal.all_events(owner, position, limit)
-            found += [(event.rollout_id, event.number) for _, event in batch]
+            found += [(event.rollout_id, event.event_number) for _, event in batch]
         return found
 
 
@@ -89,11 +89,15 @@ async def test_events_are_read_back_by_number_and_in_pages(opening):
         writer.append("r1", events.Logged("hello"))
         assert await writer.committed()
         assert writer.tokens == [(("r1", number), True) for number in (1, 2, 3)]
-        assert [event.number for event in writer.journal.events("r1", 1, 0, 10)] == [1, 2, 3]
-        assert [event.number for event in writer.journal.events("r1", 1, 1, 1)] == [2]
+        assert [event.event_number for event in writer.journal.events("r1", 1, 0, 10)] == [1, 2, 3]
+        assert [event.event_number for event in writer.journal.events("r1", 1, 1, 1)] == [2]
         assert writer.journal.events("r1", 1, 2, 10)[0].kind == events.Logged("hello")
         assert list(writer.journal.events("r9", 1, 0, 10)) == []
-        assert await writer.journal.read_apart(lambda read: [event.number for event in read("r1", 1)]) == [1, 2, 3]
+        assert await writer.journal.read_apart(lambda read: [event.event_number for event in read("r1", 1)]) == [
+            1,
+            2,
+            3,
+        ]
 
 
 async def test_all_events_are_those_of_one_owner_in_the_order_of_their_positions(opening):
@@ -171,7 +175,7 @@ async def test_a_new_journal_has_nothing_to_recover(opening):
 async def test_a_durable_journal_finds_what_it_has_and_another_has_no_files(opening):
     async with opening() as writer:
         entry = writer.accept("r1")
-        writer.end("r1", CompletionStatus.FAILED)
+        writer.end("r1", OutcomeStatus.FAILED)
         writer.journal.keep_version("v", {"agent.py": "1"})
         writer.journal.add_tombstone("me", "r7", 1, 60.0)
         await writer.committed()

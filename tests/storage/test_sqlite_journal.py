@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from osmosis_grpc.storage import Reader
 from osmosis_grpc.storage.journal.reader import SLICE
-from osmosis_grpc.types import CompletionStatus, RolloutState, events
-from osmosis_grpc.wire.rollout import completion_from_wire, completion_to_wire
+from osmosis_grpc.types import OutcomeStatus, RolloutState, events
+from osmosis_grpc.wire.rollout import outcome_from_wire, outcome_to_wire
 from tests.storage.journals import CALLBACK, OWN, JournalUser, opened
 from tests.wire.test_event import COMPLETION, FIXTURES, SPARSE, told, without_sizes
 
@@ -34,7 +34,7 @@ def read(kind):
         init = told(kind).init
         return events.Accepted(replace(init, request=replace(init.request, api_key=None, server_url="")), [])
     if isinstance(kind, events.Ended):
-        return events.Ended(completion_from_wire(completion_to_wire(kind.completion, refer=True), "completion"))
+        return events.Ended(outcome_from_wire(outcome_to_wire(kind.outcome, refer=True), "outcome"))
     return told(kind)
 
 
@@ -43,7 +43,7 @@ def check(user, written):
     count = 0
     for key, kinds in written.items():
         stored = user.trajectory(*key)
-        assert [event.number for event in stored] == list(range(1, len(kinds) + 1))
+        assert [event.event_number for event in stored] == list(range(1, len(kinds) + 1))
         assert [without_sizes(event.kind) for event in stored] == [without_sizes(read(kind)) for kind in kinds]
         count += len(kinds)
     found = user.everything(limit=7)
@@ -89,9 +89,9 @@ def test_committed_events_are_read_back(steps):
             check(again, user.written)
             for entry in open_:
                 request = entry.init.request
-                assert entry.last_number == len(user.written[request.rollout_id, request.attempt])
+                assert entry.last_event_number == len(user.written[request.rollout_id, request.attempt])
                 assert entry.settled is False
-                assert entry.completion in (None, read(events.Ended(COMPLETION)).completion)
+                assert entry.outcome in (None, read(events.Ended(COMPLETION)).outcome)
                 assert entry.init.callback == CALLBACK
 
     with tempfile.TemporaryDirectory() as folder:
@@ -107,9 +107,9 @@ async def test_a_rollout_goes_on_after_a_restart(tmp_path):
         await user.all_reported()
     async with opened(tmp_path) as user:
         one, two = user.journal.unsettled()
-        assert (one.state, one.settled, one.completion) == (RolloutState.ACCEPTED, False, None)
-        assert (two.state, two.settled, two.completion.result_id) == (RolloutState.COMPLETED, False, "x")
-        user.numbers = {("r1", 1): one.last_number, ("r2", 1): two.last_number}
+        assert (one.state, one.settled, one.outcome) == (RolloutState.ACCEPTED, False, None)
+        assert (two.state, two.settled, two.outcome.result_id) == (RolloutState.COMPLETED, False, "x")
+        user.numbers = {("r1", 1): one.last_event_number, ("r2", 1): two.last_event_number}
         user.append(events.Resumed(2))
         user.end()
         user.deliver()
@@ -124,10 +124,10 @@ async def test_a_rollout_goes_on_after_a_restart(tmp_path):
         ]
     async with opened(tmp_path) as user:
         assert user.journal.unsettled() == []
-        assert [event.number for event in user.trajectory()] == [1, 2, 3, 4, 5]
-        assert [event.number for event in user.trajectory("r2")] == [1, 2, 3]
+        assert [event.event_number for event in user.trajectory()] == [1, 2, 3, 4, 5]
+        assert [event.event_number for event in user.trajectory("r2")] == [1, 2, 3]
         (entry,) = user.journal.find("r1")
-        assert (entry.settled, entry.last_number, entry.end_time) == (True, 5, 2000.0)
+        assert (entry.settled, entry.last_event_number, entry.end_time) == (True, 5, 2000.0)
 
 
 async def test_find_find_by_key_and_entries(tmp_path):
@@ -144,7 +144,7 @@ async def test_find_find_by_key_and_entries(tmp_path):
             assert store.last_sequence == 6
             assert [entry.init.request.attempt for entry in store.find("r2")] == [1, 2]
             assert store.find("r9") == []
-            assert store.find("r0")[0].completion.result_id == "x"
+            assert store.find("r0")[0].outcome.result_id == "x"
             assert (store.find_by_key("me", "k2"), store.find_by_key("you", "k2"), store.find_by_key("me", "k9")) == (
                 "r2",
                 "",
@@ -158,7 +158,7 @@ async def test_find_find_by_key_and_entries(tmp_path):
                 (6, "r2"),
             ]
             assert [entry.sequence for entry in (await store.entries("me", 1, 2))] == [3, 5]
-            assert all(entry.completion is None for entry in mine)
+            assert all(entry.outcome is None for entry in mine)
 
 
 async def test_find_returns_the_state_after_the_last_event(tmp_path):
@@ -390,10 +390,10 @@ def on_disk(folder):
 
 
 async def test_a_superseded_rollout_is_settled_with_its_end(tmp_path):
-    """A completion with an equal finish reason of the agent is not."""
+    """A outcome with an equal finish reason of the agent is not."""
     async with opened(tmp_path) as user:
         user.accept("r1")
-        user.end("r1", status=CompletionStatus.CANCELLED, finish_reason="superseded")
+        user.end("r1", status=OutcomeStatus.CANCELLED, finish_reason="superseded")
         user.accept("r2")
         user.end("r2", finish_reason="superseded")
         await user.all_reported()
@@ -413,11 +413,11 @@ async def test_other_processes_read_while_one_writes(tmp_path):
         await user.all_reported()
         (entry,) = reader.find("r1")
         assert entry.init.callback.credential == ""
-        assert [event.number for event in reader.trajectory("r1", 1)] == [1, 2]
+        assert [event.event_number for event in reader.trajectory("r1", 1)] == [1, 2]
         assert reader.newest(5) == ["r1"]
         reader.close()
         reader = Reader.look(tmp_path)
-        assert [event.number for event in reader.trajectory("r1", 1)] == [1, 2, 3]
+        assert [event.event_number for event in reader.trajectory("r1", 1)] == [1, 2, 3]
         assert list(reader.trajectory("r1", 2)) == []
         reader.close()
 

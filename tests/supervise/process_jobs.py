@@ -54,7 +54,7 @@ async def run_in_a_thread(h, fail):
 async def pulse(h, fail):
     fail()
     trial = await asyncio.to_thread(try_out, Talk(), 10.0)
-    assert trial.completion is not None
+    assert trial.outcome is not None
 
 
 async def write_log(h, fail):

@@ -13,7 +13,7 @@ from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing import collect_rollout
 from osmosis_grpc.testing.raw.trainer_frames import init
 from osmosis_grpc.trainer import Trainer
-from osmosis_grpc.types import CompletionStatus
+from osmosis_grpc.types import OutcomeStatus
 from tests.deployment import PATIENCE, USER, SlowTools, Talk
 
 FRAME = attach_pb2.TrainerFrame
@@ -38,17 +38,17 @@ async def refuses_the_init(h, fail, agent_loop="talk"):
 
 async def fails_the_agents_chat(h, fail):
     fail()
-    completion, _ = await collect_rollout(Talk(), lambda request: EchoPolicy()(request), [USER])
-    assert (completion.status, completion.failure.boundary) == (CompletionStatus.FAILED, "agent")
-    assert "injected" in completion.failure.message
+    outcome, _ = await collect_rollout(Talk(), lambda request: EchoPolicy()(request), [USER])
+    assert (outcome.status, outcome.failure.boundary) == (OutcomeStatus.FAILED, "agent")
+    assert "injected" in outcome.failure.message
 
 
 async def decide(h, fail):
     await h.start("r1", "hangs")
     fail()
     await h.client.cancel("r1")
-    completion = await h.end("r1")
-    assert (completion.status, completion.failure.boundary) == (CompletionStatus.FAILED, "server")
+    outcome = await h.end("r1")
+    assert (outcome.status, outcome.failure.boundary) == (OutcomeStatus.FAILED, "server")
 
 
 async def deliver(h, fail):
@@ -78,7 +78,7 @@ async def barrier(h, fail):
     await h.start("r1", "hangs")
     fail()
     await asyncio.wait_for(h.client.cancel("r1"), PATIENCE)  # the client asks again
-    assert (await h.end("r1")).status is CompletionStatus.CANCELLED
+    assert (await h.end("r1")).status is OutcomeStatus.CANCELLED
 
 
 async def start_server(h, fail):
@@ -114,8 +114,8 @@ async def dial(h, fail):
         async with AgentServer([Talk()], port=0, connect=[trainer.address]) as server:
             h.supervisor = server.supervisor
             async with asyncio.timeout(PATIENCE):
-                completion = await trainer.rollout(rollout_id="r1", messages=[USER])
-            assert completion.status is CompletionStatus.COMPLETED
+                outcome = await trainer.rollout(rollout_id="r1", messages=[USER])
+            assert outcome.status is OutcomeStatus.COMPLETED
 
 
 async def follow_events(h, fail):
@@ -145,7 +145,7 @@ async def answer_cancel(h, fail):
         stream = await raw.attach()
         fail()
         request = control_pb2.CancelRequest(group_id="g")
-        await raw.send(FRAME(cancel=attach_pb2.CancelAsk(id="c", request=request)))
+        await raw.send(FRAME(cancel=attach_pb2.CancelFrame(id="c", request=request)))
         assert await stream.ended() == "INTERNAL"
         await raw.attach()
         await raw.barrier()
@@ -179,7 +179,7 @@ async def trainer_grace(h, fail):
         await stream.cut()
         await h.until(lambda: not h.server.engine.capacity().running)
         await raw.attach()
-        assert (await raw.completion()).failure.message.startswith("the trainer was away")
+        assert (await raw.outcome()).failure.message.startswith("the trainer was away")
 
 
 async def get_tools(h, fail):

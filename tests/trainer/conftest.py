@@ -20,7 +20,7 @@ PATIENCE = 10.0
 
 def reply(request):
     """A policy: sync, says which chat it answers."""
-    return answer(request, f"{request.sample} {request.number}")
+    return answer(request, f"{request.sample} {request.chat_number}")
 
 
 class Talker(RolloutAgentLoop):

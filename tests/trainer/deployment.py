@@ -11,7 +11,7 @@ from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.testing.raw import RawAgentServer
 from osmosis_grpc.testing.raw.server_frames import referring
 from osmosis_grpc.testing.raw.stream import TIMEOUT
-from osmosis_grpc.types import CompletionStatus
+from osmosis_grpc.types import OutcomeStatus
 
 CODE = {code.name: code.value[0] for code in grpc.StatusCode}
 QUESTION = [{"role": "user", "content": "How are you?"}]
@@ -26,7 +26,7 @@ class Policy:
         self.may.set()
 
     async def __call__(self, request: Any) -> Any:
-        self.asked.append((request.rollout_id, request.attempt, request.sample, request.number))
+        self.asked.append((request.rollout_id, request.attempt, request.sample, request.chat_number))
         await self.may.wait()
         return answer(request, "fine", tokens=2)
 
@@ -57,7 +57,7 @@ class Deployment:
         yield server
         assert (await server.ask(request)).response.message.text == "fine"
         await server.complete(request, **referring(1, runs=(1, 2)))
-        assert (await done).status is CompletionStatus.COMPLETED
+        assert (await done).status is OutcomeStatus.COMPLETED
         assert stream.over is None
 
 

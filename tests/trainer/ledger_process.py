@@ -3,7 +3,7 @@
 python -m tests.trainer.ledger_process attach|callback TARGET LEDGER NAME COUNT [FAILPOINTS]
 
 Takes what an earlier process left, then runs those of COUNT rollouts of the Talker's that were never applied. Appends a
-JSON line to LEDGER.told for each chat that it samples, before its reply is anywhere, and for each completion that it
+JSON line to LEDGER.told for each chat that it samples, before its reply is anywhere, and for each outcome that it
 applies, before that is confirmed; one that was applied before is confirmed and told as "again".
 """
 
@@ -16,7 +16,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 from osmosis_grpc.engine import failpoints
-from osmosis_grpc.trainer import ChatRequest, ChatResponse, Completion, Trainer, TransportName
+from osmosis_grpc.trainer import ChatRequest, ChatResponse, RolloutOutcome, Trainer, TransportName
 from tests.attach.policies import CountingPolicy, requests
 
 
@@ -34,28 +34,28 @@ class Application:
 
     async def policy(self, request: ChatRequest, /) -> ChatResponse:
         response = await self._policy(request)
-        self._tell(sampled=[request.rollout_id, request.attempt, request.sample, request.number])
+        self._tell(sampled=[request.rollout_id, request.attempt, request.sample, request.chat_number])
         return response
 
-    async def apply(self, completion: Completion) -> None:
-        if self.applied.get(completion.rollout_id) == completion.result_id:
-            self._tell(again=completion.rollout_id)
+    async def apply(self, outcome: RolloutOutcome) -> None:
+        if self.applied.get(outcome.rollout_id) == outcome.result_id:
+            self._tell(again=outcome.rollout_id)
         else:
-            self._apply(completion)
-        await completion.confirm()
+            self._apply(outcome)
+        await outcome.confirm()
 
-    def _apply(self, completion: Completion) -> None:
-        self.applied[completion.rollout_id] = completion.result_id
-        text = [message["content"] for message in completion.messages]
+    def _apply(self, outcome: RolloutOutcome) -> None:
+        self.applied[outcome.rollout_id] = outcome.result_id
+        text = [message["content"] for message in outcome.messages]
         self._tell(
-            applied=completion.rollout_id,
-            attempt=completion.attempt,
-            status=completion.status,
-            result=completion.result_id,
+            applied=outcome.rollout_id,
+            attempt=outcome.attempt,
+            status=outcome.status,
+            result=outcome.result_id,
             text=text,
-            reward=completion.reward,
-            tokens=[chat.tokens.ids.tolist() for chat in completion.samples["main"].chats],
-            sampled=sum(segment.sampled for segment in completion.samples["main"].segments),
+            reward=outcome.reward,
+            tokens=[chat.tokens.ids.tolist() for chat in outcome.samples["main"].chats],
+            sampled=sum(segment.sampled for segment in outcome.samples["main"].segments),
         )
 
 
@@ -65,13 +65,13 @@ async def play(
     """Apply what an earlier process left, and run the rollouts that were never applied."""
     listen = f"127.0.0.1:{port_of(ledger)}" if transport == "callback" else ""
     async with Trainer([target], application.policy, transport=transport, listen=listen, ledger=ledger) as trainer:
-        async with aclosing(trainer.unconfirmed()) as completions:
-            async for completion in completions:
-                await application.apply(completion)
+        async with aclosing(trainer.unconfirmed()) as outcomes:
+            async for outcome in outcomes:
+                await application.apply(outcome)
         asked = [request for request in requests(name, count) if request.rollout_id not in application.applied]
-        async with aclosing(trainer.run(asked)) as completions:
-            async for completion in completions:
-                await application.apply(completion)
+        async with aclosing(trainer.run(asked)) as outcomes:
+            async for outcome in outcomes:
+                await application.apply(outcome)
 
 
 def port_of(ledger: str) -> int:

@@ -146,11 +146,11 @@ class Sampler:
         self.asked, self.replies = {}, {}
 
     def __call__(self, request):
-        key = (request.sample, request.number)
+        key = (request.sample, request.chat_number)
         assert key not in self.asked, "sampled twice"
         self.asked[key] = replace(request, messages=copy.deepcopy(list(request.messages)))
-        made = answer(request, ["yes", "no"][request.number % 2])
-        odd = self.odd.get(request.number)
+        made = answer(request, ["yes", "no"][request.chat_number % 2])
+        odd = self.odd.get(request.chat_number)
         prompt, known = made.prompt_ids, request.known_ids
         if odd == "drift" and len(prompt):
             prompt = prompt.copy()
@@ -173,7 +173,7 @@ class Sampler:
         self.replies[key] = replace(made, prompt_ids=None if odd == "no prompt" else prompt, prompt_prefix=0)
         if not self.waits:
             return made
-        return self._later(made, self.waits[request.number % len(self.waits)])
+        return self._later(made, self.waits[request.chat_number % len(self.waits)])
 
     @staticmethod
     async def _later(made, turns):
@@ -188,10 +188,15 @@ class Forgetful(ChatCache):
     forgets = frozenset()
 
     def chat(self, request, now):
-        key = (request.sample, request.number)
-        if request.continues and not request.prefix_len and request.number in self.forgets and key not in self.sent:
+        key = (request.sample, request.chat_number)
+        if (
+            request.parent_chat
+            and not request.prefix_len
+            and request.chat_number in self.forgets
+            and key not in self.sent
+        ):
             self.sent.add(key)
-            raise UnknownChat(request.sample, request.continues)
+            raise UnknownChat(request.sample, request.parent_chat)
         return super().chat(request, now)
 
     sent: set = set()  # noqa: RUF012 - replaced before every use
@@ -219,7 +224,7 @@ async def open_transports(stack: AsyncExitStack):
 
         async def play(request, trainer=trainer, client=client, delta=delta):
             await client.init(request, callback=replace(trainer.callback(), delta=delta))
-            return await trainer.completion(request.rollout_id, PATIENCE)
+            return await trainer.outcome(request.rollout_id, PATIENCE)
 
         trainer.cache.__class__ = Forgetful
         transports[name] = Transport(agent, sampler, play)

@@ -49,10 +49,10 @@ async def main(target, name, attempt):
     requests = [RolloutRequest(rollout_id=f"{name}-{n}", attempt=attempt, messages=messages) for n in range(4)]
     rewards, earlier = [], []
     async with Trainer([target], policy) as trainer:
-        async for completion in trainer.run(requests, group_size=8, max_in_flight=64):
-            rewards.append(completion.reward)
-            if completion.from_journal is not None:
-                earlier.append(completion.from_journal)
+        async for outcome in trainer.run(requests, group_size=8, max_in_flight=64):
+            rewards.append(outcome.reward)
+            if outcome.from_journal is not None:
+                earlier.append(outcome.from_journal)
     print(json.dumps({
         "rewards": sorted(set(rewards)), "done": len(rewards), "chats": chats, "earlier": len(earlier),
         "same_process": sorted({e.same_process for e in earlier}), "changed": sorted({e.changed for e in earlier}),
@@ -76,12 +76,12 @@ async def policy(request):
 async def main(target, name, attempt):
     messages = [{"role": "user", "content": "Say hello."}]
     async with Trainer([target], policy, transport="callback") as trainer:
-        completion = await trainer.rollout(rollout_id=name, attempt=attempt, messages=messages)
+        outcome = await trainer.rollout(rollout_id=name, attempt=attempt, messages=messages)
     async with RolloutClient(target) as client:
-        kept = (await client.get(name)).completion
+        kept = (await client.get(name)).outcome
     print(json.dumps({
-        "chats": chats, "reward": completion.reward, "kept": kept.reward, "messages": len(completion.messages),
-        "earlier": completion.from_journal is not None,
+        "chats": chats, "reward": outcome.reward, "kept": kept.reward, "messages": len(outcome.messages),
+        "earlier": outcome.from_journal is not None,
     }))
 
 asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))

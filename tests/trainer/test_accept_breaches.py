@@ -9,7 +9,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, rollout_pb2, servic
 from osmosis_grpc.link import frame_stream
 from osmosis_grpc.testing.raw import listen_as_agent_server
 from osmosis_grpc.testing.raw.server_frames import HEARTBEAT, accepted, chat, complete, hello, referring
-from osmosis_grpc.types import CompletionStatus
+from osmosis_grpc.types import OutcomeStatus
 from tests.trainer.deployment import frames, within
 
 NO_HELLO: dict[str, tuple[Any, str, str]] = {
@@ -139,7 +139,7 @@ async def test_a_dialled_server_that_breaks_the_rules_is_left_and_dialled_again(
             done = deployment.run("r")
             request = await again.next("init")
             await again.send(accepted(request), complete(request))
-            assert (await done).status is CompletionStatus.COMPLETED
+            assert (await done).status is OutcomeStatus.COMPLETED
 
 
 async def test_a_silent_dialled_server_is_left_and_dialled_again(listening, monkeypatch):

@@ -8,7 +8,7 @@ from google.rpc import error_details_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import error_pb2, message_pb2
 from osmosis_grpc.testing.raw import detail_of, field_of
 from osmosis_grpc.testing.raw.server_frames import chat, delta, window
-from osmosis_grpc.types import CompletionStatus
+from osmosis_grpc.types import OutcomeStatus
 from tests.trainer.deployment import CODE, within
 
 
@@ -26,9 +26,9 @@ async def test_a_chat_beyond_every_window_ends_the_attachment(listening, policy)
         assert detail_of(server.stream.status, error_details_pb2.RetryInfo) is not None
         await server.attach()
         policy.may.set()
-        assert {(await server.ask(request, number)).number for number in (1, 2)} == {1, 2}
+        assert {(await server.ask(request, number)).chat_number for number in (1, 2)} == {1, 2}
         await server.complete(request)
-        assert (await done).status is CompletionStatus.COMPLETED
+        assert (await done).status is OutcomeStatus.COMPLETED
     assert len(policy.asked) == 3, "what was asked before the breach was sampled once; what was beyond never"
 
 
@@ -44,7 +44,7 @@ async def test_a_chat_that_crossed_a_lowering_is_answered_singly(listening, poli
         policy.may.clear()
         await server.send(chat(request, 1), chat(request, 2))
         refused = await server.stream.next("chat_reply")
-        assert (refused.number, refused.status.code) == (2, CODE["RESOURCE_EXHAUSTED"])
+        assert (refused.chat_number, refused.status.code) == (2, CODE["RESOURCE_EXHAUSTED"])
         assert detail_of(refused.status, error_details_pb2.RetryInfo) is not None
         policy.may.set()
         assert (await server.stream.next("chat_reply")).response.message.text == "fine"
@@ -104,11 +104,11 @@ async def test_a_bad_chat_is_answered_singly_and_never_sampled(listening, policy
         asked = len(policy.asked)
         refused = await server.ask(request, **fields)
         assert (refused.status.code, refused.WhichOneof("result")) == (CODE[code], "status")
-        assert refused.number == fields.get("number", 1)
+        assert refused.chat_number == fields.get("number", 1)
         if code == "INVALID_ARGUMENT":
             assert field_of(refused.status) == field
         elif code == "FAILED_PRECONDITION":
-            assert detail_of(refused.status, error_pb2.UnknownChat).number == fields["delta"].continues
+            assert detail_of(refused.status, error_pb2.UnknownChat).chat_number == fields["delta"].parent_chat
         assert len(policy.asked) == asked
         again = await server.ask(request, 2, delta=delta(1, "and?"))
         assert again.response.message.text == "fine"
@@ -168,7 +168,7 @@ async def test_an_answer_on_its_way_at_a_break_comes_on_the_next_stream(listenin
     await server.attach()
     await server.send(chat(request), chat(request))
     await server.send(chat(request, 0))
-    assert (await server.stream.next("chat_reply")).number == 0, "both were read, and are not answered yet"
+    assert (await server.stream.next("chat_reply")).chat_number == 0, "both were read, and are not answered yet"
     policy.may.set()
     assert (await server.stream.next("chat_reply")).response.message.text == "fine"
     await server.complete(request)

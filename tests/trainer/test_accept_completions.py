@@ -1,4 +1,4 @@
-"""What a trainer does with the completions that a raw agent server reports."""
+"""What a trainer does with the outcomes that a raw agent server reports."""
 
 from typing import Any
 
@@ -6,13 +6,20 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, error_pb2, message_pb2, rollout_pb2, tokens_pb2
-from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2 as pb
+from osmosis_grpc._gen.osmosis.rollout.v1 import (
+    attach_pb2,
+    error_pb2,
+    message_pb2,
+    outcome_pb2,
+    rollout_pb2,
+    tokens_pb2,
+)
+from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2 as pb
 from osmosis_grpc.errors import Internal
 from osmosis_grpc.testing.raw import detail_of, field_of
 from osmosis_grpc.testing.raw.server_frames import complete, delta, event, referring, status
-from osmosis_grpc.trainer import completion_recorder
-from osmosis_grpc.types import CompletionStatus
+from osmosis_grpc.trainer import outcome_recorder
+from osmosis_grpc.types import OutcomeStatus
 from tests.trainer.deployment import CODE
 
 
@@ -34,10 +41,10 @@ async def test_a_whole_rollout(listening, policy):
     assert second.response.prompt_prefix == len(first.response.prompt.ids) + 2, "it counts from the chat it continues"
     runs = (len(first.response.prompt.ids), 2, len(second.response.prompt.ids), 2)
     told = await server.complete(request, **referring(1, 2, runs=runs), reward=0.5)
-    assert (told.result_id, told.outcome) == ("result of r", pb.COMPLETE_OUTCOME_RECORDED)
-    completion = await done
-    assert [m["content"] for m in completion.messages] == ["How are you?", "fine", "and now?", "fine"]
-    sample = completion.samples["main"]
+    assert (told.result_id, told.receipt) == ("result of r", outcome_pb2.RECEIPT_RECORDED)
+    outcome = await done
+    assert [m["content"] for m in outcome.messages] == ["How are you?", "fine", "and now?", "fine"]
+    sample = outcome.samples["main"]
     assert (sample.trainable, sample.not_trainable_reason) == (True, "")
     assert sample.segments[0].sampled == 4
     assert len(policy.asked) == 2
@@ -51,22 +58,22 @@ async def test_a_result_is_recorded_once(listening):
     request = await server.accept()
     for result_id, outcome in (("one", "RECORDED"), ("one", "ALREADY_RECORDED"), ("two", "CONFLICT")):
         told = await server.complete(request, result_id=result_id)
-        assert (told.result_id, told.outcome) == (result_id, pb.CompleteOutcome.Value(f"COMPLETE_OUTCOME_{outcome}"))
+        assert (told.result_id, told.receipt) == (result_id, outcome_pb2.Receipt.Value(f"RECEIPT_{outcome}"))
     assert (await done).result_id == "one"
     refused = await server.ask(request, 2)
     assert refused.status.code == CODE["FAILED_PRECONDITION"], "it has ended"
 
 
 BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "no status": ({"status": 0}, "INVALID_ARGUMENT", "completion.status"),
-    "no rollout": ({"rollout_id": ""}, "INVALID_ARGUMENT", "completion.rollout_id"),
-    "a failure with a reward": ({"status": 2, "reward": 0.0}, "INVALID_ARGUMENT", "completion.reward"),
-    "no number for a reward": ({"reward": float("nan")}, "INVALID_ARGUMENT", "completion.reward"),
-    "no JSON": ({"extra_json": "no"}, "INVALID_ARGUMENT", "completion.extra_json"),
+    "no status": ({"status": 0}, "INVALID_ARGUMENT", "outcome.status"),
+    "no rollout": ({"rollout_id": ""}, "INVALID_ARGUMENT", "outcome.rollout_id"),
+    "a failure with a reward": ({"status": 2, "reward": 0.0}, "INVALID_ARGUMENT", "outcome.reward"),
+    "no number for a reward": ({"reward": float("nan")}, "INVALID_ARGUMENT", "outcome.reward"),
+    "no JSON": ({"extra_json": "no"}, "INVALID_ARGUMENT", "outcome.extra_json"),
     "a reference to no sample": (
-        {"messages_after": rollout_pb2.ChatRef(sample="x", number=1)},
+        {"prefix_chat": tokens_pb2.ChatRef(sample="x", chat_number=1)},
         "INVALID_ARGUMENT",
-        "completion.messages_after",
+        "outcome.prefix_chat",
     ),
     "an unknown rollout": ({"rollout_id": "nobody's"}, "UNAVAILABLE", ""),
 }
@@ -91,8 +98,8 @@ async def test_a_bad_completion_is_answered_singly(listening, what):
             with pytest.raises(Internal, match=field):
                 await done
             return
-        assert (await server.complete(request)).outcome == pb.COMPLETE_OUTCOME_RECORDED
-        assert (await done).status is CompletionStatus.COMPLETED
+        assert (await server.complete(request)).receipt == outcome_pb2.RECEIPT_RECORDED
+        assert (await done).status is OutcomeStatus.COMPLETED
 
 
 async def test_a_completion_that_refers_to_unknown_chats_is_not_recorded(listening):
@@ -110,12 +117,12 @@ async def test_a_completion_that_refers_to_unknown_chats_is_not_recorded(listeni
         assert (await server.stream.next("complete_reply")).status.code == CODE["UNAVAILABLE"]
         assert not done.done()
         runs = (len((await server.ask(request)).response.prompt.ids), 2)
-        assert (await server.complete(request, **referring(1, runs=runs))).outcome == pb.COMPLETE_OUTCOME_RECORDED
+        assert (await server.complete(request, **referring(1, runs=runs))).receipt == outcome_pb2.RECEIPT_RECORDED
         assert (await done).samples["main"].segments
 
 
 async def test_completions_that_wait_for_events_are_bounded_for_each_server(listening, monkeypatch):
-    monkeypatch.setattr(completion_recorder, "READING_BYTES", 2 * completion_recorder.READING_COST + 4096)
+    monkeypatch.setattr(outcome_recorder, "READING_BYTES", 2 * outcome_recorder.READING_COST + 4096)
     deployment = await listening()
     server, other = await deployment.server(), await deployment.server()
     await server.attach()
@@ -135,7 +142,7 @@ async def test_completions_that_wait_for_events_are_bounded_for_each_server(list
     its = await other.accept()
     await other.send(complete(its, **referring(1, runs=(1, 1))))
     await other.send(*trajectory((await other.stream.next("subscribe")).id, its))
-    assert (await other.stream.next("complete_reply")).outcome == pb.COMPLETE_OUTCOME_RECORDED
+    assert (await other.stream.next("complete_reply")).receipt == outcome_pb2.RECEIPT_RECORDED
     assert (await honest).samples["main"].segments[0].sampled == 1
 
     first, second = [(await server.stream.next("subscribe")).id for _ in range(2)]
@@ -145,8 +152,8 @@ async def test_completions_that_wait_for_events_are_bounded_for_each_server(list
     await server.send(results[49])
     third = (await server.stream.next("subscribe")).id
     await server.send(*trajectory(third, request), *trajectory(second, request))
-    told = {reply.result_id: reply.outcome for reply in [await server.stream.next("complete_reply") for _ in range(2)]}
-    assert told == {"result 49": pb.COMPLETE_OUTCOME_RECORDED, "result 1": pb.COMPLETE_OUTCOME_CONFLICT}
+    told = {reply.result_id: reply.receipt for reply in [await server.stream.next("complete_reply") for _ in range(2)]}
+    assert told == {"result 49": outcome_pb2.RECEIPT_RECORDED, "result 1": outcome_pb2.RECEIPT_CONFLICT}
     assert (await done).result_id == "result 49"
 
 
@@ -158,13 +165,13 @@ def trajectory(name: str, request: rollout_pb2.InitRequest) -> list[attach_pb2.S
         tokens=tokens_pb2.TokenBlock(ids=[2], logprobs=[-0.5]),
         prompt=tokens_pb2.TokenBlock(ids=[1]),
     )
-    head = rollout_pb2.Completion(
-        rollout_id=request.rollout_id, attempt=1, result_id="any", status=rollout_pb2.COMPLETION_STATUS_COMPLETED
+    head = outcome_pb2.RolloutOutcome(
+        rollout_id=request.rollout_id, attempt=1, result_id="any", status=outcome_pb2.OUTCOME_STATUS_COMPLETED
     )
     kinds: list[dict[str, Any]] = [
         {"chat_requested": {"sample": "main", "number": 1, "messages": request.messages}},
         {"chat_answered": {"sample": "main", "number": 1, "response": reply}},
-        {"ended": {"completion": head}},
+        {"ended": {"outcome": head}},
     ]
     return [event(name, number, request.rollout_id, **kind) for number, kind in enumerate(kinds, 1)]
 

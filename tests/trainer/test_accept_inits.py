@@ -9,7 +9,7 @@ from google.rpc import error_details_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, message_pb2, rollout_pb2
 from osmosis_grpc.errors import Internal, InvalidArgument, PermissionDenied
 from osmosis_grpc.testing.raw.server_frames import accepted, chat, complete, event, init_reply, status, window
-from osmosis_grpc.types import CompletionStatus
+from osmosis_grpc.types import OutcomeStatus
 from tests.trainer.deployment import begun
 
 
@@ -121,10 +121,10 @@ async def test_after_a_break_unanswered_inits_and_cancels_come_again_and_open_ro
         complete(unanswered),
     )
     assert (await cancelled)[0].disposition == "CANCELLED"
-    assert (await waiting).status is CompletionStatus.COMPLETED
+    assert (await waiting).status is OutcomeStatus.COMPLETED
     assert not opened.done()
     await server.complete(rollout_pb2.InitRequest(rollout_id="opened", attempt=1), status=3)
-    assert (await opened).status is CompletionStatus.CANCELLED
+    assert (await opened).status is OutcomeStatus.CANCELLED
 
 
 async def test_events_go_on_after_a_break_without_gaps(listening):
@@ -137,7 +137,7 @@ async def test_events_go_on_after_a_break_without_gaps(listening):
 
     async def read() -> None:
         async for told in deployment.trainer.events("r"):
-            seen.append(told.number)
+            seen.append(told.chat_number)
 
     reading = begun(read())
     wanted = await server.stream.next("subscribe")

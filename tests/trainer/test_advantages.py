@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.trainer import Completion, Group, OutcomeGroup, advantages
-from osmosis_grpc.types import CompletionStatus, Failure, Sample
+from osmosis_grpc.trainer import Group, OutcomeGroup, RolloutOutcome, advantages
+from osmosis_grpc.types import Failure, OutcomeStatus, Sample
 
 REWARDS = st.lists(st.floats(-10, 10, allow_subnormal=False), min_size=2, max_size=12)
 
 
 def outcome(number, reward, samples=("main",), **fields):
     named = dict.fromkeys(samples, Sample(trainable=True)) if not isinstance(samples, dict) else samples
-    defaults = {"status": CompletionStatus.COMPLETED, "group": Group("g", number, 0)}
-    return Completion(rollout_id=f"g-{number}", reward=reward, samples=named, **(defaults | fields))
+    defaults = {"status": OutcomeStatus.COMPLETED, "group": Group("g", number, 0)}
+    return RolloutOutcome(rollout_id=f"g-{number}", reward=reward, samples=named, **(defaults | fields))
 
 
 def group(*rewards, **fields):
@@ -109,7 +109,7 @@ def test_u02_a_rollout_that_never_asked_the_policy_is_compared():
 
 BAD = {
     "failed": (
-        replace(outcome(1, None), status=CompletionStatus.FAILED, failure=Failure("agent", "it broke")),
+        replace(outcome(1, None), status=OutcomeStatus.FAILED, failure=Failure("agent", "it broke")),
         "g-1 .*FAILED: it broke",
     ),
     "an evaluation": (replace(outcome(1, 1.0), evaluation=True), "g-1 .*evaluation"),

@@ -7,11 +7,11 @@ import pytest
 
 from osmosis_grpc.errors import AlreadyExists, InvalidArgument, NotFound, OutOfRange, ResourceExhausted, Unavailable
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.types import CompletionStatus
+from osmosis_grpc.types import OutcomeStatus
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
 from tests.waiting import until
 
-CANCELLED, COMPLETED, FAILED = CompletionStatus.CANCELLED, CompletionStatus.COMPLETED, CompletionStatus.FAILED
+CANCELLED, COMPLETED, FAILED = OutcomeStatus.CANCELLED, OutcomeStatus.COMPLETED, OutcomeStatus.FAILED
 
 
 SOON = 0.7
@@ -39,7 +39,7 @@ class Counting:
             self.go.set()
 
     async def __call__(self, request):
-        self.asked.append((request.rollout_id, request.number))
+        self.asked.append((request.rollout_id, request.chat_number))
         self.open += 1
         self.most = max(self.most, self.open)
         await self.go.wait()
@@ -64,8 +64,8 @@ async def test_no_chat_comes_while_paused_and_none_is_lost(serve, attach_to):
     assert policy.asked == before, "what was open was answered, and nothing came after it"
     trainer.pause()
     trainer.resume()
-    completions = await asyncio.gather(*running, *late)
-    assert {c.status for c in completions} == {COMPLETED}
+    outcomes = await asyncio.gather(*running, *late)
+    assert {c.status for c in outcomes} == {COMPLETED}
     assert len(policy.asked) == len(set(policy.asked)) == 8 * 3 + 4
 
 
@@ -155,9 +155,9 @@ async def test_a_policy_that_is_away_for_a_while_is_asked_again(serve, attach_to
 async def test_what_else_a_policy_raises_is_raised_in_the_loop(serve, attach_to, error, text, later):
     policy = Failing(error, later=later)
     trainer = await attach_to(policy, await serve(talker()))
-    completion = await within(trainer.rollout(rollout_id="r1"))
-    assert (completion.status, completion.reward, policy.asked) == (FAILED, None, 1)
-    assert text in completion.failure.message
+    outcome = await within(trainer.rollout(rollout_id="r1"))
+    assert (outcome.status, outcome.reward, policy.asked) == (FAILED, None, 1)
+    assert text in outcome.failure.message
     assert (await within(trainer.rollout(rollout_id="r2"))).status is COMPLETED
     assert trainer.servers[0].attached
 
@@ -179,17 +179,17 @@ NOT_SENT = {
 @pytest.mark.parametrize("name", NOT_SENDABLE)
 async def test_a_reply_that_cannot_be_is_the_policys_failure(serve, attach_to, name):
     trainer = await attach_to(NOT_SENDABLE[name], await serve(talker()))
-    completion = await within(trainer.rollout(rollout_id="r1"))
-    assert (completion.status, completion.failure.boundary) == (FAILED, "trainer")
-    assert "the policy failed" in completion.failure.message
+    outcome = await within(trainer.rollout(rollout_id="r1"))
+    assert (outcome.status, outcome.failure.boundary) == (FAILED, "trainer")
+    assert "the policy failed" in outcome.failure.message
     assert trainer.servers[0].attached
 
 
 @pytest.mark.parametrize("name", NOT_SENT)
 async def test_a_reply_that_cannot_be_written_is_the_policys_failure(serve, attach_to, name):
     trainer = await attach_to(NOT_SENT[name], await serve(talker()))
-    completion = await within(trainer.rollout(rollout_id="r1"), SOON)
-    assert completion.status is FAILED
+    outcome = await within(trainer.rollout(rollout_id="r1"), SOON)
+    assert outcome.status is FAILED
     assert trainer.servers[0].attached
 
 

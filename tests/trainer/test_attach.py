@@ -8,11 +8,11 @@ import pytest
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2, services_pb2
 from osmosis_grpc.errors import AlreadyExists, Internal, InvalidArgument, NotFound
 from osmosis_grpc.trainer import RolloutRequest, Trainer, TrainerConfig
-from osmosis_grpc.types import CompletionStatus, Group
+from osmosis_grpc.types import Group, OutcomeStatus
 from tests.trainer.conftest import PATIENCE, USER, Talker, reply, talker
 from tests.waiting import until
 
-CANCELLED, COMPLETED, FAILED = CompletionStatus.CANCELLED, CompletionStatus.COMPLETED, CompletionStatus.FAILED
+CANCELLED, COMPLETED, FAILED = OutcomeStatus.CANCELLED, OutcomeStatus.COMPLETED, OutcomeStatus.FAILED
 
 
 SOON = 0.7
@@ -54,10 +54,10 @@ async def test_a_trainer_and_its_servers(serve, attach_to):
     assert (seen.name, seen.attached, seen.open, seen.agent_loops) == (server.address, True, 1, ("talker",))
     assert seen.window == 300
     agent.release()
-    completion = await running
-    assert (completion.status, completion.reward, completion.rollout_id) == (COMPLETED, 1.0, "r1")
-    assert [m["content"] for m in completion.messages] == [USER["content"], "main 1", "after 1"]
-    assert completion.samples["main"].trainable
+    outcome = await running
+    assert (outcome.status, outcome.reward, outcome.rollout_id) == (COMPLETED, 1.0, "r1")
+    assert [m["content"] for m in outcome.messages] == [USER["content"], "main 1", "after 1"]
+    assert outcome.samples["main"].trainable
     assert trainer.servers[0].open == 0
 
 
@@ -138,9 +138,9 @@ async def test_one_bad_request_does_not_keep_others_from_running(serve, stack):
     trainer = await stack.enter_async_context(Trainer([server.address], reply))
     bad = start(trainer.rollout(rollout_id="bad", metadata={"x": float("nan")}), SOON)
     good = start(trainer.rollout(rollout_id="good"), SOON)
-    refusal, completion = await asyncio.gather(bad, good, return_exceptions=True)
-    assert not isinstance(completion, Exception), completion
-    assert completion.status is COMPLETED
+    refusal, outcome = await asyncio.gather(bad, good, return_exceptions=True)
+    assert not isinstance(outcome, Exception), outcome
+    assert outcome.status is COMPLETED
     assert isinstance(refusal, InvalidArgument)
 
 
@@ -176,8 +176,8 @@ async def test_what_was_refused_may_be_asked_again_otherwise(serve, attach_to):
     trainer = await attach_to(reply, await serve(talker()))
     with pytest.raises(NotFound):
         await within(trainer.rollout(rollout_id="r1", agent_loop="nobody"))
-    completion = await within(trainer.rollout(rollout_id="r1", messages=[USER], agent_loop="talker"))
-    assert completion.status is COMPLETED
+    outcome = await within(trainer.rollout(rollout_id="r1", messages=[USER], agent_loop="talker"))
+    assert outcome.status is COMPLETED
 
 
 async def test_cancelling_the_last_one_who_waits_cancels_the_rollout(serve, attach_to):
@@ -215,8 +215,8 @@ async def test_one_a_group_or_all_can_be_cancelled_queued_ones_too(serve, attach
     rows = await within(trainer.cancel(group_id="g"))
     assert {row.rollout_id for row in rows} <= {"r1", "r4"}
     for name in ("r1", "r4"):
-        completion = await running[name]
-        assert (completion.status, completion.group) == (CANCELLED, Group("g"))
+        outcome = await running[name]
+        assert (outcome.status, outcome.group) == (CANCELLED, Group("g"))
     assert not any(running[name].done() for name in ("r2", "r3", "r5"))
     await within(trainer.cancel(everything=True))
     for name in ("r2", "r3", "r5"):
@@ -255,8 +255,8 @@ async def test_a_request_that_is_too_large_is_refused_and_harms_no_other(serve, 
 async def test_without_delta_every_chat_has_its_whole_history(serve, attach_to):
     server = await serve(talker())
     trainer = await attach_to(reply, server, delta=False)
-    completion = await within(trainer.rollout(rollout_id="r", messages=[USER], metadata={"turns": 3}))
-    assert completion.samples["main"].trainable
+    outcome = await within(trainer.rollout(rollout_id="r", messages=[USER], metadata={"turns": 3}))
+    assert outcome.samples["main"].trainable
     (link,) = trainer.scheduler.servers
     (hello,) = (frame.hello for frame in services_pb2.AttachRequest.FromString(link.greeting(1)).frames)
     assert hello.history == rollout_pb2.HISTORY_FORM_FULL
@@ -302,8 +302,8 @@ async def test_what_was_cancelled_is_not_run_again_when_its_server_forgets_it(se
     cancelling = asyncio.ensure_future(trainer.cancel("r"))
     await asyncio.sleep(0)
     trainer.scheduler.restart(rollout, "the server has forgotten it")
-    completion = await running
-    assert (completion.status, completion.attempt) == (CANCELLED, 1)
+    outcome = await running
+    assert (outcome.status, outcome.attempt) == (CANCELLED, 1)
     assert asked == [1]
     cancelling.cancel()
 

@@ -1,4 +1,4 @@
-"""A trainer samples each chat once and applies each completion once, however often it is asked."""
+"""A trainer samples each chat once and applies each outcome once, however often it is asked."""
 
 import asyncio
 from dataclasses import replace
@@ -7,9 +7,9 @@ import grpc
 import numpy as np
 import pytest
 
+from osmosis_grpc._gen.osmosis.rollout.v1.chat_pb2 import ChatRequest as ChatRequestMessage
+from osmosis_grpc._gen.osmosis.rollout.v1.chat_pb2 import CompleteRequest
 from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import TrainerServiceStub
-from osmosis_grpc._gen.osmosis.rollout.v1.trainer_pb2 import ChatRequest as ChatRequestMessage
-from osmosis_grpc._gen.osmosis.rollout.v1.trainer_pb2 import CompleteRequest
 from osmosis_grpc.errors import Aborted, AlreadyExists, Cancelled, FailedPrecondition, Internal, Unavailable
 from osmosis_grpc.link.client_calls import call
 from osmosis_grpc.policies.scripted import answer
@@ -17,14 +17,14 @@ from osmosis_grpc.types import (
     ChatPurpose,
     ChatRequest,
     ChatResponse,
-    Completion,
-    CompletionStatus,
-    Outcome,
+    OutcomeStatus,
+    Receipt,
+    RolloutOutcome,
     Sample,
     Segment,
 )
-from osmosis_grpc.wire.rollout import completion_to_wire
-from osmosis_grpc.wire.trainer import OUTCOMES, chat_bytes, reply_from_wire
+from osmosis_grpc.wire.chat import RECEIPTS, chat_bytes, reply_from_wire
+from osmosis_grpc.wire.rollout import outcome_to_wire
 from tests.credentials import shown
 from tests.waiting import until
 
@@ -55,15 +55,15 @@ async def sampler():
 
 @pytest.fixture
 async def ask(train, sampler, stack):
-    """Asks a chat, or reports a completion, over a real socket."""
+    """Asks a chat, or reports a outcome, over a real socket."""
     trainer = await train(sampler)
     channel = await stack.enter_async_context(grpc.aio.insecure_channel(trainer.address))
     stub = TrainerServiceStub(channel)
 
     async def ask(what, timeout=10.0):
-        if isinstance(what, Completion):
-            request = CompleteRequest(completion=completion_to_wire(what))
-            return OUTCOMES.names.get((await called(stub.Complete, request, trainer, timeout)).outcome)
+        if isinstance(what, RolloutOutcome):
+            request = CompleteRequest(outcome=outcome_to_wire(what))
+            return RECEIPTS.names.get((await called(stub.Complete, request, trainer, timeout)).receipt)
         return reply_from_wire(await asked(stub, what, trainer, timeout))
 
     ask.trainer = trainer
@@ -81,11 +81,13 @@ async def asked(stub, what, trainer, timeout=5.0):
 
 
 def chat(number=1, messages=(USER,), **fields):
-    return ChatRequest(rollout_id="r", number=number, messages=list(messages), **fields)
+    return ChatRequest(rollout_id="r", chat_number=number, messages=list(messages), **fields)
 
 
 def ended(result_id="one", attempt=1, **fields):
-    return Completion(rollout_id="r", attempt=attempt, result_id=result_id, status=CompletionStatus.COMPLETED, **fields)
+    return RolloutOutcome(
+        rollout_id="r", attempt=attempt, result_id=result_id, status=OutcomeStatus.COMPLETED, **fields
+    )
 
 
 async def test_the_same_chat_again_is_the_same_reply(ask, sampler):
@@ -153,11 +155,11 @@ async def test_a_failed_sampling_is_sampled_again(ask, sampler):
 
 
 async def test_outcomes(ask):
-    assert await ask(ended("one")) is Outcome.RECORDED
-    assert await ask(ended("one")) is Outcome.ALREADY_RECORDED
-    assert await ask(ended("two")) is Outcome.CONFLICT
-    assert await ask(ended("three", attempt=2)) is Outcome.RECORDED
-    assert (await ask.trainer.completion("r")).result_id == "three"
+    assert await ask(ended("one")) is Receipt.RECORDED
+    assert await ask(ended("one")) is Receipt.ALREADY_RECORDED
+    assert await ask(ended("two")) is Receipt.CONFLICT
+    assert await ask(ended("three", attempt=2)) is Receipt.RECORDED
+    assert (await ask.trainer.outcome("r")).result_id == "three"
 
 
 async def test_the_end_stops_a_sampling_and_refuses_new_chats(ask, sampler):
@@ -165,7 +167,7 @@ async def test_the_end_stops_a_sampling_and_refuses_new_chats(ask, sampler):
     sampler.hold.clear()
     open_chat = asyncio.ensure_future(ask(chat(2, [USER, {"role": "assistant", "content": "x"}, USER])))
     await until(lambda: len(sampler.seen) == 2)
-    assert await ask(ended()) is Outcome.RECORDED
+    assert await ask(ended()) is Receipt.RECORDED
     with pytest.raises(Cancelled):
         await open_chat
     with pytest.raises(FailedPrecondition) as caught:
@@ -178,19 +180,19 @@ async def test_policies_see_the_new_messages_and_samples_come_from_the_trainers_
     history = [USER, first.message, {"role": "tool", "content": "4", "tool_call_id": "c"}]
     second = await ask(chat(2, history))
     seen = sampler.seen[1]
-    assert (seen.continues, seen.prefix_len) == (1, 2)
+    assert (seen.parent_chat, seen.prefix_len) == (1, 2)
     np.testing.assert_array_equal(seen.known_ids, np.concatenate([first.prompt_ids, first.tokens.ids]))
 
     wrong = Segment(
         ids=first.tokens.ids, logprobs=first.tokens.logprobs, mask_runs=(0, len(first.tokens.ids)), chats=(1, 2)
     )
     await ask(ended(samples={"main": Sample(segments=(wrong,), reward=0.5, trainable=True)}, reward=0.5))
-    sample = (await ask.trainer.completion("r")).samples["main"]
+    sample = (await ask.trainer.outcome("r")).samples["main"]
     assert sample.reward == 0.5
     (segment,) = sample.segments
     np.testing.assert_array_equal(segment.ids, np.concatenate([second.prompt_ids, second.tokens.ids]))
     assert segment.sampled == len(first.tokens.ids) + len(second.tokens.ids)
-    assert [c.number for c in sample.chats] == [1, 2]
+    assert [c.chat_number for c in sample.chats] == [1, 2]
 
 
 async def test_a_completions_segments_are_used_where_the_trainer_did_not_answer(ask):
@@ -198,14 +200,14 @@ async def test_a_completions_segments_are_used_where_the_trainer_did_not_answer(
         ids=np.array([1, 2], dtype="<u4"), logprobs=np.array([-0.5], dtype="<f4"), mask_runs=(1, 1), chats=(1,)
     )
     await ask(ended(samples={"main": Sample(segments=(told,), trainable=True)}))
-    assert (await ask.trainer.completion("r")).samples["main"].segments == (told,)
+    assert (await ask.trainer.outcome("r")).samples["main"].segments == (told,)
 
 
 async def test_completions_in_the_order_of_their_coming(ask):
     async def three():
         ids = []
-        async for completion in ask.trainer.completions():
-            ids.append(completion.rollout_id)
+        async for outcome in ask.trainer.outcomes():
+            ids.append(outcome.rollout_id)
             if len(ids) == 3:
                 return ids
         return None
@@ -245,7 +247,7 @@ async def test_a_policy_need_not_be_async(train, stack):
 
 async def test_a_higher_attempt_is_waited_for(ask):
     await ask(ended("first"))
-    waiting = asyncio.ensure_future(ask.trainer.completion("r", attempt=2))
+    waiting = asyncio.ensure_future(ask.trainer.outcome("r", attempt=2))
     await asyncio.sleep(0.01)  # it stays so
     assert not waiting.done()
     await ask(ended("second", attempt=2))
@@ -259,15 +261,15 @@ async def test_a_reply_that_the_agent_never_received_is_not_trained_on(ask):
         ids=second.tokens.ids, logprobs=second.tokens.logprobs, mask_runs=(0, len(second.tokens.ids)), chats=(2,)
     )
     await ask(ended(samples={"main": Sample(segments=(told,), trainable=True)}))
-    sample = (await ask.trainer.completion("r")).samples["main"]
+    sample = (await ask.trainer.outcome("r")).samples["main"]
     assert [segment.chats for segment in sample.segments] == [(2,)]
-    assert [sampled.number for sampled in sample.chats] == [1, 2]
+    assert [sampled.chat_number for sampled in sample.chats] == [1, 2]
 
 
 async def test_a_sample_that_is_reported_untrainable_stays_untrainable(ask):
     await ask(chat(2, [USER, USER]))
     await ask(ended(samples={"main": Sample(trainable=False, not_trainable_reason="chat 1: no ids")}))
-    sample = (await ask.trainer.completion("r")).samples["main"]
+    sample = (await ask.trainer.outcome("r")).samples["main"]
     assert (sample.trainable, sample.not_trainable_reason, sample.segments) == (False, "chat 1: no ids", ())
 
 
@@ -277,6 +279,6 @@ async def test_left_out_segments_are_the_trainers_if_it_has_them_all(ask, number
         await ask(chat(number, [USER] * number))
     omitted = ("samples[main].segments",)
     await ask(ended(samples={"main": Sample(trainable=True)}, omitted=omitted))
-    sample = (await ask.trainer.completion("r")).samples["main"]
+    sample = (await ask.trainer.outcome("r")).samples["main"]
     assert sample.trainable is trainable
     assert len(sample.segments) == (2 if trainable else 0)

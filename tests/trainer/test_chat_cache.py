@@ -1,4 +1,4 @@
-"""What a trainer remembers: completions that refer to its chats, and callbacks with deltas."""
+"""What a trainer remembers: outcomes that refer to its chats, and callbacks with deltas."""
 
 import asyncio
 import itertools
@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.engine.journal_port import RolloutFilter
 from osmosis_grpc.errors import CallError, UnknownChat
@@ -18,14 +18,14 @@ from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.types import (
     ChatPurpose,
     ChatRequest,
-    Completion,
-    CompletionStatus,
+    OutcomeStatus,
     RolloutMetrics,
+    RolloutOutcome,
     Sample,
     TrajectoryEvent,
 )
 from osmosis_grpc.types import events as kinds
-from osmosis_grpc.wire.rollout import completion_from_wire, completion_to_wire
+from osmosis_grpc.wire.rollout import outcome_from_wire, outcome_to_wire
 from tests.trainer.conftest import PATIENCE, USER, reply
 
 JUDGE = ChatPurpose.JUDGE
@@ -67,36 +67,36 @@ class Straight(Branching):
 
 @pytest.fixture(params=[Straight, Branching], ids=["one sample", "several samples"])
 async def run(request, serve, train):
-    """A rollout that is over: its completion as the server holds it, and its events."""
+    """A rollout that is over: its outcome as the server holds it, and its events."""
     server, trainer = await serve(request.param()), await train(reply)
     async with RolloutClient(server.address) as client:
         await client.init(rollout_id="r", messages=[USER], callback=trainer.callback())
-        whole = await trainer.completion("r", PATIENCE)
+        whole = await trainer.outcome("r", PATIENCE)
         told = [event async for event in client.events("r")]
     async for record in server.engine.context.table.after(0, "", 1, RolloutFilter()):
-        own = record.delivery.completion
+        own = record.delivery.outcome
     return whole, own, told
 
 
 def asked_of(told: list[TrajectoryEvent]) -> list[tuple[kinds.ChatRequested, kinds.ChatAnswered]]:
-    asked = {(e.kind.sample, e.kind.number): e.kind for e in told if isinstance(e.kind, kinds.ChatRequested)}
+    asked = {(e.kind.sample, e.kind.chat_number): e.kind for e in told if isinstance(e.kind, kinds.ChatRequested)}
     answered = [e.kind for e in told if isinstance(e.kind, kinds.ChatAnswered)]
-    return [(asked[kind.sample, kind.number], kind) for kind in answered]
+    return [(asked[kind.sample, kind.chat_number], kind) for kind in answered]
 
 
 def filled_book(told, leave_out=()):
     """A book whose policy gives the recorded replies."""
-    replies = {(a.sample, a.number): a.response for _, a in asked_of(told)}
-    book = ChatCache(lambda request: replies[request.sample, request.number])
+    replies = {(a.sample, a.chat_number): a.response for _, a in asked_of(told)}
+    book = ChatCache(lambda request: replies[request.sample, request.chat_number])
     for asked, _ in asked_of(told):
-        if (asked.sample, asked.number) not in leave_out:
+        if (asked.sample, asked.chat_number) not in leave_out:
             chat = book.chat(
                 ChatRequest(
                     rollout_id="r",
                     sample=asked.sample,
-                    number=asked.number,
+                    chat_number=asked.chat_number,
                     messages=asked.messages,
-                    continues=asked.continues,
+                    parent_chat=asked.parent_chat,
                     params=asked.params,
                     purpose=asked.purpose,
                 ),
@@ -106,17 +106,17 @@ def filled_book(told, leave_out=()):
     return book
 
 
-def referring(completion):
-    message = completion_to_wire(completion, refer=True)
-    return completion_from_wire(rollout_pb2.Completion.FromString(message.SerializeToString()), "completion")
+def referring(outcome):
+    message = outcome_to_wire(outcome, refer=True)
+    return outcome_from_wire(outcome_pb2.RolloutOutcome.FromString(message.SerializeToString()), "outcome")
 
 
-def alike(completion, *, chats=True):
+def alike(outcome, *, chats=True):
     samples = {
         name: replace(sample, begins=None, chats=sample.chats if chats else ())
-        for name, sample in completion.samples.items()
+        for name, sample in outcome.samples.items()
     }
-    return replace(completion, begins=None, samples=samples, metrics=RolloutMetrics())
+    return replace(outcome, begins=None, samples=samples, metrics=RolloutMetrics())
 
 
 async def test_references_are_resolved(run):
@@ -125,9 +125,7 @@ async def test_references_are_resolved(run):
     assert short.begins is not None
     assert [m["content"] for m in short.messages] == ["the end" if len(own.samples) > 1 else USER["content"]]
     assert all(segment.referred for sample in short.samples.values() for segment in sample.segments)
-    assert len(completion_to_wire(own, refer=True).SerializeToString()) < len(
-        completion_to_wire(own).SerializeToString()
-    )
+    assert len(outcome_to_wire(own, refer=True).SerializeToString()) < len(outcome_to_wire(own).SerializeToString())
     book = filled_book(told)
     assert not book.rollout("r", 1, 0.0).lacks(short)
     outcome, recorded = book.complete(short, 0.0)
@@ -145,7 +143,7 @@ async def test_references_are_resolved(run):
 async def test_unknown_chats_are_read_from_the_events(run):
     whole, own, told = run
     short = referring(own)
-    named = [(a.sample, a.number) for a, _ in asked_of(told)]
+    named = [(a.sample, a.chat_number) for a, _ in asked_of(told)]
     for left_out in [named, *([name] for name in named[-1:]), named[:1] if len(own.samples) > 1 else named]:
         rest = [name for name in named if name[0] == left_out[0][0]] if left_out == named[:1] else left_out
         book = filled_book(told, leave_out=rest)
@@ -218,7 +216,7 @@ async def test_masks_that_do_not_agree_are_not_trained_on(run, how):
 
 
 def ask(book, number, messages, **fields):
-    return book.chat(ChatRequest(rollout_id="r", number=number, messages=messages, **fields), 0.0)
+    return book.chat(ChatRequest(rollout_id="r", chat_number=number, messages=messages, **fields), 0.0)
 
 
 SAME = [{"role": "user", "content": "go"}]
@@ -234,7 +232,7 @@ async def test_chats_at_the_same_time_are_assembled_in_their_order(order, unhear
     replies = {}
 
     async def policy(request):
-        await replies.setdefault(request.number, asyncio.Event()).wait()
+        await replies.setdefault(request.chat_number, asyncio.Event()).wait()
         return answer(request, "yes")
 
     server, trainer = ChatCache(policy), ChatCache(policy)
@@ -252,10 +250,10 @@ async def test_chats_at_the_same_time_are_assembled_in_their_order(order, unhear
         replies.clear()
     held = server.rollout("r", 1, 0.0).samples["main"].assembler.segments()
     assert [segment.chats for segment in held] == [(1, order[0]), (order[1],), (order[2],)]
-    done = Completion(
+    done = RolloutOutcome(
         rollout_id="r",
         result_id="x",
-        status=CompletionStatus.COMPLETED,
+        status=OutcomeStatus.COMPLETED,
         messages=AGAIN,
         samples={"main": Sample(segments=held, trainable=True)},
     )
@@ -270,7 +268,7 @@ async def test_chats_at_the_same_time_are_assembled_in_their_order(order, unhear
 async def test_a_prompt_may_be_given_as_a_prefix_and_the_rest():
     def policy(request):
         made = answer(request, "yes")
-        prefix = 0 if request.known_ids is None else {2: len(request.known_ids), 3: 5}.get(request.number, 0)
+        prefix = 0 if request.known_ids is None else {2: len(request.known_ids), 3: 5}.get(request.chat_number, 0)
         return replace(made, prompt_ids=made.prompt_ids[prefix:], prompt_prefix=prefix)
 
     def whole(request):
@@ -283,13 +281,13 @@ async def test_a_prompt_may_be_given_as_a_prefix_and_the_rest():
             each.done.result()
         one, other = asked
         assert np.array_equal(one.prompt(), other.prompt())
-        for continues in (0, *range(1, number)):
-            replies = [each.reply(continues) for each in asked]
+        for parent_chat in (0, *range(1, number)):
+            replies = [each.reply(parent_chat) for each in asked]
             for told in replies:
-                tokens = books[0].rollout("r", 1, 0.0).samples["main"].assembler.tokens(continues)
+                tokens = books[0].rollout("r", 1, 0.0).samples["main"].assembler.tokens(parent_chat)
                 again = np.concatenate([tokens[: told.prompt_prefix], told.prompt_ids])
                 assert np.array_equal(again, other.prompt())
-                assert continues or not told.prompt_prefix
+                assert parent_chat or not told.prompt_prefix
     held = [book.rollout("r", 1, 0.0).samples["main"].assembler.segments() for book in books]
     assert held[0] == held[1]
 
@@ -303,13 +301,13 @@ async def test_a_callback_with_deltas(serve, train, monkeypatch):
 
     def spied(request, *, delta):
         data = to_wire(request, delta=delta)
-        message = callbacks.trainer_pb2.ChatRequest.FromString(data)
-        forms.append((request.sample, request.number, message.WhichOneof("history")))
+        message = callbacks.chat_pb2.ChatRequest.FromString(data)
+        forms.append((request.sample, request.chat_number, message.WhichOneof("history")))
         return data
 
     def forgetting(self, request, now):
-        if request.continues and not request.prefix_len and request.number in forget:
-            raise UnknownChat(request.sample, request.continues)
+        if request.parent_chat and not request.prefix_len and request.chat_number in forget:
+            raise UnknownChat(request.sample, request.parent_chat)
         return chat(self, request, now)
 
     monkeypatch.setattr(callbacks, "chat_bytes", spied)
@@ -325,7 +323,7 @@ async def test_a_callback_with_deltas(serve, train, monkeypatch):
             attempt = len(recorded) + 1
             await client.init(rollout_id="r", attempt=attempt, messages=[USER], callback=told)
             recorded[delta, forgotten] = replace(
-                await trainer.completion("r", PATIENCE, attempt=attempt), result_id="", attempt=1
+                await trainer.outcome("r", PATIENCE, attempt=attempt), result_id="", attempt=1
             )
             form = {"full": not delta}
             assert ("main", 1, "full") in forms
@@ -340,17 +338,17 @@ async def test_a_callback_with_deltas(serve, train, monkeypatch):
 
 async def test_a_delta_on_an_unanswered_chat_is_unknown():
     pending = asyncio.get_running_loop().create_future()
-    book = ChatCache(lambda request: pending if request.number == 1 else reply(request))
+    book = ChatCache(lambda request: pending if request.chat_number == 1 else reply(request))
     ask(book, 1, SAME)
-    for continues in (1, 2, 7):
+    for parent_chat in (1, 2, 7):
         with pytest.raises(UnknownChat):
-            ask(book, 3, [USER], continues=continues)
+            ask(book, 3, [USER], parent_chat=parent_chat)
     pending.set_result(reply(ChatRequest(rollout_id="r", messages=SAME)))
     await asyncio.sleep(0)
-    known = ask(book, 3, [USER], continues=1)
+    known = ask(book, 3, [USER], parent_chat=1)
     known.done.result()
     with pytest.raises(CallError):
-        ask(book, 3, [USER, USER], continues=1)
+        ask(book, 3, [USER, USER], parent_chat=1)
     full = [*SAME, {"role": "assistant", "content": "main 1"}, USER]
     assert ask(book, 3, full) is known, "told in full it is the same chat"
     book.close()
@@ -367,7 +365,7 @@ class Unreadable:
 async def test_a_chat_whose_policy_call_could_not_begin_is_sampled_when_it_comes_again():
     replies = [Unreadable()]
     cache = ChatCache(lambda request: replies.pop() if replies else reply(request))
-    question = ChatRequest(rollout_id="r", number=1, messages=[USER])
+    question = ChatRequest(rollout_id="r", chat_number=1, messages=[USER])
     with pytest.raises(RuntimeError, match="no type"):
         cache.chat(question, 0.0)
     chat = cache.chat(question, 0.0)

@@ -12,7 +12,7 @@ from osmosis_grpc.errors import AlreadyExists, DeadlineExceeded, InvalidArgument
 from osmosis_grpc.policies import EchoPolicy, ToolCallingMock
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.types import CompletionStatus, Group, RolloutState, events
+from osmosis_grpc.types import Group, OutcomeStatus, RolloutState, events
 from tests.callback_trainer import CallbackTrainer
 from tests.waiting import ended, until
 
@@ -53,16 +53,16 @@ async def test_init_wait_events(pair):
         )
     ).created
     waited = await ended(client, "r")
-    received = await trainer.completion("r")
-    assert waited.status is received.status is CompletionStatus.COMPLETED
+    received = await trainer.outcome("r")
+    assert waited.status is received.status is OutcomeStatus.COMPLETED
     assert waited.reward == received.reward == 1.0
     assert waited.messages == received.messages
     assert waited.samples["main"].segments == received.samples["main"].segments
     assert waited.metrics == received.metrics
     seen = [event async for event in client.events("r")]
-    assert [event.number for event in seen] == list(range(1, len(seen) + 1))
+    assert [event.event_number for event in seen] == list(range(1, len(seen) + 1))
     assert isinstance(seen[-1].kind, events.Delivered)
-    assert [event.number async for event in client.events("r", after=4)] == list(range(5, len(seen) + 1))
+    assert [event.event_number async for event in client.events("r", after=4)] == list(range(5, len(seen) + 1))
 
 
 async def test_events_of_an_unknown_rollout(pair):
@@ -89,9 +89,9 @@ async def test_cancel_get_and_list(pair):
     rows = await client.cancel(group_id="g")
     assert {row.rollout_id for row in rows} >= {"s1", "s2"}
     for i in range(3):
-        completion = await asyncio.wait_for(ended(client, f"s{i}"), 10)
-        assert completion.status is CompletionStatus.CANCELLED
-        assert completion.failure is None
+        outcome = await asyncio.wait_for(ended(client, f"s{i}"), 10)
+        assert outcome.status is OutcomeStatus.CANCELLED
+        assert outcome.failure is None
     (row,) = await client.cancel("s0")
     assert (row.disposition, row.state) == ("ALREADY_ENDED", RolloutState.CANCELLED)
     (row,) = await client.cancel("unknown")
@@ -140,7 +140,7 @@ async def test_signs_of_life(pair):
         stream = RolloutServiceStub(channel).StreamEvents(control_pb2.StreamEventsRequest(rollout_id="s", after=2))
         response = await stream.read()
     assert not response.HasField("event")
-    assert response.idle.last_number == 2
+    assert response.idle.last_event_number == 2
     assert response.idle.activity.description == "agent"
 
 
@@ -176,7 +176,7 @@ async def test_a_trainer_that_comes_back_elsewhere_is_found_by_an_equal_init(ser
     await client.init(**request, callback=first.callback())
     second = await train(ToolCallingMock())
     assert not (await client.init(**request, callback=second.callback())).created
-    assert (await asyncio.wait_for(second.completion("r"), 10)).reward == 1.0
+    assert (await asyncio.wait_for(second.outcome("r"), 10)).reward == 1.0
     with pytest.raises(AlreadyExists):
         await client.init(**(request | {"label": "21"}), callback=second.callback())
 
@@ -189,7 +189,7 @@ async def test_a_completion_waits_for_its_trainer(serve, train, stack):
         assert [event async for event in client.events("r")], "to its end: it is delivered"
     await client.init(rollout_id="c", messages=QUESTION, callback=trainer.callback())
     await client.cancel("c")
-    assert (await ended(client, "c")).status is CompletionStatus.CANCELLED
+    assert (await ended(client, "c")).status is OutcomeStatus.CANCELLED
     assert [row.rollout_id async for row in client.rollouts(undelivered=True)] == ["c"]
     again = await train(EchoPolicy(), port=trainer.port, tokens="the same in both")
-    assert (await asyncio.wait_for(again.completion("c"), 30)).status is CompletionStatus.CANCELLED
+    assert (await asyncio.wait_for(again.outcome("c"), 30)).status is OutcomeStatus.CANCELLED

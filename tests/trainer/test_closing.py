@@ -6,11 +6,11 @@ import pytest
 
 from osmosis_grpc.errors import CallError, Unavailable
 from osmosis_grpc.trainer import RolloutRequest, Trainer, TrainerConfig
-from osmosis_grpc.types import CompletionStatus
+from osmosis_grpc.types import OutcomeStatus
 from tests.trainer.conftest import PATIENCE, USER, attached, reply, talker
 from tests.waiting import until
 
-CANCELLED, COMPLETED, FAILED = CompletionStatus.CANCELLED, CompletionStatus.COMPLETED, CompletionStatus.FAILED
+CANCELLED, COMPLETED, FAILED = OutcomeStatus.CANCELLED, OutcomeStatus.COMPLETED, OutcomeStatus.FAILED
 
 
 SOON = 0.7
@@ -85,7 +85,7 @@ async def test_the_next_process_continues_the_running_rollouts(serve):
 
     def policy(who):
         async def sample(request):
-            sampled.append((who, request.number))
+            sampled.append((who, request.chat_number))
             if sampled[-1] == ("first", 2):
                 held.set()
                 await asyncio.sleep(3600)
@@ -101,17 +101,17 @@ async def test_the_next_process_continues_the_running_rollouts(serve):
             if who == "first":
                 await within(held.wait())
             else:
-                completion = await running
+                outcome = await running
         if who == "first":
             with pytest.raises(Unavailable, match="closed"):
                 await running
-    assert completion.status is COMPLETED, completion.failure
-    assert completion.attempt == 1
+    assert outcome.status is COMPLETED, outcome.failure
+    assert outcome.attempt == 1
     assert sampled == [("first", 1), ("first", 2), ("second", 2), ("second", 3), ("second", 4)]
-    sample = completion.samples["main"]
+    sample = outcome.samples["main"]
     assert sample.trainable, sample.not_trainable_reason
     assert [segment.chats for segment in sample.segments] == [(1,), (2, 3, 4)], "its prompt had other ids"
-    assert [chat.number for chat in sample.chats] == [1, 2, 3, 4]
+    assert [chat.chat_number for chat in sample.chats] == [1, 2, 3, 4]
 
 
 async def test_a_trainer_that_was_dialled_leaves_its_rollouts_to_its_successor(serve):
@@ -132,6 +132,6 @@ async def test_a_trainer_that_was_dialled_leaves_its_rollouts_to_its_successor(s
             if policy is never:
                 await within(held.wait())
             else:
-                completion = await running
+                outcome = await running
         await asyncio.gather(running, return_exceptions=True)
-    assert completion.status is COMPLETED, completion.failure
+    assert outcome.status is COMPLETED, outcome.failure

@@ -11,7 +11,7 @@ from osmosis_grpc.errors import MissingExtraError
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import SyncTrainer, Trainer
 from osmosis_grpc.trainer.metrics import Metrics
-from osmosis_grpc.types import Completion, CompletionStatus, Failure
+from osmosis_grpc.types import Failure, OutcomeStatus, RolloutOutcome
 from tests.observability.agents import PATIENCE, Mixed, policy, request, run_all
 from tests.observability.scrape import Page, scrape
 
@@ -89,8 +89,8 @@ def test_o3_reasons_that_agents_make_up_are_one():
     for number in range(1000):
         failure = Failure("agent", "no")
         metrics.ended(
-            Completion(
-                rollout_id="r", status=CompletionStatus.FAILED, failure=failure, finish_reason=f"made up {number}"
+            RolloutOutcome(
+                rollout_id="r", status=OutcomeStatus.FAILED, failure=failure, finish_reason=f"made up {number}"
             ),
             "",
         )

@@ -10,12 +10,12 @@ from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.testing.raw import RawAgentServer
 from osmosis_grpc.testing.raw.server_frames import referring
 from osmosis_grpc.trainer import Evaluation, RolloutClient, RolloutRequest, Trainer, advantages, pad
-from osmosis_grpc.types import CompletionStatus
+from osmosis_grpc.types import OutcomeStatus
 from tests.trainer.conftest import PATIENCE, USER, Talker, reply
 from tests.trainer.deployment import QUESTION
 from tests.waiting import ended, until
 
-COMPLETED, FAILED = CompletionStatus.COMPLETED, CompletionStatus.FAILED
+COMPLETED, FAILED = OutcomeStatus.COMPLETED, OutcomeStatus.FAILED
 
 
 class Scored(Talker):
@@ -78,11 +78,11 @@ async def test_u08_it_runs_beside_a_run_on_the_same_servers(serve, attach_to):
     agent = scored()
     agent.gate("t0")
     trainer = await attach_to(reply, await serve(agent))
-    async with asyncio.timeout(PATIENCE), aclosing(trainer.run(requests(1.0, 1.0, name="t"))) as completions:
-        assert (await anext(completions)).rollout_id == "t1"
+    async with asyncio.timeout(PATIENCE), aclosing(trainer.run(requests(1.0, 1.0, name="t"))) as outcomes:
+        assert (await anext(outcomes)).rollout_id == "t1"
         evaluation = await trainer.evaluate(requests(0.25, 0.75))
         agent.release()
-        last = await anext(completions)
+        last = await anext(outcomes)
     assert (last.rollout_id, last.evaluation, list(last.trainable_samples())) == ("t0", False, ["main"])
     assert (evaluation.n, evaluation.mean_reward) == (2, 0.5)
 
@@ -102,7 +102,7 @@ async def test_u08_with_callbacks(serve, train, stack):
     client = await stack.enter_async_context(RolloutClient(server.address))
     for name, evaluation in (("e", True), ("t", False)):
         await client.init(requests(1.0, name=name)[0], evaluation=evaluation, callback=trainer.callback())
-        outcome = await trainer.completion(f"{name}0", PATIENCE)
+        outcome = await trainer.outcome(f"{name}0", PATIENCE)
         assert (outcome.evaluation, bool(outcome.trainable_samples())) == (evaluation, not evaluation)
 
 

@@ -12,11 +12,11 @@ import pytest
 
 from osmosis_grpc.errors import Aborted, AlreadyExists, InvalidArgument
 from osmosis_grpc.trainer import GroupCounts, RolloutRequest, Trainer, advantages, pad
-from osmosis_grpc.types import CompletionStatus, Group
+from osmosis_grpc.types import Group, OutcomeStatus
 from tests.trainer.conftest import PATIENCE, USER, Talker, reply
 from tests.waiting import until
 
-CANCELLED, COMPLETED, FAILED = CompletionStatus.CANCELLED, CompletionStatus.COMPLETED, CompletionStatus.FAILED
+CANCELLED, COMPLETED, FAILED = OutcomeStatus.CANCELLED, OutcomeStatus.COMPLETED, OutcomeStatus.FAILED
 
 
 class Fallible(Talker):
@@ -309,7 +309,7 @@ async def test_u01_a_ledger_forgets_what_was_confirmed_or_dropped(serve, tmp_pat
                 await group.confirm()
         assert trainer.group_counts.dropped == 1
     async with Trainer([server.address], reply, ledger=ledger) as trainer:
-        left = [completion.rollout_id for completion in await collect(trainer.unconfirmed())]
+        left = [outcome.rollout_id for outcome in await collect(trainer.unconfirmed())]
         assert sorted(left) == ["h1-0", "h1-1", "h1-2"]
 
 

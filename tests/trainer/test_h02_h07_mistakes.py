@@ -9,7 +9,7 @@ from osmosis_grpc.server import attachment as server_attachment
 from osmosis_grpc.trainer import Trainer, TrainerConfig
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.transports.attach import link as trainer_attachment
-from osmosis_grpc.types import CompletionStatus
+from osmosis_grpc.types import OutcomeStatus
 from tests.trainer.conftest import PATIENCE, reply, talker
 from tests.waiting import until
 
@@ -39,10 +39,10 @@ def mistake(monkeypatch):
 
 async def test_h02_a_trainer_dials_again_after_a_mistake_in_a_frame_handler(serve, mistake, caplog):
     server = await serve(talker())
-    calls = mistake(trainer_attachment, "completion_from_wire")
+    calls = mistake(trainer_attachment, "outcome_from_wire")
     async with Trainer([server.address], reply) as trainer:
         outcome = await within(trainer.rollout(rollout_id="r"))
-    assert outcome.status is CompletionStatus.COMPLETED
+    assert outcome.status is OutcomeStatus.COMPLETED
     assert len(calls) > 1
     assert "a mistake on purpose" in caplog.text
 
@@ -53,7 +53,7 @@ async def test_h02_a_server_dials_again_after_a_mistake_in_a_frame_handler(serve
     async with Trainer([], reply, listen="127.0.0.1:0") as trainer:
         server.attachments.dial(trainer.address)
         outcome = await within(trainer.rollout(rollout_id="r"))
-    assert outcome.status is CompletionStatus.COMPLETED
+    assert outcome.status is OutcomeStatus.COMPLETED
     assert len(calls) > 1
     assert "a mistake on purpose" in caplog.text
 

@@ -6,11 +6,11 @@ import pytest
 
 from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.trainer import RolloutClient, ServerSecurity, Trainer
-from osmosis_grpc.types import CompletionStatus
+from osmosis_grpc.types import OutcomeStatus
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
 from tests.waiting import until
 
-COMPLETED = CompletionStatus.COMPLETED
+COMPLETED = OutcomeStatus.COMPLETED
 
 
 def within(awaitable):

@@ -19,13 +19,13 @@ from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.storage.ledger.schema import LEDGER
 from osmosis_grpc.trainer import Credentials, RolloutClient, RolloutRequest, ServerSecurity, Trainer, TrainerConfig
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
-from osmosis_grpc.types import ChatRequest, CompletionStatus
+from osmosis_grpc.types import ChatRequest, OutcomeStatus
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.damaged import signed
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
 from tests.waiting import until
 
-COMPLETED = CompletionStatus.COMPLETED
+COMPLETED = OutcomeStatus.COMPLETED
 
 
 def requests(count, **changes):
@@ -46,9 +46,9 @@ def rows(ledger: Path, query: str) -> list:
         return connection.execute(query).fetchall()
 
 
-async def collect(completions):
-    async with asyncio.timeout(PATIENCE), aclosing(completions):
-        return [completion async for completion in completions]
+async def collect(outcomes):
+    async with asyncio.timeout(PATIENCE), aclosing(outcomes):
+        return [outcome async for outcome in outcomes]
 
 
 # The file.
@@ -59,8 +59,8 @@ async def test_only_its_owner_may_read_it_and_no_secret_is_in_it(serve, tmp_path
     secret = "hush-hush-credential"
     secrets = {"credentials": Credentials(token=secret), "security": ServerSecurity(secret)}
     async with Trainer([server.address], reply, transport="callback", ledger=path, **secrets) as trainer:
-        completion = await trainer.rollout(rollout_id="r", messages=[USER])
-        assert completion.status is COMPLETED
+        outcome = await trainer.rollout(rollout_id="r", messages=[USER])
+        assert outcome.status is COMPLETED
         files = [file for file in path.parent.iterdir() if file.suffix != ".lock"]
         assert {oct(file.stat().st_mode & 0o777) for file in files} == {"0o600"}
         assert not any(b"hush-hush" in file.read_bytes() for file in files)
@@ -86,15 +86,15 @@ async def test_an_unconfirmed_completion_is_yielded_again_unchanged(serve, tmp_p
             await trainer.rollout(left.pop(first[0].rollout_id))
         again = await collect(trainer.run(left.values()))
         assert sorted(again, key=lambda c: c.rollout_id) == sorted(first[1:], key=lambda c: c.rollout_id)
-        for completion in again:
-            await completion.confirm()
+        for outcome in again:
+            await outcome.confirm()
         assert await collect(trainer.unconfirmed()) == []
     assert asked == []
     async with Trainer([server.address], reply, transport=transport, ledger=path) as trainer:
         assert await collect(trainer.unconfirmed()) == []
     assert rows(path, "SELECT count(*) FROM chat") == [(0,)], "the chats of what is confirmed are deleted"
     assert rows(path, "SELECT count(*) FROM rollout") == [(0,)]
-    results = {completion.rollout_id: completion.result_id for completion in first}
+    results = {outcome.rollout_id: outcome.result_id for outcome in first}
     kept = rows(path, "SELECT rollout_id, attempt, result_id FROM confirmed ORDER BY 1")
     assert kept == [(f"r{n}", 1, results[f"r{n}"]) for n in range(4)]
 
@@ -119,7 +119,7 @@ async def test_rollouts_that_run_are_joined_over_a_kill_with_the_same_attachment
     server, asked, gate = await serve(agent), [], asyncio.Event()
 
     async def halting(request):
-        if request.number > 1:
+        if request.chat_number > 1:
             await gate.wait()
         asked.append(request)
         return reply(request)
@@ -134,12 +134,12 @@ async def test_rollouts_that_run_are_joined_over_a_kill_with_the_same_attachment
             assert [s.attachment_id for s in other.scheduler.servers] == ids
             gate.set()
             got = await collect(other.run(requests(3, metadata={"turns": 2})) if ask == "run" else other.unconfirmed())
-            assert sorted(completion.rollout_id for completion in got) == ["r0", "r1", "r2"]
-            for completion in got:
-                assert (completion.status, completion.attempt) == (COMPLETED, 1)
-                assert [chat.number for chat in completion.samples["main"].chats] == [1, 2]
-                assert completion.samples["main"].trainable
-                await completion.confirm()
+            assert sorted(outcome.rollout_id for outcome in got) == ["r0", "r1", "r2"]
+            for outcome in got:
+                assert (outcome.status, outcome.attempt) == (COMPLETED, 1)
+                assert [chat.chat_number for chat in outcome.samples["main"].chats] == [1, 2]
+                assert outcome.samples["main"].trainable
+                await outcome.confirm()
         running.cancel()
     assert agent.attempts == [("r0", 1), ("r1", 1), ("r2", 1)]
 
@@ -150,12 +150,12 @@ async def test_leaving_unconfirmed_cancels_nothing_and_what_another_asks_for_is_
     async with Trainer([server.address], reply, ledger=path) as trainer:
         await collect(trainer.run(requests(3)))
     async with Trainer([server.address], reply, ledger=path) as trainer:
-        async with aclosing(trainer.unconfirmed()) as completions:
-            async for completion in completions:
-                assert completion.rollout_id == "r0"
+        async with aclosing(trainer.unconfirmed()) as outcomes:
+            async for outcome in outcomes:
+                assert outcome.rollout_id == "r0"
                 break
         assert (await trainer.rollout(requests(3)[1])).rollout_id == "r1"
-        assert [completion.rollout_id for completion in await collect(trainer.unconfirmed())] == ["r2"]
+        assert [outcome.rollout_id for outcome in await collect(trainer.unconfirmed())] == ["r2"]
 
 
 async def test_a_server_that_has_forgotten_starts_them_with_a_higher_attempt(serve, stack, tmp_path):
@@ -176,8 +176,8 @@ async def test_a_server_that_has_forgotten_starts_them_with_a_higher_attempt(ser
             signed(connection, LEDGER, name)
     agent.release()
     async with Trainer([other.address], reply, ledger=left) as trainer:
-        (completion,) = await collect(trainer.run(requests(1)))
-        assert (completion.status, completion.attempt) == (COMPLETED, 2)
+        (outcome,) = await collect(trainer.run(requests(1)))
+        assert (outcome.status, outcome.attempt) == (COMPLETED, 2)
 
 
 async def test_a_target_that_is_no_longer_named_is_left_at_once(serve, tmp_path):
@@ -190,8 +190,8 @@ async def test_a_target_that_is_no_longer_named_is_left_at_once(serve, tmp_path)
         running.cancel()
     agent.release()
     async with Trainer([(await serve(agent)).address], reply, ledger=left) as trainer:
-        (completion,) = await collect(trainer.run(requests(1)))
-        assert (completion.status, completion.attempt) == (COMPLETED, 2)
+        (outcome,) = await collect(trainer.run(requests(1)))
+        assert (outcome.status, outcome.attempt) == (COMPLETED, 2)
 
 
 async def test_every_waiting_call_raises_unavailable_without_a_server_after_the_start(serve, tmp_path):
@@ -245,8 +245,8 @@ async def test_an_agent_server_that_dials_out_is_known_by_its_journal(stack, tmp
             task = asyncio.create_task(collect(other.run(requests(1))))
             await until(lambda: other.servers[0].attached)
             agent.release()
-            (completion,) = await task
-            assert completion.attempt == 1
+            (outcome,) = await task
+            assert outcome.attempt == 1
 
 
 @BOTH
@@ -255,8 +255,8 @@ async def test_a_higher_attempt_replaces_an_unconfirmed_completion(serve, tmp_pa
     (request,) = requests(1)
     for attempt in (1, 2):
         async with Trainer([server.address], reply, transport=transport, ledger=path) as trainer:
-            completion = await trainer.rollout(replace(request, attempt=attempt))
-            assert completion.attempt == attempt
+            outcome = await trainer.rollout(replace(request, attempt=attempt))
+            assert outcome.attempt == attempt
     async with Trainer([server.address], reply, transport=transport, ledger=path) as trainer:
         (left,) = await collect(trainer.unconfirmed())
         assert left.attempt == 2
@@ -268,21 +268,21 @@ async def test_a_higher_attempt_replaces_an_unconfirmed_completion(serve, tmp_pa
 async def test_without_a_ledger_confirm_does_nothing(serve):
     server = await serve(talker())
     async with Trainer([server.address], reply) as trainer:
-        completion = await trainer.rollout(rollout_id="r", messages=[USER])
-        await completion.confirm()
+        outcome = await trainer.rollout(rollout_id="r", messages=[USER])
+        await outcome.confirm()
         assert await collect(trainer.unconfirmed()) == []
 
 
 async def test_a_receipt_is_copied_and_does_not_travel(serve, tmp_path):
     server = await serve(talker())
     async with Trainer([server.address], reply, ledger=tmp_path / "ledger") as trainer:
-        completion = await trainer.rollout(rollout_id="r", messages=[USER])
-        assert "receipt" not in repr(completion)
-        assert copy.copy(completion) == completion
-        far = pickle.loads(pickle.dumps(completion.receipt))
+        outcome = await trainer.rollout(rollout_id="r", messages=[USER])
+        assert "confirmation" not in repr(outcome)
+        assert copy.copy(outcome) == outcome
+        far = pickle.loads(pickle.dumps(outcome.confirmation))
         with pytest.raises(LedgerError, match="in the trainer's process"):
-            await replace(completion, receipt=far).confirm()
-        await replace(completion, receipt=copy.deepcopy(completion.receipt)).confirm()
+            await replace(outcome, confirmation=far).confirm()
+        await replace(outcome, confirmation=copy.deepcopy(outcome.confirmation)).confirm()
         assert trainer.scheduler.ledger.unconfirmed == {}
 
 
@@ -315,8 +315,8 @@ async def test_the_file_space_of_confirmed_completions_is_used_again(tmp_path, s
         for n in range(6):
             long = USER | {"content": "x" * 4000}
             asked = [RolloutRequest(rollout_id=f"{n}-{k}", messages=[long]) for k in range(20)]
-            for completion in await collect(trainer.run(asked)):
-                await completion.confirm()
+            for outcome in await collect(trainer.run(asked)):
+                await outcome.confirm()
             await until(lambda n=n: rows(path, "SELECT count(*) FROM chat") == [(0,)])
             sizes.append(rows(path, "PRAGMA page_count")[0][0])
     assert sizes[-1] <= sizes[0] * 1.5 + 4
@@ -364,8 +364,8 @@ async def test_init_reply_and_outcome_wait_for_their_commits(serve, tmp_path):
             assert agent.running["r0"], "the reply waits"
             assert rows(path, "SELECT count(*) FROM chat") == [(0,)]
         await until(lambda: rows(path, "SELECT count(*) FROM chat") == [(1,)])
-        completion = await running
-        assert rows(path, "SELECT result_id FROM rollout") == [(completion.result_id,)]
+        outcome = await running
+        assert rows(path, "SELECT result_id FROM rollout") == [(outcome.result_id,)]
         agent.gate("r9")
         running = asyncio.create_task(trainer.rollout(rollout_id="r9", messages=[USER], metadata={"turns": 0}))
         await until(lambda: agent.running["r9"] and trainer.scheduler.rollouts["r9"].opened)
@@ -373,7 +373,7 @@ async def test_init_reply_and_outcome_wait_for_their_commits(serve, tmp_path):
             agent.release("r9")
             await until(lambda: "r9" in agent.ended_ones)
             await asyncio.sleep(0.1)  # nothing is sent
-            assert not running.done(), "the completion waits"
+            assert not running.done(), "the outcome waits"
             assert [info.rollout_id for info in await undelivered()] == ["r9"]
         assert (await running).status is COMPLETED
 
@@ -411,7 +411,7 @@ async def test_a_chat_that_cannot_be_written_is_unavailable_and_never_sampled_ag
     try:
         book = ChatCache(policy, ledger)
         fill(ledger, True)
-        question = ChatRequest(rollout_id="r", number=1, messages=[USER])
+        question = ChatRequest(rollout_id="r", chat_number=1, messages=[USER])
         for _ in range(3):
             chat = book.chat(question, 0.0)
             await asyncio.wait({chat.done})

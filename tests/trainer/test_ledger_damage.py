@@ -9,7 +9,7 @@ import pytest
 
 from osmosis_grpc.errors import AlreadyExists
 from osmosis_grpc.trainer import RolloutRequest, Trainer
-from osmosis_grpc.types import CompletionStatus
+from osmosis_grpc.types import OutcomeStatus
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
 from tests.trainer.test_ledger import copied
 from tests.waiting import until
@@ -26,17 +26,17 @@ def change(ledger: Path, statement: str) -> None:
         assert connection.execute(statement).rowcount
 
 
-async def collect(completions):
-    async with asyncio.timeout(PATIENCE), aclosing(completions):
-        return {completion.rollout_id: completion async for completion in completions}
+async def collect(outcomes):
+    async with asyncio.timeout(PATIENCE), aclosing(outcomes):
+        return {outcome.rollout_id: outcome async for outcome in outcomes}
 
 
-def is_lost(completion) -> bool:
-    if completion.status is CompletionStatus.COMPLETED:
+def is_lost(outcome) -> bool:
+    if outcome.status is OutcomeStatus.COMPLETED:
         return False
-    assert completion.status is CompletionStatus.FAILED
-    assert (completion.failure.reason, completion.failure.boundary) == ("DATA_LOSS", "trainer")
-    assert completion.failure.retryable
+    assert outcome.status is OutcomeStatus.FAILED
+    assert (outcome.failure.reason, outcome.failure.boundary) == ("DATA_LOSS", "trainer")
+    assert outcome.failure.retryable
     return True
 
 
@@ -44,7 +44,7 @@ DAMAGES = [
     ("UPDATE chat SET reply = x'00' WHERE rollout_id = 'r1' AND number = 2", "chat 2 of sample main"),
     ("UPDATE chat SET continues = 0 WHERE rollout_id = 'r1' AND number = 3", "chat 3 of sample main"),
     ("DELETE FROM chat WHERE rollout_id = 'r1' AND number = 3", "is missing"),
-    ("UPDATE rollout SET completion = x'00' WHERE rollout_id = 'r1'", "end_sum"),
+    ("UPDATE rollout SET outcome = x'00' WHERE rollout_id = 'r1'", "end_sum"),
     ("UPDATE rollout SET init = x'00' WHERE rollout_id = 'r1'", "assignment_sum"),
     ("UPDATE rollout SET result_id = 'another' WHERE rollout_id = 'r1'", "end_sum"),
 ]
@@ -65,7 +65,7 @@ async def test_x09_a_damaged_outcome_blocks_no_other(serve, tmp_path, caplog, st
         assert "the outcome of rollout r1 is damaged" in caplog.text
         await again["r1"].confirm()
         another = await trainer.rollout(request("r1"), attempt=2)
-        assert another.status is CompletionStatus.COMPLETED, "it may run again"
+        assert another.status is OutcomeStatus.COMPLETED, "it may run again"
     async with Trainer([server.address], reply, ledger=path) as trainer:
         assert not any(map(is_lost, (await collect(trainer.unconfirmed())).values()))
 
@@ -97,7 +97,7 @@ async def test_x09_a_running_rollout_continues_where_it_can(serve, tmp_path, cap
     agent, path, gate, seen = talker(), tmp_path / "ledger", asyncio.Event(), []
 
     async def halting(asked):
-        if asked.number > 1:
+        if asked.chat_number > 1:
             seen.append(asked.rollout_id)
             await gate.wait()
         return reply(asked)
@@ -114,7 +114,7 @@ async def test_x09_a_running_rollout_continues_where_it_can(serve, tmp_path, cap
             assert set(got) == set(NAMES)
             assert [name for name in NAMES if is_lost(got[name])] == ["r1"] * lost
             for name in set(NAMES) - {"r1"} if lost else NAMES:
-                assert [chat.number for chat in got[name].samples["main"].chats] == [1, 2, 3]
+                assert [chat.chat_number for chat in got[name].samples["main"].chats] == [1, 2, 3]
             assert log in caplog.text
         for task in running:
             task.cancel()

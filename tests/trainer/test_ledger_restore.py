@@ -1,4 +1,4 @@
-"""What comes out of a ledger is what went in: chats answer as they did, completions are what they were."""
+"""What comes out of a ledger is what went in: chats answer as they did, outcomes are what they were."""
 
 import asyncio
 import copy
@@ -18,7 +18,7 @@ from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.trainer import Trainer, TrainerConfig
 from osmosis_grpc.trainer.chats.attempt_cache import reply_of
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
-from osmosis_grpc.types import CompletionStatus, RolloutRequest
+from osmosis_grpc.types import OutcomeStatus, RolloutRequest
 from tests.trainer.loops import CROWDED, LOOPS, ODDITIES, PATIENCE, Ask, Planned, Rewind, Sampler, Together
 
 names = itertools.count(1)
@@ -57,7 +57,7 @@ class Deployment:
         return self
 
     async def play(self, plan, odd, waits, way):
-        """One plan: its completion as it was handed out, and as it stands in the ledger."""
+        """One plan: its outcome as it was handed out, and as it stands in the ledger."""
         name = f"r{next(names)}"
         self.agent.plans[name] = plan
         self.sampler.begin(odd, waits)
@@ -66,7 +66,7 @@ class Deployment:
         async with asyncio.timeout(PATIENCE):
             trainer = self.trainers[way]
             handed, held = await trainer.rollout(request), trainer.scheduler.held
-            assert handed.status is CompletionStatus.COMPLETED, handed.failure
+            assert handed.status is OutcomeStatus.COMPLETED, handed.failure
             read = await held.fetch(name)
             await handed.confirm()
             with pytest.raises(AlreadyExists):
@@ -85,16 +85,14 @@ def deployment():
             runner.run(stack.aclose())
 
 
-def plain(completion):
-    """Everything that is in a completion, and comparable."""
+def plain(outcome):
+    """Everything that is in a outcome, and comparable."""
     return repr(
         replace(
-            completion,
-            receipt=None,
-            messages=list(completion.messages),
-            samples={
-                name: replace(sample, messages=list(sample.messages)) for name, sample in completion.samples.items()
-            },
+            outcome,
+            confirmation=None,
+            messages=list(outcome.messages),
+            samples={name: replace(sample, messages=list(sample.messages)) for name, sample in outcome.samples.items()},
         )
     )
 
@@ -125,7 +123,7 @@ async def ask_all(book, requests):
         asked = book.chat(request, 0.0)
         await asyncio.wait({asked.done})
         asked.done.result()
-        replies.append(reply_of(asked, request.continues))
+        replies.append(reply_of(asked, request.parent_chat))
     return replies
 
 
@@ -135,7 +133,7 @@ async def stopped_and_not(requests, replies, stop, folder):
 
     def policy(request):
         seen.append(request)
-        return replies[request.sample, request.number]
+        return replies[request.sample, request.chat_number]
 
     whole = await ask_all(ChatCache(policy), requests)
     all_seen, path = seen.copy(), folder / f"{next(names)}"

@@ -11,9 +11,9 @@ from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.policies import ScriptedPolicy
 from osmosis_grpc.trainer import (
     Advantages,
-    Completion,
     OutcomeGroup,
     RolloutClient,
+    RolloutOutcome,
     RolloutRequest,
     Row,
     Skipped,
@@ -21,7 +21,7 @@ from osmosis_grpc.trainer import (
     advantages,
     pad,
 )
-from osmosis_grpc.types import CompletionStatus, Failure, Sample, Segment, VersionSpan
+from osmosis_grpc.types import Failure, OutcomeStatus, Sample, Segment, VersionSpan
 from tests.trainer.conftest import Talker, talker
 from tests.waiting import ended
 
@@ -63,8 +63,8 @@ def outcomes(draw):
 
 def completed(rollout_id="r", *, reward=1.0, samples=None, **fields):
     samples = {"main": Sample(trainable=True, segments=(segment((2, 3)),))} if samples is None else samples
-    defaults = {"status": CompletionStatus.COMPLETED, "reward": reward, "samples": samples}
-    return Completion(rollout_id=rollout_id, **(defaults | fields))
+    defaults = {"status": OutcomeStatus.COMPLETED, "reward": reward, "samples": samples}
+    return RolloutOutcome(rollout_id=rollout_id, **(defaults | fields))
 
 
 def by_token(segment):
@@ -177,7 +177,7 @@ def test_u02_one_number_for_each_outcome(numbers):
     """All samples and segments of an outcome get it, groups counted by their outcomes."""
     main = Sample(trainable=True, segments=(segment((1, 2)), segment((3, 1))))
     helper = Sample(trainable=True, segments=(segment((1, 1)),))
-    failed = completed("b", reward=None, status=CompletionStatus.FAILED)
+    failed = completed("b", reward=None, status=OutcomeStatus.FAILED)
     group = OutcomeGroup(id="g", size=2, outcomes=(completed("a", samples={"main": main, "helper": helper}), failed))
     batch = pad([group, completed("c")], advantages=numbers, untrainable="skip")
     assert [row.rollout_id for row in batch.rows] == ["a", "a", "a", "c"]
@@ -218,10 +218,10 @@ def test_u02_a_batch_is_printed_in_one_line():
 
 UNTRAINABLE = {
     "failed": (
-        completed("bad", reward=None, status=CompletionStatus.FAILED, failure=Failure("agent", "it broke")),
+        completed("bad", reward=None, status=OutcomeStatus.FAILED, failure=Failure("agent", "it broke")),
         "FAILED: it broke",
     ),
-    "cancelled": (completed("bad", reward=None, status=CompletionStatus.CANCELLED), "CANCELLED"),
+    "cancelled": (completed("bad", reward=None, status=OutcomeStatus.CANCELLED), "CANCELLED"),
     "an evaluation": (completed("bad", evaluation=True), "evaluation"),
     "no reward": (completed("bad", reward=None), "no reward"),
     "no tokens": (completed("bad", samples={"main": Sample(not_trainable_reason="no ids")}), "main: no ids"),
@@ -301,7 +301,7 @@ async def test_u02_what_a_trainer_receives_can_be_padded(serve, train, stack, wa
         trainer = await train(policy)
         client = await stack.enter_async_context(RolloutClient(server.address))
         await client.init(**request, callback=trainer.callback())
-        outcome = await (trainer.completion("r", 10) if way == "callbacks" else ended(client, "r"))
+        outcome = await (trainer.outcome("r", 10) if way == "callbacks" else ended(client, "r"))
     batch = pad([outcome])
     assert len(batch) == len(outcome.samples["main"].segments) > 0
     assert batch.loss_mask.sum() == 6

@@ -9,7 +9,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2, services_pb2_grpc
 from osmosis_grpc.testing.raw.connections import ACCEPT
 from osmosis_grpc.testing.raw.server_frames import accepted, complete, hello
 from osmosis_grpc.trainer import RolloutRequest, Trainer
-from osmosis_grpc.types import CompletionStatus
+from osmosis_grpc.types import OutcomeStatus
 from tests.trainer.conftest import PATIENCE, reply, talker
 from tests.waiting import until
 
@@ -58,7 +58,7 @@ async def test_a_server_that_reads_late_reads_the_last_answer_of_a_trainer_that_
         trainer = Trainer([address], reply)
         await trainer.__aenter__()
         outcome = await asyncio.wait_for(trainer.rollout(rollout_id="r"), PATIENCE)
-        assert outcome.status is CompletionStatus.COMPLETED
+        assert outcome.status is OutcomeStatus.COMPLETED
         closing = asyncio.ensure_future(trainer.__aexit__(None, None, None))
         await asyncio.wait({closing}, timeout=0.5)  # a trainer that does not wait for its server has gone by now,
         await asyncio.sleep(0.2)  # and the server has learned of it
@@ -97,7 +97,7 @@ async def test_a_server_that_dialled_in_and_reads_late_reads_the_last_answer():
         request = (await call.read()).frames[0].init
         await send(accepted(request), complete(request))
         outcome = await asyncio.wait_for(running, PATIENCE)
-        assert outcome.status is CompletionStatus.COMPLETED
+        assert outcome.status is OutcomeStatus.COMPLETED
         await asyncio.wait_for(trainer.__aexit__(None, None, None), PATIENCE)
         answers = []
         while (message := await asyncio.wait_for(call.read(), PATIENCE)) is not grpc.aio.EOF:

@@ -7,7 +7,7 @@ used for what is synchronous, and only for that.
 import grpc
 import grpc_testing
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, services_pb2, services_pb2_grpc, trainer_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, message_pb2, outcome_pb2, services_pb2, services_pb2_grpc
 
 
 class PlainTrainer(services_pb2_grpc.TrainerServiceServicer):
@@ -20,15 +20,15 @@ class PlainTrainer(services_pb2_grpc.TrainerServiceServicer):
         if not request.full.messages:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "full.messages: is empty")
         text = request.full.messages[-1].text
-        return trainer_pb2.ChatResponse(message=message_pb2.Message(role="assistant", text=text))
+        return chat_pb2.ChatResponse(message=message_pb2.Message(role="assistant", text=text))
 
     def Complete(self, request, context):
-        key = (request.completion.rollout_id, request.completion.attempt)
-        first = self.results.setdefault(key, request.completion.result_id)
-        outcomes = trainer_pb2.CompleteOutcome
-        if first != request.completion.result_id:
-            return trainer_pb2.CompleteResponse(outcome=outcomes.COMPLETE_OUTCOME_CONFLICT)
-        return trainer_pb2.CompleteResponse(outcome=outcomes.COMPLETE_OUTCOME_RECORDED)
+        key = (request.outcome.rollout_id, request.outcome.attempt)
+        first = self.results.setdefault(key, request.outcome.result_id)
+        outcomes = outcome_pb2.Receipt
+        if first != request.outcome.result_id:
+            return outcome_pb2.CompleteResponse(receipt=receipts.RECEIPT_CONFLICT)
+        return outcome_pb2.CompleteResponse(receipt=receipts.RECEIPT_RECORDED)
 
 
 def invoke(name, request):
@@ -40,14 +40,14 @@ def invoke(name, request):
 
 
 def test_chat_and_complete():
-    request = trainer_pb2.ChatRequest(rollout_id="r", sample="main", number=1)
+    request = chat_pb2.ChatRequest(rollout_id="r", sample="main", chat_number=1)
     assert invoke("Chat", request)[1] is grpc.StatusCode.INVALID_ARGUMENT
     request.full.messages.add(role="user", text="hello")
     response, code = invoke("Chat", request)
     assert code is grpc.StatusCode.OK
     assert response.message.text == "hello"
-    report = trainer_pb2.CompleteRequest()
-    report.completion.rollout_id = "r"
+    report = outcome_pb2.CompleteRequest()
+    report.outcome.rollout_id = "r"
     response, code = invoke("Complete", report)
     assert code is grpc.StatusCode.OK
-    assert response.outcome == trainer_pb2.COMPLETE_OUTCOME_RECORDED
+    assert response.receipt == outcome_pb2.RECEIPT_RECORDED

@@ -6,13 +6,13 @@ import grpc
 import pytest
 
 from osmosis_grpc.trainer import Trainer, TrainerConfig
-from osmosis_grpc.types import CompletionStatus
+from osmosis_grpc.types import OutcomeStatus
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
 from tests.waiting import until
 
 
 class LosingReplies(grpc.GenericRpcHandler):
-    """Forwards callbacks to a trainer and loses the replies to completions."""
+    """Forwards callbacks to a trainer and loses the replies to outcomes."""
 
     async def __aenter__(self):
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
@@ -85,7 +85,7 @@ async def test_a_rollout_that_ended_while_no_trainer_was_there_is_delivered(serv
     await until(lambda: server.engine.capacity().undelivered)
     async with Trainer(server.address, reply, **options) as trainer:
         outcome = await within(trainer.rollout(**request))
-        assert (outcome.status, outcome.attempt) == (CompletionStatus.COMPLETED, 1)
+        assert (outcome.status, outcome.attempt) == (OutcomeStatus.COMPLETED, 1)
         await until(lambda: not server.engine.capacity().undelivered)
 
 
@@ -102,5 +102,5 @@ async def test_a_rollout_of_another_trainer_is_left_alone(serve, train, tmp_path
     agent.release()
     await until(lambda: server.engine.capacity().undelivered)
     async with Trainer(server.address, reply, transport="callback", ledger=tmp_path / "ledger") as trainer:
-        assert (await within(trainer.rollout(rollout_id="mine", messages=[USER]))).status is CompletionStatus.COMPLETED
+        assert (await within(trainer.rollout(rollout_id="mine", messages=[USER]))).status is OutcomeStatus.COMPLETED
     assert server.engine.rollouts.get("", "theirs").init.callback.target == target

@@ -8,20 +8,20 @@ import pytest
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.trainer import RolloutRequest, Trainer
-from osmosis_grpc.types import CompletionStatus, Group
+from osmosis_grpc.types import Group, OutcomeStatus
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
 from tests.waiting import until
 
-CANCELLED, COMPLETED, FAILED = CompletionStatus.CANCELLED, CompletionStatus.COMPLETED, CompletionStatus.FAILED
+CANCELLED, COMPLETED, FAILED = OutcomeStatus.CANCELLED, OutcomeStatus.COMPLETED, OutcomeStatus.FAILED
 
 
 def requests(count, name="r", **changes):
     return [RolloutRequest(rollout_id=f"{name}{n}", messages=[USER], **changes) for n in range(count)]
 
 
-async def collect(completions):
-    async with asyncio.timeout(PATIENCE), aclosing(completions):
-        return [completion async for completion in completions]
+async def collect(outcomes):
+    async with asyncio.timeout(PATIENCE), aclosing(outcomes):
+        return [outcome async for outcome in outcomes]
 
 
 async def test_a_slow_one_does_not_hold_up_the_others(serve, attach_to):
@@ -29,10 +29,10 @@ async def test_a_slow_one_does_not_hold_up_the_others(serve, attach_to):
     agent.gate("r0")
     trainer = await attach_to(reply, await serve(agent))
     names = []
-    async with asyncio.timeout(PATIENCE), aclosing(trainer.run(requests(10))) as completions:
-        async for completion in completions:
-            assert completion.status is COMPLETED
-            names.append(completion.rollout_id)
+    async with asyncio.timeout(PATIENCE), aclosing(trainer.run(requests(10))) as outcomes:
+        async for outcome in outcomes:
+            assert outcome.status is COMPLETED
+            names.append(outcome.rollout_id)
             if len(names) == 9:
                 assert "r0" not in names
                 agent.release()
@@ -44,16 +44,16 @@ async def test_a_slow_one_does_not_hold_up_the_others(serve, attach_to):
 async def test_groups(serve, attach_to, size):
     agent = talker()
     trainer = await attach_to(reply, await serve(agent))
-    completions = {c.rollout_id: c for c in await collect(trainer.run(requests(4), group_size=size))}
+    outcomes = {c.rollout_id: c for c in await collect(trainer.run(requests(4), group_size=size))}
     if size == 1:
-        assert set(completions) == {f"r{n}" for n in range(4)}
-        assert {c.group for c in completions.values()} == {None}
+        assert set(outcomes) == {f"r{n}" for n in range(4)}
+        assert {c.group for c in outcomes.values()} == {None}
         return
-    assert set(completions) == {f"r{n}-{i}" for n in range(4) for i in range(3)}
-    for name, completion in completions.items():
+    assert set(outcomes) == {f"r{n}-{i}" for n in range(4) for i in range(3)}
+    for name, outcome in outcomes.items():
         group, _, index = name.rpartition("-")
-        assert completion.group == Group(group, int(index), 3)
-    assert sorted(agent.started) == sorted(completions)
+        assert outcome.group == Group(group, int(index), 3)
+    assert sorted(agent.started) == sorted(outcomes)
 
 
 @pytest.mark.parametrize("options", [{"group_size": 0}, {"max_in_flight": 0}])
@@ -85,8 +85,8 @@ class Slow(RolloutAgentLoop):
 async def test_no_more_than_max_in_flight(serve, attach_to, most, group_size):
     agent = Slow()
     trainer = await attach_to(reply, await serve(agent))
-    completions = await collect(trainer.run(requests(12), max_in_flight=most, group_size=group_size))
-    assert len(completions) == 12 * group_size
+    outcomes = await collect(trainer.run(requests(12), max_in_flight=most, group_size=group_size))
+    assert len(outcomes) == 12 * group_size
     assert agent.most == most
 
 
@@ -107,8 +107,8 @@ async def test_requests_are_pulled_when_there_is_a_free_slot(serve, attach_to, f
             await asyncio.sleep(0)
             yield request
 
-    async with aclosing(trainer.run(lazily() if form == "iterator" else lazily_too(), max_in_flight=3)) as completions:
-        first = asyncio.ensure_future(anext(completions))
+    async with aclosing(trainer.run(lazily() if form == "iterator" else lazily_too(), max_in_flight=3)) as outcomes:
+        first = asyncio.ensure_future(anext(outcomes))
         await until(lambda: len(agent.started) == 3)
         await asyncio.sleep(0.02)  # no further request is pulled
         assert len(pulled) <= 4, "one may wait for a slot"
@@ -118,7 +118,7 @@ async def test_requests_are_pulled_when_there_is_a_free_slot(serve, attach_to, f
         await asyncio.sleep(0.02)  # no further request is pulled
         assert len(pulled) <= 5
         agent.release()
-        assert len(await collect(completions)) == 9
+        assert len(await collect(outcomes)) == 9
 
 
 @pytest.mark.parametrize(
@@ -158,9 +158,9 @@ async def test_what_the_iterator_raises_is_raised(serve, attach_to):
 async def test_a_refused_one_is_yielded_as_failed(serve, attach_to):
     trainer = await attach_to(reply, await serve(talker()))
     mixed = [*requests(2), *requests(1, "bad", agent_loop="nobody", group=Group("g", 1, 2))]
-    completions = {c.rollout_id: c for c in await collect(trainer.run(mixed))}
-    assert {name: c.status for name, c in completions.items()} == {"r0": COMPLETED, "r1": COMPLETED, "bad0": FAILED}
-    refused = completions["bad0"]
+    outcomes = {c.rollout_id: c for c in await collect(trainer.run(mixed))}
+    assert {name: c.status for name, c in outcomes.items()} == {"r0": COMPLETED, "r1": COMPLETED, "bad0": FAILED}
+    refused = outcomes["bad0"]
     assert "nobody" in refused.failure.message
     assert (refused.failure.retryable, refused.reward, refused.group) == (False, None, Group("g", 1, 2))
 
@@ -170,9 +170,9 @@ async def test_leaving_the_loop_cancels_the_rest(serve, attach_to):
     agent.gate(*(f"r{n}" for n in range(1, 6)))
     server = await serve(agent, max_concurrent=3)
     trainer = await attach_to(reply, server)
-    async with aclosing(trainer.run(requests(6))) as completions:
-        async for completion in completions:
-            assert completion.rollout_id == "r0"
+    async with aclosing(trainer.run(requests(6))) as outcomes:
+        async for outcome in outcomes:
+            assert outcome.rollout_id == "r0"
             break
     await until(lambda: trainer.servers[0].open == 0)
     await until(lambda: server.engine.capacity().running == 0 and server.engine.capacity().queued == 0)
@@ -185,8 +185,8 @@ async def test_what_another_waits_for_is_not_cancelled(serve, attach_to):
     trainer = await attach_to(reply, await serve(agent))
     waiting = asyncio.ensure_future(trainer.rollout(requests(1)[0]))
     await until(lambda: agent.started)
-    async with aclosing(trainer.run(requests(2))) as completions:
-        assert (await anext(completions)).rollout_id == "r1"
+    async with aclosing(trainer.run(requests(2))) as outcomes:
+        assert (await anext(outcomes)).rollout_id == "r1"
     agent.release()
     assert (await asyncio.wait_for(waiting, PATIENCE)).status is COMPLETED
 
@@ -231,7 +231,7 @@ async def test_a_request_whose_rollout_has_ended_is_refused(serve, attach_to):
     trainer = await attach_to(reply, await serve(talker()))
     await collect(trainer.run(requests(1)))
     (again,) = await collect(trainer.run(requests(1)))
-    assert (again.status, again.finish_reason) == (CompletionStatus.FAILED, "refused")
+    assert (again.status, again.finish_reason) == (OutcomeStatus.FAILED, "refused")
     assert "raise `attempt`" in again.failure.message
 
 
@@ -245,13 +245,13 @@ async def test_servers_share_rollouts_by_their_free_slots(serve, attach_to):
     trainer = await attach_to(
         reply, await serve(small, max_concurrent=3, max_queued=0), await serve(large, max_concurrent=9, max_queued=0)
     )
-    completions = asyncio.ensure_future(collect(trainer.run(requests(12))))
+    outcomes = asyncio.ensure_future(collect(trainer.run(requests(12))))
     await until(lambda: len(small.started) + len(large.started) == 12)
     assert (len(small.started), len(large.started)) == (3, 9)
     assert [(s.open, s.window) for s in trainer.servers] == [(3, 3), (9, 9)]
     for agent in (small, large):
         agent.release()
-    assert {c.status for c in await completions} == {COMPLETED}
+    assert {c.status for c in await outcomes} == {COMPLETED}
 
 
 async def test_beyond_all_windows_rollouts_wait(serve, attach_to):
@@ -267,14 +267,14 @@ async def test_a_group_stays_on_one_server(serve, attach_to):
     for agent in agents:
         agent.gate(*(f"r{n}-{i}" for n in range(6) for i in range(4)))
     trainer = await attach_to(reply, *[await serve(agent) for agent in agents])
-    completions = asyncio.ensure_future(collect(trainer.run(requests(6), group_size=4, colocate_groups=True)))
+    outcomes = asyncio.ensure_future(collect(trainer.run(requests(6), group_size=4, colocate_groups=True)))
     await until(lambda: sum(len(agent.started) for agent in agents) == 24)
     groups = [{name.partition("-")[0] for name in agent.started} for agent in agents]
     assert not groups[0] & groups[1]
     assert len(groups[0]) == len(groups[1]) == 3
     for agent in agents:
         agent.release()
-    assert len(await completions) == 24
+    assert len(await outcomes) == 24
 
 
 async def test_a_group_stays_on_one_server_one_after_the_other(serve, attach_to):
@@ -310,9 +310,9 @@ async def test_a_full_server_does_not_hold_up_what_others_host(serve, attach_to)
     trainer = await attach_to(reply, await serve(one, max_concurrent=1, max_queued=0), await serve(two))
     mixed = [*requests(3, "a", agent_loop="one"), *requests(3, "b", agent_loop="two")]
     names = []
-    async with asyncio.timeout(PATIENCE), aclosing(trainer.run(mixed)) as completions:
-        async for completion in completions:
-            names.append(completion.rollout_id)
+    async with asyncio.timeout(PATIENCE), aclosing(trainer.run(mixed)) as outcomes:
+        async for outcome in outcomes:
+            names.append(outcome.rollout_id)
             if len(names) == 3:
                 assert sorted(names) == ["b0", "b1", "b2"]
                 one.release()

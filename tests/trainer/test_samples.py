@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from osmosis_grpc.types import CompletionStatus, RolloutMetrics, RolloutRequest
+from osmosis_grpc.types import OutcomeStatus, RolloutMetrics, RolloutRequest
 from tests.trainer.loops import (
     CROWDED,
     LOOPS,
@@ -42,7 +42,7 @@ def deployment():
 
 
 def play(deployment, plan, odd, *, waits=(), forgets=()):
-    """One plan through every transport: the completions by transport, what the policy was asked, what it answered."""
+    """One plan through every transport: the outcomes by transport, what the policy was asked, what it answered."""
     runner, transports = deployment
     name = f"r{next(names)}"
     Forgetful.forgets, Forgetful.sent = frozenset(forgets), set()
@@ -51,17 +51,17 @@ def play(deployment, plan, odd, *, waits=(), forgets=()):
         Forgetful.sent = set()
         transport.agent.plans[name] = plan
         transport.sampler.begin(odd, waits)
-        completion = runner.run(
+        outcome = runner.run(
             transport.play(RolloutRequest(rollout_id=name, messages=[{"role": "user", "content": "go"}]))
         )
-        assert completion.status is CompletionStatus.COMPLETED, completion.failure
+        assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
         played[transport_name] = (
-            completion,
+            outcome,
             transport.sampler.asked,
             transport.sampler.replies,
             transport.agent.passed[name],
         )
-        assert list(completion.messages) == transport.agent.final[name]
+        assert list(outcome.messages) == transport.agent.final[name]
         for table in (transport.agent.plans, transport.agent.passed, transport.agent.final):
             table.clear()
     return played
@@ -86,13 +86,15 @@ def check_asked(asked, replies, passed, *, crowded=False):
             longest = max(map(len, continued.values()), default=0)
             assert request.prefix_len == longest
             newest = max((n for n, whole in continued.items() if len(whole) == longest), default=0)
-            assert request.continues == newest
-        if not request.continues:
+            assert request.parent_chat == newest
+        if not request.parent_chat:
             assert (request.prefix_len, request.known_ids) == (0, None)
             continue
-        assert request.prefix_len == len(continued[request.continues])
+        assert request.prefix_len == len(continued[request.parent_chat])
         told = (
-            None if passed[sample, request.continues][1].judge else prompt_and_reply(replies[sample, request.continues])
+            None
+            if passed[sample, request.parent_chat][1].judge
+            else prompt_and_reply(replies[sample, request.parent_chat])
         )
         assert (request.known_ids is None) == (told is None or not len(told))
         if request.known_ids is not None:
@@ -103,15 +105,15 @@ def same(one, other):
     return repr(list(one)) == repr(list(other))
 
 
-def check_samples(completion, replies, passed):
+def check_samples(outcome, replies, passed):
     """Every sampled token once under mask 1, with its logprob; trainable unless tokens are unknown."""
     answered = {}
     for (sample, number), (_, ask) in passed.items():
         if not ask.judge:
             answered.setdefault(sample, {})[number] = replies[sample, number]
-    assert set(completion.samples) == set(answered)
+    assert set(outcome.samples) == set(answered)
     for name, chats in answered.items():
-        sample = completion.samples[name]
+        sample = outcome.samples[name]
         whole = all(r.tokens is not None and r.tokens.complete and r.prompt_ids is not None for r in chats.values())
         assert sample.trainable == whole, sample.not_trainable_reason
         assert bool(sample.not_trainable_reason) != whole
@@ -126,10 +128,10 @@ def check_samples(completion, replies, passed):
             assert sum(segment.mask_runs) == len(segment.ids)
 
 
-def alike(completion):
+def alike(outcome):
     """What two transports must agree on."""
-    samples = {name: replace(sample, begins=None) for name, sample in completion.samples.items()}
-    return replace(completion, result_id="", metrics=RolloutMetrics(), begins=None, samples=samples)
+    samples = {name: replace(sample, begins=None) for name, sample in outcome.samples.items()}
+    return replace(outcome, result_id="", metrics=RolloutMetrics(), begins=None, samples=samples)
 
 
 FORGETS = st.sets(st.integers(1, 8))
@@ -149,13 +151,13 @@ QUICK = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, Healt
 def test_every_transport_shows_and_gives_the_same(deployment, plan, odd, forgets):
     played = play(deployment, plan, odd, forgets=forgets)
     whole, asked, replies, _ = played["callback"]
-    for completion, its_asked, its_replies, its_passed in played.values():
+    for outcome, its_asked, its_replies, its_passed in played.values():
         check_asked(its_asked, its_replies, its_passed)
-        check_samples(completion, its_replies, its_passed)
-        assert alike(completion) == alike(whole)
+        check_samples(outcome, its_replies, its_passed)
+        assert alike(outcome) == alike(whole)
         assert its_replies == replies
         for key, request in its_asked.items():
-            assert (request.continues, request.prefix_len) == (asked[key].continues, asked[key].prefix_len)
+            assert (request.parent_chat, request.prefix_len) == (asked[key].parent_chat, asked[key].prefix_len)
 
 
 @settings(max_examples=25, **QUICK)
@@ -164,20 +166,20 @@ def test_every_transport_shows_and_gives_the_same(deployment, plan, odd, forgets
 @example([Together((A, B, Ask("second", ("y",))))], {}, set(), [5, 0])
 def test_chats_at_the_same_time(deployment, plan, odd, forgets, waits):
     played = play(deployment, plan, odd, forgets=forgets, waits=waits)
-    for completion, asked, replies, passed in played.values():
+    for outcome, asked, replies, passed in played.values():
         check_asked(asked, replies, passed, crowded=True)
-        check_samples(completion, replies, passed)
+        check_samples(outcome, replies, passed)
 
 
 @pytest.mark.parametrize("steps", [[Ask("main", ("x",), judge=True)], [Ask("second", ("x",), judge=True)]])
 def test_a_sample_in_which_only_a_judge_was_asked(deployment, steps):
-    """The completion begins with the judge's reply; it has to come at all."""
+    """The outcome begins with the judge's reply; it has to come at all."""
     plan = steps if steps[0].sample == "main" else [*steps, Ask("main", ("x",), judge=True)]
     runner, transports = deployment
     transport, name = transports["attach"], f"r{next(names)}"
     transport.agent.plans[name] = plan
     transport.sampler.begin({})
-    completion = runner.run(asyncio.wait_for(transport.play(RolloutRequest(rollout_id=name)), 0.7))
-    assert completion.status is CompletionStatus.COMPLETED
-    assert list(completion.messages) == transport.agent.final[name]
-    assert completion.samples == {}
+    outcome = runner.run(asyncio.wait_for(transport.play(RolloutRequest(rollout_id=name)), 0.7))
+    assert outcome.status is OutcomeStatus.COMPLETED
+    assert list(outcome.messages) == transport.agent.final[name]
+    assert outcome.samples == {}

@@ -53,13 +53,13 @@ async def test_the_events_are_those_of_the_server(serve, attach_to):
     whole = await collect(trainer.events("r1", tokens=True))
     async with RolloutClient(server.address) as client:
         told = await collect(client.events("r1"))
-    assert [event.number for event in whole] == list(range(1, len(whole) + 1))
+    assert [event.event_number for event in whole] == list(range(1, len(whole) + 1))
     assert len(whole) == len(told)
     assert [repr(event) for event in whole] == [repr(event) for event in told]
     assert isinstance(whole[-1].kind, events.Delivered)
 
     bare = await collect(trainer.events("r1"))
-    assert [event.number for event in bare] == [event.number for event in whole]
+    assert [event.event_number for event in bare] == [event.event_number for event in whole]
     for one, other in zip(bare, whole, strict=True):
         assert type(one.kind) is type(other.kind)
         if isinstance(one.kind, events.ChatAnswered):
@@ -72,7 +72,7 @@ async def test_the_events_are_those_of_the_server(serve, attach_to):
     assert sum(isinstance(event.kind, events.ChatAnswered) for event in bare) == 3
 
     for after in (1, 4, len(whole) - 1):
-        assert [e.number for e in await collect(trainer.events("r1", after=after))] == list(
+        assert [e.event_number for e in await collect(trainer.events("r1", after=after))] == list(
             range(after + 1, len(whole) + 1)
         )
     assert await collect(trainer.events("r1", after=len(whole))) == []
@@ -95,7 +95,7 @@ async def test_events_come_while_it_runs(serve, attach_to):
     agent.gate.set()
     await asyncio.wait_for(following, PATIENCE)
     assert isinstance(seen[-1].kind, events.Delivered)
-    assert [event.number for event in seen] == list(range(1, len(seen) + 1))
+    assert [event.event_number for event in seen] == list(range(1, len(seen) + 1))
     assert (await running).status == "COMPLETED"
 
 
@@ -124,7 +124,7 @@ async def test_a_slow_reader_gets_everything_of_what_runs(serve, attach_to, monk
     running = asyncio.ensure_future(trainer.rollout(rollout_id="r1", metadata={"events": 200}))
     await until(lambda: trainer.servers[0].open)
     got = await collect(trainer.events("r1"), pause=0, to=202)
-    assert [event.number for event in got] == list(range(1, 203))
+    assert [event.event_number for event in got] == list(range(1, 203))
     assert [e.kind.data["number"] for e in got if isinstance(e.kind, events.Logged)] == list(range(200))
     agent.gate.set()
     assert (await running).status == "COMPLETED"
@@ -139,7 +139,7 @@ async def test_two_readers_do_not_disturb_one_another(serve, attach_to, monkeypa
     slow, fast = await asyncio.gather(
         collect(trainer.events("r1"), pause=0.001, to=102), collect(trainer.events("r1"), to=102)
     )
-    assert [e.number for e in slow] == [e.number for e in fast] == list(range(1, 103))
+    assert [e.event_number for e in slow] == [e.event_number for e in fast] == list(range(1, 103))
     agent.gate.set()
     await running
 
@@ -148,7 +148,7 @@ async def test_two_readers_do_not_disturb_one_another(serve, attach_to, monkeypa
 
 
 def response(number):
-    event = TrajectoryEvent(rollout_id="r", attempt=1, number=number, time=0.0, kind=events.Logged("x", {}))
+    event = TrajectoryEvent(rollout_id="r", attempt=1, event_number=number, time=0.0, kind=events.Logged("x", {}))
     return control_pb2.StreamEventsResponse(event=event_to_wire(event, tokens=True))
 
 
@@ -157,9 +157,9 @@ async def test_an_event_out_of_order_is_left_out():
     assert (subscription.message().request.after, subscription.message().tokens) == (3, True)
     for number in (3, 5, 4, 4, 6, 5, 6):
         assert subscription.put(response(number))
-    assert subscription.put(control_pb2.StreamEventsResponse(idle=control_pb2.Idle(last_number=99)))
+    assert subscription.put(control_pb2.StreamEventsResponse(idle=control_pb2.Idle(last_event_number=99)))
     subscription.ended(None)
-    assert [e.number for e in await collect(subscription.read(lambda _: None))] == [4, 5, 6]
+    assert [e.event_number for e in await collect(subscription.read(lambda _: None))] == [4, 5, 6]
 
 
 async def test_an_error_comes_after_what_was_there():
@@ -169,7 +169,7 @@ async def test_an_error_comes_after_what_was_there():
     got = []
     with pytest.raises(Unavailable, match="gone"):
         async for event in subscription.read(lambda _: None):
-            got.append(event.number)
+            got.append(event.event_number)
     assert got == [1]
 
 
@@ -180,7 +180,7 @@ async def test_an_event_of_a_newer_kind_leaves_no_gap():
     for told in (response(1), newer, response(3)):
         subscription.put(told)
     subscription.ended(None)
-    assert [e.number for e in await collect(subscription.read(lambda _: None))] == [1, 3]
+    assert [e.event_number for e in await collect(subscription.read(lambda _: None))] == [1, 3]
 
 
 @pytest.mark.slow
@@ -193,4 +193,4 @@ async def test_a_slow_reader_gets_all_events_of_an_ended_rollout(serve, attach_t
     whole = await collect(trainer.events("r1"))
     monkeypatch.setattr(subscriptions, "MAX_WAITING", most)
     got = await collect(trainer.events("r1"), pause=0)
-    assert [event.number for event in got] == [event.number for event in whole]
+    assert [event.event_number for event in got] == [event.event_number for event in whole]

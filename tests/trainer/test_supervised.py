@@ -14,20 +14,20 @@ from google.rpc import error_details_pb2
 from osmosis_grpc import supervise
 from osmosis_grpc.errors import AlreadyExists, Internal, LedgerError, TrainerFailed
 from osmosis_grpc.testing.raw.server_frames import complete, init_reply, referring, status
-from osmosis_grpc.trainer import RolloutClient, RolloutRequest, SyncTrainer, Trainer, TrainerConfig, completion_recorder
+from osmosis_grpc.trainer import RolloutClient, RolloutRequest, SyncTrainer, Trainer, TrainerConfig, outcome_recorder
 from osmosis_grpc.trainer import progress_bar as progress_file
 from osmosis_grpc.trainer import unreachable_warnings as unreachable_file
 from osmosis_grpc.trainer.loop_thread import LoopThread
 from osmosis_grpc.trainer.progress_bar import Progress
 from osmosis_grpc.trainer.transports.callback.recorder import CallbackRecorder
-from osmosis_grpc.types import CompletionStatus
+from osmosis_grpc.types import OutcomeStatus
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
 from tests.waiting import until
 
 JOBS = sorted(name for name in supervise.declared() if name.startswith(("trainer.", "ledger.")))
 INJECTED = OSError("injected on purpose")
 NOWHERE = "127.0.0.1:1"
-COMPLETED, FAILED = CompletionStatus.COMPLETED, CompletionStatus.FAILED
+COMPLETED, FAILED = OutcomeStatus.COMPLETED, OutcomeStatus.FAILED
 SCENARIOS = {}
 
 
@@ -204,7 +204,7 @@ async def read_events(tools, name):
 
 @scenario("trainer.overdue_outcome")
 async def overdue_outcome(tools, name):
-    tools.monkeypatch.setattr(completion_recorder, "READING_LIMIT", 0.1)
+    tools.monkeypatch.setattr(outcome_recorder, "READING_LIMIT", 0.1)
     inject(name)
     with reported(name):
         await (await refer_to_nothing(tools))
@@ -261,8 +261,8 @@ async def keep_reply(tools, name):
 async def recorder(tools, name):
     recorded = []
 
-    async def record(completion, state, credential):
-        recorded.append(completion.rollout_id)
+    async def record(outcome, state, credential):
+        recorded.append(outcome.rollout_id)
 
     server = await tools.serve(talker())
     async with CallbackRecorder(reply, record) as trainer, RolloutClient(server.address) as client:

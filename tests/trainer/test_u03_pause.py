@@ -7,7 +7,7 @@ import pytest
 from osmosis_grpc.errors import FailedPrecondition
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import RolloutRequest, VersionSpan
-from osmosis_grpc.types import CompletionStatus
+from osmosis_grpc.types import OutcomeStatus
 from tests.trainer.conftest import PATIENCE, USER, talker
 from tests.waiting import until
 
@@ -27,11 +27,11 @@ class Slow:
             await asyncio.sleep(0.01)  # a policy call takes some time
         finally:
             self.open -= 1
-        return answer(request, f"{request.number}", tokens=3)
+        return answer(request, f"{request.chat_number}", tokens=3)
 
 
-def spans(completion):
-    return [span for sample in completion.samples.values() for s in sample.segments for span in s.versions]
+def spans(outcome):
+    return [span for sample in outcome.samples.values() for s in sample.segments for span in s.versions]
 
 
 async def collect(outcomes):
@@ -60,7 +60,7 @@ async def test_u03_pause_until_idle_with_64_open_chats_and_a_new_version(serve, 
 
     trainer.resume(version="step-2")
     outcomes = await running
-    assert {o.status for o in outcomes} == {CompletionStatus.COMPLETED}
+    assert {o.status for o in outcomes} == {OutcomeStatus.COMPLETED}
     assert len(outcomes) == 64
     assert policy.versions[64:] == ["step-2"] * 128
     for outcome in outcomes:
@@ -78,7 +78,7 @@ async def test_u03_an_idle_trainer_is_idle_at_once_and_pause_needs_no_await(serv
     await asyncio.sleep(0.1)  # no policy call follows
     assert not policy.versions
     trainer.resume()
-    assert (await asyncio.wait_for(running, PATIENCE)).status is CompletionStatus.COMPLETED
+    assert (await asyncio.wait_for(running, PATIENCE)).status is OutcomeStatus.COMPLETED
     assert policy.versions == [""]
 
 
@@ -95,19 +95,19 @@ async def test_u03_a_trainer_that_is_resumed_before_it_is_idle_says_so(serve, at
         await waiting
     del unread
     policy.gate.set()
-    assert (await asyncio.wait_for(running, PATIENCE)).status is CompletionStatus.COMPLETED
+    assert (await asyncio.wait_for(running, PATIENCE)).status is OutcomeStatus.COMPLETED
 
 
 async def test_u03_a_policy_that_raises_or_is_sync_is_idle_again(serve, attach_to):
     def policy(request):
-        if request.number == 2:
+        if request.chat_number == 2:
             raise RuntimeError("no more")
         return answer(request, "fine", tokens=2)
 
     trainer = await attach_to(policy, await serve(talker()))
     trainer.resume(version=7)
     outcome = await asyncio.wait_for(trainer.rollout(rollout_id="r", metadata={"turns": 2}), PATIENCE)
-    assert outcome.status is CompletionStatus.FAILED
+    assert outcome.status is OutcomeStatus.FAILED
     assert spans(outcome) == [VersionSpan("7", 2)]
     await asyncio.wait_for(trainer.pause(idle=True), PATIENCE)
 
@@ -120,7 +120,7 @@ async def test_u03_a_cancelled_rollout_leaves_the_trainer_idle(serve, attach_to)
     idle = asyncio.ensure_future(trainer.pause(idle=True))
     await trainer.cancel("r")
     await asyncio.wait_for(idle, PATIENCE)
-    assert (await running).status is CompletionStatus.CANCELLED
+    assert (await running).status is OutcomeStatus.CANCELLED
 
 
 async def test_u03_versions_of_the_policys_own_stay(serve, attach_to):

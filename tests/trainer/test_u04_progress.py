@@ -15,7 +15,7 @@ import threading
 import pytest
 
 from osmosis_grpc.trainer.progress_bar import Progress
-from osmosis_grpc.types import Completion, CompletionStatus
+from osmosis_grpc.types import OutcomeStatus, RolloutOutcome
 from tests.processes import ROOT, server_process
 
 SCRIPT = """
@@ -181,7 +181,7 @@ async def test_u04_a_process_without_stderr_shows_nothing(monkeypatch):
 
 def done(**fields):
     future = asyncio.get_running_loop().create_future()
-    future.set_result(Completion(**({"rollout_id": "r", "status": CompletionStatus.COMPLETED} | fields)))
+    future.set_result(RolloutOutcome(**({"rollout_id": "r", "status": OutcomeStatus.COMPLETED} | fields)))
     return future
 
 
@@ -193,8 +193,8 @@ async def test_u04_the_numbers():
         waiting = asyncio.get_running_loop().create_future()
         progress.watch(waiting)
         progress.watch(done(reward=0.5))
-        progress.watch(done(status=CompletionStatus.CANCELLED))
-        progress.watch(done(status=CompletionStatus.FAILED))
+        progress.watch(done(status=OutcomeStatus.CANCELLED))
+        progress.watch(done(status=OutcomeStatus.FAILED))
         await asyncio.sleep(0)
         assert str(progress).startswith("3 of 4 done, 1 in flight, 2 failed, mean reward 0.500, ")
         waiting.set_exception(ValueError())

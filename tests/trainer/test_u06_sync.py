@@ -14,11 +14,11 @@ from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.policies import EchoPolicy, ThreadedPolicy, ToolCallingMock
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import RolloutClient, RolloutRequest, SyncTrainer, VersionSpan
-from osmosis_grpc.types import CompletionStatus, events
+from osmosis_grpc.types import OutcomeStatus, events
 from tests.processes import ROOT, server_process
 from tests.waiting import ended
 
-COMPLETED = CompletionStatus.COMPLETED
+COMPLETED = OutcomeStatus.COMPLETED
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
 PATIENCE = 20.0
 
@@ -293,4 +293,4 @@ async def test_u06_ctrl_c_cancels_closes_and_ends_the_process(target, tmp_path, 
     assert b"osmosis_grpc/" not in err, err.decode()
     async with RolloutClient(target) as client:
         outcome = await asyncio.wait_for(ended(client, f"{where}-{policy}-{1 if where == 'body' else 0}"), PATIENCE)
-    assert outcome.status is CompletionStatus.CANCELLED
+    assert outcome.status is OutcomeStatus.CANCELLED

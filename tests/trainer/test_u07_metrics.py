@@ -12,7 +12,7 @@ from osmosis_grpc.errors import AlreadyExists
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import RolloutRequest, TokenBlock
 from osmosis_grpc.trainer.metrics import MAX_REASONS, RECENT, Metrics
-from osmosis_grpc.types import ChatResponse, Completion, CompletionStatus, Failure
+from osmosis_grpc.types import ChatResponse, Failure, OutcomeStatus, RolloutOutcome
 from tests.trainer.conftest import PATIENCE, USER
 from tests.waiting import until
 
@@ -107,7 +107,7 @@ async def test_u07_untrainable_rollouts_and_split_samples(serve, attach_to):
             return ChatResponse(message={"role": "assistant", "content": "fine"})
         made = answer(request, "fine", tokens=3)
         if request.rollout_id.startswith("drifts"):  # no prompt continues the tokens before it
-            made = replace(made, prompt_ids=TokenBlock.of([request.number, 7]).ids, prompt_prefix=0)
+            made = replace(made, prompt_ids=TokenBlock.of([request.chat_number, 7]).ids, prompt_prefix=0)
         return made
 
     trainer = await attach_to(policy, await serve(Mixed()))
@@ -158,15 +158,15 @@ async def test_u07_metrics_of_open_rollouts_and_their_lag(serve, attach_to):
 
 
 def outcome(name="r", **fields):
-    fields = {"status": CompletionStatus.COMPLETED, "reward": 1.0} | fields
-    return Completion(rollout_id=name, **fields)
+    fields = {"status": OutcomeStatus.COMPLETED, "reward": 1.0} | fields
+    return RolloutOutcome(rollout_id=name, **fields)
 
 
 def read(metrics):
     return metrics.read(open_rollouts=0, open_chats=0, version="")
 
 
-class FromJournal(Completion):
+class FromJournal(RolloutOutcome):
     from_journal = "an earlier run"
 
 
@@ -183,7 +183,7 @@ def test_u07_evaluation_is_counted_apart():
 
 def test_u07_outcomes_of_an_earlier_run_are_counted_and_their_times_are_not():
     metrics = Metrics()
-    metrics.ended(FromJournal(rollout_id="r", status=CompletionStatus.COMPLETED, reward=1.0), "")
+    metrics.ended(FromJournal(rollout_id="r", status=OutcomeStatus.COMPLETED, reward=1.0), "")
     values = read(metrics)
     assert (values["rollouts/completed"], values["rollouts/from_journal"], values["reward/mean"]) == (1.0, 1.0, 1.0)
     assert not [name for name in values if name.startswith("rollout_seconds")]
@@ -194,8 +194,7 @@ def test_u07_metrics_are_bounded():
     for n in range(MAX_REASONS + 10):
         failure = Failure("agent", "no")
         metrics.ended(
-            outcome(status=CompletionStatus.FAILED, reward=None, failure=failure, finish_reason=f"{n:03} ü/\n" * 100),
-            "",
+            outcome(status=OutcomeStatus.FAILED, reward=None, failure=failure, finish_reason=f"{n:03} ü/\n" * 100), ""
         )
     values = read(metrics)
     names = [name for name in values if name.startswith("failures/")]

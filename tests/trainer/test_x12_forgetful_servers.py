@@ -8,7 +8,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2
 from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.testing.raw.server_frames import accepted
 from osmosis_grpc.trainer import RolloutRequest
-from osmosis_grpc.types import CompletionStatus
+from osmosis_grpc.types import OutcomeStatus
 from tests.waiting import until
 
 
@@ -51,7 +51,7 @@ async def test_x12_run_yields_it_as_failed_and_the_number_of_attempts_is_an_opti
     outcomes = [outcome async for outcome in deployment.trainer.run(requests)]
     assert seen == [1, 2]
     (outcome,) = outcomes
-    assert (outcome.status, outcome.failure.boundary) == (CompletionStatus.FAILED, "server")
+    assert (outcome.status, outcome.failure.boundary) == (OutcomeStatus.FAILED, "server")
     assert "lost 2 times" in outcome.failure.message
 
 
@@ -80,7 +80,7 @@ async def test_x12_a_rollout_that_waits_for_its_next_attempt_can_be_cancelled(fo
     await until(lambda: caplog.text.count("has forgotten 1 rollouts") >= 4)
     await deployment.trainer.cancel("r")
     outcome = await asyncio.wait_for(running, 10)
-    assert outcome.status is CompletionStatus.CANCELLED
+    assert outcome.status is OutcomeStatus.CANCELLED
 
 
 @pytest.mark.parametrize("attempts", [0, -1])

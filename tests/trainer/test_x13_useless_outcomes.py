@@ -5,14 +5,14 @@ import asyncio
 import grpc
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, trainer_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, outcome_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import TrainerServiceStub
 from osmosis_grpc.errors import Internal, InvalidArgument
 from osmosis_grpc.link.client_calls import call
 from osmosis_grpc.testing.raw.server_frames import complete, referring, status
-from osmosis_grpc.trainer import RolloutRequest, Trainer, completion_recorder
-from osmosis_grpc.types import Completion, CompletionStatus
-from osmosis_grpc.wire.rollout import completion_to_wire
+from osmosis_grpc.trainer import RolloutRequest, Trainer, outcome_recorder
+from osmosis_grpc.types import OutcomeStatus, RolloutOutcome
+from osmosis_grpc.wire.rollout import outcome_to_wire
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
 from tests.trainer.deployment import CODE
 from tests.waiting import until
@@ -24,7 +24,7 @@ def within(awaitable):
 
 @pytest.fixture
 def short(monkeypatch):
-    monkeypatch.setattr(completion_recorder, "READING_LIMIT", 0.5)
+    monkeypatch.setattr(outcome_recorder, "READING_LIMIT", 0.5)
 
 
 @pytest.mark.parametrize("events", ["silent", "gone"])
@@ -58,12 +58,12 @@ async def test_x13_the_limit_waits_for_a_server_that_is_away(listening, short, m
     await server.stream.next("subscribe")
     await server.stream.cut()
     await asyncio.sleep(1.5)  # three times the limit
-    monkeypatch.setattr(completion_recorder, "READING_LIMIT", PATIENCE)
+    monkeypatch.setattr(outcome_recorder, "READING_LIMIT", PATIENCE)
     await asyncio.sleep(0.6)  # by now the limit has begun again, with its new length
     assert not done.done()
     await server.attach()
     await server.send(complete(request))
-    assert (await within(done)).status is CompletionStatus.COMPLETED
+    assert (await within(done)).status is OutcomeStatus.COMPLETED
 
 
 async def test_x13_a_refusal_that_is_final_for_the_server_is_final_for_the_caller(listening):
@@ -77,11 +77,11 @@ async def test_x13_a_refusal_that_is_final_for_the_server_is_final_for_the_calle
     for request in requests:
         refused = await server.complete(request, status=0)
         assert refused.status.code == CODE["INVALID_ARGUMENT"]
-    with pytest.raises(Internal, match=r"the outcome of rollout r .*completion\.status"):
+    with pytest.raises(Internal, match=r"the outcome of rollout r .*outcome\.status"):
         await done
     outcome = await ended
-    assert (outcome.status, outcome.failure.boundary) == (CompletionStatus.FAILED, "server")
-    assert "completion.status" in outcome.failure.message
+    assert (outcome.status, outcome.failure.boundary) == (OutcomeStatus.FAILED, "server")
+    assert "outcome.status" in outcome.failure.message
     await others.aclose()
 
 
@@ -95,7 +95,7 @@ async def test_x13_only_the_server_that_runs_a_rollout_can_end_it_so(listening):
     refused = await other.complete(request, status=0)
     assert refused.status.code == CODE["INVALID_ARGUMENT"]
     await server.complete(request)
-    assert (await done).status is CompletionStatus.COMPLETED
+    assert (await done).status is OutcomeStatus.COMPLETED
 
 
 async def test_x13_a_callback_trainer_fails_the_call_that_waits(serve, stack):
@@ -106,17 +106,17 @@ async def test_x13_a_callback_trainer_fails_the_call_that_waits(serve, stack):
     waiting = [asyncio.ensure_future(within(trainer.rollout(rollout_id="r", messages=[USER]))) for _ in range(2)]
     await until(lambda: agent.started)
     callback = server.engine.rollouts.get("", "r").init.callback
-    message = completion_to_wire(Completion(rollout_id="r", attempt=1, status=CompletionStatus.COMPLETED))
+    message = outcome_to_wire(RolloutOutcome(rollout_id="r", attempt=1, status=OutcomeStatus.COMPLETED))
     message.status = 0
     async with grpc.aio.insecure_channel(trainer.address) as channel:
         with pytest.raises(InvalidArgument):
             await call(
                 TrainerServiceStub(channel).Complete,
-                trainer_pb2.CompleteRequest(completion=message),
+                outcome_pb2.CompleteRequest(outcome=message),
                 timeout=PATIENCE,
                 metadata=(("authorization", f"Bearer {callback.credential}"),),
             )
     for task in waiting:
-        with pytest.raises(Internal, match=r"the outcome of rollout r .*completion\.status"):
+        with pytest.raises(Internal, match=r"the outcome of rollout r .*outcome\.status"):
             await task
     agent.release()

@@ -18,9 +18,9 @@ CALCULATOR = "osmosis_grpc.testing.calculator:agent_loop"
 async def test_x17_a_second_process_with_the_same_journal_is_refused_and_the_first_stays(listening):
     deployment = await listening()
     first, copy = await deployment.server(), await deployment.server()
-    hello = await first.attach(process_uuid="one")
+    hello = await first.attach(process_id="one")
     copy.open()
-    await copy.send(copy.hello(journal_id=first.journal_id, process_uuid="two"))
+    await copy.send(copy.hello(journal_id=first.journal_id, process_id="two"))
     assert await copy.stream.ended() == "FAILED_PRECONDITION"
     await first.send(HEARTBEAT)
     assert first.stream.over is None
@@ -28,16 +28,16 @@ async def test_x17_a_second_process_with_the_same_journal_is_refused_and_the_fir
     await first.complete(await first.accept())
     assert (await done).rollout_id == "r"
     await first.stream.cut()
-    again = await copy.attach(journal_id=first.journal_id, process_uuid="two")
+    again = await copy.attach(journal_id=first.journal_id, process_id="two")
     assert again.attachment_id == hello.attachment_id, "once the first has left, it may be that server started again"
 
 
 async def test_x17_the_same_process_takes_its_own_stream_over(listening):
     deployment = await listening()
     server = await deployment.server()
-    await server.attach(process_uuid="one")
+    await server.attach(process_id="one")
     before = server.stream
-    await server.attach(process_uuid="one")
+    await server.attach(process_id="one")
     assert await before.ended() == "ABORTED"
     assert server.stream.over is None
 

@@ -29,8 +29,8 @@ def response(prompt, reply, logprobs=None, *, prefix=0, versions=()) -> ChatResp
 def assembled(*chats) -> tuple[Segment, ...]:
     """The segments of chats given as (continues, prompt, reply)."""
     assembler = Assembler()
-    for number, (continues, prompt, reply) in enumerate(chats, start=1):
-        assembler.add(number, continues, response(prompt, reply), POLICY)
+    for number, (parent_chat, prompt, reply) in enumerate(chats, start=1):
+        assembler.add(number, parent_chat, response(prompt, reply), POLICY)
     return assembler.segments()
 
 
@@ -133,9 +133,9 @@ def test_a_judge_never_appears():
 def test_a_prefix_longer_than_the_continued_chat_is_refused():
     assembler = Assembler()
     assembler.add(1, 0, response([1], [2]), POLICY)
-    for continues, prefix in ((1, 3), (0, 1), (7, 1)):
+    for parent_chat, prefix in ((1, 3), (0, 1), (7, 1)):
         with pytest.raises(InvalidArgument) as refusal:
-            assembler.add(2, continues, response([9], [4], prefix=prefix), POLICY)
+            assembler.add(2, parent_chat, response([9], [4], prefix=prefix), POLICY)
         assert refusal.value.violations[0][0] == "prompt_prefix"
     assert [segment.chats for segment in assembler.segments()] == [(1,)]
 
@@ -144,8 +144,8 @@ def test_a_prefix_longer_than_the_continued_chat_is_refused():
 class Chat:
     """One chat of a made-up sample, and the tokens it really had."""
 
-    number: int
-    continues: int
+    chat_number: int
+    parent_chat: int
     purpose: ChatPurpose
     prompt: list[int]
     reply: list[int]
@@ -168,8 +168,8 @@ def samples(draw) -> list[Chat]:
     """Chats that go on, rewind, drift, begin anew, repeat one another, or judge."""
     chats: dict[int, Chat] = {}
     for number in range(1, draw(st.integers(1, 8)) + 1):
-        continues = draw(st.sampled_from([number - 1, number - 1, *range(number)]))
-        base = chats[continues].tokens if continues else []
+        parent_chat = draw(st.sampled_from([number - 1, number - 1, *range(number)]))
+        base = chats[parent_chat].tokens if parent_chat else []
         prompt = base + draw(IDS)
         if base and draw(st.integers(0, 3)) == 0:
             prompt = base[: draw(st.integers(0, len(base)))] + draw(IDS)
@@ -187,19 +187,19 @@ def samples(draw) -> list[Chat]:
             )
         )
         purpose = JUDGE if draw(st.integers(0, 7)) == 0 else POLICY
-        chats[number] = Chat(number, continues, purpose, prompt, reply, logprobs, versions)
+        chats[number] = Chat(number, parent_chat, purpose, prompt, reply, logprobs, versions)
     return list(chats.values())
 
 
 def build(chats: list[Chat], prefix=lambda assembler, chat: 0) -> tuple[Segment, ...]:
     assembler = Assembler()
     for chat in chats:
-        assembler.add(chat.number, chat.continues, chat.response(prefix(assembler, chat)), chat.purpose)
+        assembler.add(chat.chat_number, chat.parent_chat, chat.response(prefix(assembler, chat)), chat.purpose)
     assert assembler.reason == ""
     segments = assembler.segments()
     assert assembler.sampled == sum(segment.sampled for segment in segments)
     for chat in chats:
-        assert assembler.tokens(chat.number).tolist() == (chat.tokens if chat.purpose is POLICY else [])
+        assert assembler.tokens(chat.chat_number).tolist() == (chat.tokens if chat.purpose is POLICY else [])
     return segments
 
 
@@ -207,7 +207,7 @@ def build(chats: list[Chat], prefix=lambda assembler, chat: 0) -> tuple[Segment,
 @given(samples())
 def test_every_sampled_token_is_trained_on_exactly_once(chats):
     segments = build(chats)
-    policy = {chat.number: chat for chat in chats if chat.purpose is POLICY}
+    policy = {chat.chat_number: chat for chat in chats if chat.purpose is POLICY}
     assert sorted(number for segment in segments for number in segment.chats) == sorted(policy)
     assert sum(int(segment.mask().sum()) for segment in segments) == sum(len(c.reply) for c in policy.values())
     for segment in segments:
@@ -228,26 +228,26 @@ def test_every_sampled_token_is_trained_on_exactly_once(chats):
 @settings(max_examples=200, deadline=None)
 @given(samples())
 def test_a_segment_begins_only_after_a_branch_or_drift(chats):
-    policy = {chat.number: chat for chat in chats if chat.purpose is POLICY}
+    policy = {chat.chat_number: chat for chat in chats if chat.purpose is POLICY}
     for segment in build(chats):
         first, *others = (policy[number] for number in segment.chats)
         before = first
         for chat in others:
             assert chat.prompt[: len(before.tokens)] == before.tokens
-            assert policy[chat.continues].tokens == before.tokens
+            assert policy[chat.parent_chat].tokens == before.tokens
             before = chat
-        base = policy[first.continues].tokens if first.continues in policy else []
+        base = policy[first.parent_chat].tokens if first.parent_chat in policy else []
         shared = next((i for i, token in enumerate(base) if first.prompt[i : i + 1] != [token]), None)
         assert segment.drift_index == shared
         if base and shared is None:
-            later = [c for c in policy.values() if c.number < first.number and c.tokens[: len(base)] == base]
+            later = [c for c in policy.values() if c.chat_number < first.chat_number and c.tokens[: len(base)] == base]
             assert any(len(chat.tokens) > len(base) for chat in later), "neither drift nor a branch"
 
 
 @settings(max_examples=200, deadline=None)
 @given(samples())
 def test_versions_add_up_or_are_empty(chats):
-    by_number = {chat.number: chat for chat in chats}
+    by_number = {chat.chat_number: chat for chat in chats}
     for segment in build(chats):
         if not all(by_number[number].versions for number in segment.chats):
             assert segment.versions == ()
@@ -266,7 +266,7 @@ def test_versions_add_up_or_are_empty(chats):
 @given(samples(), st.randoms())
 def test_prompts_from_a_prefix_on_make_the_same_segments(chats, random):
     def shared(assembler: Assembler, chat: Chat) -> int:
-        return assembler.shared_prefix(chat.continues, np.array(chat.prompt, dtype="<u4"))
+        return assembler.shared_prefix(chat.parent_chat, np.array(chat.prompt, dtype="<u4"))
 
     def fewer(assembler: Assembler, chat: Chat) -> int:
         return random.randint(0, shared(assembler, chat))

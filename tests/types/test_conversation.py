@@ -25,7 +25,7 @@ def chat(tree: Conversation, number: int, history: list, reply: dict) -> tuple[i
     position = tree.insert(history)
     assert path(position.node) == history
     tree.answer(position.node, copy.deepcopy(reply), number)
-    return position.continues, position.prefix_len
+    return position.parent_chat, position.prefix_len
 
 
 def outline(node: Node) -> list:
@@ -82,8 +82,8 @@ def test_the_same_chat_twice_with_other_replies():
     tree = Conversation()
     assert chat(tree, 1, [user("a")], said("x")) == (0, 0)
     assert chat(tree, 2, [user("a")], said("y")) == (0, 0)
-    assert tree.insert([user("a"), said("x"), user("b")]).continues == 1
-    assert tree.insert([user("a"), said("y"), user("b")]).continues == 2
+    assert tree.insert([user("a"), said("x"), user("b")]).parent_chat == 1
+    assert tree.insert([user("a"), said("y"), user("b")]).parent_chat == 2
 
 
 def test_of_equal_chats_with_equal_replies_the_newest_is_continued():
@@ -100,7 +100,7 @@ def test_the_newest_is_the_one_with_the_highest_number_whichever_was_answered_la
     position = tree.insert([user("a")])
     for number in (2, 3, 1):
         tree.answer(position.node, said("x"), number)
-    assert tree.insert([user("a"), said("x"), user("b")]).continues == 3
+    assert tree.insert([user("a"), said("x"), user("b")]).parent_chat == 3
 
 
 def test_equal_histories_end_in_the_same_node():
@@ -118,8 +118,8 @@ def test_equal_numbers_of_other_kinds_are_other_messages(one, other, wrap):
     positions = [tree.insert([user("a", n=wrap(value))]).node for value in (one, other)]
     assert positions[0] is not positions[1]
     tree.answer(positions[0], said("x"), 1)
-    assert tree.insert([user("a", n=wrap(one)), said("x")]).continues == 1
-    assert tree.insert([user("a", n=wrap(other)), said("x")]).continues == 0
+    assert tree.insert([user("a", n=wrap(one)), said("x")]).parent_chat == 1
+    assert tree.insert([user("a", n=wrap(other)), said("x")]).parent_chat == 0
 
 
 def test_changing_a_message_after_the_call_does_not_reach_the_tree():
@@ -130,8 +130,8 @@ def test_changing_a_message_after_the_call_does_not_reach_the_tree():
     history[0]["content"][1]["q"].append(2)
     history[0]["more"] = 1
     assert path(position.node) == before
-    assert tree.insert([*before, said("x")]).continues == 1
-    assert tree.insert([*history, said("x")]).continues == 0
+    assert tree.insert([*before, said("x")]).parent_chat == 1
+    assert tree.insert([*history, said("x")]).parent_chat == 0
 
 
 def test_tuples_are_lists():
@@ -192,20 +192,20 @@ def test_placing_in_full_equals_placing_after_the_chat(turns):
     tree, twin = Conversation(), Conversation()
     histories: dict[int, list] = {0: []}
     for number, (back, texts, reply) in enumerate(turns, start=1):
-        continues = max(0, number - 1 - back)
+        parent_chat = max(0, number - 1 - back)
         new = [user(text) for text in texts]
-        full = histories[continues] + new
+        full = histories[parent_chat] + new
         position = tree.insert(full)
         assert path(position.node) == full
-        if continues:
-            assert tree.insert_after(continues, new) == position
-            assert twin.insert_after(continues, new)[1:] == position[1:]
+        if parent_chat:
+            assert tree.insert_after(parent_chat, new) == position
+            assert twin.insert_after(parent_chat, new)[1:] == position[1:]
         else:
             assert twin.insert(full)[1:] == position[1:]
         known = [n for n, h in histories.items() if n and repr(full[: len(h)]) == repr(h)]
         longest = max((len(histories[n]) for n in known), default=0)
         assert position.prefix_len == longest
-        assert position.continues == max((n for n in known if len(histories[n]) == longest), default=0)
+        assert position.parent_chat == max((n for n in known if len(histories[n]) == longest), default=0)
         tree.answer(position.node, said(reply), number)
         twin.answer(twin.insert(full).node, said(reply), number)
         histories[number] = [*full, said(reply)]

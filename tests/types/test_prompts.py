@@ -20,8 +20,8 @@ def samples(draw):
     """Draws chats as (continues, prompt, reply, sent prefix, purpose): growing, drifting, branching, judged."""
     chats, tokens = [], {0: []}
     for number in range(1, draw(st.integers(1, 8)) + 1):
-        continues = draw(st.sampled_from(sorted(tokens)))
-        known = tokens[continues]
+        parent_chat = draw(st.sampled_from(sorted(tokens)))
+        known = tokens[parent_chat]
         prompt = [*known[: draw(st.one_of(st.just(len(known)), st.integers(0, len(known))))], *draw(IDS)]
         shared = next(
             (i for i, (a, b) in enumerate(zip(known, prompt, strict=False)) if a != b), min(map(len, (known, prompt)))
@@ -33,7 +33,7 @@ def samples(draw):
             prefix = 0
         else:
             tokens[number] = [*prompt, *reply]
-        chats.append((continues, prompt, reply, prefix, purpose))
+        chats.append((parent_chat, prompt, reply, prefix, purpose))
     return chats
 
 
@@ -54,21 +54,21 @@ def short(prompt, reply, prefix):
 @given(samples())
 def test_either_form_makes_the_same_segments(chats):
     one, other = Assembler(), Assembler()
-    for number, (continues, prompt, reply, prefix, purpose) in enumerate(chats, start=1):
+    for number, (parent_chat, prompt, reply, prefix, purpose) in enumerate(chats, start=1):
         told = short(prompt, reply, prefix)
         if purpose is POLICY:
             assert (
-                other.prompt_length(continues, told)
+                other.prompt_length(parent_chat, told)
                 == len(prompt)
-                == one.prompt_length(continues, whole(prompt, reply))
+                == one.prompt_length(parent_chat, whole(prompt, reply))
             )
-            known = other.tokens(continues)
-            shared = other.shared_prefix(continues, np.array(prompt, dtype="<u4"))
+            known = other.tokens(parent_chat)
+            shared = other.shared_prefix(parent_chat, np.array(prompt, dtype="<u4"))
             assert prefix <= shared <= min(len(known), len(prompt))
             assert known[:shared].tolist() == prompt[:shared]
             assert shared in (len(known), len(prompt)) or known[shared] != prompt[shared]
-        one.add(number, continues, whole(prompt, reply), purpose)
-        other.add(number, continues, told, purpose)
+        one.add(number, parent_chat, whole(prompt, reply), purpose)
+        other.add(number, parent_chat, told, purpose)
     assert one.segments() == other.segments()
     assert one.sampled == other.sampled == sum(len(reply) for _, _, reply, _, purpose in chats if purpose is POLICY)
     for number, (_, prompt, reply, _, purpose) in enumerate(chats, start=1):
@@ -84,13 +84,16 @@ def test_either_form_makes_the_same_segments(chats):
         assert segment.sampled == sum(len(chats[number - 1][2]) for number in segment.chats)
 
 
-@pytest.mark.parametrize(("continues", "prefix"), [(0, 1), (1, 5), (7, 1), (7, 2**32 - 1)])
-def test_a_prefix_longer_than_the_continued_chat_is_refused(continues, prefix):
+@pytest.mark.parametrize(("parent_chat", "prefix"), [(0, 1), (1, 5), (7, 1), (7, 2**32 - 1)])
+def test_a_prefix_longer_than_the_continued_chat_is_refused(parent_chat, prefix):
     assembler = Assembler()
     assembler.add(1, 0, whole([1, 2], [3, 0]), POLICY)
     before = assembler.segments()
     told = replace(whole([9], [1]), prompt_prefix=prefix)
-    for call in (lambda: assembler.prompt_length(continues, told), lambda: assembler.add(2, continues, told, POLICY)):
+    for call in (
+        lambda: assembler.prompt_length(parent_chat, told),
+        lambda: assembler.add(2, parent_chat, told, POLICY),
+    ):
         with pytest.raises(InvalidArgument) as refusal:
             call()
         assert refusal.value.violations[0][0] == "prompt_prefix"

@@ -11,7 +11,7 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.policies import ScriptedPolicy
 from osmosis_grpc.testing import run_rollout
-from osmosis_grpc.types import Completion, CompletionStatus, Failure, Sample, Segment
+from osmosis_grpc.types import Failure, OutcomeStatus, RolloutOutcome, Sample, Segment
 
 SEGMENT = Segment(ids=np.arange(5, dtype="<u4"), logprobs=np.full(2, -0.5, "<f4"), mask_runs=(3, 2), chats=(1,))
 TRAINABLE = Sample(trainable=True, segments=(SEGMENT,))
@@ -80,7 +80,7 @@ async def test_t04_a_completed_rollout_has_samples_to_train_on():
 
 async def test_t04_a_failed_rollout_has_nothing_to_train_on():
     outcome = await finished(**{"raise": True})
-    assert outcome.status is CompletionStatus.FAILED
+    assert outcome.status is OutcomeStatus.FAILED
     assert outcome.samples["main"].segments, "its tokens can be looked at"
     assert outcome.trainable_samples() == {}
     assert "FAILED" in outcome.not_trainable_reason
@@ -89,7 +89,7 @@ async def test_t04_a_failed_rollout_has_nothing_to_train_on():
 
 async def test_t04_no_reward_is_not_trained_on():
     outcome = await finished()
-    assert outcome.status is CompletionStatus.COMPLETED
+    assert outcome.status is OutcomeStatus.COMPLETED
     assert outcome.trainable_samples() == {}
     assert "no reward" in outcome.not_trainable_reason
     assert replace(outcome, reward=0.25).trainable_samples()["main"].reward == 0.25
@@ -105,8 +105,8 @@ async def test_t04_a_policy_without_tokens():
 
 
 def test_u08_an_evaluation_has_nothing_to_train_on():
-    outcome = Completion(
-        rollout_id="e", status=CompletionStatus.COMPLETED, reward=1.0, samples={"main": TRAINABLE}, evaluation=True
+    outcome = RolloutOutcome(
+        rollout_id="e", status=OutcomeStatus.COMPLETED, reward=1.0, samples={"main": TRAINABLE}, evaluation=True
     )
     assert outcome.trainable_samples() == {}
     assert "evaluation" in outcome.not_trainable_reason
@@ -114,16 +114,16 @@ def test_u08_an_evaluation_has_nothing_to_train_on():
 
 def test_t04_rewards_of_several_samples():
     one, two, three = replace(TRAINABLE, reward=0.5), TRAINABLE, Sample(not_trainable_reason="no ids")
-    outcome = Completion(
-        rollout_id="r", status=CompletionStatus.COMPLETED, reward=1.0, samples={"a": one, "b": two, "c": three}
+    outcome = RolloutOutcome(
+        rollout_id="r", status=OutcomeStatus.COMPLETED, reward=1.0, samples={"a": one, "b": two, "c": three}
     )
     assert {name: sample.reward for name, sample in outcome.trainable_samples().items()} == {"a": 0.5, "b": 1.0}
 
 
-@pytest.mark.parametrize("status", [s for s in CompletionStatus if s is not CompletionStatus.COMPLETED])
+@pytest.mark.parametrize("status", [s for s in OutcomeStatus if s is not OutcomeStatus.COMPLETED])
 def test_t04_no_other_status_is_trained_on(status):
-    failure = None if status is CompletionStatus.CANCELLED else Failure("agent", "it broke")
-    outcome = Completion(rollout_id="r", status=status, failure=failure, samples={"main": TRAINABLE})
+    failure = None if status is OutcomeStatus.CANCELLED else Failure("agent", "it broke")
+    outcome = RolloutOutcome(rollout_id="r", status=status, failure=failure, samples={"main": TRAINABLE})
     assert outcome.trainable_samples() == {}
     assert str(status) in outcome.not_trainable_reason
 
@@ -131,6 +131,6 @@ def test_t04_no_other_status_is_trained_on(status):
 @pytest.mark.parametrize("segments", [(), (replace(SEGMENT, ids=np.empty(0, "<u4"), logprobs=np.empty(0, "<f4")),)])
 def test_t04_tokens_that_were_left_out_are_not_trained_on(segments):
     sample = replace(TRAINABLE, segments=segments)
-    outcome = Completion(rollout_id="r", status=CompletionStatus.COMPLETED, reward=1.0, samples={"main": sample})
+    outcome = RolloutOutcome(rollout_id="r", status=OutcomeStatus.COMPLETED, reward=1.0, samples={"main": sample})
     assert outcome.trainable_samples() == {}
     assert outcome.not_trainable_reason == "main: its tokens were left out"

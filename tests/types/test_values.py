@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from osmosis_grpc import errors, types
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import Cause, Failure, Tensor, TokenBlock
-from osmosis_grpc.types.completion import MAX_FAILURE_TEXT, clip
+from osmosis_grpc.types.outcome import MAX_FAILURE_TEXT, clip
 from osmosis_grpc.types.requests import check_id, own_params
 from osmosis_grpc.types.tool_dicts import tool_dicts
 from osmosis_grpc.types.tool_models import (

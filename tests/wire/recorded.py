@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from google.protobuf.json_format import MessageToDict
 
 from osmosis_grpc import __version__
-from osmosis_grpc._gen.osmosis.rollout.v1 import event_pb2, rollout_pb2, trainer_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, event_pb2, outcome_pb2, rollout_pb2
 from osmosis_grpc.types import ChatPurpose, ChatRequest, TrajectoryEvent
+from osmosis_grpc.wire.chat import chat_bytes, chat_from_wire, reply_bytes, reply_from_wire
 from osmosis_grpc.wire.event import event_from_wire, event_to_wire, kind_from_bytes, kind_to_bytes
-from osmosis_grpc.wire.rollout import completion_from_wire, completion_to_wire, init_from_wire, init_to_wire
-from osmosis_grpc.wire.trainer import chat_bytes, chat_from_wire, reply_bytes, reply_from_wire
+from osmosis_grpc.wire.rollout import init_from_wire, init_to_wire, outcome_from_wire, outcome_to_wire
 from tests.wire.test_event import COMPLETION, FIXTURES, INIT, RESPONSE, SPARSE, TOOL, USER
 
 FOLDER = Path(__file__).with_name("recorded")
@@ -25,12 +25,12 @@ CHAT = ChatRequest(
     rollout_id="r",
     attempt=2,
     sample="judge",
-    number=3,
+    chat_number=3,
     messages=[USER],
     params={"temperature": 0.5, "min_p": 0.1},
     tools=[TOOL],
     purpose=ChatPurpose.JUDGE,
-    continues=2,
+    parent_chat=2,
     state=b"s",
 )
 
@@ -57,20 +57,20 @@ FORMS = {
     ),
     "chat": Form(
         lambda: [chat_bytes(CHAT, delta=delta) for delta in (False, True)],
-        lambda data: chat_bytes(chat_from_wire(trainer_pb2.ChatRequest.FromString(data)), delta=True),
-        trainer_pb2.ChatRequest,
+        lambda data: chat_bytes(chat_from_wire(chat_pb2.ChatRequest.FromString(data)), delta=True),
+        chat_pb2.ChatRequest,
     ),
     "reply": Form(
         lambda: [reply_bytes(RESPONSE)],
-        lambda data: reply_bytes(reply_from_wire(trainer_pb2.ChatResponse.FromString(data))),
-        trainer_pb2.ChatResponse,
+        lambda data: reply_bytes(reply_from_wire(chat_pb2.ChatResponse.FromString(data))),
+        chat_pb2.ChatResponse,
     ),
-    "completion": Form(
-        lambda: [completion_to_wire(COMPLETION, refer=refer).SerializeToString() for refer in (False, True)],
-        lambda data: completion_to_wire(
-            completion_from_wire(rollout_pb2.Completion.FromString(data), "completion"), refer=True
+    "outcome": Form(
+        lambda: [outcome_to_wire(COMPLETION, refer=refer).SerializeToString() for refer in (False, True)],
+        lambda data: outcome_to_wire(
+            outcome_from_wire(outcome_pb2.RolloutOutcome.FromString(data), "outcome"), refer=True
         ).SerializeToString(),
-        rollout_pb2.Completion,
+        outcome_pb2.RolloutOutcome,
     ),
     "event": Form(
         lambda: [event_to_wire(TrajectoryEvent("r", 1, 2, 3.5, kind)).SerializeToString() for kind in FIXTURES],

@@ -5,7 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import error_pb2, rollout_pb2, services_pb2, trainer_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, error_pb2, outcome_pb2, rollout_pb2, services_pb2
 from osmosis_grpc.errors import Aborted, FailedPrecondition, InvalidArgument, ResourceExhausted, UnknownChat
 from osmosis_grpc.types import ChatResponse, TokenBlock, VersionSpan
 from osmosis_grpc.wire.attach import (
@@ -17,9 +17,9 @@ from osmosis_grpc.wire.attach import (
     server_frame,
     trainer_frame,
 )
+from osmosis_grpc.wire.chat import reply_bytes
 from osmosis_grpc.wire.control import PROTOCOL
 from osmosis_grpc.wire.protobuf_encoding import head
-from osmosis_grpc.wire.trainer import reply_bytes
 
 # The sizes at which a varint of a length takes another byte, and those around them.
 BORDERS = [size + near for size in (0, 2**7, 2**14, 2**21) for near in range(-12, 4) if size + near >= 0]
@@ -28,17 +28,19 @@ TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
 REFS = st.lists(st.builds(pb.RolloutRef, rollout_id=TEXT, attempt=st.integers(0, 2**32 - 1)), max_size=5)
 
 
-def filled(size: int) -> trainer_pb2.ChatRequest:
-    return trainer_pb2.ChatRequest(rollout_id="r", state=b"s" * size)
+def filled(size: int) -> chat_pb2.ChatRequest:
+    return chat_pb2.ChatRequest(rollout_id="r", state=b"s" * size)
 
 
 TRAINER = {
     "hello": st.builds(pb.TrainerHello, attachment_id=TEXT, max_open_chats=st.integers(0, 2**32 - 1)),
     "open_rollouts": st.builds(pb.OpenRollouts, rollouts=REFS),
     "init": st.builds(lambda size: rollout_pb2.InitRequest(metadata_json="x" * size), SIZES),
-    "cancel": st.builds(pb.CancelAsk, id=TEXT),
-    "chat_reply": st.builds(pb.ChatReply, rollout_id=TEXT, attempt=st.integers(0, 9), number=st.integers(0, 2**32 - 1)),
-    "complete_reply": st.builds(pb.CompleteReply, rollout_id=TEXT, outcome=st.integers(0, 3)),
+    "cancel": st.builds(pb.CancelFrame, id=TEXT),
+    "chat_reply": st.builds(
+        pb.ChatReply, rollout_id=TEXT, attempt=st.integers(0, 9), chat_number=st.integers(0, 2**32 - 1)
+    ),
+    "complete_reply": st.builds(pb.CompleteReply, rollout_id=TEXT, receipt=st.integers(0, 3)),
     "subscribe": st.builds(pb.Subscribe, id=TEXT, tokens=st.booleans()),
     "unsubscribe": st.builds(pb.Unsubscribe, id=TEXT),
     "window": st.builds(pb.TrainerWindow, max_open_chats=st.integers(0, 2**32 - 1)),
@@ -50,7 +52,7 @@ SERVER = {
     "init_reply": st.builds(pb.InitReply, rollout_id=TEXT, attempt=st.integers(0, 9)),
     "cancel_reply": st.builds(pb.CancelReply, id=TEXT),
     "chat": st.builds(filled, SIZES),
-    "complete": st.builds(lambda size: trainer_pb2.CompleteRequest(state=b"s" * size), SIZES),
+    "complete": st.builds(lambda size: outcome_pb2.CompleteRequest(state=b"s" * size), SIZES),
     "event": st.builds(pb.EventFrame, id=TEXT),
     "unsubscribed": st.builds(pb.Unsubscribed, id=TEXT, status=st.builds(error_pb2.Status, code=st.integers(0, 16))),
     "window": st.builds(pb.ServerWindow, max_open_rollouts=st.integers(0, 2**32 - 1)),
@@ -120,9 +122,9 @@ def test_the_bytes_of_a_reply_equal_plain_protobuf(name, text, ids, logprobs, pr
         extra={"a": 1},
     )
     raw = reply_bytes(response)
-    wire = trainer_pb2.ChatResponse.FromString(raw)
+    wire = chat_pb2.ChatResponse.FromString(raw)
     rollout_id, attempt, sample, number = name
-    reply = pb.ChatReply(rollout_id=rollout_id, attempt=attempt, sample=sample, number=number, response=wire)
+    reply = pb.ChatReply(rollout_id=rollout_id, attempt=attempt, sample=sample, chat_number=number, response=wire)
     frame = chat_reply_frame(*name, raw)
     [back] = services_pb2.AttachRequest.FromString(frame).frames
     assert back == pb.TrainerFrame(chat_reply=reply)

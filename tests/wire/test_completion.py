@@ -6,35 +6,35 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, tokens_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, outcome_pb2, tokens_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2 as pb
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import (
     Activity,
     Cause,
-    Completion,
-    CompletionStatus,
     Failure,
     Group,
+    OutcomeStatus,
     RolloutInfo,
     RolloutMetrics,
+    RolloutOutcome,
     RolloutState,
     Sample,
     Segment,
     StackFrame,
 )
-from osmosis_grpc.wire.rollout import ROLLOUT, STATES, completion_from_wire, completion_to_wire, fit
+from osmosis_grpc.wire.rollout import ROLLOUT, STATES, fit, outcome_from_wire, outcome_to_wire
 
 SEGMENT = Segment(
     ids=np.arange(500, dtype="<u4"), logprobs=np.full(200, -0.5, dtype="<f4"), mask_runs=(300, 200), chats=(1,)
 )
 ALONE = Sample(messages=[{"role": "user", "content": "x" * 100}], segments=(SEGMENT,), reward=0.0, trainable=True)
 METRICS = RolloutMetrics(**{field.name: index + 1 for index, field in enumerate(fields(RolloutMetrics))})
-DONE = Completion(
+DONE = RolloutOutcome(
     rollout_id="r",
     attempt=2,
     result_id="abc",
-    status=CompletionStatus.COMPLETED,
+    status=OutcomeStatus.COMPLETED,
     finish_reason="stop",
     messages=ALONE.messages,
     reward=0.0,
@@ -48,9 +48,9 @@ JUDGED = replace(
     messages=[{"role": "user", "content": "y" * 1000}],
     samples={"main": ALONE, "sample-2": replace(ALONE, trainable=False, not_trainable_reason="no ids", segments=())},
 )
-BROKEN = Completion(
+BROKEN = RolloutOutcome(
     rollout_id="r",
-    status=CompletionStatus.FAILED,
+    status=OutcomeStatus.FAILED,
     finish_reason="error",
     messages=[],
     metrics=METRICS,
@@ -68,10 +68,10 @@ FIXTURES = {
     "done": DONE,
     "two samples": JUDGED,
     "failed": BROKEN,
-    "late": replace(BROKEN, status=CompletionStatus.DEADLINE_EXCEEDED, failure=Failure("agent", "late")),
-    "cancelled": replace(BROKEN, status=CompletionStatus.CANCELLED, failure=None),
+    "late": replace(BROKEN, status=OutcomeStatus.DEADLINE_EXCEEDED, failure=Failure("agent", "late")),
+    "cancelled": replace(BROKEN, status=OutcomeStatus.CANCELLED, failure=None),
     "evaluation": replace(DONE, evaluation=True),
-    "nothing said": Completion(rollout_id="r", status=CompletionStatus.COMPLETED, messages=[]),
+    "nothing said": RolloutOutcome(rollout_id="r", status=OutcomeStatus.COMPLETED, messages=[]),
     "something left out": replace(JUDGED, omitted=("samples[main].segments", "extra_json")),
 }
 
@@ -80,22 +80,22 @@ def over_the_wire(message):
     return type(message).FromString(message.SerializeToString())
 
 
-def named(message: pb.Completion) -> str:
+def named(message: outcome_pb2.RolloutOutcome) -> str:
     """The field that a refusal names."""
     with pytest.raises(InvalidArgument) as refusal:
-        completion_from_wire(over_the_wire(message), "completion")
+        outcome_from_wire(over_the_wire(message), "outcome")
     return refusal.value.violations[0][0]
 
 
-@pytest.mark.parametrize("completion", FIXTURES.values(), ids=FIXTURES.keys())
-def test_a_completion_survives(completion):
-    assert completion_from_wire(over_the_wire(completion_to_wire(completion)), "completion") == completion
+@pytest.mark.parametrize("outcome", FIXTURES.values(), ids=FIXTURES.keys())
+def test_a_completion_survives(outcome):
+    assert outcome_from_wire(over_the_wire(outcome_to_wire(outcome)), "outcome") == outcome
 
 
 @pytest.mark.parametrize("reward", [None, 0.0, -0.0, 1.0, -1e300, 5e-324])
 def test_an_unset_reward_is_not_zero(reward):
-    completion = replace(DONE, reward=reward, samples={"main": replace(ALONE, reward=reward)})
-    back = completion_from_wire(over_the_wire(completion_to_wire(completion)), "completion")
+    outcome = replace(DONE, reward=reward, samples={"main": replace(ALONE, reward=reward)})
+    back = outcome_from_wire(over_the_wire(outcome_to_wire(outcome)), "outcome")
     assert repr(back.reward) == repr(back.samples["main"].reward) == repr(reward)
 
 
@@ -103,53 +103,53 @@ def test_each_metric_keeps_its_own_value():
     metrics = RolloutMetrics(
         total_latency_ms=1234.5678, queue_time=0.000001, overhead_time=3600.25, num_llm_calls=2**31
     )
-    back = completion_from_wire(completion_to_wire(replace(DONE, metrics=metrics)), "completion").metrics
+    back = outcome_from_wire(outcome_to_wire(replace(DONE, metrics=metrics)), "outcome").metrics
     for field in fields(RolloutMetrics):
         assert getattr(back, field.name) == pytest.approx(getattr(metrics, field.name)), field.name
 
 
 def test_messages_of_the_only_sample_travel_once():
-    wire = completion_to_wire(DONE)
+    wire = outcome_to_wire(DONE)
     assert len(wire.messages) == 1
     assert not wire.samples["main"].messages
-    assert len(completion_to_wire(JUDGED).samples["main"].messages) == 1
+    assert len(outcome_to_wire(JUDGED).samples["main"].messages) == 1
 
 
 def test_a_head_has_no_messages_and_no_tokens():
-    for completion in (DONE, JUDGED):
-        back = completion_from_wire(completion_to_wire(completion, head=True), "completion")
-        bare = {name: replace(sample, messages=[], segments=()) for name, sample in completion.samples.items()}
-        assert back == replace(completion, messages=[], samples=bare)
+    for outcome in (DONE, JUDGED):
+        back = outcome_from_wire(outcome_to_wire(outcome, head=True), "outcome")
+        bare = {name: replace(sample, messages=[], segments=()) for name, sample in outcome.samples.items()}
+        assert back == replace(outcome, messages=[], samples=bare)
 
 
-def completion_message(**changes) -> pb.Completion:
-    return pb.Completion(**{"rollout_id": "r", "status": pb.COMPLETION_STATUS_COMPLETED, **changes})
+def completion_message(**changes) -> outcome_pb2.RolloutOutcome:
+    return outcome_pb2.RolloutOutcome(**{"rollout_id": "r", "status": outcome_pb2.OUTCOME_STATUS_COMPLETED, **changes})
 
 
-FAILED, CANCELLED = pb.COMPLETION_STATUS_FAILED, pb.COMPLETION_STATUS_CANCELLED
+FAILED, CANCELLED = outcome_pb2.OUTCOME_STATUS_FAILED, outcome_pb2.OUTCOME_STATUS_CANCELLED
 BAD = [
-    ("completion.rollout_id", {"rollout_id": ""}),
-    ("completion.rollout_id", {"rollout_id": "a/b"}),
-    ("completion.status", {"status": pb.COMPLETION_STATUS_UNSPECIFIED}),
-    ("completion.status", {"status": 99}),
-    ("completion.reward", {"reward": math.nan}),
-    ("completion.reward", {"reward": math.inf}),
-    ("completion.reward", {"reward": 0.0, "status": FAILED}),
-    ("completion.reward", {"reward": 1.0, "status": CANCELLED}),
-    ("completion.reward", {"reward": 1.0, "status": pb.COMPLETION_STATUS_DEADLINE_EXCEEDED}),
-    ("completion.failure.boundary", {"status": FAILED, "failure": pb.Failure(message="x")}),
-    ("completion.failure.boundary", {"status": FAILED, "failure": pb.Failure(boundary=99)}),
-    ("completion.messages[1].role", {"messages": [message_pb2.Message(role="user"), message_pb2.Message()]}),
-    ("completion.extra_json", {"extra_json": "[]"}),
-    ("completion.extra_json", {"extra_json": '{"a":NaN}'}),
-    ("completion.samples[a].reward", {"samples": {"a": tokens_pb2.Sample(reward=math.nan)}}),
-    ("completion.samples[a].reward", {"samples": {"a": tokens_pb2.Sample(reward=0.0)}, "status": FAILED}),
+    ("outcome.rollout_id", {"rollout_id": ""}),
+    ("outcome.rollout_id", {"rollout_id": "a/b"}),
+    ("outcome.status", {"status": outcome_pb2.OUTCOME_STATUS_UNSPECIFIED}),
+    ("outcome.status", {"status": 99}),
+    ("outcome.reward", {"reward": math.nan}),
+    ("outcome.reward", {"reward": math.inf}),
+    ("outcome.reward", {"reward": 0.0, "status": FAILED}),
+    ("outcome.reward", {"reward": 1.0, "status": CANCELLED}),
+    ("outcome.reward", {"reward": 1.0, "status": outcome_pb2.OUTCOME_STATUS_DEADLINE_EXCEEDED}),
+    ("outcome.failure.boundary", {"status": FAILED, "failure": outcome_pb2.Failure(message="x")}),
+    ("outcome.failure.boundary", {"status": FAILED, "failure": outcome_pb2.Failure(boundary=99)}),
+    ("outcome.messages[1].role", {"messages": [message_pb2.Message(role="user"), message_pb2.Message()]}),
+    ("outcome.extra_json", {"extra_json": "[]"}),
+    ("outcome.extra_json", {"extra_json": '{"a":NaN}'}),
+    ("outcome.samples[a].reward", {"samples": {"a": tokens_pb2.Sample(reward=math.nan)}}),
+    ("outcome.samples[a].reward", {"samples": {"a": tokens_pb2.Sample(reward=0.0)}, "status": FAILED}),
     (
-        "completion.samples[a].segments[0].mask_runs",
+        "outcome.samples[a].segments[0].mask_runs",
         {"samples": {"a": tokens_pb2.Sample(segments=[tokens_pb2.Segment(ids=[1])])}},
     ),
     (
-        "completion.samples[a].messages[0].role",
+        "outcome.samples[a].messages[0].role",
         {"samples": {"a": tokens_pb2.Sample(messages=[message_pb2.Message(role="x")]), "b": tokens_pb2.Sample()}},
     ),
 ]
@@ -189,7 +189,7 @@ LARGE = replace(
 
 
 def test_fit_leaves_out_segments_then_messages_then_extra():
-    whole = completion_to_wire(LARGE)
+    whole = outcome_to_wire(LARGE)
     seen = []
     for limit in range(whole.ByteSize() + 10, 300, -50):
         fitted = fit(over_the_wire(whole), limit)
@@ -202,22 +202,22 @@ def test_fit_leaves_out_segments_then_messages_then_extra():
             assert bool(sample.messages) == (f"samples[{name}].messages" not in omitted)
         assert bool(fitted.messages) == ("messages" not in omitted)
         assert bool(fitted.extra_json) == ("extra_json" not in omitted)
-        back = completion_from_wire(over_the_wire(fitted), "completion")
+        back = outcome_from_wire(over_the_wire(fitted), "outcome")
         assert back.omitted == tuple(omitted)
         assert (back.status, back.result_id, back.metrics) == (LARGE.status, LARGE.result_id, LARGE.metrics)
     assert seen == STEPS
 
 
 def test_fit_keeps_a_completion_within_the_limit():
-    whole = completion_to_wire(LARGE)
+    whole = outcome_to_wire(LARGE)
     assert fit(over_the_wire(whole), whole.ByteSize()) == whole
 
 
 def test_fit_names_only_fields_that_were_set():
-    """What is named in `omitted` is read from the events before the completion counts as recorded."""
-    only_extra = completion_to_wire(replace(BROKEN, extra_fields={"log": "z" * 3000}))
+    """What is named in `omitted` is read from the events before the outcome counts as recorded."""
+    only_extra = outcome_to_wire(replace(BROKEN, extra_fields={"log": "z" * 3000}))
     assert list(fit(only_extra, 1000).omitted) == ["extra_json"]
-    nothing = completion_to_wire(replace(BROKEN, failure=Failure("agent", "z" * 3000)))
+    nothing = outcome_to_wire(replace(BROKEN, failure=Failure("agent", "z" * 3000)))
     assert list(fit(nothing, 1000).omitted) == []
 
 
@@ -231,13 +231,13 @@ INFO = RolloutInfo(
     accept_time=1_700_000_000.5,
     start_time=1_700_000_001.0,
     end_time=1_700_000_002.75,
-    last_number=2**40,
+    last_event_number=2**40,
     undelivered=True,
-    completion=DONE,
+    outcome=DONE,
 )
 
 
-@pytest.mark.parametrize("info", [INFO, replace(INFO, group=None, start_time=None, end_time=None, completion=None)])
+@pytest.mark.parametrize("info", [INFO, replace(INFO, group=None, start_time=None, end_time=None, outcome=None)])
 def test_the_state_of_a_rollout_survives(info):
     assert ROLLOUT.from_wire(over_the_wire(ROLLOUT.to_wire(info))) == info
 
@@ -252,9 +252,11 @@ def test_every_state_survives(state):
 def test_every_number_of_the_protocol_is_known():
     states = {STATES.names.get(number) for number in pb.RolloutState.values()}
     assert states == {*RolloutState, None}
-    for number in set(pb.CompletionStatus.values()) - {0}:
-        assert completion_from_wire(pb.Completion(rollout_id="r", status=number), "c").status in CompletionStatus
-    for number in set(pb.FailureBoundary.values()) - {0}:
-        message = pb.Completion(rollout_id="r", status=FAILED, failure=pb.Failure(boundary=number, message="x"))
-        back = completion_from_wire(message, "c")
-        assert completion_to_wire(back).failure.boundary == number
+    for number in set(outcome_pb2.OutcomeStatus.values()) - {0}:
+        assert outcome_from_wire(outcome_pb2.RolloutOutcome(rollout_id="r", status=number), "c").status in OutcomeStatus
+    for number in set(outcome_pb2.FailureBoundary.values()) - {0}:
+        message = outcome_pb2.RolloutOutcome(
+            rollout_id="r", status=FAILED, failure=outcome_pb2.Failure(boundary=number, message="x")
+        )
+        back = outcome_from_wire(message, "c")
+        assert outcome_to_wire(back).failure.boundary == number

@@ -13,14 +13,14 @@ from osmosis_grpc.types import (
     Callback,
     ChatPurpose,
     ChatResponse,
-    Completion,
-    CompletionStatus,
     EarlierRun,
     EndedBy,
     EventKind,
     Failure,
     InitRequest,
-    Outcome,
+    OutcomeStatus,
+    Receipt,
+    RolloutOutcome,
     RolloutRequest,
     Sample,
     Segment,
@@ -53,11 +53,11 @@ RESPONSE = ChatResponse(
     versions=(VersionSpan("v1", 1), VersionSpan("v2", 1)),
     extra={"matched_stop": 1},
 )
-COMPLETION = Completion(
+COMPLETION = RolloutOutcome(
     rollout_id="r",
     attempt=2,
     result_id="abc",
-    status=CompletionStatus.COMPLETED,
+    status=OutcomeStatus.COMPLETED,
     finish_reason="stop",
     messages=[USER],
     reward=0.5,
@@ -74,15 +74,15 @@ FIXTURES: list[EventKind] = [
     events.Resumed(17),
     events.ChatRequested(
         sample="main",
-        number=2,
-        continues=1,
+        chat_number=2,
+        parent_chat=1,
         messages=[USER],
         params={"temperature": 0.5, "min_p": 0.1},
         tools=[TOOL],
         purpose=ChatPurpose.JUDGE,
     ),
-    events.ChatAnswered(sample="main", number=2, response=RESPONSE, latency=0.125, recorded_number=2**33),
-    events.ChatFailed(sample="main", number=2, code=14, message="away", will_retry=True),
+    events.ChatAnswered(sample="main", chat_number=2, response=RESPONSE, latency=0.125, recorded_event=2**33),
+    events.ChatFailed(sample="main", chat_number=2, code=14, message="away", will_retry=True),
     events.ToolCalled(CALL),
     events.ToolReturned(
         tool_call_id="c1",
@@ -97,16 +97,16 @@ FIXTURES: list[EventKind] = [
     events.CancelAsked("because"),
     events.Graded("main", 0.0),
     events.Ended(COMPLETION, EndedBy("p1", "0123456789abcdef")),
-    events.Delivered(Outcome.CONFLICT, "expired", 3),
+    events.Delivered(Receipt.CONFLICT, "expired", 3),
 ]
 SPARSE: list[EventKind] = [
     events.Accepted(InitRequest(request=RolloutRequest(rollout_id="r", messages=[])), []),
     events.Started(),
     events.Resumed(),
-    events.ChatRequested(sample="main", number=1, messages=[]),
-    events.ChatRequested(sample="main", number=1, messages=[], tools=[]),
-    events.ChatAnswered(sample="main", number=1, response=ChatResponse(message={"role": "assistant"})),
-    events.ChatFailed(sample="main", number=1),
+    events.ChatRequested(sample="main", chat_number=1, messages=[]),
+    events.ChatRequested(sample="main", chat_number=1, messages=[], tools=[]),
+    events.ChatAnswered(sample="main", chat_number=1, response=ChatResponse(message={"role": "assistant"})),
+    events.ChatFailed(sample="main", chat_number=1),
     events.ToolCalled({}),
     events.ToolReturned(tool_call_id="", name=""),
     events.Logged("note"),
@@ -114,21 +114,21 @@ SPARSE: list[EventKind] = [
     events.CancelAsked(),
     events.Graded("main"),
     events.Ended(
-        Completion(rollout_id="r", status=CompletionStatus.FAILED, failure=Failure("agent", "x"), messages=[])
+        RolloutOutcome(rollout_id="r", status=OutcomeStatus.FAILED, failure=Failure("agent", "x"), messages=[])
     ),
     events.Delivered(),
 ]
 
 
 def told(kind: EventKind) -> EventKind:
-    """What is left of a kind on purpose: no secrets, and only a completion's head."""
+    """What is left of a kind on purpose: no secrets, and only a outcome's head."""
     match kind:
         case events.Accepted(init, tools):
             callback = init.callback and replace(init.callback, credential="", state=b"")
             return events.Accepted(replace(init, callback=callback), tools)
-        case events.Ended(completion, by):
-            samples = {n: replace(s, messages=[], segments=()) for n, s in completion.samples.items()}
-            return events.Ended(replace(completion, messages=[], samples=samples), by)
+        case events.Ended(outcome, by):
+            samples = {n: replace(s, messages=[], segments=()) for n, s in outcome.samples.items()}
+            return events.Ended(replace(outcome, messages=[], samples=samples), by)
     return kind
 
 
@@ -150,7 +150,7 @@ def trip(kind: EventKind) -> EventKind:
     event = TrajectoryEvent("r", 3, 2**40, 1_700_000_000.0, kind)
     wire = event_to_wire(event)
     back = event_from_wire(pb.TrajectoryEvent.FromString(wire.SerializeToString()))
-    assert (back.rollout_id, back.attempt, back.number, back.time) == ("r", 3, 2**40, 1_700_000_000.0)
+    assert (back.rollout_id, back.attempt, back.chat_number, back.time) == ("r", 3, 2**40, 1_700_000_000.0)
     return back.kind
 
 
@@ -181,7 +181,7 @@ def test_every_kind_survives(kind):
 
 
 def test_an_answer_survives_in_every_part():
-    response = trip(events.ChatAnswered(sample="main", number=1, response=RESPONSE)).response
+    response = trip(events.ChatAnswered(sample="main", chat_number=1, response=RESPONSE)).response
     for field in fields(ChatResponse):
         if field.name != "size":
             assert np.array_equal(getattr(response, field.name), getattr(RESPONSE, field.name)), field.name
@@ -203,7 +203,7 @@ def test_secrets_are_in_no_event():
 
 
 def test_a_kind_of_a_newer_protocol_is_refused_by_name():
-    newer = pb.TrajectoryEvent(rollout_id="r", number=7)
+    newer = pb.TrajectoryEvent(rollout_id="r", event_number=7)
     newer.MergeFromString(bytes([0xFA, 0x01, 0x00]))  # field 31
     with pytest.raises(InvalidArgument) as refusal:
         event_from_wire(newer)
@@ -222,5 +222,5 @@ def test_a_request_that_a_newer_server_accepted_can_be_read():
     request = rollout_pb2.InitRequest(rollout_id="r", callback=rollout_pb2.Callback(target="x:1"))
     request.grader_timeout.seconds = 5
     request.callback.tls.server_name = "x"
-    event = pb.TrajectoryEvent(rollout_id="r", number=1, accepted=pb.AcceptedEvent(request=request))
+    event = pb.TrajectoryEvent(rollout_id="r", event_number=1, accepted=pb.AcceptedEvent(request=request))
     assert event_from_wire(event).kind.init.request.grader_timeout == 5

@@ -8,7 +8,7 @@ from google.protobuf.duration_pb2 import Duration
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, outcome_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2 as pb
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import Callback, Group, InitRequest, RolloutRequest, TraceContext
@@ -99,7 +99,7 @@ OTHER = {
     "metadata_json": '{"a":[1,1,null]}',
     "sampling": message_pb2.SamplingParams(temperature=0.25),
     "label": "x",
-    "group": pb.Group(id="g", index=3, size=8),
+    "group": outcome_pb2.Group(id="g", index=3, size=8),
     "priority": 0,
     "agent_timeout": Duration(seconds=2),
     "tool_server_url": "http://other",
@@ -181,14 +181,14 @@ GOOD_IDS = ["x", "x" * 256, "...", "字 ü", "a:b", "a.b", "-", "%2F", "🙂" * 
 @pytest.mark.parametrize("bad", BAD_IDS, ids=ascii)
 def test_a_bad_id_is_refused_by_name(bad):
     assert named(init_from_wire, pb.InitRequest(rollout_id=bad)) == "rollout_id"
-    assert named(init_from_wire, pb.InitRequest(rollout_id="r", group=pb.Group(id=bad))) == "group.id"
+    assert named(init_from_wire, pb.InitRequest(rollout_id="r", group=outcome_pb2.Group(id=bad))) == "group.id"
     if bad:
         assert named(init_from_wire, pb.InitRequest(rollout_id="r", idempotency_key=bad)) == "idempotency_key"
 
 
 @pytest.mark.parametrize("good", GOOD_IDS, ids=ascii)
 def test_a_good_id_passes(good):
-    message = pb.InitRequest(rollout_id=good, group=pb.Group(id=good), idempotency_key=good)
+    message = pb.InitRequest(rollout_id=good, group=outcome_pb2.Group(id=good), idempotency_key=good)
     assert init_from_wire(message).request.rollout_id == good
 
 
@@ -207,7 +207,7 @@ BAD_REQUESTS = [
     ("sampling.top_p", {"sampling": message_pb2.SamplingParams(top_p=1.5)}),
     ("sampling.max_tokens", {"sampling": message_pb2.SamplingParams(max_tokens=0)}),
     ("sampling.extra_json", {"sampling": message_pb2.SamplingParams(extra_json='{"a":1e999}')}),
-    ("group.index", {"group": pb.Group(id="g", index=4, size=4)}),
+    ("group.index", {"group": outcome_pb2.Group(id="g", index=4, size=4)}),
     ("agent_timeout", {"agent_timeout": Duration()}),
     ("agent_timeout", {"agent_timeout": Duration(seconds=-1)}),
     ("agent_timeout", {"agent_timeout": Duration(nanos=-1)}),

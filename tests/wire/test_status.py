@@ -81,7 +81,7 @@ DETAILED = [
     (errors.NotFound("no rollout", kind="rollout", name="r-1"), ["kind", "name"]),
     (errors.AlreadyExists("taken", rollout_id="r-1", attempt=3), ["rollout_id", "attempt"]),
     (errors.Aborted("newer", rollout_id="r-1", attempt=4), ["rollout_id", "attempt"]),
-    (errors.OutOfRange("gone", first_number=2**60, first_cursor="j:5"), ["first_number", "first_cursor"]),
+    (errors.OutOfRange("gone", first_event_number=2**60, first_cursor="j:5"), ["first_event_number", "first_cursor"]),
     (errors.FailedPrecondition("no chat", kind="UNKNOWN_CHAT", subject="main/3"), ["kind", "subject"]),
 ]
 
@@ -118,7 +118,7 @@ def test_every_kind_of_detail_at_once():
         error_details_pb2.ResourceInfo(resource_type="rollout", resource_name="r"),
         error_details_pb2.BadRequest(field_violations=[{"field": "x", "description": "y"}]),
         error_details_pb2.Help(),
-        error_pb2.EventsGone(first_number=3),
+        error_pb2.EventsGone(first_event_number=3),
     ):
         status.details.add().Pack(detail)
     error = from_status(status)

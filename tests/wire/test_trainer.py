@@ -5,19 +5,19 @@ from dataclasses import MISSING, fields, replace
 import numpy as np
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, tokens_pb2
-from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2 as pb
+from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2 as pb
+from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, outcome_pb2, tokens_pb2
 from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types import ChatPurpose, ChatRequest, ChatResponse, Outcome, Tensor, TokenBlock, VersionSpan
-from osmosis_grpc.wire.trainer import OUTCOMES, PURPOSES, chat_bytes, chat_from_wire, reply_bytes, reply_from_wire
+from osmosis_grpc.types import ChatPurpose, ChatRequest, ChatResponse, Receipt, Tensor, TokenBlock, VersionSpan
+from osmosis_grpc.wire.chat import PURPOSES, RECEIPTS, chat_bytes, chat_from_wire, reply_bytes, reply_from_wire
 
 # The first three are found by the trainer, tools_overridden is whether there are tools, the rest is of the call.
-NOT_ON_THE_WIRE = {"continues", "prefix_len", "known_ids", "tools_overridden", "timeout", "credential", "version"}
+NOT_ON_THE_WIRE = {"parent_chat", "prefix_len", "known_ids", "tools_overridden", "timeout", "credential", "version"}
 CHAT = ChatRequest(
     rollout_id="r",
     attempt=2,
     sample="judge",
-    number=7,
+    chat_number=7,
     messages=[{"role": "user", "content": None, "x": 1.0}],
     params={"temperature": 0.5, "min_p": 0.1},
     tools=[{"type": "function", "function": {"name": "f"}}],
@@ -79,17 +79,17 @@ HISTORY = [
 ]
 
 
-@pytest.mark.parametrize("continues", [0, 1])
+@pytest.mark.parametrize("parent_chat", [0, 1])
 @pytest.mark.parametrize("delta", [False, True])
-def test_a_delta_has_only_the_new_messages(delta, continues):
+def test_a_delta_has_only_the_new_messages(delta, parent_chat):
     whole = replace(
-        CHAT, messages=HISTORY, continues=continues, prefix_len=2 * continues, known_ids=np.arange(3, dtype="<u4")
+        CHAT, messages=HISTORY, parent_chat=parent_chat, prefix_len=2 * parent_chat, known_ids=np.arange(3, dtype="<u4")
     )
     wire = over_the_wire(pb.ChatRequest.FromString(chat_bytes(whole, delta=delta)))
     back = chat_from_wire(wire)
-    refers = bool(delta and continues)
+    refers = bool(delta and parent_chat)
     assert wire.WhichOneof("history") == ("delta" if refers else "full")
-    assert back.continues == (1 if refers else 0)
+    assert back.parent_chat == (1 if refers else 0)
     assert (back.prefix_len, back.known_ids) == (0, None)
     assert list(back.messages) == (HISTORY[2:] if refers else HISTORY)
 
@@ -105,7 +105,7 @@ def test_the_rollouts_tools_can_be_left_out(tools, all_tools, tools_overridden):
 
 
 def test_an_unset_field_has_its_default():
-    chat = chat_from_wire(pb.ChatRequest(rollout_id="r", sample="main", number=1, full=pb.FullHistory()))
+    chat = chat_from_wire(pb.ChatRequest(rollout_id="r", sample="main", chat_number=1, full=pb.FullHistory()))
     assert (chat.attempt, chat.tools, chat.params, chat.purpose) == (1, None, {}, ChatPurpose.POLICY)
 
 
@@ -154,7 +154,7 @@ BAD_CHATS = [
     ("delta.continues", {"full": None, "delta": pb.DeltaHistory()}),
     (
         "delta.messages[0].role",
-        {"full": None, "delta": pb.DeltaHistory(continues=1, messages=[message_pb2.Message(role="robot")])},
+        {"full": None, "delta": pb.DeltaHistory(parent_chat=1, messages=[message_pb2.Message(role="robot")])},
     ),
     ("full.messages[1].role", full(message_pb2.Message(role="user"), message_pb2.Message(role="robot"))),
     ("full.messages[0].extra_json", full(BAD_JSON)),
@@ -200,7 +200,7 @@ def test_every_purpose_and_outcome_is_known():
     assert {PURPOSES.read(number, "purpose") for number in pb.ChatPurpose.values()} == set(ChatPurpose)
     for purpose in ChatPurpose:
         assert PURPOSES.read(PURPOSES.numbers[purpose], "purpose") is purpose
-    assert {OUTCOMES.names.get(number) for number in pb.CompleteOutcome.values()} == {*Outcome, None}
-    for outcome in Outcome:
-        assert OUTCOMES.names.get(OUTCOMES.numbers[outcome]) is outcome
-    assert OUTCOMES.names.get(99) is None
+    assert {RECEIPTS.names.get(number) for number in outcome_pb2.Receipt.values()} == {*Receipt, None}
+    for outcome in Receipt:
+        assert RECEIPTS.names.get(RECEIPTS.numbers[outcome]) is outcome
+    assert RECEIPTS.names.get(99) is None

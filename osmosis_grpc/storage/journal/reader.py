@@ -108,7 +108,7 @@ class Reader:
         self._database.close()
 
     def find(self, rollout_id: str) -> list[JournaledRollout]:
-        """Return a rollout's attempts, with their completions."""
+        """Return a rollout's attempts, with their outcomes."""
         statement = _SELECT + "WHERE rollout_id = ? ORDER BY attempt"
         if not self._database.execute(statement, (rollout_id,)).fetchall():
             return []
@@ -151,7 +151,7 @@ class Reader:
             values.append(where.group_id)
         query = f"{_SELECT}WHERE {' AND '.join(conditions)} ORDER BY sequence LIMIT ?"
         rows = self._database.execute(query, (*values, limit)).fetchall()
-        return [self.entry(row, row.wrong(), completion=False) for row in map(RolloutRow._make, rows)]
+        return [self.entry(row, row.wrong(), outcome=False) for row in map(RolloutRow._make, rows)]
 
     def unsettled(self) -> list[tuple[RolloutRow, Trail]]:
         """Return the unsettled rollouts in order of acceptance, with the positions of their events."""
@@ -202,7 +202,7 @@ class Reader:
                     break
                 raise
             size += len(row.body)
-            found.append(TrajectoryEvent(rollout_id, attempt, row.number, row.time, row.read()))
+            found.append(TrajectoryEvent(rollout_id, attempt, row.event_number, row.time, row.read()))
             if size > READ_BYTES:
                 break
         return found
@@ -229,9 +229,9 @@ class Reader:
                 row = EventRow._make(values)
                 count += 1
                 if not row.sound:
-                    log.error("event %s of rollout %s is damaged and left out", row.number, rollout_id)
+                    log.error("event %s of rollout %s is damaged and left out", row.event_number, rollout_id)
                     continue
-                event = TrajectoryEvent(rollout_id, attempt, row.number, row.time, row.read())
+                event = TrajectoryEvent(rollout_id, attempt, row.event_number, row.time, row.read())
                 found.append((row.position, event))
                 size += len(row.body)
                 if size > READ_BYTES:
@@ -265,10 +265,10 @@ class Reader:
                     trail.add(EventRow._make(found))
         return trail
 
-    def entry(self, row: RolloutRow, damage: str, *, completion: bool = True) -> JournaledRollout:
+    def entry(self, row: RolloutRow, damage: str, *, outcome: bool = True) -> JournaledRollout:
         """Return the rollout of a row. `damage` is empty for a sound rollout.
 
-        If `completion` is False, the result has no completion.
+        If `outcome` is False, the result has no outcome.
         """
         row = row.usable() if damage else row
         first: events.Accepted | None = None
@@ -276,12 +276,12 @@ class Reader:
         try:
             kind = self._event(row.accepted).read()
             first = kind if isinstance(kind, events.Accepted) else None
-            if (completion or damage) and row.ended:
+            if (outcome or damage) and row.ended:
                 kind = self._event(row.ended).read()
                 ended = kind if isinstance(kind, events.Ended) else None
         except schema.Damaged as error:
             damage = damage or str(error)
-        if ended is not None and ended.completion.finish_reason == DATA_LOSS:  # the end already reports the damage
+        if ended is not None and ended.outcome.finish_reason == DATA_LOSS:  # the end already reports the damage
             damage = ""
         entry = JournaledRollout(
             init=_init(row, first),
@@ -292,7 +292,7 @@ class Reader:
             agent_loop=row.agent_loop,
             accept_time=row.accept_time,
             settled=bool(row.settled),
-            last_number=row.last_number,
+            last_event_number=row.last_event_number,
             accepted_at=row.accepted_at,
             deaths=row.deaths,
             damage=damage,
@@ -303,7 +303,7 @@ class Reader:
                 start_time=row.start_time,
                 end_time=row.end_time,
                 state=RolloutState(row.state),
-                completion=ended.completion if ended is not None and completion else None,
+                outcome=ended.outcome if ended is not None and outcome else None,
                 ended_by=ended.by if ended is not None else EndedBy(),
             )
         if not row.settled:
@@ -315,7 +315,7 @@ class Reader:
             start_time=row.accept_time,
             end_time=row.accept_time,
             state=RolloutState.FAILED,
-            completion=replace(lost, group=request.group, evaluation=request.evaluation) if completion else None,
+            outcome=replace(lost, group=request.group, evaluation=request.evaluation) if outcome else None,
         )
 
     def _event(self, position: int) -> EventRow:
@@ -325,7 +325,7 @@ class Reader:
             raise schema.Damaged(f"event {position} is not in the journal")
         row = EventRow._make(found)
         if not row.sound:
-            raise schema.Damaged(f"event {row.number} (row {position}) does not match its checksum")
+            raise schema.Damaged(f"event {row.event_number} (row {position}) does not match its checksum")
         return row
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from osmosis_grpc.storage.journal import schema
 from osmosis_grpc.storage.journal.rows import EventRow, RolloutRow, Trail
 from osmosis_grpc.storage.sqlite.checksum import with_sum
-from osmosis_grpc.types import CompletionStatus, events
+from osmosis_grpc.types import OutcomeStatus, events
 
 log = logging.getLogger(__name__)
 
 _END = """UPDATE rollouts SET state = ?, start_time = ?, end_time = ?, ended = ?, ended_at = ?, positions = ?,
-    last_number = ?, size = ?, settled = ?, end_sum = ? WHERE sequence = ?"""
+    last_event_number = ?, size = ?, settled = ?, end_sum = ? WHERE sequence = ?"""
 _COPY = "copy of journal_id"
 """The name of the fact that repeats the journal's id. All cursors and attachments depend on this id."""
 
@@ -103,19 +103,19 @@ def _remake(database: sqlite3.Connection, row: RolloutRow) -> bool:
         if isinstance(kind, events.Started):
             start_time = event.time
         elif isinstance(kind, events.Ended):
-            end_time, ended, state = event.time, event.position, kind.completion.status.value
-            superseded = (kind.completion.status, kind.completion.finish_reason)
-            settled = superseded == (CompletionStatus.CANCELLED, "superseded")
+            end_time, ended, state = event.time, event.position, kind.outcome.status.value
+            superseded = (kind.outcome.status, kind.outcome.finish_reason)
+            settled = superseded == (OutcomeStatus.CANCELLED, "superseded")
         settled = settled or isinstance(kind, events.Delivered)
     if trail.wrong(row._replace(positions=None, ended=None)):
         return False
     if ended is None:
         start_time = None  # the column is empty until the rollout ends
     positions = None if ended is None else trail.positions.tobytes()
-    last_number, size = (1, 0) if ended is None else (len(trail.positions), trail.size)
+    last_event_number, size = (1, 0) if ended is None else (len(trail.positions), trail.size)
     (clock,) = database.execute("SELECT value FROM facts WHERE name = 'clock'").fetchone() or (row.accepted_at,)
     ended_at = None if ended is None else max(float(clock), row.accepted_at)
-    end = state, start_time, end_time, ended, ended_at, positions, last_number, size, int(settled)
+    end = state, start_time, end_time, ended, ended_at, positions, last_event_number, size, int(settled)
     _, *values = with_sum(b"rollouts.end_sum", (row.sequence, *end))
     database.execute(_END, (*values, row.sequence))
     return True

@@ -19,7 +19,7 @@ class EventRow(NamedTuple):
 
     position: int
     sequence: int
-    number: int
+    event_number: int
     time: float
     kind: int
     body: bytes
@@ -58,7 +58,7 @@ class RolloutRow(NamedTuple):
     accepted: int
     ended: int | None
     positions: bytes | None
-    last_number: int
+    last_event_number: int
     size: int
     settled: int
     accepted_at: float
@@ -126,7 +126,7 @@ class Trail:
     def add(self, row: EventRow) -> None:
         """Add the next event. Call it in the order of the events' positions."""
         if row.sound:
-            self.put(row.position, row.number, len(row.body))
+            self.put(row.position, row.event_number, len(row.body))
             return
         self._problem = (
             self._problem or f"event {len(self.positions) + 1} (row {row.position}) does not match its checksum"

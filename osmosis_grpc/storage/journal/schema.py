@@ -40,7 +40,7 @@ CREATE TABLE rollouts (
     accepted INTEGER NOT NULL,             -- positions of these two events
     ended INTEGER,
     positions BLOB,                        -- of all its events, once it has ended: 8 bytes each, little-endian
-    last_number INTEGER NOT NULL,
+    last_event_number INTEGER NOT NULL,
     size INTEGER NOT NULL,                 -- bytes of its events
     settled INTEGER NOT NULL,
     accepted_at REAL NOT NULL,             -- these two by the journal's clock, see SqliteJournal
@@ -95,21 +95,21 @@ _END = (
     "ended",
     "ended_at",
     "positions",
-    "last_number",
+    "last_event_number",
     "size",
     "settled",
 )
 
 
 ACCEPT = """INSERT INTO rollouts (sequence, rollout_id, attempt, owner, attachment_id, callback, group_id, agent_loop,
-    idempotency_key, digest, accept_time, accepted, accepted_at, accept_sum, state, last_number, size, settled,
+    idempotency_key, digest, accept_time, accepted, accepted_at, accept_sum, state, last_event_number, size, settled,
     end_sum, deaths, deaths_sum) VALUES {rows}"""
 EVENT = "INSERT INTO events VALUES {rows}"
 END = """UPDATE rollouts SET state = v.column2, start_time = v.column3, end_time = v.column4, ended = v.column5,
-    ended_at = v.column6, positions = v.column7, last_number = v.column8, size = v.column9, settled = v.column10,
+    ended_at = v.column6, positions = v.column7, last_event_number = v.column8, size = v.column9, settled = v.column10,
     end_sum = v.column11
     FROM (VALUES {rows}) AS v WHERE sequence = v.column1"""
-SETTLE = """UPDATE rollouts SET settled = 1, positions = v.column2, last_number = v.column3, size = v.column4,
+SETTLE = """UPDATE rollouts SET settled = 1, positions = v.column2, last_event_number = v.column3, size = v.column4,
     end_sum = v.column5 FROM (VALUES {rows}) AS v WHERE sequence = v.column1"""
 CALLBACK = 5
 """The index of the callback in a row of ACCEPT."""
@@ -143,7 +143,7 @@ JOURNAL = Schema(
     shrinks=True,
     legacy_id=0,
     sums={"rollouts": {"accept_sum": _ACCEPTED, "end_sum": _END, "deaths_sum": ("sequence", "deaths")}},
-    rank={"rollouts": ("settled", "last_number")},
+    rank={"rollouts": ("settled", "last_event_number")},
     clean=_clean,
 )
 

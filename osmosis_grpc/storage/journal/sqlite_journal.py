@@ -35,7 +35,7 @@ from osmosis_grpc.storage.journal.writer import Batch, Latest, Token, Writer
 from osmosis_grpc.storage.sqlite.checksum import event_sum, with_sum
 from osmosis_grpc.storage.sqlite.database import LockedFile, connect, explained
 from osmosis_grpc.supervise import Supervisor
-from osmosis_grpc.types import CompletionStatus, JournaledRollout, TrajectoryEvent, events
+from osmosis_grpc.types import JournaledRollout, OutcomeStatus, TrajectoryEvent, events
 from osmosis_grpc.wire.event import kind_to_bytes
 
 CLOCK_INTERVAL = 1.0
@@ -173,7 +173,7 @@ class SqliteJournal(Journal):
         self.open_rollouts.grow(rollout, len(body) + EVENT_BYTES)
         if now >= self._clock_written + CLOCK_INTERVAL:
             self._write_clock(now)
-        row = position, rollout.sequence, event.number, event.time, number, body
+        row = position, rollout.sequence, event.event_number, event.time, number, body
         batch.rows[schema.EVENT].append((*row, event_sum(*row)))
         batch.tokens.append((rollout, position, token))
         update = _UPDATES.get(type(event.kind))
@@ -185,18 +185,18 @@ class SqliteJournal(Journal):
 
     def _end(self, batch: Batch, rollout: OpenRollout, event: TrajectoryEvent) -> None:
         assert isinstance(event.kind, events.Ended)
-        completion = event.kind.completion
-        rollout.settled = (completion.status, completion.finish_reason) == (CompletionStatus.CANCELLED, "superseded")
+        outcome = event.kind.outcome
+        rollout.settled = (outcome.status, outcome.finish_reason) == (OutcomeStatus.CANCELLED, "superseded")
         self.open_rollouts.end(rollout)
         times = rollout.start_time, event.time
-        rollout.end = completion.status.value, *times, rollout.positions[-1], self._now()
-        batch.rows[schema.END].append(end_row(rollout, event.number))
+        rollout.end = outcome.status.value, *times, rollout.positions[-1], self._now()
+        batch.rows[schema.END].append(end_row(rollout, event.event_number))
         if rollout.settled:
             batch.after.append(lambda: self.secrets.drop(*rollout.key))
 
     def _settle(self, batch: Batch, rollout: OpenRollout, event: TrajectoryEvent) -> None:
         rollout.settled = True
-        batch.rows[schema.SETTLE].append(settle_row(rollout, event.number))
+        batch.rows[schema.SETTLE].append(settle_row(rollout, event.event_number))
         batch.after.append(lambda: self.secrets.drop(*rollout.key))  # runs when the acknowledgement is on disk
 
     def repoint(self, entry: JournaledRollout) -> None:
@@ -360,7 +360,7 @@ class SqliteJournal(Journal):
         return self._reader.all_events(owner, after, self.last_position, limit)
 
     def size(self, rollout_id: str, attempt: int) -> int:
-        """Return about how many bytes the completion of an ended rollout takes in memory until its delivery."""
+        """Return about how many bytes the outcome of an ended rollout takes in memory until its delivery."""
         rollout = self.open_rollouts.by_key.get((rollout_id, attempt))
         return 2048 + (rollout.size // 4 if rollout else 0)
 
@@ -419,7 +419,7 @@ class SqliteJournal(Journal):
             )
             self.open_rollouts.grow(rollout, trail.size)
             kept.append(key)
-            found.append(replace(entry, last_number=len(trail.positions)))
+            found.append(replace(entry, last_event_number=len(trail.positions)))
         self.secrets.keep(kept)
         return found
 

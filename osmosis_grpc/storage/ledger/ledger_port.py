@@ -1,4 +1,4 @@
-"""The Ledger port. A trainer stores rollouts, answered chats and completions in a ledger, to continue after a restart.
+"""The Ledger port. A trainer stores rollouts, answered chats and outcomes in a ledger, to continue after a restart.
 
 `SqliteLedger` implements the port. Another backend is a subclass of Ledger.
 """
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 from osmosis_grpc.errors import LedgerError
-from osmosis_grpc.types import Completion
+from osmosis_grpc.types import RolloutOutcome
 
 Then = Callable[[Any, LedgerError | None], None]
 """A function that is called on the event loop with the value that was read, or with the error."""
@@ -20,8 +20,8 @@ class ChatRow(NamedTuple):
     rollout_id: str
     attempt: int
     sample: str
-    number: int
-    continues: int
+    chat_number: int
+    parent_chat: int
     """The number of the chat whose tokens this chat continues, or 0 if there is no such chat."""
     offered: str
     """The digest of the tools that the chat offered."""
@@ -44,8 +44,8 @@ class LedgerRollout:
     tools: bytes | None = None
     """A Tools message in wire form. It is None before the answer to the Init."""
     result_id: str | None = None
-    completion: bytes | None = None
-    """A Completion as it was received. It is None before the rollout's completion, and after the confirmation."""
+    outcome: bytes | None = None
+    """A RolloutOutcome as it was received. It is None before the rollout's outcome, and after the confirmation."""
     confirmed: float | None = None
     """The time of the confirmation by the wall clock, or None before the confirmation."""
     chats: list[ChatRow] = field(default_factory=list)
@@ -54,7 +54,7 @@ class LedgerRollout:
 
 
 class Ledger(Protocol):
-    """Stores attachment ids, rollouts, answered chats and completions. Keeps a completion until its confirmation.
+    """Stores attachment ids, rollouts, answered chats and outcomes. Keeps a outcome until its confirmation.
 
     Writes are committed in the order of the calls. `then` is called after the commit.
     """
@@ -62,7 +62,7 @@ class Ledger(Protocol):
     name: str
     """Names the ledger in error messages."""
     unconfirmed: dict[str, int]
-    """The attempt of each rollout whose completion is not confirmed, by rollout id. The oldest completion is first."""
+    """The attempt of each rollout whose outcome is not confirmed, by rollout id. The oldest outcome is first."""
 
     def take_restored(self) -> list[LedgerRollout]:
         """Return the rollouts of an earlier process. Only unfinished rollouts have their chats.
@@ -92,7 +92,7 @@ class Ledger(Protocol):
 
     def complete(
         self,
-        completion: Completion,
+        outcome: RolloutOutcome,
         data: bytes,
         then: Then,
         *,
@@ -100,20 +100,20 @@ class Ledger(Protocol):
         confirmed: bool,
         chats: Sequence[ChatRow] = (),
     ) -> None:
-        """Record a completion. `data` is the completion in wire form.
+        """Record a outcome. `data` is the outcome in wire form.
 
-        `enter` is True for the first record of an attempt. `confirmed` is True for a completion that no caller waits
+        `enter` is True for the first record of an attempt. `confirmed` is True for a outcome that no caller waits
         for. `chats` replace the recorded chats.
         """
 
     async def confirm(self, rollout_id: str, attempt: int, result_id: str) -> None:
-        """Record that a completion was used, and delete the rollout's chats. Idempotent. Raises LedgerError."""
+        """Record that a outcome was used, and delete the rollout's chats. Idempotent. Raises LedgerError."""
 
     def drop(self, rollout_id: str, attempt: int) -> None:
-        """Delete a rollout that ended without a completion."""
+        """Delete a rollout that ended without a outcome."""
 
     def forget(self, rollout_ids: Iterable[str]) -> None:
-        """Delete old rollouts. Keeps completions that are not confirmed."""
+        """Delete old rollouts. Keeps outcomes that are not confirmed."""
 
     def fetch(self, rollout_id: str, then: Then) -> None:
         """Read a rollout, and call `then` with a LedgerRollout and its chats, or with None if there is no rollout."""

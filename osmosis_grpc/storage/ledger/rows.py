@@ -15,13 +15,13 @@ from osmosis_grpc.storage.data_loss import data_loss
 from osmosis_grpc.storage.ledger.ledger_port import ChatRow, LedgerRollout
 from osmosis_grpc.storage.ledger.schema import LEDGER
 from osmosis_grpc.storage.sqlite.checksum import row_sum, with_sum
-from osmosis_grpc.wire.rollout import completion_to_wire
+from osmosis_grpc.wire.rollout import outcome_to_wire
 
 log = logging.getLogger(__name__)
 
 _QUARANTINE = """
 UPDATE rollout SET attempt = ?, server_key = '', affinity_key = '', init = NULL, tools = NULL, tools_sum = NULL,
-    assignment_sum = ?, result_id = ?, completion = ?, ended = ?, end_sum = ? WHERE rollout_id IS ?
+    assignment_sum = ?, result_id = ?, outcome = ?, ended = ?, end_sum = ? WHERE rollout_id IS ?
 """
 _SEND_AGAIN = """
 UPDATE rollout SET tools = NULL, tools_sum = NULL
@@ -40,9 +40,9 @@ class Found:
     """The position of the newest chat."""
 
 
-def end_sum(rollout_id: str, attempt: int, result_id: str, completion: bytes, ended: float) -> int:
-    """Return the checksum of the columns that a completion writes."""
-    return row_sum(b"rollout.end_sum", (rollout_id, attempt, result_id, completion, ended))
+def end_sum(rollout_id: str, attempt: int, result_id: str, outcome: bytes, ended: float) -> int:
+    """Return the checksum of the columns that a outcome writes."""
+    return row_sum(b"rollout.end_sum", (rollout_id, attempt, result_id, outcome, ended))
 
 
 def read_rollout(connection: sqlite3.Connection, rollout_id: str) -> LedgerRollout | None:
@@ -140,7 +140,7 @@ def _running(connection: sqlite3.Connection, path: Path) -> list[LedgerRollout]:
 
 
 def _ended(connection: sqlite3.Connection) -> list[LedgerRollout]:
-    """Return the rollouts that have an unconfirmed completion, but leave the completions out.
+    """Return the rollouts that have an unconfirmed outcome, but leave the outcomes out.
 
     `read_rollout` checks the rows later.
     """
@@ -159,9 +159,9 @@ def _ended(connection: sqlite3.Connection) -> list[LedgerRollout]:
 def _quarantine(connection: sqlite3.Connection, row: Sequence[Any], damage: str) -> None:
     """Give a damaged rollout the outcome FAILED (DATA_LOSS). This outcome is confirmed like every other outcome."""
     rollout_id, attempt = str(row[0]), row[1] if isinstance(row[1], int) else 1
-    completion = data_loss("ledger", rollout_id, attempt, damage)
-    data = completion_to_wire(completion).SerializeToString()
-    end = completion.result_id, data, time.time()
+    outcome = data_loss("ledger", rollout_id, attempt, damage)
+    data = outcome_to_wire(outcome).SerializeToString()
+    end = outcome.result_id, data, time.time()
     assignment_sum = row_sum(b"rollout.assignment_sum", (rollout_id, attempt, "", "", None))
     values = attempt, assignment_sum, *end, end_sum(rollout_id, attempt, *end), row[0]
     connection.execute(_QUARANTINE, values)

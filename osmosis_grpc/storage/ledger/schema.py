@@ -10,7 +10,7 @@ CREATE TABLE attachment (
 );
 CREATE TABLE rollout (
     rollout_id TEXT PRIMARY KEY, attempt INTEGER NOT NULL, server_key TEXT NOT NULL, affinity_key TEXT NOT NULL,
-    init BLOB, tools BLOB, result_id TEXT, completion BLOB, ended REAL,
+    init BLOB, tools BLOB, result_id TEXT, outcome BLOB, ended REAL,
     assignment_sum INTEGER NOT NULL, tools_sum INTEGER, end_sum INTEGER -- a checksum for what each statement writes
 );
 CREATE TABLE confirmed (
@@ -38,7 +38,7 @@ LEDGER = Schema(
         "rollout": {
             "assignment_sum": ("rollout_id", "attempt", "server_key", "affinity_key", "init"),
             "tools_sum": ("rollout_id", "attempt", "tools"),
-            "end_sum": ("rollout_id", "attempt", "result_id", "completion", "ended"),
+            "end_sum": ("rollout_id", "attempt", "result_id", "outcome", "ended"),
         }
     },
     rank={"rollout": ("attempt", "ended", "tools_sum"), "confirmed": ("attempt", "time"), "attachment": ("seen",)},

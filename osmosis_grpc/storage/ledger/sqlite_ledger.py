@@ -1,7 +1,7 @@
 """The Ledger in SQLite. Each call becomes statements of the next commit.
 
-The ledger stores attachment ids, rollouts with their Init and attempt, and answered chats. It stores a completion until
-the confirmation, and the ids of a confirmed completion for some time after that. Messages are stored in wire form,
+The ledger stores attachment ids, rollouts with their Init and attempt, and answered chats. It stores a outcome until
+the confirmation, and the ids of a confirmed outcome for some time after that. Messages are stored in wire form,
 without credentials and callback states.
 """
 
@@ -22,19 +22,19 @@ from osmosis_grpc.storage.ledger.writer import COMMIT, Statement, Writer
 from osmosis_grpc.storage.sqlite.checksum import row_sum, with_sum
 from osmosis_grpc.storage.sqlite.database import LockedFile, explained
 from osmosis_grpc.supervise import Supervisor
-from osmosis_grpc.types import Completion
+from osmosis_grpc.types import RolloutOutcome
 
 _ASSIGN = """
 INSERT INTO rollout (rollout_id, attempt, server_key, affinity_key, init, assignment_sum) VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT (rollout_id) DO UPDATE SET attempt = excluded.attempt, server_key = excluded.server_key,
     affinity_key = excluded.affinity_key, init = excluded.init, assignment_sum = excluded.assignment_sum,
-    tools = NULL, result_id = NULL, completion = NULL, ended = NULL, tools_sum = NULL, end_sum = NULL
+    tools = NULL, result_id = NULL, outcome = NULL, ended = NULL, tools_sum = NULL, end_sum = NULL
     WHERE excluded.attempt > rollout.attempt OR rollout.result_id IS NULL
 """
 _ENTER = """
 INSERT INTO rollout (rollout_id, attempt, server_key, affinity_key, init, assignment_sum) VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT (rollout_id) DO UPDATE SET attempt = excluded.attempt, server_key = '', affinity_key = '', init = NULL,
-    tools = NULL, assignment_sum = excluded.assignment_sum, result_id = NULL, completion = NULL, ended = NULL,
+    tools = NULL, assignment_sum = excluded.assignment_sum, result_id = NULL, outcome = NULL, ended = NULL,
     tools_sum = NULL, end_sum = NULL
     WHERE excluded.attempt > rollout.attempt
 """
@@ -44,7 +44,7 @@ INSERT OR REPLACE INTO chat
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _COMPLETE = """
-UPDATE rollout SET result_id = ?, completion = ?, ended = ?, end_sum = ?
+UPDATE rollout SET result_id = ?, outcome = ?, ended = ?, end_sum = ?
 WHERE rollout_id = ? AND attempt = ? AND result_id IS NULL
 """
 _ADD_CONFIRMED = """
@@ -131,7 +131,7 @@ class SqliteLedger(Ledger):
 
     def complete(
         self,
-        completion: Completion,
+        outcome: RolloutOutcome,
         data: bytes,
         then: Then,
         *,
@@ -139,7 +139,7 @@ class SqliteLedger(Ledger):
         confirmed: bool,
         chats: Sequence[ChatRow] = (),
     ) -> None:
-        rollout_id, attempt, result_id = name = completion.rollout_id, completion.attempt, completion.result_id
+        rollout_id, attempt, result_id = name = outcome.rollout_id, outcome.attempt, outcome.result_id
         statements = self._enter(rollout_id, attempt) if enter else []
         if chats:
             statements += [(_CHATS_TO, (rollout_id, attempt)), *map(self._chat, chats)]
@@ -162,7 +162,7 @@ class SqliteLedger(Ledger):
         await future
 
     def _enter(self, rollout_id: str, attempt: int) -> list[Statement]:
-        """Return the statements that add a new attempt. Drops the unconfirmed completion of a lower attempt."""
+        """Return the statements that add a new attempt. Drops the unconfirmed outcome of a lower attempt."""
         if self.unconfirmed.get(rollout_id, attempt) < attempt:
             del self.unconfirmed[rollout_id]
         row = rollout_id, attempt, "", "", None

@@ -6,13 +6,14 @@ import grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import (
     attach_pb2,
+    chat_pb2,
     control_pb2,
     error_pb2,
     event_pb2,
     message_pb2,
+    outcome_pb2,
     rollout_pb2,
     tokens_pb2,
-    trainer_pb2,
 )
 
 __all__ = [
@@ -35,7 +36,7 @@ HEARTBEAT = attach_pb2.ServerFrame(heartbeat=attach_pb2.Heartbeat())
 def hello(**fields: Any) -> attach_pb2.ServerFrame:
     """Return the first frame of a stream. `fields` are fields of ServerHello, and must have `journal_id`."""
     default: dict[str, Any] = {
-        "process_uuid": "raw",
+        "process_id": "raw",
         "version": "raw 1",
         "protocol_min": 1,
         "protocol_max": 1,
@@ -68,34 +69,34 @@ def chat(request: rollout_pb2.InitRequest, number: int = 1, **fields: Any) -> at
         "number": number,
     }
     if not {"full", "delta"} & fields.keys():
-        default["full"] = trainer_pb2.FullHistory(messages=request.messages)
-    return attach_pb2.ServerFrame(chat=trainer_pb2.ChatRequest(**(default | fields)))
+        default["full"] = chat_pb2.FullHistory(messages=request.messages)
+    return attach_pb2.ServerFrame(chat=chat_pb2.ChatRequest(**(default | fields)))
 
 
-def delta(continues: int, *texts: str) -> trainer_pb2.DeltaHistory:
+def delta(parent_chat: int, *texts: str) -> chat_pb2.DeltaHistory:
     """Return a history as a delta: the number of the chat that it continues, and new user messages."""
     messages = [message_pb2.Message(role="user", text=text) for text in texts]
-    return trainer_pb2.DeltaHistory(continues=continues, messages=messages)
+    return chat_pb2.DeltaHistory(parent_chat=parent_chat, messages=messages)
 
 
 def complete(request: rollout_pb2.InitRequest, **fields: Any) -> attach_pb2.ServerFrame:
-    """Report the end of a rollout. `fields` are those of Completion."""
+    """Report the end of a rollout. `fields` are those of RolloutOutcome."""
     default: dict[str, Any] = {
         "rollout_id": request.rollout_id,
         "attempt": request.attempt,
         "result_id": f"result of {request.rollout_id}",
-        "status": rollout_pb2.COMPLETION_STATUS_COMPLETED,
+        "status": outcome_pb2.OUTCOME_STATUS_COMPLETED,
         "finish_reason": "stop",
     }
-    completion = rollout_pb2.Completion(**(default | fields))
-    return attach_pb2.ServerFrame(complete=trainer_pb2.CompleteRequest(completion=completion))
+    outcome = outcome_pb2.RolloutOutcome(**(default | fields))
+    return attach_pb2.ServerFrame(complete=outcome_pb2.CompleteRequest(outcome=outcome))
 
 
 def referring(*chats: int, runs: tuple[int, ...]) -> dict[str, Any]:
-    """Return fields of a Completion that refer to these chats of the sample `main`. `runs` are its mask runs."""
+    """Return fields of a RolloutOutcome that refer to these chats of the sample `main`. `runs` are its mask runs."""
     segment = tokens_pb2.Segment(chats=chats, mask_runs=runs)
-    sample = tokens_pb2.Sample(trainable=True, segments=[segment], messages_after=chats[-1])
-    return {"samples": {"main": sample}, "messages_after": rollout_pb2.ChatRef(sample="main", number=chats[-1])}
+    sample = tokens_pb2.Sample(trainable=True, segments=[segment], prefix_chat=chats[-1])
+    return {"samples": {"main": sample}, "prefix_chat": tokens_pb2.ChatRef(sample="main", chat_number=chats[-1])}
 
 
 def window(size: int) -> attach_pb2.ServerFrame:
@@ -110,6 +111,6 @@ def status(code: grpc.StatusCode, message: str = "no") -> error_pb2.Status:
 
 def event(name: str, number: int, rollout_id: str, **kind: Any) -> attach_pb2.ServerFrame:
     """Return an event of the subscription `name`. `kind` is one kind of TrajectoryEvent."""
-    trajectory_event = event_pb2.TrajectoryEvent(rollout_id=rollout_id, attempt=1, number=number, **kind)
+    trajectory_event = event_pb2.TrajectoryEvent(rollout_id=rollout_id, attempt=1, event_number=number, **kind)
     response = control_pb2.StreamEventsResponse(event=trajectory_event)
     return attach_pb2.ServerFrame(event=attach_pb2.EventFrame(id=name, response=response))

@@ -5,7 +5,14 @@ from typing import Any
 
 import grpc
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, rollout_pb2, services_pb2, trainer_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import (
+    attach_pb2,
+    chat_pb2,
+    control_pb2,
+    outcome_pb2,
+    rollout_pb2,
+    services_pb2,
+)
 from osmosis_grpc.testing.raw.connections import ACCEPT, ATTACH, RawDialler, RawListener
 from osmosis_grpc.testing.raw.stream import RawStream
 from osmosis_grpc.testing.raw.trainer_frames import chat_reply, hello, init, recorded, reply
@@ -44,38 +51,38 @@ class RawTrainer(RawDialler):
         assert (answer.rollout_id, answer.WhichOneof("result")) == (rollout_id, "response"), answer
         return answer.response
 
-    async def chat(self) -> trainer_pb2.ChatRequest:
+    async def chat(self) -> chat_pb2.ChatRequest:
         """Return the next chat."""
-        chat: trainer_pb2.ChatRequest = await self.stream.next("chat")
+        chat: chat_pb2.ChatRequest = await self.stream.next("chat")
         return chat
 
-    async def answer(self, chat: trainer_pb2.ChatRequest, text: str = "fine") -> None:
+    async def answer(self, chat: chat_pb2.ChatRequest, text: str = "fine") -> None:
         """Answer a chat. The new part of the prompt gets one token, and the reply gets one token."""
         delta = chat.WhichOneof("history") == "delta"
-        continues = chat.delta.continues if delta else chat.number - 1
-        known = self.tokens.get((chat.rollout_id, chat.sample, continues), [])
-        prompt = [*known, chat.number]
-        self.tokens[chat.rollout_id, chat.sample, chat.number] = [*prompt, 1000 + chat.number]
+        parent_chat = chat.delta.parent_chat if delta else chat.chat_number - 1
+        known = self.tokens.get((chat.rollout_id, chat.sample, parent_chat), [])
+        prompt = [*known, chat.chat_number]
+        self.tokens[chat.rollout_id, chat.sample, chat.chat_number] = [*prompt, 1000 + chat.chat_number]
         response = reply(text)
-        response.tokens.ids.append(1000 + chat.number)
+        response.tokens.ids.append(1000 + chat.chat_number)
         response.tokens.logprobs.append(-0.5)
         response.prompt_prefix = len(known) if delta else 0
         response.prompt.ids.extend(prompt[response.prompt_prefix :])
         await self.send(chat_reply(chat, response=response))
 
-    async def completion(self) -> rollout_pb2.Completion:
-        """Return the next completion, and send no answer to it."""
-        complete: trainer_pb2.CompleteRequest = await self.stream.next("complete")
-        return complete.completion
+    async def outcome(self) -> outcome_pb2.RolloutOutcome:
+        """Return the next outcome, and send no answer to it."""
+        complete: outcome_pb2.CompleteRequest = await self.stream.next("complete")
+        return complete.outcome
 
-    async def settled(self) -> rollout_pb2.Completion:
-        """Return the next completion and answer it with RECORDED."""
-        completion = await self.completion()
-        await self.send(recorded(completion))
-        return completion
+    async def settled(self) -> outcome_pb2.RolloutOutcome:
+        """Return the next outcome and answer it with RECORDED."""
+        outcome = await self.outcome()
+        await self.send(recorded(outcome))
+        return outcome
 
-    async def finish(self) -> rollout_pb2.Completion:
-        """Answer every chat until the next completion comes. Answer the completion and return it."""
+    async def finish(self) -> outcome_pb2.RolloutOutcome:
+        """Answer every chat until the next outcome comes. Answer the outcome and return it."""
         while await self._chats_come():
             await self.answer(await self.chat())
         return await self.settled()
@@ -84,7 +91,7 @@ class RawTrainer(RawDialler):
         """Wait until the server has handled all frames sent so far, and its answers have come."""
         name = f"barrier {next(self._barriers)}"
         request = control_pb2.CancelRequest(group_id="nobody is in this group")
-        await self.send(attach_pb2.TrainerFrame(cancel=attach_pb2.CancelAsk(id=name, request=request)))
+        await self.send(attach_pb2.TrainerFrame(cancel=attach_pb2.CancelFrame(id=name, request=request)))
         await self.stream.until(lambda: name in {answer.id for answer in self.stream.all("cancel_reply")})
 
     async def _chats_come(self) -> bool:

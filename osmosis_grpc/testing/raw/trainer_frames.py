@@ -6,11 +6,12 @@ import grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import (
     attach_pb2,
+    chat_pb2,
     control_pb2,
     error_pb2,
     message_pb2,
+    outcome_pb2,
     rollout_pb2,
-    trainer_pb2,
 )
 
 __all__ = [
@@ -32,7 +33,7 @@ HEARTBEAT = attach_pb2.TrainerFrame(heartbeat=attach_pb2.Heartbeat())
 def hello(**fields: Any) -> attach_pb2.TrainerFrame:
     """Return the first frame of a stream. `fields` are fields of TrainerHello, and must have `attachment_id`."""
     default: dict[str, Any] = {
-        "process_uuid": "raw",
+        "process_id": "raw",
         "version": "raw 1",
         "protocol_min": 1,
         "protocol_max": 1,
@@ -51,36 +52,36 @@ def init(rollout_id: str, *, turns: int = 1, agent_loop: str = "talk", **fields:
     return attach_pb2.TrainerFrame(init=request)
 
 
-def reply(text: str) -> trainer_pb2.ChatResponse:
+def reply(text: str) -> chat_pb2.ChatResponse:
     """Return a chat's response without tokens."""
     message = message_pb2.Message(role="assistant", text=text)
-    return trainer_pb2.ChatResponse(message=message, finish_reason="stop")
+    return chat_pb2.ChatResponse(message=message, finish_reason="stop")
 
 
-def chat_reply(chat: trainer_pb2.ChatRequest, **result: Any) -> attach_pb2.TrainerFrame:
+def chat_reply(chat: chat_pb2.ChatRequest, **result: Any) -> attach_pb2.TrainerFrame:
     """Answer a chat with `response` or `status`."""
     return attach_pb2.TrainerFrame(
         chat_reply=attach_pb2.ChatReply(
-            rollout_id=chat.rollout_id, attempt=chat.attempt, sample=chat.sample, number=chat.number, **result
+            rollout_id=chat.rollout_id, attempt=chat.attempt, sample=chat.sample, chat_number=chat.chat_number, **result
         )
     )
 
 
-def recorded(completion: rollout_pb2.Completion) -> attach_pb2.TrainerFrame:
-    """Answer a completion with RECORDED."""
+def recorded(outcome: outcome_pb2.RolloutOutcome) -> attach_pb2.TrainerFrame:
+    """Answer a outcome with RECORDED."""
     return attach_pb2.TrainerFrame(
         complete_reply=attach_pb2.CompleteReply(
-            rollout_id=completion.rollout_id,
-            attempt=completion.attempt,
-            result_id=completion.result_id,
-            outcome=trainer_pb2.COMPLETE_OUTCOME_RECORDED,
+            rollout_id=outcome.rollout_id,
+            attempt=outcome.attempt,
+            result_id=outcome.result_id,
+            receipt=outcome_pb2.RECEIPT_RECORDED,
         )
     )
 
 
 def cancel(name: str, **request: Any) -> attach_pb2.TrainerFrame:
     """Cancel rollouts. `request` are the fields of CancelRequest."""
-    ask = attach_pb2.CancelAsk(id=name, request=control_pb2.CancelRequest(**request))
+    ask = attach_pb2.CancelFrame(id=name, request=control_pb2.CancelRequest(**request))
     return attach_pb2.TrainerFrame(cancel=ask)
 
 
@@ -95,8 +96,8 @@ def window(size: int) -> attach_pb2.TrainerFrame:
     return attach_pb2.TrainerFrame(window=attach_pb2.TrainerWindow(max_open_chats=size))
 
 
-def unknown_chat(chat: trainer_pb2.ChatRequest) -> error_pb2.Status:
+def unknown_chat(chat: chat_pb2.ChatRequest) -> error_pb2.Status:
     """Return the status of a trainer that does not know the chat to which a delta refers."""
     status = error_pb2.Status(code=grpc.StatusCode.FAILED_PRECONDITION.value[0], message="no such chat")
-    status.details.add().Pack(error_pb2.UnknownChat(sample=chat.sample, number=chat.delta.continues))
+    status.details.add().Pack(error_pb2.UnknownChat(sample=chat.sample, chat_number=chat.delta.parent_chat))
     return status

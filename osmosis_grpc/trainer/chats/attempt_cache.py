@@ -29,9 +29,9 @@ from osmosis_grpc.storage.ledger import ChatRow, Ledger
 from osmosis_grpc.trainer.chats.ledger_codec import kept_chat
 from osmosis_grpc.trainer.chats.sample import PendingChat, SampleState, tools_digest
 from osmosis_grpc.trainer.chats.sampler import Sampler, versioned
-from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, ToolDict, TrajectoryEvent, events, jsontext
-from osmosis_grpc.types.completion import clip, describe, log_traceback, printable
-from osmosis_grpc.wire.trainer import reply_bytes
+from osmosis_grpc.types import ChatRequest, ChatResponse, RolloutOutcome, ToolDict, TrajectoryEvent, events, jsontext
+from osmosis_grpc.types.outcome import clip, describe, log_traceback, printable
+from osmosis_grpc.wire.chat import reply_bytes
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class AttemptCache:
         self.restored = False
         """Whether the attempt comes from the ledger of an earlier process."""
         self.committing: list[Callable[[], None]] | None = None
-        """Functions to call after the running commit of the completion; None while no commit runs."""
+        """Functions to call after the running commit of the outcome; None while no commit runs."""
         self.last_used = 0.0
         self.tools: Sequence[ToolDict] | None = None
         """The tools of chats without tools of their own; None if unknown."""
@@ -73,19 +73,19 @@ class AttemptCache:
         sample = self.samples.get(request.sample)
         if sample is None:
             sample = self.samples[request.sample] = SampleState(request.sample)
-        if request.continues and not request.prefix_len:
-            position = sample.tree.insert_after(request.continues, request.messages)
+        if request.parent_chat and not request.prefix_len:
+            position = sample.tree.insert_after(request.parent_chat, request.messages)
             if position is None:
-                raise UnknownChat(request.sample, request.continues)
+                raise UnknownChat(request.sample, request.parent_chat)
         else:
             position = sample.tree.insert(request.messages)
         params = jsontext.canonical(dict(request.params)) if request.params else "{}"
         body = (position.node, params, self._tools_of(request), request.purpose)
-        known = sample.asked.get(request.number)
+        known = sample.asked.get(request.chat_number)
         if known is not None:
             if known.body != body:
                 raise AlreadyExists(
-                    f"chat {request.number} of sample {request.sample} was asked with another body",
+                    f"chat {request.chat_number} of sample {request.sample} was asked with another body",
                     rollout_id=request.rollout_id,
                     attempt=self.attempt,
                 )
@@ -93,18 +93,18 @@ class AttemptCache:
                 known.done = asyncio.get_running_loop().create_future()
                 self._write(known, known.unwritten)
             return known
-        tokens = sample.assembler.tokens(position.continues)
+        tokens = sample.assembler.tokens(position.parent_chat)
         full = ChatRequest(
             rollout_id=request.rollout_id,
             attempt=request.attempt,
             sample=request.sample,
-            number=request.number,
+            chat_number=request.chat_number,
             messages=sample.tree.messages(position.node),
             params=request.params,
             tools=self.tools if request.tools is None else request.tools,
             tools_overridden=request.tools_overridden,
             purpose=request.purpose,
-            continues=position.continues,
+            parent_chat=position.parent_chat,
             prefix_len=position.prefix_len,
             known_ids=tokens if len(tokens) else None,
             state=request.state,
@@ -112,11 +112,11 @@ class AttemptCache:
             timeout=request.timeout,
             version=sampler.version,
         )
-        asked = sample.asked[request.number] = PendingChat(sample, request.number, body, position.continues)
+        asked = sample.asked[request.chat_number] = PendingChat(sample, request.chat_number, body, position.parent_chat)
         try:
             asked.task = sampler.sample(full, partial(self._sampled, asked, full, sampler.failures))
         except BaseException:  # without the entry, the next request samples the chat
-            del sample.asked[request.number]
+            del sample.asked[request.chat_number]
             raise
         return asked
 
@@ -124,7 +124,9 @@ class AttemptCache:
         """Keep the reply or the exception of a policy call. Returns whether the chat is answered."""
         if isinstance(reply, asyncio.CancelledError):
             asked.fail(
-                Cancelled(f"the sampling of chat {request.number} was stopped: rollout {request.rollout_id} has ended")
+                Cancelled(
+                    f"the sampling of chat {request.chat_number} was stopped: rollout {request.rollout_id} has ended"
+                )
             )
             return False
         if isinstance(reply, BaseException):
@@ -181,20 +183,20 @@ class AttemptCache:
             self._tools_digest = tools_digest(self.tools)
         return self._tools_digest or ""
 
-    def lacks(self, completion: Completion) -> bool:
-        """Returns whether the rollout's events are needed to record a completion."""
-        left_out = any(name.endswith("segments") or name == "messages" for name in completion.omitted)
-        return left_out or self.refers_beyond(completion)
+    def lacks(self, outcome: RolloutOutcome) -> bool:
+        """Returns whether the rollout's events are needed to record a outcome."""
+        left_out = any(name.endswith("segments") or name == "messages" for name in outcome.omitted)
+        return left_out or self.refers_beyond(outcome)
 
-    def refers_beyond(self, completion: Completion) -> bool:
-        """Returns whether a completion refers to chats that are not in the cache."""
-        refers = [completion.begins, *(sample.begins for sample in completion.samples.values())]
+    def refers_beyond(self, outcome: RolloutOutcome) -> bool:
+        """Returns whether a outcome refers to chats that are not in the cache."""
+        refers = [outcome.begins, *(sample.begins for sample in outcome.samples.values())]
         for ref in refers:
             if ref is not None and not ref.prefix_len:
                 kept = self.samples.get(ref.sample)
-                if kept is None or kept.tree.reply(ref.number) is None:
+                if kept is None or kept.tree.reply(ref.chat_number) is None:
                     return True
-        for name, sample in completion.samples.items():
+        for name, sample in outcome.samples.items():
             numbers = {n for segment in sample.segments if segment.referred for n in segment.chats}
             if numbers and (name not in self.samples or not self.samples[name].holds(numbers)):
                 return True
@@ -208,26 +210,26 @@ class AttemptCache:
             if isinstance(kind, events.Resumed):
                 requested.clear()
             elif isinstance(kind, events.ChatRequested):
-                requested[kind.sample, kind.number] = kind
-            elif isinstance(kind, events.ChatAnswered) and (kind.sample, kind.number) in requested:
+                requested[kind.sample, kind.chat_number] = kind
+            elif isinstance(kind, events.ChatAnswered) and (kind.sample, kind.chat_number) in requested:
                 sample = self.samples.setdefault(kind.sample, SampleState(kind.sample))
-                sample.restore(requested[kind.sample, kind.number], kind.response)
+                sample.restore(requested[kind.sample, kind.chat_number], kind.response)
         for name, sample in self.samples.items():
-            sample.reassemble({number: asked.continues for (of, number), asked in requested.items() if of == name})
+            sample.reassemble({number: asked.parent_chat for (of, number), asked in requested.items() if of == name})
 
-    def complete(self, completion: Completion) -> Completion:
-        """Set the result. Returns the completion with its references resolved and its samples assembled."""
-        self.result_id = completion.result_id
+    def complete(self, outcome: RolloutOutcome) -> RolloutOutcome:
+        """Set the result. Returns the outcome with its references resolved and its samples assembled."""
+        self.result_id = outcome.result_id
         samples = {
             name: self.samples.setdefault(name, SampleState(name)).report(
-                reported, f"samples[{name}].segments" in completion.omitted
+                reported, f"samples[{name}].segments" in outcome.omitted
             )
-            for name, reported in completion.samples.items()
+            for name, reported in outcome.samples.items()
         }
-        begins, messages = completion.begins, completion.messages
+        begins, messages = outcome.begins, outcome.messages
         if begins is not None and begins.sample in self.samples:
             begins, messages = self.samples[begins.sample].whole(begins, messages)
-        return replace(completion, samples=samples, begins=begins, messages=messages)
+        return replace(outcome, samples=samples, begins=begins, messages=messages)
 
     def close(self) -> None:
         """Stop every sampling and drop the chats."""
@@ -238,7 +240,7 @@ class AttemptCache:
         self.samples.clear()
 
 
-def reply_of(asked: PendingChat, continues: int) -> bytes:
+def reply_of(asked: PendingChat, parent_chat: int) -> bytes:
     """Returns the reply of an answered chat as bytes to send. Its prompt leaves out the tokens of chat `continues`.
 
     Raises the CallError of the sampling, and Internal for a reply that cannot be sent.
@@ -246,11 +248,11 @@ def reply_of(asked: PendingChat, continues: int) -> bytes:
     asked.done.result()
     written, asked.written = asked.written, None
     try:
-        reply = written if written is not None and asked.as_kept(continues) else reply_bytes(asked.reply(continues))
+        reply = written if written is not None and asked.as_kept(parent_chat) else reply_bytes(asked.reply(parent_chat))
     except Exception as problem:  # the policy may have put anything into the reply
         raise Internal(f"the policy failed: its reply cannot be sent: {describe(problem)}") from problem
     if len(reply) > MAX_REPLY_BYTES:
-        raise Internal(f"the reply to chat {asked.number} has {len(reply)} bytes, more than {MAX_REPLY_BYTES}")
+        raise Internal(f"the reply to chat {asked.chat_number} has {len(reply)} bytes, more than {MAX_REPLY_BYTES}")
     return reply
 
 
@@ -264,9 +266,9 @@ def _policy_error(error: BaseException, request: ChatRequest, failures: Throttle
     if isinstance(error, CallError) and not isinstance(error, InvalidArgument):
         again = "; the agent server asks again" if error.retryable else ""
         text = printable(clip(str(error), MAX_LOGGED))
-        failures.warn(f"the policy failed at chat {request.number} of rollout {request.rollout_id}: {text}{again}")
+        failures.warn(f"the policy failed at chat {request.chat_number} of rollout {request.rollout_id}: {text}{again}")
         return error
     log.warning(
-        "the policy failed at chat %d of rollout %s\n%s", request.number, request.rollout_id, log_traceback(error)
+        "the policy failed at chat %d of rollout %s\n%s", request.chat_number, request.rollout_id, log_traceback(error)
     )
     return Internal(f"the policy failed: {clip(f'{type(error).__name__}: {describe(error)}')}")

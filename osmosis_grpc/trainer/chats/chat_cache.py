@@ -1,4 +1,4 @@
-"""The cache of a trainer: one entry for each rollout. Each completion is recorded once."""
+"""The cache of a trainer: one entry for each rollout. Each outcome is recorded once."""
 
 import asyncio
 import time
@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2
 from osmosis_grpc.engine.failpoints import reach
 from osmosis_grpc.errors import Aborted, CallError, LedgerError, NotFound
 from osmosis_grpc.policies import Policy
@@ -17,22 +17,22 @@ from osmosis_grpc.trainer.chats.ledger_codec import learn, tools_of
 from osmosis_grpc.trainer.chats.sample import PendingChat
 from osmosis_grpc.trainer.chats.sampler import Sampler
 from osmosis_grpc.trainer.metrics import Metrics
-from osmosis_grpc.types import ChatRequest, Completion, Outcome
+from osmosis_grpc.types import ChatRequest, Receipt, RolloutOutcome
 
 SWEEP = job("trainer.sweep", OnFailure.RESTART)
 
-Recorded = Callable[[Outcome | CallError, Completion | None], None]
-"""Called with the answer for the server, and with the completion if this call has recorded it."""
+Recorded = Callable[[Receipt | CallError, RolloutOutcome | None], None]
+"""Called with the answer for the server, and with the outcome if this call has recorded it."""
 
 
 class LedgerReceipt:
-    """Confirms one completion."""
+    """Confirms one outcome."""
 
     __slots__ = ("_ledger", "_name")
 
-    def __init__(self, ledger: Ledger, completion: Completion | LedgerRollout) -> None:
+    def __init__(self, ledger: Ledger, outcome: RolloutOutcome | LedgerRollout) -> None:
         self._ledger = ledger
-        self._name = completion.rollout_id, completion.attempt, completion.result_id or ""
+        self._name = outcome.rollout_id, outcome.attempt, outcome.result_id or ""
 
     async def confirm(self) -> None:
         await self._ledger.confirm(*self._name)
@@ -48,13 +48,13 @@ class LedgerReceipt:
 
 
 class DetachedReceipt:
-    """A receipt that was sent to another process."""
+    """A confirmation that was sent to another process."""
 
     __slots__ = ()
 
     async def confirm(self) -> None:
         """Raises LedgerError."""
-        raise LedgerError("a completion is confirmed in the trainer's process: the ledger is open there")
+        raise LedgerError("a outcome is confirmed in the trainer's process: the ledger is open there")
 
 
 class ChatCache:
@@ -84,7 +84,7 @@ class ChatCache:
         chat = self.chat(request, time.monotonic())
         if not chat.done.done():
             await asyncio.wait({chat.done})
-        return reply_of(chat, request.continues)
+        return reply_of(chat, request.parent_chat)
 
     def check_known(self, rollout_id: str) -> None:
         """Raise NotFound for a rollout without an entry."""
@@ -109,42 +109,42 @@ class ChatCache:
         """Returns whether the newest attempt of a rollout comes from the ledger of an earlier process."""
         return rollout_id in self._rollouts and self._rollouts[rollout_id].restored
 
-    def complete(self, completion: Completion, now: float) -> tuple[Outcome, Completion | None]:
-        """Record a completion without a ledger. Returns the answer, and the completion if this call recorded it."""
-        entry = self.rollout(completion.rollout_id, completion.attempt, now)
+    def complete(self, outcome: RolloutOutcome, now: float) -> tuple[Receipt, RolloutOutcome | None]:
+        """Record a outcome without a ledger. Returns the answer, and the outcome if this call recorded it."""
+        entry = self.rollout(outcome.rollout_id, outcome.attempt, now)
         if entry.result_id is not None:
-            return _known(entry, completion), None
-        recorded = entry.complete(completion)
+            return _known(entry, outcome), None
+        recorded = entry.complete(outcome)
         entry.close()
-        return Outcome.RECORDED, recorded
+        return Receipt.RECORDED, recorded
 
     def record(
         self,
-        completion: Completion,
-        raw: rollout_pb2.Completion,
+        outcome: RolloutOutcome,
+        raw: outcome_pb2.RolloutOutcome,
         then: Recorded,
         *,
         abandoned: bool = False,
         chats: Sequence[ChatRow] = (),
     ) -> None:
-        """Record a completion, and then call `then`. With a ledger, call `then` after the commit.
+        """Record a outcome, and then call `then`. With a ledger, call `then` after the commit.
 
         `raw` is the message as received. If `chats` are given, they replace the rollout's chats in the ledger. A
-        completion that is `abandoned` needs no confirmation. Raises Aborted for an attempt that is not the newest.
+        outcome that is `abandoned` needs no confirmation. Raises Aborted for an attempt that is not the newest.
         """
         ledger = self._ledger
         if ledger is None:
-            then(*self.complete(completion, time.monotonic()))
+            then(*self.complete(outcome, time.monotonic()))
             return
-        entry = self.rollout(completion.rollout_id, completion.attempt, time.monotonic())
+        entry = self.rollout(outcome.rollout_id, outcome.attempt, time.monotonic())
         if entry.committing is not None:
-            entry.committing.append(lambda: self._again(completion, raw, then, abandoned, chats))
+            entry.committing.append(lambda: self._again(outcome, raw, then, abandoned, chats))
             return
         if entry.result_id is not None:
-            then(_known(entry, completion), None)
+            then(_known(entry, outcome), None)
             return
-        recorded = entry.complete(completion)
-        recorded = replace(recorded, receipt=LedgerReceipt(ledger, completion))
+        recorded = entry.complete(outcome)
+        recorded = replace(recorded, confirmation=LedgerReceipt(ledger, outcome))
         entry.committing = []
 
         def committed(_: Any, error: LedgerError | None) -> None:
@@ -152,12 +152,12 @@ class ChatCache:
             if error is not None:
                 entry.result_id = None
                 then(unwritten(), None)
-            elif self._rollouts.get(completion.rollout_id) is not entry:
-                newest = self._rollouts[completion.rollout_id].attempt if completion.rollout_id in self._rollouts else 0
+            elif self._rollouts.get(outcome.rollout_id) is not entry:
+                newest = self._rollouts[outcome.rollout_id].attempt if outcome.rollout_id in self._rollouts else 0
                 then(
                     Aborted(
-                        f"rollout {completion.rollout_id} is at attempt {newest}",
-                        rollout_id=completion.rollout_id,
+                        f"rollout {outcome.rollout_id} is at attempt {newest}",
+                        rollout_id=outcome.rollout_id,
                         attempt=newest,
                     ),
                     None,
@@ -165,27 +165,27 @@ class ChatCache:
             else:
                 reach("ledger.complete.committed")
                 if not abandoned:
-                    ledger.unconfirmed[completion.rollout_id] = completion.attempt
+                    ledger.unconfirmed[outcome.rollout_id] = outcome.attempt
                 entry.close()
-                then(Outcome.RECORDED, recorded)
+                then(Receipt.RECORDED, recorded)
             for again in waiting:
                 again()
 
         reach("ledger.complete.before")
         ledger.complete(
-            completion, raw.SerializeToString(), committed, enter=not entry.entered, confirmed=abandoned, chats=chats
+            outcome, raw.SerializeToString(), committed, enter=not entry.entered, confirmed=abandoned, chats=chats
         )
 
     def _again(
         self,
-        completion: Completion,
-        raw: rollout_pb2.Completion,
+        outcome: RolloutOutcome,
+        raw: outcome_pb2.RolloutOutcome,
         then: Recorded,
         abandoned: bool,
         chats: Sequence[ChatRow],
     ) -> None:
         try:
-            self.record(completion, raw, then, abandoned=abandoned, chats=chats)
+            self.record(outcome, raw, then, abandoned=abandoned, chats=chats)
         except CallError as error:
             then(error, None)
 
@@ -225,5 +225,5 @@ class ChatCache:
             entry.close()
 
 
-def _known(entry: AttemptCache, completion: Completion) -> Outcome:
-    return Outcome.ALREADY_RECORDED if entry.result_id == completion.result_id else Outcome.CONFLICT
+def _known(entry: AttemptCache, outcome: RolloutOutcome) -> Receipt:
+    return Receipt.ALREADY_RECORDED if entry.result_id == outcome.result_id else Receipt.CONFLICT

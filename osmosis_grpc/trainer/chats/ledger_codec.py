@@ -1,16 +1,16 @@
-"""Converts requests, chats and completions to the rows of a ledger, and back."""
+"""Converts requests, chats and outcomes to the rows of a ledger, and back."""
 
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, rollout_pb2, trainer_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, message_pb2, outcome_pb2, rollout_pb2
 from osmosis_grpc.storage.ledger import ChatRow, LedgerRollout
 from osmosis_grpc.trainer.chats.sample import PendingChat, SampleState
-from osmosis_grpc.types import ChatRequest, Completion, InitRequest, RolloutRequest, ToolDict
+from osmosis_grpc.types import ChatRequest, InitRequest, RolloutOutcome, RolloutRequest, ToolDict
+from osmosis_grpc.wire.chat import chat_bytes, chat_from_wire, reply_bytes, reply_from_wire
 from osmosis_grpc.wire.message import tools_from_wire
-from osmosis_grpc.wire.rollout import completion_from_wire, init_from_wire, init_to_wire
-from osmosis_grpc.wire.trainer import chat_bytes, chat_from_wire, reply_bytes, reply_from_wire
+from osmosis_grpc.wire.rollout import init_from_wire, init_to_wire, outcome_from_wire
 
 Samples = dict[str, SampleState]
 
@@ -24,8 +24,8 @@ def kept_chat(request: ChatRequest, asked: PendingChat) -> ChatRow:
         request.rollout_id,
         request.attempt,
         request.sample,
-        request.number,
-        asked.continues,
+        request.chat_number,
+        asked.parent_chat,
         asked.body[2],
         chat_bytes(question, delta=True, all_tools=False),
         reply_bytes(asked.kept()),
@@ -35,12 +35,12 @@ def kept_chat(request: ChatRequest, asked: PendingChat) -> ChatRow:
 def learn(samples: Samples, chats: Iterable[ChatRow]) -> None:
     """Add chats to their samples, in the order of their answers."""
     for chat in chats:
-        question = chat_from_wire(trainer_pb2.ChatRequest.FromString(chat.question))
-        reply = reply_from_wire(trainer_pb2.ChatResponse.FromString(chat.reply))
+        question = chat_from_wire(chat_pb2.ChatRequest.FromString(chat.question))
+        reply = reply_from_wire(chat_pb2.ChatResponse.FromString(chat.reply))
         sample = samples.get(chat.sample)
         if sample is None:
             sample = samples[chat.sample] = SampleState(chat.sample)
-        sample.learn(question, chat.continues, chat.offered, reply)
+        sample.learn(question, chat.parent_chat, chat.offered, reply)
 
 
 def all_chats(rollout_id: str, attempt: int, samples: Samples) -> Iterator[ChatRow]:
@@ -53,7 +53,7 @@ def all_chats(rollout_id: str, attempt: int, samples: Samples) -> Iterator[ChatR
                     rollout_id=rollout_id,
                     attempt=attempt,
                     sample=name,
-                    number=number,
+                    chat_number=number,
                     messages=sample.tree.messages(node),
                     params=json.loads(params),
                     purpose=purpose,
@@ -62,9 +62,9 @@ def all_chats(rollout_id: str, attempt: int, samples: Samples) -> Iterator[ChatR
                 yield kept_chat(question, asked)
 
 
-def completion_of(kept: LedgerRollout) -> Completion:
-    """Returns the recorded completion."""
-    return completion_from_wire(rollout_pb2.Completion.FromString(kept.completion or b""), "completion")
+def completion_of(kept: LedgerRollout) -> RolloutOutcome:
+    """Returns the recorded outcome."""
+    return outcome_from_wire(outcome_pb2.RolloutOutcome.FromString(kept.outcome or b""), "outcome")
 
 
 def request_of(kept: LedgerRollout) -> RolloutRequest:

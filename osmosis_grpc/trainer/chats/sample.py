@@ -35,10 +35,10 @@ Body = tuple[Node, str, str, ChatPurpose]
 class PendingChat:
     """A chat, answered or not."""
 
-    __slots__ = ("_sample", "body", "continues", "done", "number", "response", "task", "unwritten", "written")
+    __slots__ = ("_sample", "body", "done", "number", "parent_chat", "response", "task", "unwritten", "written")
 
-    def __init__(self, sample: "SampleState", number: int, body: Body, continues: int) -> None:
-        self.number = number
+    def __init__(self, sample: "SampleState", number: int, body: Body, parent_chat: int) -> None:
+        self.chat_number = number
         self.body = body
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the chat is answered. With a ledger, done after the commit. Raises the error of the sampling."""
@@ -48,7 +48,7 @@ class PendingChat:
         self.written: bytes | None = None
         """The bytes of the committed reply, until the reply is sent."""
         self._sample = sample
-        self.continues = continues
+        self.parent_chat = parent_chat
         """The number of the earlier chat whose tokens this chat continues; 0 for none."""
         self.response: ChatResponse | None = None
 
@@ -63,11 +63,11 @@ class PendingChat:
         reply = jsontext.copy(response.message, "message")
         sample, purpose = self._sample, self.body[3]
         if response.prompt_ids is not None and not response.prompt_prefix:
-            shared = sample.assembler.shared_prefix(self.continues, response.prompt_ids)
+            shared = sample.assembler.shared_prefix(self.parent_chat, response.prompt_ids)
             if shared:
                 response = replace(response, prompt_ids=response.prompt_ids[shared:], prompt_prefix=shared)
-        sample.assembler.add(self.number, self.continues, response, purpose)
-        sample.tree.answer(self.body[0], reply, self.number)
+        sample.assembler.add(self.chat_number, self.parent_chat, response, purpose)
+        sample.tree.answer(self.body[0], reply, self.chat_number)
         self.response = response
 
     def kept(self) -> ChatResponse:
@@ -75,28 +75,28 @@ class PendingChat:
         assert self.response is not None
         return self.response
 
-    def as_kept(self, continues: int) -> bool:
+    def as_kept(self, parent_chat: int) -> bool:
         """Returns whether reply(continues) is the kept reply."""
         response = self.kept()
         return response.prompt_ids is None or (
-            continues == self.continues and bool(continues or not response.prompt_prefix)
+            parent_chat == self.parent_chat and bool(parent_chat or not response.prompt_prefix)
         )
 
     def fail(self, error: CallError) -> None:
         """Raise an error from every caller. The next request samples again."""
-        if self._sample.asked.get(self.number) is self:
-            del self._sample.asked[self.number]
+        if self._sample.asked.get(self.chat_number) is self:
+            del self._sample.asked[self.chat_number]
         self.done.set_exception(error)
         self.done.exception()  # no error is logged if the caller has left
 
-    def reply(self, continues: int = 0) -> ChatResponse:
+    def reply(self, parent_chat: int = 0) -> ChatResponse:
         """Returns the reply. Its prompt leaves out the tokens of chat `continues`. With 0, the prompt is whole."""
         response = self.kept()
-        if self.as_kept(continues):
+        if self.as_kept(parent_chat):
             return response
         whole = self.prompt()
         assert whole is not None
-        shared = self._sample.assembler.shared_prefix(continues, whole) if continues else 0
+        shared = self._sample.assembler.shared_prefix(parent_chat, whole) if parent_chat else 0
         return replace(response, prompt_ids=whole[shared:], prompt_prefix=shared)
 
     def prompt(self) -> Ids | None:
@@ -104,25 +104,27 @@ class PendingChat:
         response, assembler = self.response, self._sample.assembler
         if response is None or response.prompt_ids is None:
             return None
-        kept = assembler.prompt(self.number)
+        kept = assembler.prompt(self.chat_number)
         if kept is not None:
             return kept
-        return np.concatenate([assembler.tokens(self.continues)[: response.prompt_prefix], response.prompt_ids])
+        return np.concatenate([assembler.tokens(self.parent_chat)[: response.prompt_prefix], response.prompt_ids])
 
     def sampled(self) -> SampledChat:
         """Returns the tokens of the chat."""
         tokens = self.response.tokens if self.response else None
-        return SampledChat(number=self.number, continues=self.continues, prompt_ids=self.prompt(), tokens=tokens)
+        return SampledChat(
+            chat_number=self.chat_number, parent_chat=self.parent_chat, prompt_ids=self.prompt(), tokens=tokens
+        )
 
-    def reassemble(self, continues: int | None, whole: Ids | None) -> None:
+    def reassemble(self, parent_chat: int | None, whole: Ids | None) -> None:
         """Add the chat to the new assembler of its sample. `whole` is the whole prompt of the chat."""
-        self.continues = self.continues if continues is None else continues
+        self.parent_chat = self.parent_chat if parent_chat is None else parent_chat
         self.response = self.feed(self._sample.assembler, whole)
 
     def feed(self, assembler: Assembler, whole: Ids | None) -> ChatResponse:
         """Add the chat with its whole prompt to an assembler. Returns the reply with the whole prompt."""
         response = replace(self.kept(), prompt_ids=whole, prompt_prefix=0)
-        assembler.add(self.number, self.continues, response, self.body[3])
+        assembler.add(self.chat_number, self.parent_chat, response, self.body[3])
         return response
 
 
@@ -141,50 +143,50 @@ class SampleState:
 
     def restore(self, asked: events.ChatRequested, response: ChatResponse) -> None:
         """Add a chat that another process answered, unless it is known."""
-        if asked.number in self.asked:
+        if asked.chat_number in self.asked:
             return
-        if asked.continues:
-            position = self.tree.insert_after(asked.continues, asked.messages)
+        if asked.parent_chat:
+            position = self.tree.insert_after(asked.parent_chat, asked.messages)
         else:
             position = self.tree.insert(asked.messages)
         if position is not None:  # without the continued chat, the sample stays as reported
-            self._add(asked, position, asked.continues, tools_digest(asked.tools), response)
+            self._add(asked, position, asked.parent_chat, tools_digest(asked.tools), response)
 
-    def learn(self, asked: ChatRequest, continues: int, tools: str, response: ChatResponse) -> None:
+    def learn(self, asked: ChatRequest, parent_chat: int, tools: str, response: ChatResponse) -> None:
         """Add an answered chat from the ledger. `tools` is the digest of its tools."""
         position = None
-        if asked.continues:
-            position = self.tree.insert_after(asked.continues, asked.messages)
+        if asked.parent_chat:
+            position = self.tree.insert_after(asked.parent_chat, asked.messages)
         if position is None:
             position = self.tree.insert(asked.messages)
-        self._add(asked, position, continues, tools, response)
+        self._add(asked, position, parent_chat, tools, response)
 
     def _add(
         self,
         asked: ChatRequest | events.ChatRequested,
         position: Position,
-        continues: int,
+        parent_chat: int,
         tools: str,
         response: ChatResponse,
     ) -> None:
         body = (position.node, jsontext.canonical(dict(asked.params)), tools, asked.purpose)
-        chat = self.asked[asked.number] = PendingChat(self, asked.number, body, continues)
+        chat = self.asked[asked.chat_number] = PendingChat(self, asked.chat_number, body, parent_chat)
         chat.answer(response)
 
-    def reassemble(self, continues: Mapping[int, int]) -> None:
+    def reassemble(self, parent_chat: Mapping[int, int]) -> None:
         """Assemble the tokens again in order. `continues` maps a chat to the chat that it continues on the server."""
         wholes = [(asked, asked.prompt()) for _, asked in sorted(self.asked.items()) if asked.response is not None]
         self.assembler = Assembler()
         for asked, whole in wholes:
-            asked.reassemble(continues.get(asked.number), whole)
+            asked.reassemble(parent_chat.get(asked.chat_number), whole)
 
     def whole(self, begins: ChatRef, messages: Sequence[Message]) -> tuple[ChatRef, Sequence[Message]]:
         """Returns a whole conversation. The messages to which `begins` refers are added at the start."""
-        reply = self.tree.reply(begins.number)
+        reply = self.tree.reply(begins.chat_number)
         if begins.prefix_len or reply is None:
             return begins, messages
         known = path(reply)
-        return ChatRef(begins.sample, begins.number, len(known)), [*known, *messages]
+        return ChatRef(begins.sample, begins.chat_number, len(known)), [*known, *messages]
 
     def report(self, reported: Sample, omitted: bool) -> Sample:
         """Returns the sample with segments assembled from the cached chats that its segments name.

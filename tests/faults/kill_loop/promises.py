@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from osmosis_grpc.engine.recovery import CONVICTED
-from osmosis_grpc.types import Outcome, events
+from osmosis_grpc.types import Receipt, events
 from osmosis_grpc.wire.event import kind_from_bytes, kind_to_bytes
 from tests.faults.kill_loop.history import Line
 
@@ -21,7 +21,7 @@ SHOWN = 12
 """Lines shown of a rollout."""
 RANDOM = "any time"
 """The window of a kill from outside."""
-TAKEN = (Outcome.RECORDED, Outcome.ALREADY_RECORDED)
+TAKEN = (Receipt.RECORDED, Receipt.ALREADY_RECORDED)
 
 
 @dataclass(slots=True)
@@ -75,10 +75,10 @@ class Evidence:
     # The promises.
 
     def ends_once(self) -> Iterator[Break]:
-        """What was accepted, or asked for, ends: exactly one completion of it is applied."""
+        """What was accepted, or asked for, ends: exactly one outcome of it is applied."""
         for name in sorted({kept.rollout_id for kept in self.journal} | set(self.expected)):
             if not self.applied[name]:
-                yield self.broke("lost", "no completion was applied", name)
+                yield self.broke("lost", "no outcome was applied", name)
 
     def applied_once(self) -> Iterator[Break]:
         """No rollout has two results, and none comes again that was confirmed."""
@@ -95,8 +95,8 @@ class Evidence:
     def recorded_once(self) -> Iterator[Break]:
         """RECORDED is said once of an attempt; in the end everything is delivered, and taken."""
         for kept in self.journal:
-            outcomes = [delivered.outcome for _, delivered in kept.delivered]
-            if outcomes.count(Outcome.RECORDED) > 1:
+            outcomes = [delivered.receipt for _, delivered in kept.delivered]
+            if outcomes.count(Receipt.RECORDED) > 1:
                 yield self.broke("recorded once", "RECORDED came twice", kept.rollout_id, "applied", "confirmed")
             if not kept.settled or not any(outcome in TAKEN for outcome in outcomes):
                 broken = ", ".join(str(outcome) for outcome in outcomes) or "nothing"
@@ -239,7 +239,7 @@ this kind stands before the kill, or does not."""
 
 def kept_in(journal: Path) -> list[Kept]:
     """What a journal has, its server gone."""
-    number, _ = kind_to_bytes(events.Delivered(Outcome.RECORDED, "", 1))
+    number, _ = kind_to_bytes(events.Delivered(Receipt.RECORDED, "", 1))
     with closing(sqlite3.connect(journal / "journal.db")) as database:
         columns = "sequence, rollout_id, attempt, accept_time, end_time, settled"
         rows = {row[0]: Kept(*row[1:]) for row in database.execute(f"SELECT {columns} FROM rollouts")}

@@ -27,7 +27,7 @@ from osmosis_grpc.engine import failpoints
 from osmosis_grpc.trainer import (
     ChatRequest,
     ChatResponse,
-    Completion,
+    RolloutOutcome,
     RolloutRequest,
     TokenBlock,
     Trainer,
@@ -73,9 +73,11 @@ class Policy:
 
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
         draw = f"{os.getpid()}-{next(_draws)}-{secrets.token_hex(4)}"
-        name = f"{request.rollout_id} {request.sample} {request.number}" + (f" {draw}" if self._random else "")
+        name = f"{request.rollout_id} {request.sample} {request.chat_number}" + (f" {draw}" if self._random else "")
         drawn = zlib.crc32(name.encode())
-        self._history.note("sampled", request.rollout_id, request.attempt, request.sample, request.number, outcome=draw)
+        self._history.note(
+            "sampled", request.rollout_id, request.attempt, request.sample, request.chat_number, outcome=draw
+        )
         await asyncio.sleep(LATENCY[0] + (LATENCY[1] - LATENCY[0]) * (drawn % 97) / 97)  # the reply's latency
         message: dict[str, Any] = {"role": "assistant", "content": f"reply to {name}"}
         if drawn % 2 and request.sample == "main":
@@ -89,10 +91,10 @@ class Policy:
         return ChatResponse(message=message, tokens=tokens_of(name), prompt_ids=prompt, extra={"draw": draw})
 
 
-def digest(completion: Completion) -> str:
+def digest(outcome: RolloutOutcome) -> str:
     """Stands for all that is trained on, and what the agent made of it."""
-    summary = hashlib.sha256(json.dumps([completion.messages, completion.reward], sort_keys=True).encode())
-    for name, sample in sorted(completion.samples.items()):
+    summary = hashlib.sha256(json.dumps([outcome.messages, outcome.reward], sort_keys=True).encode())
+    for name, sample in sorted(outcome.samples.items()):
         summary.update(json.dumps([name, sample.messages, sample.trainable], sort_keys=True).encode())
         for segment in sample.segments:
             summary.update(json.dumps([segment.mask_runs, segment.chats, segment.drift_index]).encode())
@@ -100,14 +102,14 @@ def digest(completion: Completion) -> str:
     return summary.hexdigest()[:16]
 
 
-def digest_of_draws(completion: Completion) -> str:
+def digest_of_draws(outcome: RolloutOutcome) -> str:
     """Stands for the random replies that the outcome holds, by sample; other tokens than theirs make it another one."""
     draws: dict[str, list[str]] = {}
-    for name, sample in completion.samples.items():
+    for name, sample in outcome.samples.items():
         replies = [message for message in sample.messages if message["role"] == "assistant"]
         draws[name] = [(reply["content"] or reply["tool_calls"][0]["id"]).split(" ")[-1] for reply in replies]
         sampled = [segment.ids[segment.mask()] for segment in sample.segments]
-        named = (f"{completion.rollout_id} {name} {number} {draw}" for number, draw in enumerate(draws[name], 1))
+        named = (f"{outcome.rollout_id} {name} {number} {draw}" for number, draw in enumerate(draws[name], 1))
         wanted = [tokens_of(text).ids for text in named]
         if not np.array_equal(np.concatenate([*sampled, []]), np.concatenate([*wanted, []])):
             return f"the tokens of sample {name} are not those of its replies"
@@ -122,7 +124,7 @@ def digest_of(draws: Mapping[str, Sequence[str]]) -> str:
 class Application:
     """Applies each result once, by its id, and says so before it confirms."""
 
-    def __init__(self, path: str, digest: Callable[[Completion], str]) -> None:
+    def __init__(self, path: str, digest: Callable[[RolloutOutcome], str]) -> None:
         self._digest = digest
         self.done: set[str] = set()
         """Rollouts that an earlier process applied and confirmed."""
@@ -135,28 +137,28 @@ class Application:
             elif line.op == "confirmed":
                 self.done.add(line.id)
 
-    async def take(self, completion: Completion) -> None:
-        """A completion that the library handed out."""
-        name, result = completion.rollout_id, completion.result_id
-        summary = {"status": completion.status, "reason": completion.finish_reason}
-        if completion.finish_reason == "refused":  # killed after the commit of a confirmation, it is over and applied
-            failure = completion.failure.message if completion.failure else ""
+    async def take(self, outcome: RolloutOutcome) -> None:
+        """A outcome that the library handed out."""
+        name, result = outcome.rollout_id, outcome.result_id
+        summary = {"status": outcome.status, "reason": outcome.finish_reason}
+        if outcome.finish_reason == "refused":  # killed after the commit of a confirmation, it is over and applied
+            failure = outcome.failure.message if outcome.failure else ""
             over = " is over" in failure and name in self._applied.values()
-            self._history.note("confirmed" if over else "refused", name, completion.attempt, "", outcome=failure)
+            self._history.note("confirmed" if over else "refused", name, outcome.attempt, "", outcome=failure)
             return
-        if completion.failure is not None:
+        if outcome.failure is not None:
             summary |= {
-                "boundary": completion.failure.boundary,
-                "retryable": completion.failure.retryable,
-                "failure": completion.failure.message,
+                "boundary": outcome.failure.boundary,
+                "retryable": outcome.failure.retryable,
+                "failure": outcome.failure.message,
             }
-        summary["digest"] = self._digest(completion)
+        summary["digest"] = self._digest(outcome)
         self._history.note(
-            "again" if result in self._applied else "applied", name, completion.attempt, result, outcome=summary
+            "again" if result in self._applied else "applied", name, outcome.attempt, result, outcome=summary
         )
         self._applied[result] = name
-        await completion.confirm()
-        self._history.note("confirmed", name, completion.attempt, result)
+        await outcome.confirm()
+        self._history.note("confirmed", name, outcome.attempt, result)
 
 
 async def main(given: argparse.Namespace) -> None:
@@ -168,9 +170,9 @@ async def main(given: argparse.Namespace) -> None:
     config = TrainerConfig(longest_pause=0.25)
     async with Trainer([given.target], policy, ledger=given.ledger, config=config, **by_callbacks) as trainer:
         rollouts = trainer.run(requests(given.rollouts, app.done), max_in_flight=given.in_flight)
-        async with aclosing(rollouts) as completions:
-            async for completion in completions:
-                await app.take(completion)
+        async with aclosing(rollouts) as outcomes:
+            async for outcome in outcomes:
+                await app.take(outcome)
 
 
 if __name__ == "__main__":

@@ -24,12 +24,12 @@ class Cancels:
     def __init__(self, send: Callable[[str, Any], None], has_ended: Callable[[str, int], None]) -> None:
         self._send = send
         self._has_ended = has_ended
-        self._open: dict[str, tuple[pb.CancelAsk, asyncio.Future[Results]]] = {}
+        self._open: dict[str, tuple[pb.CancelFrame, asyncio.Future[Results]]] = {}
         self._ids = itertools.count(1)
 
     def ask(self, request: control_pb2.CancelRequest) -> "asyncio.Future[Results]":
         """Send a cancel, now or on the next stream. Returns a future of the answer. The future raises the error."""
-        ask = pb.CancelAsk(id=str(next(self._ids)), request=request)
+        ask = pb.CancelFrame(id=str(next(self._ids)), request=request)
         future: asyncio.Future[Results] = asyncio.get_running_loop().create_future()
         self._open[ask.id] = ask, future
         self._send("cancel", ask)

@@ -19,7 +19,7 @@ from osmosis_grpc.link.listen import listen, start
 from osmosis_grpc.storage.ledger import LedgerRollout
 from osmosis_grpc.trainer.transports.attach.link import AttachedServer
 from osmosis_grpc.trainer.transports.transport import Transport
-from osmosis_grpc.types.completion import clip
+from osmosis_grpc.types.outcome import clip
 from osmosis_grpc.wire.attach import check_protocol, trainer_frame
 
 log = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ def _check_same_process(known: AttachedServer, hello: attach_pb2.ServerHello, pe
     A restarted server is another process, too. It is refused until the stream of the old process has ended. That
     stream ends with the old process, or when it has been silent for too long.
     """
-    if known.attached and known.identity.process_uuid != hello.process_uuid:
+    if known.attached and known.identity.process_id != hello.process_id:
         log.warning("the agent server at %s is refused: the one at %s has the same journal", peer, known.name)
         raise FailedPrecondition(
             f"journal {clip(hello.journal_id, 64)} is in use by another agent server, at {known.name}: a copy of a "

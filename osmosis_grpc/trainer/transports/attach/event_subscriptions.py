@@ -37,11 +37,11 @@ class Subscription:
 
     def put(self, response: control_pb2.StreamEventsResponse) -> bool:
         """Add an event. Returns False when the subscription is paused, because its reader is too slow."""
-        if self._paused or not response.HasField("event") or response.event.number != self._after + 1:
+        if self._paused or not response.HasField("event") or response.event.event_number != self._after + 1:
             return True  # a heartbeat, or an event from before a break
         if response.event.WhichOneof("kind") is not None:  # a newer protocol has more kinds
             self._waiting.put_nowait(event_from_wire(response.event))
-        self._after = response.event.number
+        self._after = response.event.event_number
         self._attempt = response.event.attempt
         self._paused = self._waiting.qsize() >= MAX_WAITING
         return not self._paused

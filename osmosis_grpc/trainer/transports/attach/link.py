@@ -13,18 +13,18 @@ from typing import Any
 
 from osmosis_grpc import __version__
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, rollout_pb2, trainer_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, outcome_pb2, rollout_pb2
 from osmosis_grpc.errors import Aborted, CallError, InvalidArgument
 from osmosis_grpc.link.frame_stream import FrameStream
 from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Owner, Report, Rollout, RolloutKey, ServerIdentity
 from osmosis_grpc.trainer.transports.attach.cancels import Cancels
 from osmosis_grpc.trainer.transports.attach.event_subscriptions import Subscription, Subscriptions
 from osmosis_grpc.trainer.transports.attach.open_chats import OpenChats
-from osmosis_grpc.types import CancelResult, InitRequest, Outcome, TrajectoryEvent
+from osmosis_grpc.types import CancelResult, InitRequest, Receipt, TrajectoryEvent
 from osmosis_grpc.wire.attach import refusal, refused, trainer_frame
+from osmosis_grpc.wire.chat import RECEIPTS
 from osmosis_grpc.wire.control import PROTOCOL
-from osmosis_grpc.wire.rollout import completion_from_wire, init_to_wire
-from osmosis_grpc.wire.trainer import OUTCOMES
+from osmosis_grpc.wire.rollout import init_to_wire, outcome_from_wire
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class AttachedServer(AgentServerLink):
             "hello",
             pb.TrainerHello(
                 attachment_id=self.attachment_id,
-                process_uuid=PROCESS_UUID,
+                process_id=PROCESS_UUID,
                 journal_id=self.identity.journal_id,
                 version=__version__,
                 protocol_min=PROTOCOL[0],
@@ -86,7 +86,7 @@ class AttachedServer(AgentServerLink):
             self.stream.end(Aborted("another stream of this server took over"))
         self.stream = stream
         self.identify(
-            ServerIdentity(hello.journal_id, hello.process_uuid, hello.version, tuple(map(str, hello.agent_loops)))
+            ServerIdentity(hello.journal_id, hello.process_id, hello.version, tuple(map(str, hello.agent_loops)))
         )
         self.window = hello.max_open_rollouts
         self.chats.take(stream, granted)
@@ -124,7 +124,7 @@ class AttachedServer(AgentServerLink):
     def cancel_attempt(self, key: RolloutKey) -> None:
         rollout_id, attempt = key
         elsewhere = control_pb2.CancelRequest(rollout_id=rollout_id, attempt=attempt, reason="it runs elsewhere")
-        self._send("cancel", pb.CancelAsk(id=f"{rollout_id} {attempt}", request=elsewhere))
+        self._send("cancel", pb.CancelFrame(id=f"{rollout_id} {attempt}", request=elsewhere))
 
     async def events(
         self, rollout_id: str, attempt: int, after: int, *, tokens: bool
@@ -148,12 +148,12 @@ class AttachedServer(AgentServerLink):
         self.subscriptions.close(error)
         self.cancels.close(error)
 
-    def _answer_completion(self, raw: rollout_pb2.Completion, outcome: Outcome | CallError) -> None:
+    def _answer_completion(self, raw: outcome_pb2.RolloutOutcome, receipt: Receipt | CallError) -> None:
         reply = pb.CompleteReply(rollout_id=raw.rollout_id, attempt=raw.attempt, result_id=raw.result_id)
-        if isinstance(outcome, CallError):
-            reply.status.CopyFrom(refusal(outcome))
+        if isinstance(receipt, CallError):
+            reply.status.CopyFrom(refusal(receipt))
         else:
-            reply.outcome = OUTCOMES.numbers[outcome]
+            reply.receipt = RECEIPTS.numbers[receipt]
         self._answer("complete_reply", reply)
 
     def _unopened(self, key: RolloutKey) -> bool:
@@ -188,19 +188,19 @@ class AttachedServer(AgentServerLink):
         elif self.init_answered(rollout, reply.response.tools):
             self.chats.opened(rollout.key)
 
-    def _on_complete(self, message: trainer_pb2.CompleteRequest) -> None:
-        raw = message.completion
+    def _on_complete(self, message: outcome_pb2.CompleteRequest) -> None:
+        raw = message.outcome
         if self.leaving:
             self.has_ended(raw.rollout_id, raw.attempt)
         try:
-            completion = completion_from_wire(raw, "completion")
+            outcome = outcome_from_wire(raw, "outcome")
         except InvalidArgument as error:
             self._answer_completion(raw, error)
             self.owner.unusable(self, raw.rollout_id, raw.attempt, error)
             return
         reply = partial(self._answer_completion, raw)
         try:
-            self.owner.completed(Report(self, completion, raw, reply))
+            self.owner.completed(Report(self, outcome, raw, reply))
         except CallError as error:
             reply(error)
 

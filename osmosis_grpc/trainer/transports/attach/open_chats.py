@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2
 from osmosis_grpc.errors import CallError, Internal, ResourceExhausted
 from osmosis_grpc.link.frame_stream import FrameStream
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
@@ -19,7 +19,7 @@ from osmosis_grpc.trainer.chats.attempt_cache import reply_of
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.chats.sample import PendingChat
 from osmosis_grpc.wire.attach import chat_reply_frame, trainer_frame
-from osmosis_grpc.wire.trainer import chat_from_wire
+from osmosis_grpc.wire.chat import chat_from_wire
 
 ANSWER = job("trainer.answer_chat", OnFailure.REPORT, "callback")
 
@@ -39,7 +39,7 @@ class OpenChats:
         self._stream: FrameStream | None = None
         self._granted = self._largest_granted = 0
         self._open: set[ChatKey] = set()
-        self._parked: dict[RolloutKey, list[trainer_pb2.ChatRequest]] = {}
+        self._parked: dict[RolloutKey, list[chat_pb2.ChatRequest]] = {}
 
     def take(self, stream: FrameStream, granted: int) -> None:
         """Use a new stream. The trainer's hello granted `granted` open chats."""
@@ -66,9 +66,9 @@ class OpenChats:
         for chat in self._parked.pop(key, ()):
             self.on_chat(chat)
 
-    def on_chat(self, message: trainer_pb2.ChatRequest) -> None:
+    def on_chat(self, message: chat_pb2.ChatRequest) -> None:
         """Answer a chat. Raises ResourceExhausted if the server exceeds the largest window granted on this stream."""
-        key = (message.rollout_id, message.attempt, message.sample, message.number)
+        key = (message.rollout_id, message.attempt, message.sample, message.chat_number)
         if key in self._open:
             return  # the server sent the chat twice on this stream, and gets one answer
         if self._unopened(key[:2]):  # the server sends the lost answer to the Init again
@@ -90,26 +90,26 @@ class OpenChats:
             self._reply(key, error)
             return
         if asked.done.done():
-            self._answer(key, asked, request.continues)
+            self._answer(key, asked, request.parent_chat)
             return
         self._open.add(key)
         call, stream, failed = self._supervisor.call, self._stream, partial(self._failed, self._stream)
-        answer = partial(self._answered, stream, key, asked, request.continues)
+        answer = partial(self._answered, stream, key, asked, request.parent_chat)
         asked.done.add_done_callback(lambda _: call(ANSWER, answer, report=failed))
 
-    def _answered(self, stream: FrameStream | None, key: ChatKey, asked: PendingChat, continues: int) -> None:
+    def _answered(self, stream: FrameStream | None, key: ChatKey, asked: PendingChat, parent_chat: int) -> None:
         if stream is self._stream:  # on a new stream the server sends the chat again
             self._open.discard(key)
-            self._answer(key, asked, continues)
+            self._answer(key, asked, parent_chat)
 
     def _failed(self, stream: FrameStream | None, error: BaseException) -> None:
         """End the stream, because an answer was not sent on it. The server sends the chat again on the next stream."""
         if stream is not None:
             stream.end(Internal("the answer to a chat was not sent; the trainer's log says why"))
 
-    def _answer(self, key: ChatKey, asked: PendingChat, continues: int) -> None:
+    def _answer(self, key: ChatKey, asked: PendingChat, parent_chat: int) -> None:
         try:
-            self._reply(key, reply_of(asked, continues))
+            self._reply(key, reply_of(asked, parent_chat))
         except CallError as problem:
             self._reply(key, problem)
 

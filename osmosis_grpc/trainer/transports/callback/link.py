@@ -112,7 +112,7 @@ class CalledServer(AgentServerLink):
                 if self._parting.is_set():
                     return
                 info = await self._ping()
-                if info.process_uuid != self.identity.process_uuid:
+                if info.process_id != self.identity.process_id:
                     self._take(info)
                 elif self.window != _window(info):
                     self.window = _window(info)
@@ -149,7 +149,7 @@ class CalledServer(AgentServerLink):
         """Use a server that was reached. Resend the Inits and cancels that the server perhaps does not have."""
         check_protocol(info)
         loops = tuple(loop.name for loop in info.agent_loops)
-        self.identify(ServerIdentity(info.journal_id, info.process_uuid, info.version, loops))
+        self.identify(ServerIdentity(info.journal_id, info.process_id, info.version, loops))
         self.window = _window(info)
         self._closed = None
         self._reached.set()
@@ -312,7 +312,7 @@ class CalledServer(AgentServerLink):
                 self._streams.add(stream)
                 async for response in stream:
                     if response.HasField("event"):
-                        after, attempt = response.event.number, response.event.attempt
+                        after, attempt = response.event.event_number, response.event.attempt
                         if response.event.WhichOneof("kind") is not None:  # None means a kind of a newer protocol
                             event = event_from_wire(response.event)
                             yield event if tokens else _without_tokens(event)

@@ -1,11 +1,11 @@
-"""TrainerService for callbacks: receives the chats and completions that agent servers send to a trainer."""
+"""TrainerService for callbacks: receives the chats and outcomes that agent servers send to a trainer."""
 
 from typing import Any, Protocol
 
 import grpc
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2, services_pb2_grpc
-from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2 as pb
+from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2 as pb
+from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2, services_pb2_grpc
 from osmosis_grpc.errors import InvalidArgument, Unimplemented
 from osmosis_grpc.link.bearer_tokens import bearer
 from osmosis_grpc.link.call_metrics import CallSink
@@ -14,9 +14,9 @@ from osmosis_grpc.link.channel_options import server_options
 from osmosis_grpc.link.handlers import Registrar, metadata_value
 from osmosis_grpc.link.listen import listen, start
 from osmosis_grpc.link.server_security import CallbackAuthenticator, ServerSecurity, check_for_rollout
-from osmosis_grpc.types import Callback, CallbackTls, ChatRequest, Completion, Outcome
-from osmosis_grpc.wire.rollout import completion_from_wire
-from osmosis_grpc.wire.trainer import OUTCOMES, chat_from_wire
+from osmosis_grpc.types import Callback, CallbackTls, ChatRequest, Receipt, RolloutOutcome
+from osmosis_grpc.wire.chat import RECEIPTS, chat_from_wire
+from osmosis_grpc.wire.rollout import outcome_from_wire
 
 
 class Receiver(Protocol):
@@ -26,12 +26,12 @@ class Receiver(Protocol):
         """Returns the reply to a chat, as bytes to send."""
 
     async def complete(
-        self, completion: Completion, raw: rollout_pb2.Completion, state: bytes, credential: str
-    ) -> Outcome:
-        """Record a completion. `raw` is the message as received. `state` is the state in the rollout's callback."""
+        self, outcome: RolloutOutcome, raw: outcome_pb2.RolloutOutcome, state: bytes, credential: str
+    ) -> Receipt:
+        """Record a outcome. `raw` is the message as received. `state` is the state in the rollout's callback."""
 
     def unreadable(self, rollout_id: str, problem: InvalidArgument) -> None:
-        """Handle a completion that cannot be read. The server does not send it again."""
+        """Handle a outcome that cannot be read. The server does not send it again."""
 
 
 class CallbackListener(services_pb2_grpc.TrainerServiceServicer):
@@ -105,16 +105,16 @@ class CallbackListener(services_pb2_grpc.TrainerServiceServicer):
         check_for_rollout(credential, chat.rollout_id)
         return await self._receiver.chat(chat)
 
-    async def Complete(self, request: pb.CompleteRequest, context: Any) -> pb.CompleteResponse:
+    async def Complete(self, request: outcome_pb2.CompleteRequest, context: Any) -> outcome_pb2.CompleteResponse:
         credential = bearer(metadata_value(context, "authorization"))
-        check_for_rollout(credential, request.completion.rollout_id)
+        check_for_rollout(credential, request.outcome.rollout_id)
         try:
-            completion = completion_from_wire(request.completion, "completion")
+            outcome = outcome_from_wire(request.outcome, "outcome")
         except InvalidArgument as error:
-            self._receiver.unreadable(request.completion.rollout_id, error)
+            self._receiver.unreadable(request.outcome.rollout_id, error)
             raise
-        outcome = await self._receiver.complete(completion, request.completion, request.state, credential)
-        return pb.CompleteResponse(outcome=OUTCOMES.numbers[outcome])
+        receipt = await self._receiver.complete(outcome, request.outcome, request.state, credential)
+        return outcome_pb2.CompleteResponse(receipt=RECEIPTS.numbers[receipt])
 
     async def Accept(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
         raise Unimplemented(

@@ -1,6 +1,6 @@
-"""CallbackRecorder answers chats with a policy, and calls a function with each completion.
+"""CallbackRecorder answers chats with a policy, and calls a function with each outcome.
 
-CallbackRecorder starts no rollouts and has no ledger, so the function stores the completions. The gateway uses
+CallbackRecorder starts no rollouts and has no ledger, so the function stores the outcomes. The gateway uses
 CallbackRecorder.
 """
 
@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from osmosis_grpc import supervise
-from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2
 from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.link.callback_credentials import CallbackKeys
 from osmosis_grpc.link.server_security import ServerSecurity
@@ -23,19 +23,19 @@ from osmosis_grpc.trainer.chats.chat_cache import SWEEP, ChatCache
 from osmosis_grpc.trainer.chats.sampler import entered
 from osmosis_grpc.trainer.collector import TrainerMetrics
 from osmosis_grpc.trainer.transports.callback.listener import CallbackListener, Receiver
-from osmosis_grpc.types import Callback, ChatRequest, Completion, Outcome
+from osmosis_grpc.types import Callback, ChatRequest, Receipt, RolloutOutcome
 
 RECORD = job("trainer.recorder", OnFailure.RAISE)
 
-Record = Callable[[Completion, bytes, str], Awaitable[None]]
-"""Called with a completion, the state of its callback, and the credential of the call."""
+Record = Callable[[RolloutOutcome, bytes, str], Awaitable[None]]
+"""Called with a outcome, the state of its callback, and the credential of the call."""
 
 
 class CallbackRecorder(Receiver):
     """Answers callbacks. Used with `async with`.
 
-    CallbackRecorder awaits `record` with each completion. When `record` returns, the completion is recorded. If
-    `record` raises an error, the agent server gets the error and sends the completion again, except after
+    CallbackRecorder awaits `record` with each outcome. When `record` returns, the outcome is recorded. If
+    `record` raises an error, the agent server gets the error and sends the outcome again, except after
     InvalidArgument, Aborted and Unimplemented. CallbackRecorder forgets a rollout `ttl` seconds after its last call.
     Raises OSError when the port of `listen` is taken, ValueError for an address that needs more security, and
     TypeError for a policy that is not callable.
@@ -103,28 +103,28 @@ class CallbackRecorder(Receiver):
         return await self.cache.answer(request)
 
     async def complete(
-        self, completion: Completion, raw: rollout_pb2.Completion, state: bytes, credential: str
-    ) -> Outcome:
-        if self.cache.rollout(completion.rollout_id, completion.attempt, time.monotonic()).result_id is None:
-            await self._record_once(completion, state, credential)
-        outcome, recorded = self.cache.complete(completion, time.monotonic())
+        self, outcome: RolloutOutcome, raw: outcome_pb2.RolloutOutcome, state: bytes, credential: str
+    ) -> Receipt:
+        if self.cache.rollout(outcome.rollout_id, outcome.attempt, time.monotonic()).result_id is None:
+            await self._record_once(outcome, state, credential)
+        receipt, recorded = self.cache.complete(outcome, time.monotonic())
         if recorded is not None:
             self.recorded(recorded)
-        return outcome
+        return receipt
 
-    def recorded(self, completion: Completion) -> None:
-        """Count a recorded completion. Its samples are assembled from the chats that this recorder answered."""
-        self.cache.metrics.ended(completion, self.cache.sampler.version)
+    def recorded(self, outcome: RolloutOutcome) -> None:
+        """Count a recorded outcome. Its samples are assembled from the chats that this recorder answered."""
+        self.cache.metrics.ended(outcome, self.cache.sampler.version)
 
     def unreadable(self, rollout_id: str, problem: InvalidArgument) -> None:
-        """Do nothing. The server does not send the completion again."""
+        """Do nothing. The server does not send the outcome again."""
 
-    async def _record_once(self, completion: Completion, state: bytes, credential: str) -> None:
+    async def _record_once(self, outcome: RolloutOutcome, state: bytes, credential: str) -> None:
         """Call `record` once for each result. A second call with the same result waits for the first call."""
-        key = (completion.rollout_id, completion.attempt, completion.result_id)
+        key = (outcome.rollout_id, outcome.attempt, outcome.result_id)
         task = self._recording.get(key)
         if task is None:
-            task = supervise.future(RECORD, self._record(completion, state, credential))
+            task = supervise.future(RECORD, self._record(outcome, state, credential))
             self._recording[key] = task
             task.add_done_callback(lambda done: (self._recording.pop(key, None), done.cancelled() or done.exception()))
         await asyncio.wait({task})

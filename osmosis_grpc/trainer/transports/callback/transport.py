@@ -5,14 +5,14 @@ import secrets
 from collections.abc import Callable
 from functools import partial
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2
 from osmosis_grpc.errors import CallError, InvalidArgument
 from osmosis_grpc.link.callback_credentials import CallbackKeys
 from osmosis_grpc.trainer.agent_server_state import Report
 from osmosis_grpc.trainer.transports.callback.link import CalledServer
 from osmosis_grpc.trainer.transports.callback.listener import CallbackListener, Receiver
 from osmosis_grpc.trainer.transports.transport import Transport
-from osmosis_grpc.types import Callback, ChatRequest, Completion, Outcome
+from osmosis_grpc.types import Callback, ChatRequest, Receipt, RolloutOutcome
 
 LOCAL = "127.0.0.1:0"
 
@@ -74,21 +74,21 @@ class CallbackTransport(Transport[CalledServer], Receiver):
             return await cache.answer(request)
 
     async def complete(
-        self, completion: Completion, raw: rollout_pb2.Completion, state: bytes, credential: str
-    ) -> Outcome:
-        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self, outcome: RolloutOutcome, raw: outcome_pb2.RolloutOutcome, state: bytes, credential: str
+    ) -> Receipt:
+        future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
 
-        def reply(outcome: Outcome | CallError) -> None:
+        def reply(receipt: Receipt | CallError) -> None:
             if future.done():  # the server's call has ended
                 return
-            if isinstance(outcome, CallError):
-                future.set_exception(outcome)
+            if isinstance(receipt, CallError):
+                future.set_exception(receipt)
             else:
-                future.set_result(outcome)
+                future.set_result(receipt)
 
-        rollout = self._scheduler.rollouts.get(completion.rollout_id)
+        rollout = self._scheduler.rollouts.get(outcome.rollout_id)
         server = rollout.server if rollout is not None else None
-        self._scheduler.completed(Report(server, completion, raw, reply))
+        self._scheduler.completed(Report(server, outcome, raw, reply))
         return await future
 
     def unreadable(self, rollout_id: str, problem: InvalidArgument) -> None:

@@ -1,7 +1,7 @@
-"""Records the completions that agent servers report, and answers the servers.
+"""Records the outcomes that agent servers report, and answers the servers.
 
-If a completion refers to chats that are not in the cache, the recorder first reads the rollout's events. For each
-server, the bytes of the completions that wait for events are limited, because a server could report any number of them.
+If a outcome refers to chats that are not in the cache, the recorder first reads the rollout's events. For each
+server, the bytes of the outcomes that wait for events are limited, because a server could report any number of them.
 """
 
 import asyncio
@@ -18,20 +18,20 @@ from osmosis_grpc.supervise import Job, OnFailure, Supervisor, job
 from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Report, Rollout, RolloutKey, job_failed
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.chats.ledger_codec import all_chats
-from osmosis_grpc.types import Completion, Outcome, TrajectoryEvent, events
+from osmosis_grpc.types import Receipt, RolloutOutcome, TrajectoryEvent, events
 
 READ = job("trainer.read_events", OnFailure.REPORT)
 OVERDUE = job("trainer.overdue_outcome", OnFailure.REPORT, "timer")
 
 UNCLAIMED_RETRY = 5.0
-"""When no caller waits for a rollout, its server reports the completion again after this many seconds."""
+"""When no caller waits for a rollout, its server reports the outcome again after this many seconds."""
 
 READING_BYTES = 64 * 1024 * 1024
-"""The most bytes of one server's completions that wait for events. Further completions are refused for now."""
+"""The most bytes of one server's outcomes that wait for events. Further outcomes are refused for now."""
 READING_COST = 64 * 1024
-"""Bytes that are added to the size of each waiting completion."""
+"""Bytes that are added to the size of each waiting outcome."""
 READING_RETRY = 1.0
-"""A server reports a refused completion again after this many seconds."""
+"""A server reports a refused outcome again after this many seconds."""
 
 READING_LIMIT = 60.0
 """When an outcome cannot be recorded within this many seconds, its rollout ends with an error."""
@@ -39,10 +39,10 @@ READING_LIMIT = 60.0
 ReadingKey = tuple[AgentServerLink, str, int, str]
 
 
-class CompletionRecorder:
-    """Records the completions of all servers.
+class OutcomeRecorder:
+    """Records the outcomes of all servers.
 
-    `rollouts` maps ids to unfinished rollouts. `on_recorded` is called with each rollout whose completion is recorded.
+    `rollouts` maps ids to unfinished rollouts. `on_recorded` is called with each rollout whose outcome is recorded.
     `refused` is called with each rollout whose outcome cannot be used.
     """
 
@@ -50,7 +50,7 @@ class CompletionRecorder:
         self,
         cache: ChatCache,
         rollouts: Mapping[str, Rollout],
-        on_recorded: Callable[[Rollout, Completion], None],
+        on_recorded: Callable[[Rollout, RolloutOutcome], None],
         refused: Callable[[Rollout, CallError], None],
         supervisor: Supervisor,
     ) -> None:
@@ -65,25 +65,25 @@ class CompletionRecorder:
         self._waiting_bytes: Counter[AgentServerLink] = Counter()
 
     def record(self, report: Report) -> None:
-        """Record a completion and answer its server. If needed, read the rollout's events first.
+        """Record a outcome and answer its server. If needed, read the rollout's events first.
 
         Raises Aborted for a lower attempt. Raises Unavailable if no caller waits for the rollout, or if too many of the
-        server's completions wait for events.
+        server's outcomes wait for events.
         """
-        completion = report.completion
-        rollout = self._rollouts.get(completion.rollout_id)
-        if rollout is None and not self._cache.knows(completion.rollout_id):
-            raise _unclaimed(completion)
-        cache = self._cache.rollout(completion.rollout_id, completion.attempt, time.monotonic())
-        if rollout is not None and completion.attempt < rollout.request.attempt:
+        outcome = report.outcome
+        rollout = self._rollouts.get(outcome.rollout_id)
+        if rollout is None and not self._cache.knows(outcome.rollout_id):
+            raise _unclaimed(outcome)
+        cache = self._cache.rollout(outcome.rollout_id, outcome.attempt, time.monotonic())
+        if rollout is not None and outcome.attempt < rollout.request.attempt:
             raise Aborted(
-                f"rollout {completion.rollout_id} is at attempt {rollout.request.attempt}",
-                rollout_id=completion.rollout_id,
+                f"rollout {outcome.rollout_id} is at attempt {rollout.request.attempt}",
+                rollout_id=outcome.rollout_id,
                 attempt=rollout.request.attempt,
             )
         if cache.result_id is None and rollout is None:
-            raise _unclaimed(completion)
-        if cache.result_id is None and cache.lacks(completion):
+            raise _unclaimed(outcome)
+        if cache.result_id is None and cache.lacks(outcome):
             self._read(report)
         else:
             self._record(report)
@@ -96,30 +96,30 @@ class CompletionRecorder:
             timer.cancel()
 
     def _record(self, report: Report, chats: Sequence[ChatRow] = ()) -> None:
-        def done(outcome: Outcome | CallError, recorded: Completion | None) -> None:
-            rollout = self._rollouts.get(report.completion.rollout_id)
+        def done(receipt: Receipt | CallError, recorded: RolloutOutcome | None) -> None:
+            rollout = self._rollouts.get(report.outcome.rollout_id)
             if recorded is not None and rollout is not None:
                 self._on_recorded(rollout, recorded)
-            report.reply(outcome)
+            report.reply(receipt)
 
-        rollout = self._rollouts.get(report.completion.rollout_id)
-        if rollout is not None and rollout.request.evaluation and not report.completion.evaluation:
+        rollout = self._rollouts.get(report.outcome.rollout_id)
+        if rollout is not None and rollout.request.evaluation and not report.outcome.evaluation:
             # An older server does not return `evaluation`. The ledger keeps `raw`, so `raw` gets `evaluation`, too.
-            report.completion, report.raw.evaluation = replace(report.completion, evaluation=True), True
+            report.outcome, report.raw.evaluation = replace(report.outcome, evaluation=True), True
         abandoned = rollout is not None and rollout.abandoned and not rollout.waiters
-        self._cache.record(report.completion, report.raw, done, abandoned=abandoned, chats=chats)
+        self._cache.record(report.outcome, report.raw, done, abandoned=abandoned, chats=chats)
 
     def _read(self, report: Report) -> None:
         """Start to read the rollout's events, unless they are being read."""
-        server, completion = report.server, report.completion
+        server, outcome = report.server, report.outcome
         if server is None:
             raise Unavailable("the rollout's events cannot be read: it is at no server", retry_after=READING_RETRY)
-        key = (server, completion.rollout_id, completion.attempt, completion.result_id)
+        key = (server, outcome.rollout_id, outcome.attempt, outcome.result_id)
         if key in self._reading:
             return
         size = report.raw.ByteSize() + READING_COST
         if self._waiting_bytes[server] + size > READING_BYTES:
-            raise Unavailable("too many completions wait for their rollouts' events", retry_after=READING_RETRY)
+            raise Unavailable("too many outcomes wait for their rollouts' events", retry_after=READING_RETRY)
 
         def read(_: asyncio.Task[None]) -> None:
             del self._reading[key]
@@ -135,7 +135,7 @@ class CompletionRecorder:
 
     def _limit(self, server: AgentServerLink, report: Report) -> None:
         """End the rollout with an error unless its outcome is recorded in time."""
-        key = report.completion.rollout_id, report.completion.attempt
+        key = report.outcome.rollout_id, report.outcome.attempt
         rollout = self._rollouts.get(key[0])
         if rollout is None or key in self._overdue:
             return
@@ -157,7 +157,7 @@ class CompletionRecorder:
                 if tuple(of) == key:
                     task.cancel()
             self._refused(rollout, Internal(f"the outcome of rollout {key[0]} from server {server.name}: {problem}"))
-            report.reply(InvalidArgument("completion", problem))
+            report.reply(InvalidArgument("outcome", problem))
 
         def fail(error: BaseException) -> None:
             end()
@@ -169,14 +169,14 @@ class CompletionRecorder:
     def fail(self, report: Report, failed: Job, error: BaseException) -> None:
         """End a rollout, because this trainer failed to record its outcome. The server keeps the outcome."""
         problem = job_failed(failed, error)
-        rollout = self._rollouts.get(report.completion.rollout_id)
-        if rollout is not None and rollout.key == (report.completion.rollout_id, report.completion.attempt):
+        rollout = self._rollouts.get(report.outcome.rollout_id)
+        if rollout is not None and rollout.key == (report.outcome.rollout_id, report.outcome.attempt):
             self._refused(rollout, problem)
         report.reply(problem)
 
     async def _recover(self, server: AgentServerLink, report: Report) -> None:
-        """Read the missing chats from the rollout's events, and then record the completion."""
-        rollout_id, attempt = report.completion.rollout_id, report.completion.attempt
+        """Read the missing chats from the rollout's events, and then record the outcome."""
+        rollout_id, attempt = report.outcome.rollout_id, report.outcome.attempt
         try:
             trajectory: list[TrajectoryEvent] = []
             async with aclosing(server.events(rollout_id, attempt, 0, tokens=True)) as stream:
@@ -188,8 +188,8 @@ class CompletionRecorder:
             cache.restore(trajectory)
             self._record(report, list(all_chats(rollout_id, attempt, cache.samples)))
         except CallError as error:
-            report.reply(Unavailable(f"the events that the completion refers to cannot be read: {error}"))
+            report.reply(Unavailable(f"the events that the outcome refers to cannot be read: {error}"))
 
 
-def _unclaimed(completion: Completion) -> Unavailable:
-    return Unavailable(f"no caller waits for rollout {completion.rollout_id}", retry_after=UNCLAIMED_RETRY)
+def _unclaimed(outcome: RolloutOutcome) -> Unavailable:
+    return Unavailable(f"no caller waits for rollout {outcome.rollout_id}", retry_after=UNCLAIMED_RETRY)

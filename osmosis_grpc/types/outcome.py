@@ -37,7 +37,7 @@ class RolloutState(StrEnum):
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
 
 
-class CompletionStatus(StrEnum):
+class OutcomeStatus(StrEnum):
     """How a rollout ended. It ends CANCELLED only if a caller requested that."""
 
     COMPLETED = "COMPLETED"
@@ -46,8 +46,8 @@ class CompletionStatus(StrEnum):
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
 
 
-class Outcome(StrEnum):
-    """What a trainer did with a completion."""
+class Receipt(StrEnum):
+    """What a trainer did with a outcome."""
 
     RECORDED = "RECORDED"
     ALREADY_RECORDED = "ALREADY_RECORDED"
@@ -140,23 +140,23 @@ class RolloutMetrics:
     """The remaining seconds."""
 
 
-class Receipt(Protocol):
-    """Keeps a completion until it is confirmed. A trainer's ledger makes it."""
+class Confirmable(Protocol):
+    """Keeps a outcome until it is confirmed. A trainer's ledger makes it."""
 
     async def confirm(self) -> None:
-        """Records that the completion has been used and is no longer needed. Idempotent."""
+        """Records that the outcome has been used and is no longer needed. Idempotent."""
 
 
 @fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
+class RolloutOutcome:
     """The final report of a rollout. Each attempt has exactly one."""
 
     rollout_id: str
     attempt: int = 1
     result_id: str = ""
     """The id of this result, made by the server."""
-    status: CompletionStatus
+    status: OutcomeStatus
     finish_reason: str = ""
     failure: Failure | None = None
     messages: Sequence[Message] = ()
@@ -177,17 +177,17 @@ class Completion:
     """The version of the agent loop that ran the rollout; empty if it is unknown or no agent ran."""
     from_journal: EarlierRun | None = None
     """Set if the rollout ended in an earlier run of the trainer. Then nothing ran for this request."""
-    receipt: Receipt | None = field(default=None, repr=False, compare=False)
+    confirmation: Confirmable | None = field(default=None, repr=False, compare=False)
     """Used by confirm(). Only a trainer with a ledger sets it."""
 
     async def confirm(self) -> None:
-        """Records in the trainer's ledger that this completion has been used. The trainer does not yield it again.
+        """Records in the trainer's ledger that this outcome has been used. The trainer does not yield it again.
 
         Idempotent. Does nothing without a ledger. Raises LedgerError if the ledger cannot be written. The caller can
         then try again later.
         """
-        if self.receipt is not None:
-            await self.receipt.confirm()
+        if self.confirmation is not None:
+            await self.confirmation.confirm()
 
     def trainable_samples(self) -> dict[str, Sample]:
         """Returns the samples to train on, by name, each with its reward.
@@ -195,7 +195,7 @@ class Completion:
         See reward_of() for the reward of a sample. Returns no samples for a rollout that did not complete, that was an
         evaluation, or that has no reward. `not_trainable_reason` then has the reason.
         """
-        if self.evaluation or self.status is not CompletionStatus.COMPLETED:
+        if self.evaluation or self.status is not OutcomeStatus.COMPLETED:
             return {}
         rewards = {name: self.reward_of(name) for name, sample in self.samples.items() if not lacks(sample)}
         return {
@@ -216,7 +216,7 @@ class Completion:
         """Why trainable_samples() returns no samples; an empty string if it returns samples."""
         if self.evaluation:
             return "it is an evaluation"
-        if self.status is not CompletionStatus.COMPLETED:
+        if self.status is not OutcomeStatus.COMPLETED:
             return f"it ended {self.status}" + (f": {self.failure.message}" if self.failure is not None else "")
         if self.trainable_samples():
             return ""

@@ -1,16 +1,16 @@
-"""trainer.proto: chats and completions between server and trainer."""
+"""trainer.proto: chats and outcomes between server and trainer."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from sys import intern
 from typing import Any
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2
-from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2 as pb
+from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2 as pb
+from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, outcome_pb2
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import jsontext
 from osmosis_grpc.types.chat import ChatPurpose, ChatRequest, ChatResponse
-from osmosis_grpc.types.completion import Outcome
+from osmosis_grpc.types.outcome import Receipt
 from osmosis_grpc.types.requests import check_id
 from osmosis_grpc.wire.field_conversion import EnumNames
 from osmosis_grpc.wire.message import (
@@ -37,7 +37,7 @@ from osmosis_grpc.wire.tokens import (
 
 PURPOSES = EnumNames(ChatPurpose, pb.ChatPurpose, "a purpose")
 PURPOSES.names[pb.CHAT_PURPOSE_UNSPECIFIED] = ChatPurpose.POLICY
-OUTCOMES = EnumNames(Outcome, pb.CompleteOutcome, "an outcome")
+RECEIPTS = EnumNames(Receipt, outcome_pb2.Receipt, "an outcome")
 _TOKENS, _PROMPT = 4, 5  # the fields of ChatResponse that have arrays
 _FULL, _DELTA = 5, 6  # the fields of ChatRequest that have a history
 _FULL_MESSAGES, _CONTINUES, _DELTA_MESSAGES = 1, 1, 2  # the fields of the histories
@@ -52,7 +52,7 @@ def chat_bytes(request: ChatRequest, *, delta: bool = False, all_tools: bool = T
     """
     parts = [
         _name(request.rollout_id, request.attempt, request.sample, request.purpose),
-        varint(_NUMBER, request.number),
+        varint(_NUMBER, request.chat_number),
     ]
     tools = request.tools if all_tools or request.tools_overridden else None
     if tools is not None or request.params or request.state:
@@ -62,10 +62,10 @@ def chat_bytes(request: ChatRequest, *, delta: bool = False, all_tools: bool = T
             state=request.state,
         )
         parts.append(rest.SerializeToString())
-    if delta and request.continues:
-        continues = varint(_CONTINUES, request.continues)
+    if delta and request.parent_chat:
+        parent_chat = varint(_CONTINUES, request.parent_chat)
         new = repeated(_DELTA_MESSAGES, map(frozen_bytes, request.messages[request.prefix_len :]))
-        parts += (head(_DELTA, len(continues) + len(new)), continues, new)
+        parts += (head(_DELTA, len(parent_chat) + len(new)), parent_chat, new)
     else:
         whole = repeated(_FULL_MESSAGES, map(frozen_bytes, request.messages))
         parts += (head(_FULL, len(whole)), whole)
@@ -83,21 +83,21 @@ def chat_from_wire(message: pb.ChatRequest, timeout: float | None = None, creden
     """Returns a checked chat. A delta has only the new messages. Raises InvalidArgument naming the field."""
     check_id(message.rollout_id, "rollout_id")
     check_id(message.sample, "sample")
-    if message.number == 0:
+    if message.chat_number == 0:
         raise InvalidArgument("number", "counts from 1")
     history = message.WhichOneof("history")
     if history is None:
         raise InvalidArgument("history", "is missing")
     delta = history == "delta"
-    if delta and not message.delta.continues:
+    if delta and not message.delta.parent_chat:
         raise InvalidArgument("delta.continues", "counts from 1")
     return ChatRequest(
         rollout_id=message.rollout_id,
         attempt=message.attempt or 1,
         sample=message.sample,
-        number=message.number,
+        chat_number=message.chat_number,
         messages=messages_from_wire((message.delta if delta else message.full).messages, f"{history}.messages"),
-        continues=message.delta.continues if delta else 0,
+        parent_chat=message.delta.parent_chat if delta else 0,
         tools=tools_from_wire(message.tools.tools, "tools.tools") if message.HasField("tools") else None,
         tools_overridden=message.HasField("tools"),
         params=params_from_wire(message.sampling, "sampling") if message.HasField("sampling") else {},

@@ -1,4 +1,4 @@
-"""Builds the completion of a rollout: its terminal report."""
+"""Builds the outcome of a rollout: its terminal report."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,11 +8,11 @@ from osmosis_grpc.engine.record import Record
 from osmosis_grpc.engine.samples import ConversationStart, Samples
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types import Completion, CompletionStatus, FailureReason, RolloutMetrics, jsontext
+from osmosis_grpc.types import FailureReason, OutcomeStatus, RolloutMetrics, RolloutOutcome, jsontext
 
 
-def build_completion(record: Record, termination: Termination, result_id: str, now: float) -> Completion:
-    """Return the completion. If the agent's result cannot be sent, the completion is FAILED (agent)."""
+def build_completion(record: Record, termination: Termination, result_id: str, now: float) -> RolloutOutcome:
+    """Return the outcome. If the agent's result cannot be sent, the outcome is FAILED (agent)."""
     states = record.run.session.samples if record.run.session else Samples()
     try:
         (messages, begins), extra = _report(termination, states)
@@ -24,7 +24,7 @@ def build_completion(record: Record, termination: Termination, result_id: str, n
     if begins is not None and begins.sample not in samples:  # a sample with replies of judges only is left out
         begins = None
     reward, outcome = None, termination.outcome
-    if termination.status is CompletionStatus.COMPLETED and outcome is not None:
+    if termination.status is OutcomeStatus.COMPLETED and outcome is not None:
         reward = outcome.reward
         samples = {name: replace(s, reward=outcome.sample_rewards.get(name)) for name, s in samples.items()}
     if len(samples) == 1:
@@ -42,9 +42,9 @@ def build_completion(record: Record, termination: Termination, result_id: str, n
     )
 
 
-def bare_completion(record: Record, termination: Termination, result_id: str) -> Completion:
-    """Return a completion without samples and metrics, for a rollout whose full completion cannot be built."""
-    return Completion(
+def bare_completion(record: Record, termination: Termination, result_id: str) -> RolloutOutcome:
+    """Return a outcome without samples and metrics, for a rollout whose full outcome cannot be built."""
+    return RolloutOutcome(
         rollout_id=record.rollout_id,
         attempt=record.attempt,
         result_id=result_id,
