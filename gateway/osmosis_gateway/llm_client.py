@@ -16,6 +16,7 @@ from osmosis_grpc.types import (
     OutcomeStatus,
     RolloutMetrics,
     RolloutOutcome,
+    Sample,
     jsontext,
 )
 from osmosis_grpc.types.messages import copy_messages
@@ -121,7 +122,7 @@ class OsmosisLLMClient:
                 rollout_id=self.rollout_id,
                 status=OutcomeStatus.COMPLETED if completed else OutcomeStatus.FAILED,
                 finish_reason=finish_reason,
-                messages=copy_messages(final_messages, "final_messages"),
+                samples={"main": Sample(messages=copy_messages(final_messages, "final_messages"))},
                 failure=failure,
                 reward=None if reward is None else float(reward),
                 metrics=metrics or self._metrics,

@@ -28,9 +28,7 @@ def transcript(outcome: RolloutOutcome, runs: Sequence[ToolRun], chats: Chats = 
     """
     latencies = {run.call_id: run.latency for run in runs if run.latency is not None}
     samples = {name: sample.messages for name, sample in outcome.samples.items()}
-    if len(samples) < 2:
-        samples = {next(iter(samples), "no chat"): outcome.messages}
-    for name, messages in samples.items():
+    for name, messages in (samples or {"no chat": ()}).items():
         yield f"conversation ({_line(name)})"
         for number, part in _branches([chat for chat in chats if chat[0].sample == name], messages):
             if number > 1:

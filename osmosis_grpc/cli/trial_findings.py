@@ -239,8 +239,8 @@ def _is_unknown_tool(error: BaseException, name: str) -> bool:
 def _answers(trial: Trial) -> Iterator[tuple[str, str]]:
     """Yield the tool messages that have text."""
     outcome = trial.outcome
-    for messages in (outcome.messages, *(s.messages for s in outcome.samples.values())) if outcome else ():
-        for message in messages:
+    for sample in outcome.samples.values() if outcome else ():
+        for message in sample.messages:
             if message.get("role") == "tool" and isinstance(message.get("content"), str):
                 yield str(message.get("tool_call_id")), _short(message["content"])
 

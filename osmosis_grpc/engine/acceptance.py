@@ -208,7 +208,7 @@ class Acceptance:
         elif self._shutdown.closing:  # the next process runs it
             record.run.parked = True
         else:
-            self._runner.decide(record, Termination.trainer_lost(self._context.config.trainer_grace))
+            self._runner.decide(record, Termination.trainer_lost("the trainer has left"))
 
     def _refuse(self, record: Record, error: BaseException) -> None:
         """Refuse a rollout, and delete its record."""

@@ -196,7 +196,7 @@ class RolloutSession:
         end, latency = self._begin("chat", sample, number), 0.0
         run.called = ()
         try:
-            response = await self._ask(request) if recorded is None else recorded.response
+            response = await self._ask_or_abandon(request) if recorded is None else recorded.response
             self.check_open()
             prompt_length = state.assemble(number, position.parent_chat, response, purpose)
         except CallError as error:
@@ -233,6 +233,15 @@ class RolloutSession:
         except Diverged as error:
             self._on_diverged(self._record, str(error))
             raise RolloutEndedError(str(error)) from None
+
+    async def _ask_or_abandon(self, request: ChatRequest) -> ChatResponse:
+        """Return the reply of _ask(). If no reply is wanted any more, tell the peer to stop its sampling."""
+        try:
+            return await self._ask(request)
+        except (asyncio.CancelledError, RolloutEndedError):
+            end = self._record.run.termination
+            self._record.peer.abandon(request, end.finish_reason if end is not None else "the agent cancelled the chat")
+            raise
 
     async def _ask(self, request: ChatRequest) -> ChatResponse:
         """Send a chat and return the reply. After each retryable error, send the chat again.

@@ -165,12 +165,12 @@ class Engine:
             record.rollout_id, record.attempt, "CANCELLED" if cancelled else "ALREADY_ENDED", record.state
         )
 
-    def lose(self, tenant: Tenant, seconds: float) -> None:
-        """End the unfinished rollouts of a trainer FAILED (trainer, retryable), because it was away for `seconds`."""
+    def lose(self, tenant: Tenant, why: str) -> None:
+        """End the unfinished rollouts of a trainer FAILED (trainer, retryable)."""
         tenant.lost = True
         for record in self.context.table.live():
             if record.tenant is tenant and record.accepted.done():
-                self.runner.decide(record, Termination.trainer_lost(seconds))
+                self.runner.decide(record, Termination.trainer_lost(why))
 
     def capacity(self) -> Capacity:
         """Return the limits, and how much of each limit is used."""

@@ -238,7 +238,8 @@ def _answered(kind: events.ChatAnswered) -> int:
 def _ended(kind: events.Ended) -> int:
     outcome = kind.outcome
     arrays = sum(s.ids.nbytes * 2 for sample in outcome.samples.values() for s in sample.segments)
-    return arrays + text_size(outcome.messages) + text_size([dict(outcome.extra_fields)])
+    texts = sum(text_size(sample.messages) for sample in outcome.samples.values())
+    return arrays + texts + text_size([dict(outcome.extra_fields)])
 
 
 _EXTRA: dict[type[EventKind], Callable[[Any], int]] = {

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from osmosis_grpc.engine.record import Record
-from osmosis_grpc.engine.samples import ConversationStart, Samples
+from osmosis_grpc.engine.samples import Samples
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import FailureReason, OutcomeStatus, RolloutMetrics, RolloutOutcome, jsontext
@@ -15,26 +15,20 @@ def build_completion(record: Record, termination: Termination, result_id: str, n
     """Return the outcome. If the agent's result cannot be sent, the outcome is FAILED (agent)."""
     states = record.run.session.samples if record.run.session else Samples()
     try:
-        (messages, begins), extra = _report(termination, states)
+        extra = _conclude(termination, states)
     except InvalidArgument as error:
         why, reason = f"the result cannot be sent: {error}", FailureReason.AGENT_RESULT_INVALID
-        termination = Termination.failed("agent", why, reason=reason)
-        (messages, begins), extra = _report(termination, states)
+        termination, extra = Termination.failed("agent", why, reason=reason), {}
     samples = states.assembled(refer=record.peer.accepts_references)
-    if begins is not None and begins.sample not in samples:  # a sample with replies of judges only is left out
-        begins = None
     reward, outcome = None, termination.outcome
     if termination.status is OutcomeStatus.COMPLETED and outcome is not None:
         reward = outcome.reward
         samples = {name: replace(s, reward=outcome.sample_rewards.get(name)) for name, s in samples.items()}
-    if len(samples) == 1:
-        ((name, sample),) = samples.items()
-        own = reward if sample.reward is None else sample.reward
-        samples = {name: replace(sample, reward=own, messages=messages, begins=begins)}
+        if len(samples) == 1:
+            ((name, sample),) = samples.items()
+            samples = {name: replace(sample, reward=reward if sample.reward is None else sample.reward)}
     return replace(
         bare_completion(record, termination, result_id),
-        messages=messages,
-        begins=begins,
         reward=reward,
         samples=samples,
         metrics=record.run.meter.total(now, states.tool_messages(record.init.request.messages)),
@@ -58,14 +52,15 @@ def bare_completion(record: Record, termination: Termination, result_id: str) ->
     )
 
 
-def _report(termination: Termination, samples: Samples) -> tuple[ConversationStart, dict[str, Any]]:
-    """Return the final conversation and the extra fields. Raises InvalidArgument if they cannot be sent."""
+def _conclude(termination: Termination, samples: Samples) -> dict[str, Any]:
+    """Give the agent's final messages to their sample. Return the extra fields. Raises InvalidArgument."""
     outcome = termination.outcome
     if outcome is None:
-        return samples.newest(), {}
+        return {}
     extra: Any = {} if outcome.extra_fields is None else outcome.extra_fields
     if not isinstance(extra, Mapping):
         raise InvalidArgument("extra_fields", f"is a {type(extra).__name__}, not a dict")
-    gave_up = outcome.failure is not None and not outcome.messages
-    start = samples.newest() if gave_up else samples.frozen(outcome.messages, "final_messages")
-    return start, jsontext.copy(dict(extra), "extra_fields")
+    if outcome.failure is None or outcome.messages:
+        samples.conclude(outcome.messages, "final_messages")
+    copied: dict[str, Any] = jsontext.copy(dict(extra), "extra_fields")
+    return copied

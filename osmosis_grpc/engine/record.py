@@ -1,7 +1,7 @@
 """One attempt of one rollout: its record in the engine, and the states of its life."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from osmosis_grpc.engine.recorded_chats import Recording
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.types import (
     Activity,
+    ChatRequest,
     EndedBy,
     InitRequest,
     JournaledRollout,
@@ -58,6 +59,10 @@ class Tenant:
     """Whether the trainer was away for longer than the grace period."""
 
 
+def _ignore(request: ChatRequest, reason: str, /) -> None:
+    """Do nothing: the peer cannot stop a sampling."""
+
+
 @dataclass(frozen=True, slots=True)
 class Peer:
     """The destination of a rollout's calls."""
@@ -81,6 +86,8 @@ class Peer:
     """A public name for the run of the trainer. Empty if the run has no name."""
     destination_key: object = None
     """Equal for all peers at one trainer address. None if no other peer has the same address."""
+    abandon: Callable[[ChatRequest, str], None] = _ignore
+    """Called when the reply to an open chat is no longer wanted, with the reason. Must not block or raise."""
 
 
 @dataclass(slots=True, eq=False)

@@ -36,8 +36,7 @@ def resolve_references(
         made[name] = replace(sample, begins=begins, messages=messages)
         if referred:
             made[name] = replace(made[name], segments=_assembled(name, asked, answered).segments())
-    begins, messages = _resolved(outcome.begins, outcome.messages, asked, answered)
-    return replace(outcome, samples=made, begins=begins, messages=messages)
+    return replace(outcome, samples=made)
 
 
 async def resolve_from_journal(outcome: RolloutOutcome, store: Journal) -> RolloutOutcome:
@@ -49,7 +48,7 @@ async def resolve_from_journal(outcome: RolloutOutcome, store: Journal) -> Rollo
 
 def has_references(outcome: RolloutOutcome) -> bool:
     """Return whether a outcome refers to chats instead of having their messages or tokens."""
-    begins = (outcome.begins, *(sample.begins for sample in outcome.samples.values()))
+    begins = (sample.begins for sample in outcome.samples.values())
     return _has_referred_segments(outcome) or any(ref is not None and not ref.prefix_len for ref in begins)
 
 

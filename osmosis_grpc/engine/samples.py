@@ -1,6 +1,7 @@
 """The samples of one run. A sample is a conversation with its tokens."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from osmosis_grpc.errors import InvalidArgument, ReplyUnreadable
@@ -70,26 +71,26 @@ class SampleState:
 class Samples(dict[str, SampleState]):
     """The samples of one run by name, in the order in which they began."""
 
-    __slots__ = ("_unsampled",)
+    __slots__ = ("_final", "_unsampled")
 
     def __init__(self) -> None:
+        self._final: tuple[str, ConversationStart] | None = None
+        """The agent's final messages, and the sample that they belong to."""
         self._unsampled: SampleState | None = None
         """The final messages of a run without a sample."""
 
-    def frozen(self, messages: Sequence[Any], field: str) -> ConversationStart:
-        """Return own copies of the agent's final messages. Raises InvalidArgument."""
-        name = "main" if "main" in self else next(iter(self), "")
+    def conclude(self, messages: Sequence[Any], field: str) -> None:
+        """Make own copies of the agent's final messages the conversation of `main`, or of the first sample.
+
+        Raises InvalidArgument.
+        """
+        name = "main" if "main" in self or not self else next(iter(self))
         state = self.get(name)
         if state is None:
             state = self._unsampled = SampleState()
         position = state.conversation.insert(plain(messages, field), field)
         begins = ChatRef(name, position.parent_chat, position.prefix_len) if position.parent_chat else None
-        return state.conversation.messages(position.node), begins
-
-    def newest(self) -> ConversationStart:
-        """Return the first sample's conversation up to its newest reply."""
-        name, state = next(iter(self.items()), ("", SampleState()))
-        return state.up_to_newest(name)
+        self._final = name, (state.conversation.messages(position.node), begins)
 
     def turns(self) -> int:
         """Return the largest number of chats in one sample."""
@@ -110,8 +111,19 @@ class Samples(dict[str, SampleState]):
         return {call_id: max(0, count - before.get(call_id, 0)) for call_id, count in most.items()}
 
     def assembled(self, *, refer: bool) -> dict[str, Sample]:
-        """Return the samples that have a reply."""
-        return {name: state.assembled(name, refer=refer) for name, state in self.items() if state.newest is not None}
+        """Return the samples that have a reply of the policy.
+
+        If the agent's final messages belong to no such sample, they make a sample without segments.
+        """
+        made = {name: state.assembled(name, refer=refer) for name, state in self.items() if state.newest is not None}
+        if self._final is None:
+            return made
+        name, (messages, begins) = self._final
+        if name in made:
+            made[name] = replace(made[name], messages=messages, begins=begins)
+        elif messages:
+            made[name] = Sample(messages=messages, not_trainable_reason="the policy answered no chat of this sample")
+        return made
 
 
 def plain(messages: Any, field: str) -> list[Any]:

@@ -37,7 +37,7 @@ def warn_of_stalls(records: Iterable[Record], now: float, stalled_after: float) 
             record.attempt,
             now - record.run.progress,
             activity.description,
-            time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(activity.since)),
+            time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(activity.start_time)),
         )
     if len(stalled) > MOST_LINES:
         log.warning("%d more rollouts have made no progress for as long", len(stalled) - MOST_LINES)

@@ -50,9 +50,9 @@ class Termination:
         return cls(OutcomeStatus.CANCELLED, "cancelled")
 
     @classmethod
-    def trainer_lost(cls, seconds: float) -> "Termination":
-        """Return FAILED (trainer, retryable), for a trainer that was away for longer than the grace period."""
-        why, reason = f"the trainer was away for {seconds:g} s", FailureReason.TRAINER_LOST
+    def trainer_lost(cls, why: str) -> "Termination":
+        """Return FAILED (trainer, retryable), for a trainer that has left."""
+        reason = FailureReason.TRAINER_LOST
         return cls.failed("trainer", why, retryable=True, reason=reason, finish_reason="trainer_lost")
 
     @classmethod

@@ -211,7 +211,8 @@ class FrameStream:
     async def run(self, handlers: dict[str, Callable[[Any], None]]) -> CallError | None:
         """Sends and receives frames until the stream ends.
 
-        `handlers` maps a kind of frame to the function that gets the received frames of this kind. An exception of a
+        `handlers` maps each kind of frame to the function that gets the received frames of this kind. The function for
+        the kind "" gets the whole frame, which has no kind or a kind of a later version. An exception of a
         handler ends the stream, and run() raises it. Returns the argument of end(), or None when the other side
         half-closed. Raises a CallError when the other side or the connection ended the stream with an error.
         """
@@ -300,10 +301,10 @@ class FrameStream:
     def _handle(self, frames: Iterable[Any], handlers: dict[str, Callable[[Any], None]]) -> None:
         for frame in frames:
             kind = frame.WhichOneof("frame")
-            handle = handlers.get(kind)
-            if handle is None:
-                raise InvalidArgument(f"frames.{kind or 'frame'}", "is not a kind of frame that this side accepts")
-            handle(getattr(frame, kind))
+            if kind is None:
+                handlers[""](frame)
+            else:
+                handlers[kind](getattr(frame, kind))
 
     async def _write(self) -> None:
         while True:

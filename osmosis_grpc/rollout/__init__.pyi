@@ -42,7 +42,7 @@ from osmosis_grpc.settings import RolloutSettings as RolloutSettings
 from osmosis_grpc.settings import configure as configure
 from osmosis_grpc.settings import get_settings as get_settings
 from osmosis_grpc.types.chat import ChatPurpose as ChatPurpose
-from osmosis_grpc.types.completion import RolloutMetrics as RolloutMetrics
+from osmosis_grpc.types.outcome import RolloutMetrics as RolloutMetrics
 from osmosis_grpc.types.requests import RolloutRequest as RolloutRequest
 from osmosis_grpc.types.tool_models import OpenAIFunctionParametersSchema as OpenAIFunctionParametersSchema
 from osmosis_grpc.types.tool_models import OpenAIFunctionPropertySchema as OpenAIFunctionPropertySchema

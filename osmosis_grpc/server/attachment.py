@@ -7,6 +7,7 @@ on the next stream. It passes the trainer's frames to the engine.
 """
 
 import asyncio
+import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, rollout_pb2
 from osmosis_grpc.engine import Engine, Peer, Record, Tenant
 from osmosis_grpc.engine.find_earlier_run import run_name
 from osmosis_grpc.errors import (
@@ -33,9 +34,12 @@ from osmosis_grpc.server.event_subscriptions import Subscriptions
 from osmosis_grpc.server.requests import cancel, init_answer
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.types import ChatRequest, ChatResponse, Receipt, RolloutOutcome
-from osmosis_grpc.wire.attach import chat_frame, complete_frame, refusal, refused, server_frame
+from osmosis_grpc.wire.attach import chat_frame, complete_frame, refusal, refused, server_frame, unknown_kind
 from osmosis_grpc.wire.chat import RECEIPTS, chat_bytes, reply_from_wire
+from osmosis_grpc.wire.features import ABANDON_CHAT, features_from_wire
 from osmosis_grpc.wire.rollout import check_served, init_from_wire, wants_delta
+
+log = logging.getLogger(__name__)
 
 ASK_AGAIN = job("server.ask_again", OnFailure.RESTART)
 ACCEPTED = job("server.answer_init", OnFailure.REPORT, "callback")
@@ -95,6 +99,7 @@ class Attachment:
             attachment_id=attachment_id,
             trainer_run=run_name(attachment_id),
             destination_key=attachment_id,
+            abandon=self.abandon,
         )
         self._loop = asyncio.get_running_loop()
         self.subscriptions = Subscriptions(engine, owner)
@@ -108,6 +113,9 @@ class Attachment:
         self._cancelling = 0
         """The bytes of the replies that wait until their cancels are committed."""
         self._stream: FrameStream | None = None
+        self._features: frozenset[str] = frozenset()
+        self.done = False
+        """Whether the trainer has said goodbye on its newest stream."""
         self._delta = True
         self._chat_window = 0
         self._rollout_window = 0
@@ -122,8 +130,12 @@ class Attachment:
             "subscribe": self._on_subscribe,
             "unsubscribe": lambda message: self.subscriptions.end(message.id),
             "window": self._on_window,
+            "goodbye": self._on_goodbye,
             "heartbeat": lambda _: None,
+            "unknown_frame": self._on_unknown_frame,
+            "": lambda frame: self._send("unknown_frame", unknown_kind(frame)),
         }
+        """The handler of each kind of frame."""
 
     @property
     def attached(self) -> bool:
@@ -155,6 +167,16 @@ class Attachment:
                 self._waiting.append(chat)
         return future
 
+    def abandon(self, request: ChatRequest, reason: str, /) -> None:
+        """Tell the trainer that the reply to an open chat is no longer wanted."""
+        key = (request.rollout_id, request.attempt, request.sample, request.chat_number)
+        if key in self._open and ABANDON_CHAT in self._features:
+            rollout_id, attempt, sample, number = key
+            message = chat_pb2.AbandonChatRequest(
+                rollout_id=rollout_id, attempt=attempt, sample=sample, chat_number=number, reason=reason
+            )
+            self._send("abandon_chat", message, answer=False)
+
     def complete(self, outcome: RolloutOutcome, /, *, again: bool = False) -> "asyncio.Future[Receipt]":
         """Send a outcome at once. Implements ResultSink.
 
@@ -184,7 +206,8 @@ class Attachment:
             self.leave(self._stream)
         self._stream = stream
         self._delta = wants_delta(hello.history, "hello.history", default=True)
-        self.tenant.lost = False
+        self._features = features_from_wire(hello.features)
+        self.done = self.tenant.lost = False
         self._resent.clear()
         self._chat_window = hello.max_open_chats
         self._rollout_window = self._largest_rollout_window = granted
@@ -214,16 +237,19 @@ class Attachment:
             self._largest_rollout_window = max(window, self._largest_rollout_window)
             self._send("window", pb.ServerWindow(max_open_rollouts=window), answer=False)
 
-    def notify_draining(self, *, last: bool = False, kept: Sequence[Record] = ()) -> None:
-        """Tell the trainer that the server drains.
+    def notify_draining(self) -> None:
+        """Tell the trainer that the server drains."""
+        self._send("draining", pb.Draining(), answer=False)
 
-        If `last` is True, the stream ends. `kept` has the rollouts that stay in the journal for the next process.
+    def say_goodbye(self, kept: Sequence[Record]) -> None:
+        """Tell the trainer that the server leaves, and end the stream.
+
+        `kept` has the rollouts that stay in the journal for the next process.
         """
         if self._stream is not None:
             refs = [pb.RolloutRef(rollout_id=record.rollout_id, attempt=record.attempt) for record in kept]
-            self._stream.send(server_frame("draining", pb.Draining(last=last, kept=refs)))
-            if last:
-                self._stream.end(Unavailable("the server has shut down"))
+            self._stream.send(server_frame("goodbye", pb.Goodbye(kept=refs)))
+            self._stream.end(Unavailable("the server has shut down"))
 
     def _tick(self, stream: FrameStream) -> None:
         """Resend the chats and outcomes that have had no answer for more than `chat_silence` seconds.
@@ -405,6 +431,15 @@ class Attachment:
     def _on_subscribe(self, message: pb.Subscribe) -> None:
         if self._stream is not None:
             self.subscriptions.begin(self._stream, message)
+
+    def _on_goodbye(self, message: pb.Goodbye) -> None:
+        """End the stream, because the trainer is done. Its unfinished rollouts then end at once."""
+        self.done = True
+        if self._stream is not None:
+            self._stream.end(None)
+
+    def _on_unknown_frame(self, message: pb.UnknownFrame) -> None:
+        log.warning("the trainer does not know the frame with the number %d", message.frame_number)
 
     def _on_window(self, message: pb.TrainerWindow) -> None:
         self._chat_window = message.max_open_chats

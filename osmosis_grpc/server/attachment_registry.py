@@ -24,6 +24,7 @@ from osmosis_grpc.types.outcome import clip, describe
 from osmosis_grpc.types.server_info import ServerLimits
 from osmosis_grpc.wire.attach import check_trainer_hello, server_frame
 from osmosis_grpc.wire.control import LIMITS, PROTOCOL
+from osmosis_grpc.wire.features import FEATURES
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ class Attachments:
         """Tell all trainers that the server ends, and end their streams."""
         parked = self._engine.shutdown.parked
         for attachment in self.attached:
-            attachment.notify_draining(last=True, kept=[r for r in parked if r.peer is attachment.peer])
+            attachment.say_goodbye([record for record in parked if record.peer is attachment.peer])
         for timer in self._graces.values():
             timer.cancel()
         if self.attached:
@@ -163,6 +164,8 @@ class Attachments:
 
     def _left(self, attachment: Attachment) -> None:
         """Begin the grace period of a trainer without a stream, or drop its attachment if it has no work."""
+        if attachment.done and attachment.tenant.open:
+            self._engine.lose(attachment.tenant, "the trainer said goodbye")
         if attachment.needed and not self._engine.shutdown.closing:
             self._wait_for(attachment)
         elif self._attachments.pop(attachment.attachment_id, None) is not None:
@@ -179,7 +182,7 @@ class Attachments:
                 return
             if attachment.tenant.open:
                 log.warning("a trainer was away for %g s: its %d rollouts end", grace, attachment.tenant.open)
-                self._engine.lose(attachment.tenant, grace)
+                self._engine.lose(attachment.tenant, f"the trainer was away for {grace:g} s")
             self._graces.pop(attachment.attachment_id, None)
             self._left(attachment)
 
@@ -232,5 +235,6 @@ class Attachments:
             max_open_rollouts=window,
             limits=LIMITS.to_wire(self.limits()),
             agent_loops=sorted(engine.context.runnables),
+            features=FEATURES,
             draining=engine.shutdown.draining,
         )

@@ -24,6 +24,7 @@ from osmosis_grpc.link.target_policy import Address, TargetPolicy
 from osmosis_grpc.link.tls import ClientTls
 from osmosis_grpc.types import Callback, ChatRequest, ChatResponse, InitRequest, Receipt, RolloutOutcome, TraceContext
 from osmosis_grpc.wire.chat import RECEIPTS, chat_bytes, reply_from_wire
+from osmosis_grpc.wire.features import ABANDON_CHAT
 from osmosis_grpc.wire.rollout import fit, outcome_to_wire
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,11 @@ REACHED_AFTER = 10.0
 
 CHAT = "/osmosis.rollout.v1.TrainerService/Chat"
 COMPLETE = "/osmosis.rollout.v1.TrainerService/Complete"
+ABANDON = "/osmosis.rollout.v1.TrainerService/AbandonChat"
+ABANDON_TIMEOUT = 10.0
+"""The timeout of the one call that tells a trainer to stop a sampling, in seconds."""
 
+Abandon = Callable[[ChatRequest, str], None]
 MakePeer = Callable[..., Awaitable[Peer]]
 """Makes the peer for an InitRequest. `authenticated` says whether the caller is identified."""
 
@@ -71,7 +76,7 @@ class Callbacks:
             return await make(init, authenticated=self._authenticated)
         address = await self.policy.check(callback.target, "callback.target", authenticated=self._authenticated)
         trainer = _Trainer(self._channel(address, callback), callback, init.trace, self.calls)
-        return _peer(trainer.chat, trainer.complete, callback)
+        return _peer(trainer.chat, trainer.complete, callback, trainer.abandon)
 
     def _channel(self, address: Address, callback: Callback) -> grpc.aio.Channel:
         tls = replace(self._tls, server_name=callback.tls.server_name) if callback.tls else None
@@ -113,10 +118,11 @@ class Callbacks:
             await known.close()
 
 
-def _peer(chat: ChatModel, complete: ResultSink, callback: Callback) -> Peer:
+def _peer(chat: ChatModel, complete: ResultSink, callback: Callback, abandon: Abandon | None = None) -> Peer:
     """Return a Peer. Equal callbacks give equal keys."""
     run = run_name(callback.run_id or callback.target)
-    return Peer(chat, complete, callback, trainer_run=run, destination_key=callback.target)
+    peer = Peer(chat, complete, callback, trainer_run=run, destination_key=callback.target)
+    return replace(peer, abandon=abandon) if abandon is not None else peer
 
 
 class _Trainer:
@@ -129,6 +135,7 @@ class _Trainer:
         self._calls = calls
         self._chat: Any = channel.unary_unary(CHAT)
         self._complete: Any = channel.unary_unary(COMPLETE)
+        self._abandon: Any = channel.unary_unary(ABANDON)
         self.callback = callback
         metadata = {"authorization": callback.credential and f"Bearer {callback.credential}"}
         if trace is not None:
@@ -144,6 +151,20 @@ class _Trainer:
         if len(message) > MAX_MESSAGE_BYTES:
             raise InvalidArgument("messages", f"the chat has {len(message)} bytes, more than {MAX_MESSAGE_BYTES}")
         return Asking(self._calls, CHAT, self._chat, message, timeout=timeout, metadata=self._metadata)
+
+    def abandon(self, request: ChatRequest, reason: str, /) -> None:
+        """Tell the trainer once that the reply to a chat is no longer wanted. The answer is not needed."""
+        if ABANDON_CHAT not in self.callback.features:
+            return
+        message = chat_pb2.AbandonChatRequest(
+            rollout_id=request.rollout_id,
+            attempt=request.attempt,
+            sample=request.sample,
+            chat_number=request.chat_number,
+            reason=reason,
+            state=self.callback.state,
+        )
+        self._abandon(message.SerializeToString(), timeout=ABANDON_TIMEOUT, metadata=self._metadata)
 
     async def complete(self, outcome: RolloutOutcome, /) -> Receipt:
         message = fit(outcome_to_wire(outcome))

@@ -26,7 +26,7 @@ def init_answer(record: Record, started: bool) -> InitResponse:
         rollout_id=record.rollout_id,
         attempt=record.attempt,
         tools=map(tool_to_wire, record.tools),
-        started=started,
+        created=started,
         from_journal=EARLIER_RUN.to_wire(earlier) if earlier else None,
     )
 
@@ -38,7 +38,7 @@ async def follow(
     control.check_stream(request)
     if request.rollout_id:
         record = engine.rollouts.get(owner, request.rollout_id, request.attempt)
-        async with aclosing(engine.log.follow(record, request.after)) as trajectory:
+        async with aclosing(engine.log.follow(record, request.after_event)) as trajectory:
             async for event in trajectory:
                 if event is not None:
                     yield pb.StreamEventsResponse(event=event_to_wire(event, tokens=tokens))

@@ -145,7 +145,7 @@ class RolloutClient:
         check_selection(rollout_id, group_id, everything=everything)
         request = pb.CancelRequest(attempt=attempt, reason=reason)
         if everything:
-            request.all = True
+            request.all.SetInParent()
         else:
             setattr(request, "rollout_id" if rollout_id else "group_id", rollout_id or group_id)
         return [CANCEL_RESULT.from_wire(row) for row in (await self._call(self._stub.Cancel, request)).results]
@@ -160,7 +160,7 @@ class RolloutClient:
         """
         answered, backoff = time.monotonic(), Backoff(*STREAM_PAUSES)
         while True:
-            request = pb.StreamEventsRequest(rollout_id=rollout_id, attempt=attempt, after=after)
+            request = pb.StreamEventsRequest(rollout_id=rollout_id, attempt=attempt, after_event=after)
             try:
                 async with aclosing(self._stream(request)) as stream:
                     async for response in stream:

@@ -36,7 +36,7 @@ class Started:
 class Resumed:
     """Its agent started again in the same attempt."""
 
-    previous_last_number: int = 0
+    previous_last_event: int = 0
 
 
 @fast_init

@@ -14,7 +14,7 @@ from osmosis_grpc.types.fast_init import fast_init
 from osmosis_grpc.types.jsontext import is_finite
 from osmosis_grpc.types.messages import Message
 from osmosis_grpc.types.requests import Group
-from osmosis_grpc.types.samples import ChatRef, Sample
+from osmosis_grpc.types.samples import Sample
 from osmosis_grpc.types.stack_frames import StackFrame, own_frames
 
 MAX_FAILURE_TEXT = 64 * 1024
@@ -159,13 +159,10 @@ class RolloutOutcome:
     status: OutcomeStatus
     finish_reason: str = ""
     failure: Failure | None = None
-    messages: Sequence[Message] = ()
-    """The conversation as the agent left it."""
-    begins: ChatRef | None = None
-    """The newest answered chat whose messages and reply are the beginning of `messages`; None if there is none."""
     reward: float | None = None
     """The reward; None if there is no reward, which differs from 0. Only a rollout that completed has a reward."""
     samples: Mapping[str, Sample] = field(default_factory=dict)
+    """The samples by name, in the order of their creation."""
     metrics: RolloutMetrics = field(default_factory=RolloutMetrics)
     extra_fields: Mapping[str, Any] = field(default_factory=dict)
     omitted: tuple[str, ...] = ()
@@ -179,6 +176,12 @@ class RolloutOutcome:
     """Set if the rollout ended in an earlier run of the trainer. Then nothing ran for this request."""
     confirmation: Confirmable | None = field(default=None, repr=False, compare=False)
     """Used by confirm(). Only a trainer with a ledger sets it."""
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """The conversation of sample `main`, or of the first sample; empty without samples."""
+        main = self.samples.get("main") or next(iter(self.samples.values()), None)
+        return main.messages if main is not None else ()
 
     async def confirm(self) -> None:
         """Records in the trainer's ledger that this outcome has been used. The trainer does not yield it again.

@@ -117,6 +117,10 @@ class Callback:
     """TLS for the callback; None for plain text."""
     run_id: str = ""
     """The name of the trainer's run. If it is empty, the target names the run."""
+    protocol: int = 0
+    """The protocol version of the trainer; 0 if it is unknown."""
+    features: tuple[str, ...] = ()
+    """The features of the trainer, see services.proto."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ class Activity:
     """The current activity of a rollout, and the time when it began, in Unix seconds."""
 
     description: str
-    since: float
+    start_time: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ copied into a repeated field, and the sender knows the size of each frame.
 """
 
 from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, error_pb2, outcome_pb2
@@ -63,6 +64,14 @@ def chat_reply_frame(rollout_id: str, attempt: int, sample: str, number: int, re
     inner = head(_TRAINER["chat_reply"], len(name) + len(within) + len(reply))
     length = len(inner) + len(name) + len(within) + len(reply)
     return b"".join((head(_FRAMES, length), inner, name, within, reply))
+
+
+def unknown_kind(frame: Message) -> pb.UnknownFrame:
+    """Returns the answer to a frame of a kind that this version does not know. Raises InvalidArgument if it is empty."""
+    fields = UnknownFieldSet(frame)
+    if not len(fields):
+        raise InvalidArgument("frames.frame", "is unset")
+    return pb.UnknownFrame(frame_number=fields[0].field_number)
 
 
 def refusal(error: CallError) -> error_pb2.Status:

@@ -37,11 +37,11 @@ from osmosis_grpc.wire.tokens import (
 
 PURPOSES = EnumNames(ChatPurpose, pb.ChatPurpose, "a purpose")
 PURPOSES.names[pb.CHAT_PURPOSE_UNSPECIFIED] = ChatPurpose.POLICY
-RECEIPTS = EnumNames(Receipt, outcome_pb2.Receipt, "an outcome")
+RECEIPTS = EnumNames(Receipt, outcome_pb2.Receipt, "a receipt")
 _TOKENS, _PROMPT = 4, 5  # the fields of ChatResponse that have arrays
 _FULL, _DELTA = 5, 6  # the fields of ChatRequest that have a history
 _FULL_MESSAGES, _CONTINUES, _DELTA_MESSAGES = 1, 1, 2  # the fields of the histories
-_NUMBER = pb.ChatRequest.DESCRIPTOR.fields_by_name["number"].number
+_NUMBER = pb.ChatRequest.DESCRIPTOR.fields_by_name["chat_number"].number
 
 
 def chat_bytes(request: ChatRequest, *, delta: bool = False, all_tools: bool = True) -> bytes:
@@ -84,13 +84,13 @@ def chat_from_wire(message: pb.ChatRequest, timeout: float | None = None, creden
     check_id(message.rollout_id, "rollout_id")
     check_id(message.sample, "sample")
     if message.chat_number == 0:
-        raise InvalidArgument("number", "counts from 1")
+        raise InvalidArgument("chat_number", "counts from 1")
     history = message.WhichOneof("history")
     if history is None:
         raise InvalidArgument("history", "is missing")
     delta = history == "delta"
     if delta and not message.delta.parent_chat:
-        raise InvalidArgument("delta.continues", "counts from 1")
+        raise InvalidArgument("delta.parent_chat", "counts from 1")
     return ChatRequest(
         rollout_id=message.rollout_id,
         attempt=message.attempt or 1,

@@ -31,7 +31,7 @@ DRAIN_RESULT = Converter(DrainResult, pb.DrainResponse)
 def selection_from_wire(request: pb.CancelRequest) -> dict[str, str]:
     """Returns the keyword arguments that select the rollouts to cancel. Raises InvalidArgument naming the field."""
     kind = request.WhichOneof("selection")
-    if kind is None or (kind == "all" and not request.all):
+    if kind is None:
         raise InvalidArgument("selection", "name a rollout_id, a group_id, or set all")
     if request.attempt and kind != "rollout_id":
         raise InvalidArgument("attempt", "goes with a rollout_id")
@@ -65,7 +65,7 @@ def check_stream(request: pb.StreamEventsRequest) -> None:
             if getattr(request, name):
                 raise InvalidArgument(name, "goes with a stream of all rollouts, not of one")
         return
-    for name in ("attempt", "after"):
+    for name in ("attempt", "after_event"):
         if getattr(request, name):
             raise InvalidArgument(name, "goes with a rollout_id")
     if request.cursor and request.from_now:

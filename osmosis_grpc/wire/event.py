@@ -209,7 +209,7 @@ _NUMBERS = {field.name: field.number for field in _ONEOF}
 _FIELDS = {number: field for field, number in _NUMBERS.items()}
 _NUMBER, _CONTINUES, _MESSAGES, _PURPOSE = (
     pb.ChatRequestedEvent.DESCRIPTOR.fields_by_name[name].number
-    for name in ("number", "parent_chat", "messages", "purpose")
+    for name in ("chat_number", "parent_chat", "messages", "purpose")
 )
 _RESPONSE, _LATENCY, _RECORDED = (
     pb.ChatAnsweredEvent.DESCRIPTOR.fields_by_name[name].number for name in ("response", "latency", "recorded_event")

@@ -39,7 +39,7 @@ def message_to_wire(message: Mapping[str, Any]) -> pb.Message:
         if key == "content" and kind is str:
             out.text = value
         elif key == "content" and value is None:
-            out.null_content = True
+            out.null_content.SetInParent()
         elif key == "content" and kind is list and all(type(part) is dict for part in value):
             out.parts.parts.extend(_object_to_wire(pb.ContentPart(), part, "part") for part in value)
             out.parts.SetInParent()

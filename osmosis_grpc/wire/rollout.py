@@ -1,11 +1,10 @@
 """rollout.proto: requests to start a rollout, its state, and its outcome."""
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2, tokens_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2 as pb
 from osmosis_grpc.errors import Boundary, InvalidArgument
 from osmosis_grpc.types import jsontext
@@ -27,7 +26,7 @@ from osmosis_grpc.types.requests import (
     unread_metadata,
 )
 from osmosis_grpc.types.rollout_info import Activity, RolloutInfo
-from osmosis_grpc.types.samples import ChatRef, Sample
+from osmosis_grpc.types.samples import Sample
 from osmosis_grpc.types.stack_frames import StackFrame
 from osmosis_grpc.wire import times
 from osmosis_grpc.wire.field_conversion import Codec, Converter, EnumNames
@@ -38,14 +37,14 @@ from osmosis_grpc.wire.tokens import check_reward, sample_from_wire, sample_to_w
 MAX_METADATA_BYTES = 1024 * 1024
 """The default limit of metadata_json."""
 
-NOT_SERVED = ("grader_timeout",)
-"""Fields of InitRequest that this server refuses."""
+NOT_SERVED = ("grader_timeout", "fork")
+"""Fields of RolloutSpec that this server refuses."""
 
 MAX_CHANGES = 20
 """The most names of changed files and packages in a message."""
 
 STATES = EnumNames(RolloutState, pb.RolloutState, "a state")
-_STATUSES = EnumNames(OutcomeStatus, outcome_pb2.OutcomeStatus, "a outcome status")
+_STATUSES = EnumNames(OutcomeStatus, outcome_pb2.OutcomeStatus, "an outcome status")
 _BOUNDARIES: EnumNames[Boundary] = EnumNames(get_args(Boundary), outcome_pb2.FailureBoundary, "a boundary")
 _GROUP = Converter(Group, outcome_pb2.Group)
 _HEADER = Codec(str, check_header)
@@ -79,42 +78,41 @@ METRICS = Converter(
 def check_served(message: pb.InitRequest, max_metadata_bytes: int = MAX_METADATA_BYTES) -> None:
     """Raises InvalidArgument for a field that this server does not support, and for metadata above the limit."""
     for name in NOT_SERVED:
-        if message.HasField(name):  # type: ignore[arg-type]
-            raise InvalidArgument(name, "is not served by this server")
-    if len(message.metadata_json.encode()) > max_metadata_bytes:
-        raise InvalidArgument("metadata_json", f"is larger than {max_metadata_bytes} bytes")
+        if message.spec.HasField(name):  # type: ignore[arg-type]
+            raise InvalidArgument(f"spec.{name}", "is not served by this server")
+    if len(message.spec.metadata_json.encode()) > max_metadata_bytes:
+        raise InvalidArgument("spec.metadata_json", f"is larger than {max_metadata_bytes} bytes")
 
 
 def init_from_wire(message: pb.InitRequest) -> InitRequest:
     """Returns a checked request to start a rollout. Raises InvalidArgument naming the field."""
     check_id(message.rollout_id, "rollout_id")
-    if message.idempotency_key:
-        check_id(message.idempotency_key, "idempotency_key")
+    spec = message.spec
+    if spec.idempotency_key:
+        check_id(spec.idempotency_key, "spec.idempotency_key")
     request = RolloutRequest(
         rollout_id=message.rollout_id,
         attempt=message.attempt or 1,
-        agent_loop=message.agent_loop,
-        messages=messages_from_wire(message.messages, "messages"),
-        completion_params=params_from_wire(message.sampling, "sampling"),
-        max_turns=message.max_turns if message.HasField("max_turns") else DEFAULT_MAX_TURNS,
-        max_tokens_total=(
-            message.max_tokens_total if message.HasField("max_tokens_total") else DEFAULT_MAX_TOKENS_TOTAL
-        ),
-        metadata=_metadata_from_wire(message.metadata_json),
-        label=message.label if message.HasField("label") else None,
-        group=_checked_group(message.group) if message.HasField("group") else None,
-        priority=message.priority,
+        agent_loop=spec.agent_loop,
+        messages=messages_from_wire(spec.messages, "spec.messages"),
+        completion_params=params_from_wire(spec.sampling, "spec.sampling"),
+        max_turns=spec.max_turns if spec.HasField("max_turns") else DEFAULT_MAX_TURNS,
+        max_tokens_total=spec.max_tokens_total if spec.HasField("max_tokens_total") else DEFAULT_MAX_TOKENS_TOTAL,
+        metadata=_metadata_from_wire(spec.metadata_json),
+        label=spec.label if spec.HasField("label") else None,
+        group=_checked_group(spec.group, "spec.group") if spec.HasField("group") else None,
+        priority=spec.priority,
         agent_timeout=(
-            times.checked_seconds(message.agent_timeout, "agent_timeout") if message.HasField("agent_timeout") else None
+            times.checked_seconds(spec.agent_timeout, "spec.agent_timeout") if spec.HasField("agent_timeout") else None
         ),
         grader_timeout=(
-            times.checked_seconds(message.grader_timeout, "grader_timeout")
-            if message.HasField("grader_timeout")
+            times.checked_seconds(spec.grader_timeout, "spec.grader_timeout")
+            if spec.HasField("grader_timeout")
             else None
         ),
-        tool_server_url=message.tool_server_url or None,
-        idempotency_key=message.idempotency_key or None,
-        evaluation=message.evaluation,
+        tool_server_url=spec.tool_server_url or None,
+        idempotency_key=spec.idempotency_key or None,
+        evaluation=spec.evaluation,
     )
     callback = _CALLBACK.field_of(message, "callback")
     trace = _TRACE.field_of(message, "trace_context")
@@ -125,10 +123,18 @@ def init_from_wire(message: pb.InitRequest) -> InitRequest:
 
 def init_to_wire(init: InitRequest, *, secrets: bool = True) -> pb.InitRequest:
     """Returns a request as a message. If `secrets` is False, it leaves out the callback's credential and state."""
-    request, group, trace = init.request, init.request.group, init.trace
+    request, trace = init.request, init.trace
     return pb.InitRequest(
         rollout_id=request.rollout_id,
         attempt=request.attempt,
+        spec=_spec_to_wire(request),
+        trace_context=_TRACE.to_wire(trace) if trace else None,
+        callback=_callback_to_wire(init.callback, secrets=secrets) if init.callback else None,
+    )
+
+
+def _spec_to_wire(request: RolloutRequest) -> pb.RolloutSpec:
+    return pb.RolloutSpec(
         agent_loop=request.agent_loop,
         messages=[message_to_wire(m) for m in request.messages],
         sampling=params_to_wire(request.completion_params) if request.completion_params else None,
@@ -136,21 +142,19 @@ def init_to_wire(init: InitRequest, *, secrets: bool = True) -> pb.InitRequest:
         max_tokens_total=request.max_tokens_total,
         metadata_json=_metadata_to_wire(request),
         label=request.label,
+        group=_GROUP.to_wire(request.group) if request.group else None,
         priority=request.priority,
         agent_timeout=times.duration(request.agent_timeout) if request.agent_timeout is not None else None,
         grader_timeout=times.duration(request.grader_timeout) if request.grader_timeout is not None else None,
         tool_server_url=request.tool_server_url or "",
         idempotency_key=request.idempotency_key or "",
         evaluation=request.evaluation,
-        group=_GROUP.to_wire(group) if group else None,
-        trace_context=_TRACE.to_wire(trace) if trace else None,
-        callback=_callback_to_wire(init.callback, secrets=secrets) if init.callback else None,
     )
 
 
 def _metadata_from_wire(text: str) -> Any:
     """Returns checked metadata. The result keeps the text and parses it when it is read. Raises InvalidArgument."""
-    return jsontext.Unparsed.checked(text, "metadata_json") if text else {}
+    return jsontext.Unparsed.checked(text, "spec.metadata_json") if text else {}
 
 
 def _metadata_to_wire(request: RolloutRequest) -> str:
@@ -161,12 +165,7 @@ def _metadata_to_wire(request: RolloutRequest) -> str:
 
 
 def _digest(message: pb.InitRequest) -> bytes:
-    body = pb.InitRequest()
-    body.CopyFrom(message)
-    body.attempt = message.attempt or 1
-    body.ClearField("callback")
-    body.ClearField("trace_context")
-    return hashlib.sha256(body.SerializeToString(deterministic=True)).digest()
+    return hashlib.sha256(message.spec.SerializeToString(deterministic=True)).digest()
 
 
 def _checked_group(message: outcome_pb2.Group, path: str = "group") -> Group:
@@ -223,25 +222,14 @@ def callback_from_bytes(data: bytes) -> Callback:
 
 
 def outcome_to_wire(outcome: RolloutOutcome, *, head: bool = False, refer: bool = False) -> outcome_pb2.RolloutOutcome:
-    """Returns a outcome as a message. With `head` it leaves out messages and segments.
+    """Returns an outcome as a message. With `head` it leaves out messages and segments.
 
     `refer` is for a receiver that answered the chats. With it, the message names these chats instead of repeating
-    their messages and tokens. A single sample has the same messages as the outcome, so they are not repeated.
+    their messages and tokens.
     """
-    samples: dict[str, tokens_pb2.Sample] = {}
-    for name, sample in outcome.samples.items():
-        alone = len(outcome.samples) == 1
-        kept = Sample(
-            messages=() if head or alone else sample.messages,
-            segments=() if head else sample.segments,
-            begins=None if head or alone else sample.begins,
-            reward=sample.reward,
-            trainable=sample.trainable,
-            not_trainable_reason=sample.not_trainable_reason,
-        )
-        samples[name] = sample_to_wire(kept, refer=refer)
-    begins = outcome.begins if refer else None
-    messages = () if head else outcome.messages[begins.prefix_len :] if begins else outcome.messages
+    samples = outcome.samples
+    if head:
+        samples = {name: replace(sample, messages=(), segments=(), begins=None) for name, sample in samples.items()}
     return outcome_pb2.RolloutOutcome(
         rollout_id=outcome.rollout_id,
         attempt=outcome.attempt,
@@ -249,11 +237,9 @@ def outcome_to_wire(outcome: RolloutOutcome, *, head: bool = False, refer: bool 
         status=_STATUSES.numbers[outcome.status],
         finish_reason=outcome.finish_reason,
         failure=FAILURE.to_wire(outcome.failure) if outcome.failure else None,
-        messages=[message_to_wire(message) for message in messages],
-        prefix_chat=tokens_pb2.ChatRef(sample=begins.sample, chat_number=begins.chat_number) if begins else None,
         group=_GROUP.to_wire(outcome.group) if outcome.group else None,
         reward=outcome.reward,
-        samples=samples,
+        samples=[sample_to_wire(sample, name, refer=refer) for name, sample in samples.items()],
         metrics=METRICS.to_wire(outcome.metrics),
         extra_json=jsontext.render(outcome.extra_fields) if outcome.extra_fields else "",
         omitted=outcome.omitted,
@@ -265,20 +251,20 @@ def outcome_to_wire(outcome: RolloutOutcome, *, head: bool = False, refer: bool 
 
 @remembered
 def referring_bytes(outcome: RolloutOutcome) -> bytes:
-    """Returns the bytes of a outcome for a receiver that knows its chats."""
+    """Returns the bytes of an outcome for a receiver that knows its chats."""
     return outcome_to_wire(outcome, refer=True).SerializeToString()
 
 
 MAX_COMPLETION_BYTES = 16 * 1024 * 1024
-"""The most bytes of a outcome in a message."""
+"""The most bytes of an outcome in a message."""
 
 
 def fit(message: outcome_pb2.RolloutOutcome, limit: int = MAX_COMPLETION_BYTES) -> outcome_pb2.RolloutOutcome:
-    """Cuts a outcome to `limit` bytes and returns it. Its field `omitted` names the fields that were left out."""
-    samples = [(f"samples[{name}].", message.samples[name]) for name in sorted(message.samples)]
+    """Cuts an outcome to `limit` bytes and returns it. Its field `omitted` names the fields that were left out."""
+    samples = [(f"samples[{sample.name}].", sample) for sample in message.samples]
     steps: list[list[tuple[str, Any, str]]] = [
         *([(path, sample, "segments")] for path, sample in samples),
-        [("", message, "messages"), *((path, sample, "messages") for path, sample in samples)],
+        [(path, sample, "messages") for path, sample in samples],
         [("", message, "extra_json")],
     ]
     for step in steps:
@@ -299,13 +285,11 @@ def outcome_from_wire(message: outcome_pb2.RolloutOutcome, field: str) -> Rollou
     reward = check_reward(message.reward, f"{field}.reward") if message.HasField("reward") else None
     if reward is not None and status is not OutcomeStatus.COMPLETED:
         raise InvalidArgument(f"{field}.reward", f"a rollout that ended {status} carries no reward")
-    messages = messages_from_wire(message.messages, f"{field}.messages")
-    samples = {n: sample_from_wire(s, f"{field}.samples[{n}]", n) for n, s in sorted(message.samples.items())}
-    begins = None
-    if message.HasField("prefix_chat"):
-        begins = ChatRef(message.prefix_chat.sample, message.prefix_chat.chat_number)
-        if begins.sample not in samples or not begins.chat_number:
-            raise InvalidArgument(f"{field}.prefix_chat", "names no chat of a sample of this outcome")
+    samples: dict[str, Sample] = {}
+    for part in message.samples:
+        if part.name in samples:
+            raise InvalidArgument(f"{field}.samples", f"two samples have the name {part.name!r}")
+        samples[part.name] = sample_from_wire(part, f"{field}.samples[{part.name}]")
     for name, sample in samples.items():
         if sample.reward is not None and status is not OutcomeStatus.COMPLETED:
             raise InvalidArgument(f"{field}.samples[{name}].reward", f"a rollout that ended {status} carries no reward")
@@ -316,11 +300,9 @@ def outcome_from_wire(message: outcome_pb2.RolloutOutcome, field: str) -> Rollou
         status=status,
         finish_reason=message.finish_reason,
         failure=failure,
-        messages=messages,
-        begins=begins,
         group=_checked_group(message.group) if message.HasField("group") else None,
         reward=reward,
-        samples=_with_messages(samples, messages, begins),
+        samples=samples,
         metrics=METRICS.from_wire(message.metrics),
         extra_fields=jsontext.parse_object(message.extra_json, f"{field}.extra_json"),
         omitted=tuple(message.omitted),
@@ -328,17 +310,6 @@ def outcome_from_wire(message: outcome_pb2.RolloutOutcome, field: str) -> Rollou
         agent_version=message.agent_version,
         from_journal=EARLIER_RUN.field_of(message, "from_journal"),
     )
-
-
-def _with_messages(
-    samples: dict[str, Sample], messages: list[dict[str, Any]], begins: ChatRef | None
-) -> Mapping[str, Sample]:
-    if len(samples) != 1:
-        return samples
-    ((name, only),) = samples.items()
-    if only.messages or only.begins:
-        return samples
-    return {name: replace(only, messages=messages, begins=begins)}
 
 
 ROLLOUT = Converter(

@@ -48,7 +48,7 @@ def block_bytes(block: TokenBlock) -> bytes:
     if not block.extras:
         return arrays
     extras = {
-        name: pb.Tensor(type=_TENSOR_TYPES[tensor.dtype], shape=tensor.shape, data=tensor.data)
+        name: pb.Extra(tensor=pb.Tensor(type=_TENSOR_TYPES[tensor.dtype], shape=tensor.shape, data=tensor.data))
         for name, tensor in block.extras.items()
     }
     return arrays + pb.TokenBlock(extras=extras).SerializeToString()
@@ -112,7 +112,7 @@ def segment_reference(segment: Segment) -> pb.Segment:
     return pb.Segment(mask_runs=segment.mask_runs, chats=segment.chats, drift_index=segment.drift_index)
 
 
-def sample_to_wire(sample: Sample, *, refer: bool = False) -> pb.Sample:
+def sample_to_wire(sample: Sample, name: str, *, refer: bool = False) -> pb.Sample:
     """Returns a sample as a message. With `refer` it leaves out the tokens and messages that the trainer knows.
 
     The trainer knows them because it answered the chats.
@@ -120,6 +120,7 @@ def sample_to_wire(sample: Sample, *, refer: bool = False) -> pb.Sample:
     begins = sample.begins if refer else None
     segment = segment_reference if refer else segment_to_wire
     return pb.Sample(
+        name=name,
         messages=[message_to_wire(message) for message in sample.messages[begins.prefix_len if begins else 0 :]],
         prefix_chat=begins.chat_number if begins else 0,
         segments=[segment(each) for each in sample.segments],
@@ -129,11 +130,11 @@ def sample_to_wire(sample: Sample, *, refer: bool = False) -> pb.Sample:
     )
 
 
-def sample_from_wire(message: pb.Sample, field: str, name: str = "main") -> Sample:
+def sample_from_wire(message: pb.Sample, field: str) -> Sample:
     """Returns a checked sample. Raises InvalidArgument."""
     return Sample(
         messages=messages_from_wire(message.messages, f"{field}.messages"),
-        begins=ChatRef(name, message.prefix_chat) if message.prefix_chat else None,
+        begins=ChatRef(message.name, message.prefix_chat) if message.prefix_chat else None,
         segments=tuple(segment_from_wire(s, f"{field}.segments[{i}]") for i, s in enumerate(message.segments)),
         reward=check_reward(message.reward, f"{field}.reward") if message.HasField("reward") else None,
         trainable=message.trainable,
@@ -161,10 +162,10 @@ def _read(message: pb.TokenBlock | pb.Segment) -> tuple[Ids, Logprobs]:
 
 
 def _extras(extras: Mapping[str, Any], field: str) -> dict[str, Tensor]:
-    for name, tensor in extras.items():
+    found = {}
+    for name, extra in extras.items():
+        tensor = extra.tensor
         if tensor.type not in _TENSOR_NAMES:
-            raise InvalidArgument(f"{field}.extras[{name}].type", f"{tensor.type} is not a tensor type")
-    return {
-        name: Tensor(dtype=_TENSOR_NAMES[tensor.type], shape=tuple(tensor.shape), data=tensor.data)
-        for name, tensor in extras.items()
-    }
+            raise InvalidArgument(f"{field}.extras[{name}].tensor.type", f"{tensor.type} is not a tensor type")
+        found[name] = Tensor(dtype=_TENSOR_NAMES[tensor.type], shape=tuple(tensor.shape), data=tensor.data)
+    return found

@@ -34,7 +34,7 @@ class Scripted(RolloutAgentLoop):
         return result if result is not None else ctx.complete([USER])
 
 
-async def outcome(use, tools=(), **request):
+async def run_once(use, tools=(), **request):
     """The outcome, and what was logged."""
     outcome, seen = await collect_rollout(Scripted(use, tools), EchoPolicy(), [USER], **request)
     return outcome, [event.kind for event in seen if isinstance(event.kind, events.Logged)]
@@ -42,7 +42,7 @@ async def outcome(use, tools=(), **request):
 
 async def logged(*names, **data):
     """The one event that a log_event made."""
-    outcome, found = await outcome(lambda ctx: ctx.log_event(*names, **data))
+    outcome, found = await run_once(lambda ctx: ctx.log_event(*names, **data))
     assert outcome.status is OutcomeStatus.COMPLETED
     assert len(found) == 1
     return found[0]
@@ -126,7 +126,7 @@ async def test_later_changes_do_not_reach_the_event():
         ctx.log_event("step", data=data)
         data["list"].append(2)
 
-    _, found = await outcome(use)
+    _, found = await run_once(use)
     assert dict(found[0].data) == {"data": {"list": [1]}}
 
 
@@ -173,18 +173,18 @@ async def test_complete_says_it_all():
     def use(ctx):
         return ctx.complete([USER], finish_reason="length", reward=0.25, extra_fields={"a": [1]})
 
-    outcome, _ = await outcome(use)
+    outcome, _ = await run_once(use)
     assert (outcome.status, outcome.finish_reason, outcome.reward) == ("COMPLETED", "length", 0.25)
     assert (outcome.messages, outcome.extra_fields, outcome.failure) == ([USER], {"a": [1]}, None)
 
 
 async def test_complete_needs_no_more_than_messages():
-    outcome, _ = await outcome(lambda ctx: ctx.complete([USER]))
+    outcome, _ = await run_once(lambda ctx: ctx.complete([USER]))
     assert (outcome.finish_reason, outcome.reward, outcome.extra_fields) == ("stop", None, {})
 
 
 async def test_error_gives_up():
-    outcome, _ = await outcome(lambda ctx: ctx.error("too hard", [USER]))
+    outcome, _ = await run_once(lambda ctx: ctx.error("too hard", [USER]))
     assert (outcome.status, outcome.finish_reason, outcome.reward) == ("FAILED", "error", None)
     assert (outcome.failure.boundary, outcome.failure.message) == ("agent", "too hard")
     assert outcome.failure.retryable is False
@@ -197,14 +197,14 @@ async def test_recorded_tool_calls_are_counted():
         ctx.record_tool_call(latency_ms=20)
         ctx.record_tool_call(np.float32(22.0))
 
-    outcome, _ = await outcome(use)
+    outcome, _ = await run_once(use)
     assert outcome.metrics.num_tool_calls == 3
     assert outcome.metrics.tool_latency_ms == pytest.approx(42.0)
 
 
 @pytest.mark.parametrize("latency", [float("nan"), float("inf"), float("-inf"), -1e308, 1e300, -1.0])
 async def test_x10_a_latency_that_is_none_is_a_value_error(latency):
-    outcome, _ = await outcome(lambda ctx: ctx.record_tool_call(latency))
+    outcome, _ = await run_once(lambda ctx: ctx.record_tool_call(latency))
     assert (outcome.status, outcome.failure.boundary) == (OutcomeStatus.FAILED, "agent")
     assert "latency_ms" in outcome.failure.message
     assert np.isfinite(dataclasses.astuple(outcome.metrics)).all()
@@ -215,6 +215,6 @@ async def test_x10_the_longest_latencies_are_counted():
         for _ in range(20_000):
             ctx.record_tool_call(MAX_LATENCY_MS)
 
-    outcome, _ = await outcome(use)
+    outcome, _ = await run_once(use)
     assert outcome.metrics.num_tool_calls == 20_000
     assert outcome_to_wire(outcome).metrics.num_tool_calls == 20_000

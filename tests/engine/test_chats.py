@@ -648,7 +648,7 @@ async def test_several_samples_have_conversations_of_their_own(hosting):
         outcome = record.delivery.outcome
         assert outcome.reward == 0.5
         assert {name: sample.messages for name, sample in outcome.samples.items()} == {
-            "main": [user("for main"), assistant("for main")],
+            "main": [user("both")],  # what the agent returned
             "other": [user("for other"), assistant("for other")],
         }
         assert [sample.reward for sample in outcome.samples.values()] == [None, None]

@@ -299,7 +299,7 @@ async def test_t12_a_tool_that_is_run_by_hand_is_named_too(hosting):
         h.trainer.policy = EveryToolMock()
         record = await h.start()
         await h.until(lambda: record.activity().description == "agent (called: get_weather)")
-        assert record.activity().since >= record.run.start_time
+        assert record.activity().start_time >= record.run.start_time
 
 
 def stalls(caplog):

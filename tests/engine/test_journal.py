@@ -163,7 +163,7 @@ async def crashed(folder, agent, until, **fields):
 def plain(outcome):
     """A outcome without what is only true in memory: shared beginnings, and times below a nanosecond."""
     samples = {name: replace(sample, begins=None) for name, sample in outcome.samples.items()}
-    return replace(outcome, begins=None, samples=samples, metrics=RolloutMetrics())
+    return replace(outcome, samples=samples, metrics=RolloutMetrics())
 
 
 # Answers after the commit
@@ -354,7 +354,7 @@ async def test_a_rollout_goes_on_where_it_was(folder):
             "Delivered",
         ]
         resumed = next(event for event in stored if isinstance(event.kind, events.Resumed))
-        assert resumed.kind.previous_last_number == resumed.event_number - 1
+        assert resumed.kind.previous_last_event == resumed.event_number - 1
         first = {
             e.kind.chat_number: e.event_number
             for e in stored[: resumed.event_number]

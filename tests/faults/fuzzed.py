@@ -147,9 +147,11 @@ class Deployment(logging.Handler):
         request.agent_timeout.seconds = 5
         request.group.id, request.group.size = "group", 4
         request.trace_context.traceparent = f"00-{'1' * 32}-{'2' * 16}-01"
-        request.messages.add(role="assistant", null_content=True, extra_json='{"x": null}').tool_calls.add(
-            id="c", type="function"
-        ).function.MergeFrom(message_pb2.FunctionCall(name="nod", arguments='{"a": 1}'))
+        request.messages.add(
+            role="assistant", null_content=message_pb2.NullContent(), extra_json='{"x": null}'
+        ).tool_calls.add(id="c", type="function").function.MergeFrom(
+            message_pb2.FunctionCall(name="nod", arguments='{"a": 1}')
+        )
         request.messages.add(role="tool", tool_call_id="c").parts.parts.add(type="text", text="part")
         return request
 

@@ -226,7 +226,7 @@ def _chat_reply(asked: chat_pb2.ChatRequest) -> attach_pb2.TrainerFrame:
     response.tokens.ids.extend([1, 2])
     response.tokens.logprobs.extend([-1.0, -2.0])
     response.tokens.extras["entropy"].MergeFrom(
-        tokens_pb2.Tensor(type=tokens_pb2.TENSOR_TYPE_FLOAT32, shape=[2], data=b"\0" * 8)
+        tokens_pb2.Extra(tensor=tokens_pb2.Tensor(type=tokens_pb2.TENSOR_TYPE_FLOAT32, shape=[2], data=b"\0" * 8))
     )
     response.prompt.ids.extend([7, 8])
     response.versions.add(version="v", tokens=2)

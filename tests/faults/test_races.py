@@ -70,7 +70,7 @@ class Recorded:
         received = request.outcome
         known = self.outcomes.setdefault((received.rollout_id, received.attempt), [])
         known.append(received)
-        outcome = outcome_pb2.RECEIPT_RECORDED
+        receipt = outcome_pb2.RECEIPT_RECORDED
         return outcome_pb2.CompleteResponse(receipt=receipt)
 
     async def Accept(self, request: Any, context: Any) -> Any:

@@ -145,7 +145,7 @@ async def test_a_refused_hello_does_not_replace_the_stream_there_is(serve):
 
 
 def unasked(**fields: Any) -> attach_pb2.TrainerFrame:
-    defaults: dict[str, Any] = {"rollout_id": "mine", "attempt": 1, "sample": "main", "number": 2}
+    defaults: dict[str, Any] = {"rollout_id": "mine", "attempt": 1, "sample": "main", "chat_number": 2}
     return attach_pb2.TrainerFrame(chat_reply=attach_pb2.ChatReply(**(defaults | fields), response=reply("hm")))
 
 

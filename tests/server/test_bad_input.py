@@ -182,7 +182,7 @@ def chat(**fields):
         request.ClearField("full")
     for name, value in fields.items():
         request.MergeFrom(chat_pb2.ChatRequest(**{name: value}))
-        if name == "number":
+        if name == "chat_number":
             request.chat_number = value
     return request
 
@@ -204,9 +204,9 @@ def mismatched():
 
 
 BAD_CALLBACKS = {
-    "chat number 0": ("Chat", chat(chat_number=0), "number"),
+    "chat number 0": ("Chat", chat(chat_number=0), "chat_number"),
     "no history": ("Chat", chat_pb2.ChatRequest(rollout_id="r", sample="main", chat_number=1), "history"),
-    "delta on no chat": ("Chat", chat(delta=chat_pb2.DeltaHistory()), "delta.continues"),
+    "delta on no chat": ("Chat", chat(delta=chat_pb2.DeltaHistory()), "delta.parent_chat"),
     "wrong role in a delta": (
         "Chat",
         chat(delta=chat_pb2.DeltaHistory(parent_chat=1, messages=[message_pb2.Message(role="robot")])),

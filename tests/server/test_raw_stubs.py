@@ -32,7 +32,7 @@ class RawTrainer(TrainerServiceServicer):
         if request.chat_number == 1:
             function = message_pb2.FunctionCall(name="add", arguments='{"a": 2, "b": 3}')
             call = message_pb2.ToolCall(id="c1", type="function", function=function)
-            reply = message_pb2.Message(role=ASSISTANT, null_content=True, tool_calls=[call])
+            reply = message_pb2.Message(role=ASSISTANT, null_content=message_pb2.NullContent(), tool_calls=[call])
             return chat_pb2.ChatResponse(message=reply, finish_reason="tool_calls")
         reply = message_pb2.Message(role=ASSISTANT, text="#### 5")
         response = chat_pb2.ChatResponse(message=reply, finish_reason="stop")

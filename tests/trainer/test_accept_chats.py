@@ -69,8 +69,8 @@ async def test_a_trainer_that_pauses_says_so_and_resumes(listening):
 
 BAD_CHATS: dict[str, tuple[dict[str, Any], str, str]] = {
     "no history": ({"full": None}, "INVALID_ARGUMENT", "history"),
-    "number 0": ({"number": 0}, "INVALID_ARGUMENT", "number"),
-    "a delta on chat 0": ({"delta": delta(0, "a")}, "INVALID_ARGUMENT", "delta.continues"),
+    "number 0": ({"chat_number": 0}, "INVALID_ARGUMENT", "chat_number"),
+    "a delta on chat 0": ({"delta": delta(0, "a")}, "INVALID_ARGUMENT", "delta.parent_chat"),
     "no rollout": ({"rollout_id": ""}, "INVALID_ARGUMENT", "rollout_id"),
     "no sample": ({"sample": ""}, "INVALID_ARGUMENT", "sample"),
     "a purpose that is none": ({"purpose": 9}, "INVALID_ARGUMENT", "purpose"),
@@ -84,8 +84,8 @@ BAD_CHATS: dict[str, tuple[dict[str, Any], str, str]] = {
         "INVALID_ARGUMENT",
         "sampling.extra_json",
     ),
-    "a delta on an unknown chat": ({"number": 2, "delta": delta(7, "a")}, "FAILED_PRECONDITION", ""),
-    "a delta on the future": ({"number": 2, "delta": delta(2, "a")}, "FAILED_PRECONDITION", ""),
+    "a delta on an unknown chat": ({"chat_number": 2, "delta": delta(7, "a")}, "FAILED_PRECONDITION", ""),
+    "a delta on the future": ({"chat_number": 2, "delta": delta(2, "a")}, "FAILED_PRECONDITION", ""),
     "another body": ({"full": {"messages": [message_pb2.Message(role="user", text="no")]}}, "ALREADY_EXISTS", ""),
     "other tools": ({"tools": {"tools": [message_pb2.Tool(type="function")]}}, "ALREADY_EXISTS", ""),
 }
@@ -104,7 +104,7 @@ async def test_a_bad_chat_is_answered_singly_and_never_sampled(listening, policy
         asked = len(policy.asked)
         refused = await server.ask(request, **fields)
         assert (refused.status.code, refused.WhichOneof("result")) == (CODE[code], "status")
-        assert refused.chat_number == fields.get("number", 1)
+        assert refused.chat_number == fields.get("chat_number", 1)
         if code == "INVALID_ARGUMENT":
             assert field_of(refused.status) == field
         elif code == "FAILED_PRECONDITION":

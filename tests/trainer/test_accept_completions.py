@@ -169,8 +169,8 @@ def trajectory(name: str, request: rollout_pb2.InitRequest) -> list[attach_pb2.S
         rollout_id=request.rollout_id, attempt=1, result_id="any", status=outcome_pb2.OUTCOME_STATUS_COMPLETED
     )
     kinds: list[dict[str, Any]] = [
-        {"chat_requested": {"sample": "main", "number": 1, "messages": request.messages}},
-        {"chat_answered": {"sample": "main", "number": 1, "response": reply}},
+        {"chat_requested": {"sample": "main", "chat_number": 1, "messages": request.messages}},
+        {"chat_answered": {"sample": "main", "chat_number": 1, "response": reply}},
         {"ended": {"outcome": head}},
     ]
     return [event(name, number, request.rollout_id, **kind) for number, kind in enumerate(kinds, 1)]

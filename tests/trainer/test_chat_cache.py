@@ -116,7 +116,7 @@ def alike(outcome, *, chats=True):
         name: replace(sample, begins=None, chats=sample.chats if chats else ())
         for name, sample in outcome.samples.items()
     }
-    return replace(outcome, begins=None, samples=samples, metrics=RolloutMetrics())
+    return replace(outcome, samples=samples, metrics=RolloutMetrics())
 
 
 async def test_references_are_resolved(run):

@@ -25,7 +25,7 @@ class PlainTrainer(services_pb2_grpc.TrainerServiceServicer):
     def Complete(self, request, context):
         key = (request.outcome.rollout_id, request.outcome.attempt)
         first = self.results.setdefault(key, request.outcome.result_id)
-        outcomes = outcome_pb2.Receipt
+        receipts = outcome_pb2.Receipt
         if first != request.outcome.result_id:
             return outcome_pb2.CompleteResponse(receipt=receipts.RECEIPT_CONFLICT)
         return outcome_pb2.CompleteResponse(receipt=receipts.RECEIPT_RECORDED)

@@ -35,7 +35,9 @@ def filled(size: int) -> chat_pb2.ChatRequest:
 TRAINER = {
     "hello": st.builds(pb.TrainerHello, attachment_id=TEXT, max_open_chats=st.integers(0, 2**32 - 1)),
     "open_rollouts": st.builds(pb.OpenRollouts, rollouts=REFS),
-    "init": st.builds(lambda size: rollout_pb2.InitRequest(metadata_json="x" * size), SIZES),
+    "init": st.builds(
+        lambda size: rollout_pb2.InitRequest(spec=rollout_pb2.RolloutSpec(metadata_json="x" * size)), SIZES
+    ),
     "cancel": st.builds(pb.CancelFrame, id=TEXT),
     "chat_reply": st.builds(
         pb.ChatReply, rollout_id=TEXT, attempt=st.integers(0, 9), chat_number=st.integers(0, 2**32 - 1)
@@ -45,6 +47,9 @@ TRAINER = {
     "unsubscribe": st.builds(pb.Unsubscribe, id=TEXT),
     "window": st.builds(pb.TrainerWindow, max_open_chats=st.integers(0, 2**32 - 1)),
     "heartbeat": st.builds(pb.Heartbeat),
+    "annotate": st.builds(pb.AnnotateFrame, id=TEXT),
+    "goodbye": st.builds(pb.Goodbye),
+    "unknown_frame": st.builds(pb.UnknownFrame, frame_number=st.integers(0, 2**32 - 1)),
 }
 SERVER = {
     "hello": st.builds(pb.ServerHello, journal_id=TEXT, agent_loops=st.lists(TEXT, max_size=3)),
@@ -57,7 +62,11 @@ SERVER = {
     "unsubscribed": st.builds(pb.Unsubscribed, id=TEXT, status=st.builds(error_pb2.Status, code=st.integers(0, 16))),
     "window": st.builds(pb.ServerWindow, max_open_rollouts=st.integers(0, 2**32 - 1)),
     "heartbeat": st.builds(pb.Heartbeat),
-    "draining": st.builds(pb.Draining, last=st.booleans(), kept=REFS),
+    "draining": st.builds(pb.Draining),
+    "goodbye": st.builds(pb.Goodbye, kept=REFS),
+    "abandon_chat": st.builds(chat_pb2.AbandonChatRequest, rollout_id=TEXT),
+    "annotate_reply": st.builds(pb.AnnotateReply, id=TEXT),
+    "unknown_frame": st.builds(pb.UnknownFrame, frame_number=st.integers(0, 2**32 - 1)),
 }
 
 
@@ -149,7 +158,7 @@ def test_a_refusal_keeps_its_message_and_details(error):
     back = refused(frame.chat_reply.status)
     assert type(back) is type(error)
     assert (str(back), back.retry_after) == (str(error), error.retry_after)
-    for name in ("sample", "number", "attempt"):
+    for name in ("sample", "chat_number", "attempt"):
         assert getattr(back, name, None) == getattr(error, name, None)
     assert refusal(back) == frame.chat_reply.status
 

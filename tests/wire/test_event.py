@@ -59,11 +59,10 @@ COMPLETION = RolloutOutcome(
     result_id="abc",
     status=OutcomeStatus.COMPLETED,
     finish_reason="stop",
-    messages=[USER],
     reward=0.5,
     samples={"main": Sample(messages=[USER], segments=(SEGMENT,), reward=0.5)},
     extra_fields={"a": 1},
-    omitted=("messages",),
+    omitted=("samples[main].messages",),
     agent_version="3f2a0c9d1b7e",
     from_journal=EarlierRun(1700000000.25, "p0", True, "greeter", "3f2a0c9d1b7e", "9c1b0c9d1b7e", ("server.py",)),
 )
@@ -113,9 +112,7 @@ SPARSE: list[EventKind] = [
     events.SegmentClosed(sample="main", index=0),
     events.CancelAsked(),
     events.Graded("main"),
-    events.Ended(
-        RolloutOutcome(rollout_id="r", status=OutcomeStatus.FAILED, failure=Failure("agent", "x"), messages=[])
-    ),
+    events.Ended(RolloutOutcome(rollout_id="r", status=OutcomeStatus.FAILED, failure=Failure("agent", "x"))),
     events.Delivered(),
 ]
 
@@ -128,7 +125,7 @@ def told(kind: EventKind) -> EventKind:
             return events.Accepted(replace(init, callback=callback), tools)
         case events.Ended(outcome, by):
             samples = {n: replace(s, messages=[], segments=()) for n, s in outcome.samples.items()}
-            return events.Ended(replace(outcome, messages=[], samples=samples), by)
+            return events.Ended(replace(outcome, samples=samples), by)
     return kind
 
 
@@ -150,7 +147,7 @@ def trip(kind: EventKind) -> EventKind:
     event = TrajectoryEvent("r", 3, 2**40, 1_700_000_000.0, kind)
     wire = event_to_wire(event)
     back = event_from_wire(pb.TrajectoryEvent.FromString(wire.SerializeToString()))
-    assert (back.rollout_id, back.attempt, back.chat_number, back.time) == ("r", 3, 2**40, 1_700_000_000.0)
+    assert (back.rollout_id, back.attempt, back.event_number, back.time) == ("r", 3, 2**40, 1_700_000_000.0)
     return back.kind
 
 
@@ -213,14 +210,16 @@ def test_a_kind_of_a_newer_protocol_is_refused_by_name():
 
 def test_an_accepted_request_can_be_read_with_any_limits():
     """An event is a record: the reader's own limits and unserved fields do not count."""
-    large = rollout_pb2.InitRequest(rollout_id="r", metadata_json='{"a":"' + "x" * MAX_METADATA_BYTES + '"}')
+    large = rollout_pb2.InitRequest(
+        rollout_id="r", spec=rollout_pb2.RolloutSpec(metadata_json='{"a":"' + "x" * MAX_METADATA_BYTES + '"}')
+    )
     init = init_from_wire(large)
     assert len(trip(events.Accepted(init)).init.request.metadata["a"]) == MAX_METADATA_BYTES
 
 
 def test_a_request_that_a_newer_server_accepted_can_be_read():
     request = rollout_pb2.InitRequest(rollout_id="r", callback=rollout_pb2.Callback(target="x:1"))
-    request.grader_timeout.seconds = 5
+    request.spec.grader_timeout.seconds = 5
     request.callback.tls.server_name = "x"
     event = pb.TrajectoryEvent(rollout_id="r", event_number=1, accepted=pb.AcceptedEvent(request=request))
     assert event_from_wire(event).kind.init.request.grader_timeout == 5

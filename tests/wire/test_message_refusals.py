@@ -188,7 +188,7 @@ def test_a_received_message_can_be_sent_again(levels):
 REPEATED = [
     (pb.Message(role="user", extra_json='{"role":"user"}'), "m.extra_json"),
     (pb.Message(role="user", text="a", extra_json='{"content":"b"}'), "m.extra_json"),
-    (pb.Message(role="user", null_content=True, extra_json='{"content":null}'), "m.extra_json"),
+    (pb.Message(role="user", null_content=pb.NullContent(), extra_json='{"content":null}'), "m.extra_json"),
     (pb.Message(role="user", parts=pb.ContentParts(), extra_json='{"content":[]}'), "m.extra_json"),
     (pb.Message(role="user", tool_calls=[pb.ToolCall()], extra_json='{"tool_calls":null}'), "m.extra_json"),
     (pb.Message(role="user", tool_call_id="", extra_json='{"tool_call_id":"x"}'), "m.extra_json"),

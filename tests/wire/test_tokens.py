@@ -160,18 +160,24 @@ BAD_BLOCKS = {
         pb.TokenBlock(ids=[1, 2], logprobs=[np.nan, 0.0011]),
         pb.TokenBlock(ids=[1], logprobs=[1.0]),
     ],
-    "tokens.extras[x].type": [
-        pb.TokenBlock(ids=[1], extras={"x": pb.Tensor(shape=[1], data=b"1")}),
-        pb.TokenBlock(ids=[1], extras={"x": pb.Tensor(type=99, shape=[1], data=b"1")}),
+    "tokens.extras[x].tensor.type": [
+        pb.TokenBlock(ids=[1], extras={"x": pb.Extra(tensor=pb.Tensor(shape=[1], data=b"1"))}),
+        pb.TokenBlock(ids=[1], extras={"x": pb.Extra(tensor=pb.Tensor(type=99, shape=[1], data=b"1"))}),
     ],
     "tokens.extras[x].shape": [
-        pb.TokenBlock(ids=[1], extras={"x": pb.Tensor(type="TENSOR_TYPE_INT8", shape=[2], data=b"12")}),
-        pb.TokenBlock(ids=[1], extras={"x": pb.Tensor(type="TENSOR_TYPE_INT8", data=b"1")}),
+        pb.TokenBlock(
+            ids=[1], extras={"x": pb.Extra(tensor=pb.Tensor(type="TENSOR_TYPE_INT8", shape=[2], data=b"12"))}
+        ),
+        pb.TokenBlock(ids=[1], extras={"x": pb.Extra(tensor=pb.Tensor(type="TENSOR_TYPE_INT8", data=b"1"))}),
     ],
     "tokens.extras[x].data": [
-        pb.TokenBlock(ids=[1], extras={"x": pb.Tensor(type="TENSOR_TYPE_INT16", shape=[1], data=b"1")}),
-        pb.TokenBlock(ids=[1], extras={"x": pb.Tensor(type="TENSOR_TYPE_INT8", shape=[1, 2**32 - 1], data=b"1")}),
-        pb.TokenBlock(ids=[1], extras={"x": pb.Tensor(type="TENSOR_TYPE_INT8", shape=[1])}),
+        pb.TokenBlock(
+            ids=[1], extras={"x": pb.Extra(tensor=pb.Tensor(type="TENSOR_TYPE_INT16", shape=[1], data=b"1"))}
+        ),
+        pb.TokenBlock(
+            ids=[1], extras={"x": pb.Extra(tensor=pb.Tensor(type="TENSOR_TYPE_INT8", shape=[1, 2**32 - 1], data=b"1"))}
+        ),
+        pb.TokenBlock(ids=[1], extras={"x": pb.Extra(tensor=pb.Tensor(type="TENSOR_TYPE_INT8", shape=[1]))}),
     ],
 }
 
@@ -208,7 +214,7 @@ def test_any_segment_and_its_sample_survive(segment, reward):
     sample = Sample(
         messages=[{"role": "user", "content": None}], segments=(segment, segment), reward=reward, trainable=True
     )
-    back = sample_from_wire(over_the_wire(sample_to_wire(sample)), "sample")
+    back = sample_from_wire(over_the_wire(sample_to_wire(sample, "main")), "sample")
     assert back == sample
     assert (back.reward is None) == (reward is None)
 

@@ -134,7 +134,9 @@ def test_replies_can_be_compared():
 
 
 def chat_message(**changes) -> pb.ChatRequest:
-    return pb.ChatRequest(**{"rollout_id": "r", "sample": "main", "number": 1, "full": pb.FullHistory(), **changes})
+    return pb.ChatRequest(
+        **{"rollout_id": "r", "sample": "main", "chat_number": 1, "full": pb.FullHistory(), **changes}
+    )
 
 
 def full(*messages: message_pb2.Message) -> dict[str, pb.FullHistory]:
@@ -149,9 +151,9 @@ BAD_CHATS = [
     ("sample", {"sample": ""}),
     ("sample", {"sample": "x" * 257}),
     ("sample", {"sample": "a\0b"}),
-    ("number", {"number": 0}),
+    ("chat_number", {"chat_number": 0}),
     ("history", {"full": None}),
-    ("delta.continues", {"full": None, "delta": pb.DeltaHistory()}),
+    ("delta.parent_chat", {"full": None, "delta": pb.DeltaHistory()}),
     (
         "delta.messages[0].role",
         {"full": None, "delta": pb.DeltaHistory(parent_chat=1, messages=[message_pb2.Message(role="robot")])},

@@ -49,7 +49,7 @@ def hello(**fields: Any) -> attach_pb2.ServerFrame:
 def accepted(request: rollout_pb2.InitRequest, *tools: message_pb2.Tool) -> attach_pb2.ServerFrame:
     """Accept the rollout of an Init."""
     response = rollout_pb2.InitResponse(
-        rollout_id=request.rollout_id, attempt=request.attempt, tools=tools, started=True
+        rollout_id=request.rollout_id, attempt=request.attempt, tools=tools, created=True
     )
     return init_reply(request, response=response)
 
@@ -66,10 +66,10 @@ def chat(request: rollout_pb2.InitRequest, number: int = 1, **fields: Any) -> at
         "rollout_id": request.rollout_id,
         "attempt": request.attempt,
         "sample": "main",
-        "number": number,
+        "chat_number": number,
     }
     if not {"full", "delta"} & fields.keys():
-        default["full"] = chat_pb2.FullHistory(messages=request.messages)
+        default["full"] = chat_pb2.FullHistory(messages=request.spec.messages)
     return attach_pb2.ServerFrame(chat=chat_pb2.ChatRequest(**(default | fields)))
 
 
@@ -95,8 +95,8 @@ def complete(request: rollout_pb2.InitRequest, **fields: Any) -> attach_pb2.Serv
 def referring(*chats: int, runs: tuple[int, ...]) -> dict[str, Any]:
     """Return fields of a RolloutOutcome that refer to these chats of the sample `main`. `runs` are its mask runs."""
     segment = tokens_pb2.Segment(chats=chats, mask_runs=runs)
-    sample = tokens_pb2.Sample(trainable=True, segments=[segment], prefix_chat=chats[-1])
-    return {"samples": {"main": sample}, "prefix_chat": tokens_pb2.ChatRef(sample="main", chat_number=chats[-1])}
+    sample = tokens_pb2.Sample(name="main", trainable=True, segments=[segment], prefix_chat=chats[-1])
+    return {"samples": [sample]}
 
 
 def window(size: int) -> attach_pb2.ServerFrame:

@@ -43,11 +43,12 @@ def hello(**fields: Any) -> attach_pb2.TrainerFrame:
 
 
 def init(rollout_id: str, *, turns: int = 1, agent_loop: str = "talk", **fields: Any) -> attach_pb2.TrainerFrame:
-    """Start a rollout. Its metadata has `turns`; `fields` are further fields of InitRequest."""
+    """Start a rollout. Its metadata has `turns`; `fields` are further fields of InitRequest or of its spec."""
     question = message_pb2.Message(role="user", text="How are you?")
-    request = rollout_pb2.InitRequest(
-        rollout_id=rollout_id, agent_loop=agent_loop, messages=[question], metadata_json=f'{{"turns": {turns}}}'
-    )
+    spec = rollout_pb2.RolloutSpec(agent_loop=agent_loop, messages=[question], metadata_json=f'{{"turns": {turns}}}')
+    own = {name: fields.pop(name) for name in rollout_pb2.RolloutSpec.DESCRIPTOR.fields_by_name if name in fields}
+    spec.MergeFrom(rollout_pb2.RolloutSpec(**own))
+    request = rollout_pb2.InitRequest(rollout_id=rollout_id, spec=spec)
     request.MergeFrom(rollout_pb2.InitRequest(**fields))
     return attach_pb2.TrainerFrame(init=request)
 

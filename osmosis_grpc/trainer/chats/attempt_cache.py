@@ -120,14 +120,18 @@ class AttemptCache:
             raise
         return asked
 
+    def abandon(self, sample: str, chat_number: int) -> None:
+        """Stop the sampling of a chat. If the server sends the chat again, the policy is called again."""
+        known = self.samples.get(sample)
+        asked = known.asked.get(chat_number) if known is not None else None
+        if asked is not None and asked.task is not None:
+            asked.task.cancel()
+
     def _sampled(self, asked: PendingChat, request: ChatRequest, failures: Throttled, reply: object) -> bool:
         """Keep the reply or the exception of a policy call. Returns whether the chat is answered."""
         if isinstance(reply, asyncio.CancelledError):
-            asked.fail(
-                Cancelled(
-                    f"the sampling of chat {request.chat_number} was stopped: rollout {request.rollout_id} has ended"
-                )
-            )
+            name = f"chat {request.chat_number} of rollout {request.rollout_id}"
+            asked.fail(Cancelled(f"the sampling of {name} was stopped, because no reply is needed any more"))
             return False
         if isinstance(reply, BaseException):
             if not asked.done.done():
@@ -185,13 +189,12 @@ class AttemptCache:
 
     def lacks(self, outcome: RolloutOutcome) -> bool:
         """Returns whether the rollout's events are needed to record a outcome."""
-        left_out = any(name.endswith("segments") or name == "messages" for name in outcome.omitted)
+        left_out = any(name.endswith(("segments", "messages")) for name in outcome.omitted)
         return left_out or self.refers_beyond(outcome)
 
     def refers_beyond(self, outcome: RolloutOutcome) -> bool:
         """Returns whether a outcome refers to chats that are not in the cache."""
-        refers = [outcome.begins, *(sample.begins for sample in outcome.samples.values())]
-        for ref in refers:
+        for ref in (sample.begins for sample in outcome.samples.values()):
             if ref is not None and not ref.prefix_len:
                 kept = self.samples.get(ref.sample)
                 if kept is None or kept.tree.reply(ref.chat_number) is None:
@@ -226,10 +229,7 @@ class AttemptCache:
             )
             for name, reported in outcome.samples.items()
         }
-        begins, messages = outcome.begins, outcome.messages
-        if begins is not None and begins.sample in self.samples:
-            begins, messages = self.samples[begins.sample].whole(begins, messages)
-        return replace(outcome, samples=samples, begins=begins, messages=messages)
+        return replace(outcome, samples=samples)
 
     def close(self) -> None:
         """Stop every sampling and drop the chats."""

@@ -109,6 +109,12 @@ class ChatCache:
         """Returns whether the newest attempt of a rollout comes from the ledger of an earlier process."""
         return rollout_id in self._rollouts and self._rollouts[rollout_id].restored
 
+    def abandon(self, rollout_id: str, attempt: int, sample: str, chat_number: int) -> None:
+        """Stop the sampling of a chat whose reply is no longer wanted. Does nothing for an unknown chat."""
+        entry = self._rollouts.get(rollout_id)
+        if entry is not None and entry.attempt == (attempt or 1):
+            entry.abandon(sample, chat_number)
+
     def complete(self, outcome: RolloutOutcome, now: float) -> tuple[Receipt, RolloutOutcome | None]:
         """Record a outcome without a ledger. Returns the answer, and the outcome if this call recorded it."""
         entry = self.rollout(outcome.rollout_id, outcome.attempt, now)

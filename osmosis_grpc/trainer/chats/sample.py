@@ -35,7 +35,7 @@ Body = tuple[Node, str, str, ChatPurpose]
 class PendingChat:
     """A chat, answered or not."""
 
-    __slots__ = ("_sample", "body", "done", "number", "parent_chat", "response", "task", "unwritten", "written")
+    __slots__ = ("_sample", "body", "chat_number", "done", "parent_chat", "response", "task", "unwritten", "written")
 
     def __init__(self, sample: "SampleState", number: int, body: Body, parent_chat: int) -> None:
         self.chat_number = number

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 SAMPLE = job("trainer.sample", OnFailure.RAISE)
 KEEP = job("trainer.keep_reply", OnFailure.REPORT, "callback")
+CANCEL = job("trainer.cancel_policy", OnFailure.REPORT, "callback")
 
 Keep = Callable[[object], bool]
 """Called with the reply or the exception of a policy call. Returns whether the chat is answered."""
@@ -44,6 +45,7 @@ class Sampler:
         self.failures = Throttled(log)
         """Logs CallErrors of the policy."""
         self._policy = policy
+        self._cancel: Callable[[ChatRequest], object] | None = getattr(policy, "cancel", None)
         self._metrics = metrics
         self._supervisor = supervisor
         self._calls: set[_PolicyCall] = set()
@@ -69,7 +71,16 @@ class Sampler:
             return None
         task = supervise.future(SAMPLE, reply)
         task.add_done_callback(ended)
+        if self._cancel is not None:
+            task.add_done_callback(partial(self._stopped, self._cancel, request))
         return task
+
+    def _stopped(
+        self, cancel: Callable[[ChatRequest], object], request: ChatRequest, task: "asyncio.Future[Any]"
+    ) -> None:
+        """Call the policy's hook if its call was cancelled."""
+        if task.cancelled():
+            self._supervisor.call(CANCEL, cancel, request, report=lambda error: None)
 
     def idle(self, *, wait: bool) -> "asyncio.Future[None]":
         """Returns a future that is done when no policy call is in flight. Without `wait`, it is done at once."""

@@ -32,7 +32,9 @@ class Subscription:
 
     def message(self) -> pb.Subscribe:
         """Returns the Subscribe for the events after the newest one received."""
-        request = control_pb2.StreamEventsRequest(rollout_id=self._rollout_id, attempt=self._attempt, after=self._after)
+        request = control_pb2.StreamEventsRequest(
+            rollout_id=self._rollout_id, attempt=self._attempt, after_event=self._after
+        )
         return pb.Subscribe(id=self.subscription_id, request=request, tokens=self._tokens)
 
     def put(self, response: control_pb2.StreamEventsResponse) -> bool:

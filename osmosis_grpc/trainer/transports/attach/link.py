@@ -21,9 +21,10 @@ from osmosis_grpc.trainer.transports.attach.cancels import Cancels
 from osmosis_grpc.trainer.transports.attach.event_subscriptions import Subscription, Subscriptions
 from osmosis_grpc.trainer.transports.attach.open_chats import OpenChats
 from osmosis_grpc.types import CancelResult, InitRequest, Receipt, TrajectoryEvent
-from osmosis_grpc.wire.attach import refusal, refused, trainer_frame
+from osmosis_grpc.wire.attach import refusal, refused, trainer_frame, unknown_kind
 from osmosis_grpc.wire.chat import RECEIPTS
 from osmosis_grpc.wire.control import PROTOCOL
+from osmosis_grpc.wire.features import FEATURES, GOODBYE, features_from_wire
 from osmosis_grpc.wire.rollout import init_to_wire, outcome_from_wire
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,8 @@ class AttachedServer(AgentServerLink):
         self._delta = delta
         self.stream: FrameStream | None = None
         """The newest stream; None while the server is not attached."""
+        self.features: frozenset[str] = frozenset()
+        """The features of the server."""
         self.chats = OpenChats(self.cache, self._unopened, owner.supervisor)
         self.cancels = Cancels(self._send, self.has_ended)
         self.subscriptions = Subscriptions(self._send)
@@ -55,6 +58,10 @@ class AttachedServer(AgentServerLink):
             "unsubscribed": self.subscriptions.on_unsubscribed,
             "window": self._on_window,
             "draining": self._on_draining,
+            "goodbye": self._on_draining,
+            "abandon_chat": self.chats.on_abandon,
+            "unknown_frame": self._on_unknown_frame,
+            "": lambda frame: self._answer("unknown_frame", unknown_kind(frame)),
             "heartbeat": lambda _: None,
         }
         """The handler of each kind of frame."""
@@ -77,6 +84,7 @@ class AttachedServer(AgentServerLink):
                 protocol_max=PROTOCOL[1],
                 max_open_chats=granted,
                 history=rollout_pb2.HISTORY_FORM_DELTA if self._delta else rollout_pb2.HISTORY_FORM_FULL,
+                features=FEATURES,
             ),
         )
 
@@ -88,6 +96,7 @@ class AttachedServer(AgentServerLink):
         self.identify(
             ServerIdentity(hello.journal_id, hello.process_id, hello.version, tuple(map(str, hello.agent_loops)))
         )
+        self.features = features_from_wire(hello.features)
         self.window = hello.max_open_rollouts
         self.chats.take(stream, granted)
         for key in self.leaving:
@@ -142,6 +151,8 @@ class AttachedServer(AgentServerLink):
 
     def part(self) -> None:
         if self.stream is not None:
+            if self.owner.ledger is None and GOODBYE in self.features:  # with a ledger, the next process goes on
+                self.stream.send(trainer_frame("goodbye", pb.Goodbye()))
             self.stream.end(None)
 
     def close(self, error: Exception) -> None:
@@ -208,5 +219,8 @@ class AttachedServer(AgentServerLink):
         self.window = message.max_open_rollouts
         self.owner.changed()
 
-    def _on_draining(self, message: pb.Draining) -> None:
+    def _on_unknown_frame(self, message: pb.UnknownFrame) -> None:
+        log.warning("server %s does not know the frame with the number %d", self.name, message.frame_number)
+
+    def _on_draining(self, message: pb.Draining | pb.Goodbye) -> None:
         self.window = 0

@@ -97,6 +97,10 @@ class OpenChats:
         answer = partial(self._answered, stream, key, asked, request.parent_chat)
         asked.done.add_done_callback(lambda _: call(ANSWER, answer, report=failed))
 
+    def on_abandon(self, message: chat_pb2.AbandonChatRequest) -> None:
+        """Stop the sampling of a chat. The server gets its answer as for every chat."""
+        self._cache.abandon(message.rollout_id, message.attempt, message.sample, message.chat_number)
+
     def _answered(self, stream: FrameStream | None, key: ChatKey, asked: PendingChat, parent_chat: int) -> None:
         if stream is self._stream:  # on a new stream the server sends the chat again
             self._open.discard(key)

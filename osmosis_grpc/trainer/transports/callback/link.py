@@ -305,7 +305,7 @@ class CalledServer(AgentServerLink):
         self, rollout_id: str, attempt: int, after: int, *, tokens: bool
     ) -> AsyncGenerator[TrajectoryEvent, None]:
         while self._closed is None:
-            request = control_pb2.StreamEventsRequest(rollout_id=rollout_id, attempt=attempt, after=after)
+            request = control_pb2.StreamEventsRequest(rollout_id=rollout_id, attempt=attempt, after_event=after)
             stream = None
             try:
                 stream = self._calls.stream("StreamEvents", request, control_pb2.StreamEventsResponse)

@@ -16,6 +16,8 @@ from osmosis_grpc.link.listen import listen, start
 from osmosis_grpc.link.server_security import CallbackAuthenticator, ServerSecurity, check_for_rollout
 from osmosis_grpc.types import Callback, CallbackTls, ChatRequest, Receipt, RolloutOutcome
 from osmosis_grpc.wire.chat import RECEIPTS, chat_from_wire
+from osmosis_grpc.wire.control import PROTOCOL
+from osmosis_grpc.wire.features import FEATURES
 from osmosis_grpc.wire.rollout import outcome_from_wire
 
 
@@ -24,6 +26,9 @@ class Receiver(Protocol):
 
     async def chat(self, request: ChatRequest) -> bytes:
         """Returns the reply to a chat, as bytes to send."""
+
+    def abandon(self, request: pb.AbandonChatRequest) -> None:
+        """Stop the sampling of a chat whose reply is no longer wanted."""
 
     async def complete(
         self, outcome: RolloutOutcome, raw: outcome_pb2.RolloutOutcome, state: bytes, credential: str
@@ -94,7 +99,14 @@ class CallbackListener(services_pb2_grpc.TrainerServiceServicer):
             raise ValueError("credential: is not one of this trainer's tokens, so callbacks with it would be refused")
         tls = CallbackTls(server_name) if self._security.tls else None
         return Callback(
-            target=target or self.address, credential=credential, state=state, delta=delta, tls=tls, run_id=self._run_id
+            target=target or self.address,
+            credential=credential,
+            state=state,
+            delta=delta,
+            tls=tls,
+            run_id=self._run_id,
+            protocol=PROTOCOL[1],
+            features=FEATURES,
         )
 
     # The RPCs.
@@ -115,6 +127,11 @@ class CallbackListener(services_pb2_grpc.TrainerServiceServicer):
             raise
         receipt = await self._receiver.complete(outcome, request.outcome, request.state, credential)
         return outcome_pb2.CompleteResponse(receipt=RECEIPTS.numbers[receipt])
+
+    async def AbandonChat(self, request: pb.AbandonChatRequest, context: Any) -> pb.AbandonChatResponse:
+        check_for_rollout(bearer(metadata_value(context, "authorization")), request.rollout_id)
+        self._receiver.abandon(request)
+        return pb.AbandonChatResponse()
 
     async def Accept(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
         raise Unimplemented(

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from osmosis_grpc import supervise
-from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, outcome_pb2
 from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.link.callback_credentials import CallbackKeys
 from osmosis_grpc.link.server_security import ServerSecurity
@@ -101,6 +101,9 @@ class CallbackRecorder(Receiver):
 
     async def chat(self, request: ChatRequest) -> bytes:
         return await self.cache.answer(request)
+
+    def abandon(self, request: chat_pb2.AbandonChatRequest) -> None:
+        self.cache.abandon(request.rollout_id, request.attempt, request.sample, request.chat_number)
 
     async def complete(
         self, outcome: RolloutOutcome, raw: outcome_pb2.RolloutOutcome, state: bytes, credential: str

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Callable
 from functools import partial
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, outcome_pb2
 from osmosis_grpc.errors import CallError, InvalidArgument
 from osmosis_grpc.link.callback_credentials import CallbackKeys
 from osmosis_grpc.trainer.agent_server_state import Report
@@ -72,6 +72,9 @@ class CallbackTransport(Transport[CalledServer], Receiver):
         async with self._chat_slots:
             await self._scheduler.servers.running.wait()
             return await cache.answer(request)
+
+    def abandon(self, request: chat_pb2.AbandonChatRequest) -> None:
+        self._scheduler.cache.abandon(request.rollout_id, request.attempt, request.sample, request.chat_number)
 
     async def complete(
         self, outcome: RolloutOutcome, raw: outcome_pb2.RolloutOutcome, state: bytes, credential: str

@@ -36,7 +36,6 @@ DONE = RolloutOutcome(
     result_id="abc",
     status=OutcomeStatus.COMPLETED,
     finish_reason="stop",
-    messages=ALONE.messages,
     reward=0.0,
     samples={"main": ALONE},
     metrics=METRICS,
@@ -45,14 +44,12 @@ DONE = RolloutOutcome(
 JUDGED = replace(
     DONE,
     reward=None,
-    messages=[{"role": "user", "content": "y" * 1000}],
     samples={"main": ALONE, "sample-2": replace(ALONE, trainable=False, not_trainable_reason="no ids", segments=())},
 )
 BROKEN = RolloutOutcome(
     rollout_id="r",
     status=OutcomeStatus.FAILED,
     finish_reason="error",
-    messages=[],
     metrics=METRICS,
     failure=Failure(
         "tool",
@@ -71,7 +68,7 @@ FIXTURES = {
     "late": replace(BROKEN, status=OutcomeStatus.DEADLINE_EXCEEDED, failure=Failure("agent", "late")),
     "cancelled": replace(BROKEN, status=OutcomeStatus.CANCELLED, failure=None),
     "evaluation": replace(DONE, evaluation=True),
-    "nothing said": RolloutOutcome(rollout_id="r", status=OutcomeStatus.COMPLETED, messages=[]),
+    "nothing said": RolloutOutcome(rollout_id="r", status=OutcomeStatus.COMPLETED),
     "something left out": replace(JUDGED, omitted=("samples[main].segments", "extra_json")),
 }
 
@@ -108,18 +105,26 @@ def test_each_metric_keeps_its_own_value():
         assert getattr(back, field.name) == pytest.approx(getattr(metrics, field.name)), field.name
 
 
-def test_messages_of_the_only_sample_travel_once():
-    wire = outcome_to_wire(DONE)
-    assert len(wire.messages) == 1
-    assert not wire.samples["main"].messages
-    assert len(outcome_to_wire(JUDGED).samples["main"].messages) == 1
+def test_p03_a_conversation_is_in_its_sample_only():
+    assert "messages" not in outcome_pb2.RolloutOutcome.DESCRIPTOR.fields_by_name
+    assert DONE.messages == outcome_from_wire(outcome_to_wire(DONE), "outcome").messages == ALONE.messages
+
+
+def test_p12_samples_keep_the_order_of_their_creation():
+    order = replace(DONE, samples={"z": ALONE, "a": ALONE, "main": ALONE})
+    assert list(outcome_from_wire(over_the_wire(outcome_to_wire(order)), "outcome").samples) == ["z", "a", "main"]
+
+
+def test_p12_two_samples_of_one_name_are_refused():
+    twice = [tokens_pb2.Sample(name="a"), tokens_pb2.Sample(name="a")]
+    assert named(completion_message(samples=twice)) == "outcome.samples"
 
 
 def test_a_head_has_no_messages_and_no_tokens():
     for outcome in (DONE, JUDGED):
         back = outcome_from_wire(outcome_to_wire(outcome, head=True), "outcome")
         bare = {name: replace(sample, messages=[], segments=()) for name, sample in outcome.samples.items()}
-        assert back == replace(outcome, messages=[], samples=bare)
+        assert back == replace(outcome, samples=bare)
 
 
 def completion_message(**changes) -> outcome_pb2.RolloutOutcome:
@@ -139,18 +144,17 @@ BAD = [
     ("outcome.reward", {"reward": 1.0, "status": outcome_pb2.OUTCOME_STATUS_DEADLINE_EXCEEDED}),
     ("outcome.failure.boundary", {"status": FAILED, "failure": outcome_pb2.Failure(message="x")}),
     ("outcome.failure.boundary", {"status": FAILED, "failure": outcome_pb2.Failure(boundary=99)}),
-    ("outcome.messages[1].role", {"messages": [message_pb2.Message(role="user"), message_pb2.Message()]}),
     ("outcome.extra_json", {"extra_json": "[]"}),
     ("outcome.extra_json", {"extra_json": '{"a":NaN}'}),
-    ("outcome.samples[a].reward", {"samples": {"a": tokens_pb2.Sample(reward=math.nan)}}),
-    ("outcome.samples[a].reward", {"samples": {"a": tokens_pb2.Sample(reward=0.0)}, "status": FAILED}),
+    ("outcome.samples[a].reward", {"samples": [tokens_pb2.Sample(name="a", reward=math.nan)]}),
+    ("outcome.samples[a].reward", {"samples": [tokens_pb2.Sample(name="a", reward=0.0)], "status": FAILED}),
     (
         "outcome.samples[a].segments[0].mask_runs",
-        {"samples": {"a": tokens_pb2.Sample(segments=[tokens_pb2.Segment(ids=[1])])}},
+        {"samples": [tokens_pb2.Sample(name="a", segments=[tokens_pb2.Segment(ids=[1])])]},
     ),
     (
         "outcome.samples[a].messages[0].role",
-        {"samples": {"a": tokens_pb2.Sample(messages=[message_pb2.Message(role="x")]), "b": tokens_pb2.Sample()}},
+        {"samples": [tokens_pb2.Sample(name="b"), tokens_pb2.Sample(name="a", messages=[message_pb2.Message()])]},
     ),
 ]
 
@@ -165,17 +169,10 @@ STEPS = [
     [],
     ["samples[main].segments"],
     ["samples[main].segments", "samples[sample-2].segments"],
+    ["samples[main].segments", "samples[sample-2].segments", "samples[main].messages", "samples[sample-2].messages"],
     [
         "samples[main].segments",
         "samples[sample-2].segments",
-        "messages",
-        "samples[main].messages",
-        "samples[sample-2].messages",
-    ],
-    [
-        "samples[main].segments",
-        "samples[sample-2].segments",
-        "messages",
         "samples[main].messages",
         "samples[sample-2].messages",
         "extra_json",
@@ -184,7 +181,7 @@ STEPS = [
 LARGE = replace(
     JUDGED,
     extra_fields={"log": "z" * 3000},
-    samples={"sample-2": replace(ALONE, segments=(SEGMENT, SEGMENT)), "main": replace(ALONE, segments=(SEGMENT,))},
+    samples={"main": replace(ALONE, segments=(SEGMENT,)), "sample-2": replace(ALONE, segments=(SEGMENT, SEGMENT))},
 )
 
 
@@ -197,10 +194,9 @@ def test_fit_leaves_out_segments_then_messages_then_extra():
         omitted = list(fitted.omitted)
         if not seen or omitted != seen[-1]:
             seen.append(omitted)
-        for name, sample in fitted.samples.items():
-            assert bool(sample.segments) == (f"samples[{name}].segments" not in omitted)
-            assert bool(sample.messages) == (f"samples[{name}].messages" not in omitted)
-        assert bool(fitted.messages) == ("messages" not in omitted)
+        for sample in fitted.samples:
+            assert bool(sample.segments) == (f"samples[{sample.name}].segments" not in omitted)
+            assert bool(sample.messages) == (f"samples[{sample.name}].messages" not in omitted)
         assert bool(fitted.extra_json) == ("extra_json" not in omitted)
         back = outcome_from_wire(over_the_wire(fitted), "outcome")
         assert back.omitted == tuple(omitted)

@@ -1,0 +1,17 @@
+"""The features of this implementation. services.proto says what each feature means."""
+
+from collections.abc import Iterable
+
+ABANDON_CHAT = "abandon_chat"
+GOODBYE = "goodbye"
+
+FEATURES = (ABANDON_CHAT, GOODBYE)
+"""The features of our servers and trainers, as they list them."""
+
+MAX_FEATURES = 256
+"""The most names of features that are kept of a peer."""
+
+
+def features_from_wire(names: Iterable[str]) -> frozenset[str]:
+    """Returns the features of a peer. Unknown names are kept, because a later version may use them."""
+    return frozenset(list(names)[:MAX_FEATURES])
