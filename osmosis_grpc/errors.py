@@ -96,6 +96,8 @@ class CallError(OsmosisRolloutError):
     message: InitVar[str]
     retry_after: float | None = field(default=None, kw_only=True)
     """The caller should wait this many seconds before a retry; None if the other side names no valid time."""
+    reason: str = field(default="", kw_only=True)
+    """Why the call was refused, in upper snake case, for programs. error.proto has the list. Empty if it is unknown."""
 
     def __post_init__(self, message: str) -> None:
         super().__init__(message)
@@ -148,6 +150,8 @@ class AlreadyExists(OsmosisValidationError, code=6, status_code=409):
 
     rollout_id: str = ""
     attempt: int = 0
+    fields: tuple[str, ...] = ()
+    """The paths of the fields in which an Init differs from the Init that started the rollout."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

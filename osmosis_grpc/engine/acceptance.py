@@ -69,7 +69,7 @@ class Acceptance:
         self._context.table.check_alias(request, owner)
         name = self._agent_name(request.agent_loop)
         if self._shutdown.draining:
-            raise Unavailable("the server is draining", retry_after=DRAIN_RETRY_AFTER)
+            raise Unavailable("the server is draining", retry_after=DRAIN_RETRY_AFTER, reason="DRAINING")
         self._context.table.check_budget(owner)
         if self._context.journal.problem:
             raise self._unwritable()
@@ -239,9 +239,14 @@ def _check_same(known: Record, init: InitRequest) -> None:
             rollout_id=request.rollout_id,
             attempt=known.attempt,
         )
-    if known.init.digest != init.digest:
+    differs = differing_fields(known.init.digest, init.digest)
+    if request.agent_loop not in (known.init.request.agent_loop, known.agent_loop):
+        differs = ["spec.agent_loop", *differs]
+    if differs:
         raise AlreadyExists(
-            f"rollout {request.rollout_id} attempt {known.attempt} was started with another request",
+            f"rollout {request.rollout_id} attempt {known.attempt} was started with another spec; it differs in "
+            f"{', '.join(differs)}",
             rollout_id=request.rollout_id,
             attempt=known.attempt,
+            fields=tuple(differs),
         )

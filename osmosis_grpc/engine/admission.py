@@ -55,6 +55,7 @@ class Admission:
                 f"{self.running} rollouts run and {self.queued} wait; "
                 f"the limits are {self.max_concurrent} and {self.max_queued}{yours}",
                 retry_after=RETRY_AFTER,
+                reason="AT_CAPACITY",
             )
         self._places.add(record.owner, 1)
         record.reserved = True

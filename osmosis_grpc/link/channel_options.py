@@ -6,6 +6,10 @@ from importlib import resources
 MIB = 1024 * 1024
 MAX_MESSAGE_BYTES = 64 * MIB
 MAX_REPLY_BYTES = 32 * MIB
+MIN_PING_INTERVAL = 10.0
+"""Our servers accept an HTTP/2 ping every 10 seconds."""
+PING_INTERVAL = 20.0
+"""A client pings a peer that accepts it after this many seconds of silence."""
 
 Options = Sequence[tuple[str, int | str]]
 
@@ -24,7 +28,7 @@ _BOTH: dict[str, int | str] = {
 _SERVER: dict[str, int | str] = _BOTH | {
     # Without this option gRPC ends long silent chats with too_many_pings. gRPC ignores the similar option with `recv`
     # in its name.
-    "grpc.http2.min_ping_interval_without_data_ms": 10_000,
+    "grpc.http2.min_ping_interval_without_data_ms": int(MIN_PING_INTERVAL * 1000),
     "grpc.http2.max_ping_strikes": 2,
     "grpc.max_concurrent_streams": 1024,
     # The protection also counts ended streams until the server has freed them. So it refuses streams that the peer is
@@ -39,6 +43,9 @@ _SERVER: dict[str, int | str] = _BOTH | {
 }
 
 CLIENT_DEFAULTS: dict[str, int | str] = _BOTH | {
+    # Stock grpc-go servers answer more pings, and pings without a call, with GOAWAY.
+    "grpc.keepalive_time_ms": 300_000,
+    "grpc.keepalive_permit_without_calls": 0,
     "grpc.initial_reconnect_backoff_ms": 500,
     "grpc.min_reconnect_backoff_ms": 500,
     "grpc.max_reconnect_backoff_ms": 5_000,
@@ -60,13 +67,18 @@ def client_options(**more: int | str) -> Options:
     return tuple((CLIENT_DEFAULTS | {"grpc.service_config": service_config()} | extra).items())
 
 
-def callback_options(authority: str) -> Options:
-    """Returns the options of a channel to a trainer. The channel does not retry calls, because the engine does."""
+def callback_options(authority: str, min_ping_interval: float | None) -> Options:
+    """Returns the options of a channel to a trainer. The channel does not retry calls, because the engine does.
+
+    `min_ping_interval` is the interval, in seconds, of the pings that the trainer accepts; None if it is unknown.
+    """
     own: dict[str, int | str] = {
         "grpc.enable_retries": 0,
         "grpc.default_authority": authority,
         "grpc.max_receive_message_length": MAX_REPLY_BYTES,
     }
+    if min_ping_interval is not None:
+        own["grpc.keepalive_time_ms"] = int(min(max(PING_INTERVAL, min_ping_interval), 300.0) * 1000)
     return tuple((CLIENT_DEFAULTS | own).items())
 
 

@@ -315,6 +315,7 @@ class Attachment:
                 raise ResourceExhausted(
                     f"{self.tenant.open} rollouts are open, and this attachment may have {self._rollout_window}",
                     retry_after=1.0,
+                    reason="WINDOW_EXCEEDED",
                 )
             check_served(message, self._max_metadata)
             if message.HasField("callback"):

@@ -14,10 +14,10 @@ from osmosis_grpc.engine import Engine, Peer
 from osmosis_grpc.engine.fair_shares import Shares
 from osmosis_grpc.errors import CallError, ResourceExhausted, Unauthenticated
 from osmosis_grpc.link.call_metrics import CallSink
-from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES
+from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES, MAX_REPLY_BYTES, MIN_PING_INTERVAL
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.dialled_stream import DialledStream, redial
-from osmosis_grpc.link.frame_stream import Duplex, FrameStream
+from osmosis_grpc.link.frame_stream import HEARTBEAT, SILENCE, Duplex, FrameStream
 from osmosis_grpc.server.attachment import Attachment
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.types.outcome import clip, describe
@@ -217,10 +217,23 @@ class Attachments:
 
     def limits(self) -> ServerLimits:
         """Return the bounds that the server sets."""
+        config = self._engine.config
         return ServerLimits(
             max_message_bytes=MAX_MESSAGE_BYTES,
             max_metadata_bytes=self._max_metadata,
-            agent_timeout=self._engine.config.agent_timeout,
+            agent_timeout=config.agent_timeout,
+            max_sent_bytes=MAX_MESSAGE_BYTES,
+            max_reply_bytes=MAX_REPLY_BYTES,
+            outcome_ttl=config.record_ttl,
+            trainer_grace=config.trainer_grace,
+            chat_silence=config.chat_silence,
+            chat_retry_min=config.retry_delay[0],
+            chat_retry_max=config.retry_delay[1],
+            outcome_retry_min=config.outbox_delay[0],
+            outcome_retry_max=config.outbox_delay[1],
+            heartbeat_interval=HEARTBEAT,
+            heartbeat_timeout=SILENCE,
+            min_ping_interval=MIN_PING_INTERVAL,
         )
 
     def _hello(self, attachment_id: str, window: int) -> pb.ServerHello:

@@ -42,6 +42,7 @@ ABANDON_TIMEOUT = 10.0
 """The timeout of the one call that tells a trainer to stop a sampling, in seconds."""
 
 Abandon = Callable[[ChatRequest, str], None]
+ChannelKey = tuple[Address, ClientTls | None, float | None]
 MakePeer = Callable[..., Awaitable[Peer]]
 """Makes the peer for an InitRequest. `authenticated` says whether the caller is identified."""
 
@@ -60,9 +61,7 @@ class Callbacks:
         self.schemes: dict[str, MakePeer] = {}
         self._authenticated = authenticated
         self._tls = tls or ClientTls()
-        self._channels: weakref.WeakValueDictionary[tuple[Address, ClientTls | None], grpc.aio.Channel] = (
-            weakref.WeakValueDictionary()
-        )
+        self._channels: weakref.WeakValueDictionary[ChannelKey, grpc.aio.Channel] = weakref.WeakValueDictionary()
 
     async def peer(self, init: InitRequest) -> Peer:
         """Return the peer for a request's callback. Raises InvalidArgument if the callback is missing or wrong."""
@@ -80,14 +79,16 @@ class Callbacks:
 
     def _channel(self, address: Address, callback: Callback) -> grpc.aio.Channel:
         tls = replace(self._tls, server_name=callback.tls.server_name) if callback.tls else None
-        known = self._channels.get((address, tls))
+        key = (address, tls, callback.min_ping_interval)
+        known = self._channels.get(key)
         if known is None:
             try:
-                known = channel(address.grpc_target, tls, callback_options(address.authority))
+                options = callback_options(address.authority, callback.min_ping_interval)
+                known = channel(address.grpc_target, tls, options)
             except ValueError as error:
                 log.error("no callback can be made over TLS: %s", error)
                 raise Internal("this server cannot use TLS with trainers now; its log says why") from None
-            self._channels[address, tls] = known
+            self._channels[key] = known
         return known
 
     def later(self, init: InitRequest) -> Peer:
@@ -110,7 +111,13 @@ class Callbacks:
         async def complete(outcome: RolloutOutcome, /) -> Receipt:
             return await (await peer()).complete(outcome)
 
-        return _peer(chat, complete, init.callback) if init.callback is not None else Peer(chat, complete)
+        def abandon(request: ChatRequest, reason: str, /) -> None:
+            for known in found:
+                known.abandon(request, reason)
+
+        if init.callback is None:
+            return Peer(chat, complete)
+        return _peer(chat, complete, init.callback, abandon)
 
     async def close(self) -> None:
         """Close every channel."""
@@ -121,7 +128,14 @@ class Callbacks:
 def _peer(chat: ChatModel, complete: ResultSink, callback: Callback, abandon: Abandon | None = None) -> Peer:
     """Return a Peer. Equal callbacks give equal keys."""
     run = run_name(callback.run_id or callback.target)
-    peer = Peer(chat, complete, callback, trainer_run=run, destination_key=callback.target)
+    peer = Peer(
+        chat,
+        complete,
+        callback,
+        accepts_references=callback.outcome_by_reference,
+        trainer_run=run,
+        destination_key=callback.target,
+    )
     return replace(peer, abandon=abandon) if abandon is not None else peer
 
 
@@ -167,7 +181,7 @@ class _Trainer:
         self._abandon(message.SerializeToString(), timeout=ABANDON_TIMEOUT, metadata=self._metadata)
 
     async def complete(self, outcome: RolloutOutcome, /) -> Receipt:
-        message = fit(outcome_to_wire(outcome))
+        message = fit(outcome_to_wire(outcome, refer=self.callback.outcome_by_reference))
         request = outcome_pb2.CompleteRequest(outcome=message, state=self.callback.state).SerializeToString()
 
         ask = partial(Asking, self._calls, COMPLETE, self._complete)

@@ -19,6 +19,7 @@ from osmosis_grpc.types import ToolDict
 from osmosis_grpc.types.requests import check_id
 from osmosis_grpc.types.server_info import AgentLoopInfo, ServerInfo
 from osmosis_grpc.wire import control as wire
+from osmosis_grpc.wire.features import FEATURES
 from osmosis_grpc.wire.rollout import ROLLOUT, check_served, init_from_wire
 
 MAX_PAGE_SIZE = 1000
@@ -107,6 +108,7 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
             capacity=engine.capacity(),
             limits=self._attachments.limits(),
             draining=engine.shutdown.draining,
+            features=FEATURES,
         )
         return wire.SERVER_INFO.to_wire(info)
 

@@ -46,6 +46,8 @@ class FailureReason(StrEnum):
     """No agent server accepted the rollout. The trainer's library sets this reason."""
     SHUTDOWN = "SHUTDOWN"
     """The server shut down, and no later process can continue the rollout."""
+    SUPERSEDED = "SUPERSEDED"
+    """A higher attempt of the rollout replaced this attempt. The trainer's library sets this reason."""
     RESTART = "RESTART"
     """The server restarted while the agent ran, and the agent is not replayable."""
     REPLAY_DIVERGED = "REPLAY_DIVERGED"

@@ -93,8 +93,20 @@ def render(value: Any) -> str:
 
 
 def canonical(value: Any) -> str:
-    """Returns the JSON text with sorted keys. Equal texts mean equal values."""
-    return _encode_sorted(value)
+    """Returns a JSON text that is the same for equal values: sorted keys, and one spelling for each number."""
+    return _encode_sorted(_one_spelling(value))
+
+
+def _one_spelling(value: Any) -> Any:
+    """Returns the value with a whole number instead of each float without a fraction: 1 for 1.0."""
+    kind = type(value)
+    if kind is float:
+        return int(value) if value.is_integer() else value
+    if kind is dict:
+        return {key: _one_spelling(item) for key, item in value.items()}
+    if kind is list or kind is tuple:
+        return [_one_spelling(item) for item in value]
+    return value
 
 
 def parse(text: str, field: str, levels: int = MAX_DEPTH) -> Any:

@@ -1,5 +1,6 @@
 """Requests that start a rollout."""
 
+import hashlib
 import math
 import re
 import reprlib
@@ -121,6 +122,10 @@ class Callback:
     """The protocol version of the trainer; 0 if it is unknown."""
     features: tuple[str, ...] = ()
     """The features of the trainer, see services.proto."""
+    outcome_by_reference: bool = False
+    """Whether outcomes name the chats that the trainer answered instead of repeating their messages and tokens."""
+    min_ping_interval: float | None = None
+    """The shortest interval, in seconds, of the HTTP/2 pings that the trainer accepts; None if it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +145,60 @@ class InitRequest:
     callback: Callback | None = None
     trace: TraceContext | None = None
     digest: bytes = b""
-    """A digest of the request without its callback and trace context. Equal requests have equal digests."""
+    """The digests of the spec's fields in the order of DIGESTED. Equal values have equal digests."""
     size: int = 0
     """The size of the request on the wire, in bytes."""
+
+
+DIGESTED = (
+    "messages",
+    "sampling",
+    "max_turns",
+    "max_tokens_total",
+    "metadata_json",
+    "label",
+    "group",
+    "priority",
+    "agent_timeout",
+    "grader_timeout",
+    "tool_server_url",
+    "idempotency_key",
+    "evaluation",
+)
+"""The fields of RolloutSpec that a digest covers. The agent loop is not in it, because its name may be left out."""
+DIGEST_BYTES = 16
+
+
+def spec_digest(request: RolloutRequest) -> bytes:
+    """Returns the digest of a request, see InitRequest.digest. Defaults that are left out or spelt out are equal."""
+    metadata = unread_metadata(request)
+    values = (
+        list(request.messages),
+        dict(request.completion_params),
+        request.max_turns,
+        request.max_tokens_total,
+        metadata.value() if isinstance(metadata, jsontext.Unparsed) else dict(metadata),
+        request.label,
+        None if request.group is None else [request.group.id, request.group.index, request.group.size],
+        request.priority,
+        request.agent_timeout,
+        request.grader_timeout,
+        request.tool_server_url,
+        request.idempotency_key,
+        request.evaluation,
+    )
+    texts = (jsontext.canonical(value).encode() for value in values)
+    return b"".join(hashlib.blake2b(text, digest_size=DIGEST_BYTES).digest() for text in texts)
+
+
+def differing_fields(one: bytes, other: bytes) -> list[str]:
+    """Returns the paths of the fields in which two digests differ. Digests of other forms differ in the whole spec."""
+    if one == other:
+        return []
+    if not len(one) == len(other) == len(DIGESTED) * DIGEST_BYTES:
+        return ["spec"]
+    parts = (slice(at, at + DIGEST_BYTES) for at in range(0, len(one), DIGEST_BYTES))
+    return [f"spec.{name}" for name, part in zip(DIGESTED, parts, strict=True) if one[part] != other[part]]
 
 
 def copy_of(request: RolloutRequest, **changes: Any) -> RolloutRequest:

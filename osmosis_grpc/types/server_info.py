@@ -22,7 +22,7 @@ class AgentLoopInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
-    """The bounds that a server sets."""
+    """The bounds and times of a server. Times are in seconds. control.proto says what each one means."""
 
     max_message_bytes: int
     max_metadata_bytes: int
@@ -30,6 +30,18 @@ class ServerLimits:
     max_rollout_id_chars: int = MAX_ID_CHARS
     agent_timeout: float | None
     """The most seconds of a rollout; None for no limit."""
+    max_sent_bytes: int = 0
+    max_reply_bytes: int = 0
+    outcome_ttl: float = 0.0
+    trainer_grace: float = 0.0
+    chat_silence: float = 0.0
+    chat_retry_min: float = 0.0
+    chat_retry_max: float = 0.0
+    outcome_retry_min: float = 0.0
+    outcome_retry_max: float = 0.0
+    heartbeat_interval: float = 0.0
+    heartbeat_timeout: float = 0.0
+    min_ping_interval: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +62,8 @@ class ServerInfo:
     limits: ServerLimits
     draining: bool
     """Whether the server refuses new rollouts because it drains."""
+    features: tuple[str, ...] = ()
+    """The features of the protocol that the server has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,7 +67,10 @@ def chat_reply_frame(rollout_id: str, attempt: int, sample: str, number: int, re
 
 
 def unknown_kind(frame: Message) -> pb.UnknownFrame:
-    """Returns the answer to a frame of a kind that this version does not know. Raises InvalidArgument if it is empty."""
+    """Returns the answer to a frame of a kind that this version does not know.
+
+    Raises InvalidArgument for an empty frame.
+    """
     fields = UnknownFieldSet(frame)
     if not len(fields):
         raise InvalidArgument("frames.frame", "is unset")

@@ -1,6 +1,5 @@
 """rollout.proto: requests to start a rollout, its state, and its outcome."""
 
-import hashlib
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -23,6 +22,7 @@ from osmosis_grpc.types.requests import (
     check_header,
     check_id,
     check_run_id,
+    spec_digest,
     unread_metadata,
 )
 from osmosis_grpc.types.rollout_info import Activity, RolloutInfo
@@ -117,7 +117,7 @@ def init_from_wire(message: pb.InitRequest) -> InitRequest:
     callback = _CALLBACK.field_of(message, "callback")
     trace = _TRACE.field_of(message, "trace_context")
     return InitRequest(
-        request=request, callback=callback, trace=trace, digest=_digest(message), size=message.ByteSize()
+        request=request, callback=callback, trace=trace, digest=spec_digest(request), size=message.ByteSize()
     )
 
 
@@ -162,10 +162,6 @@ def _metadata_to_wire(request: RolloutRequest) -> str:
     if isinstance(metadata, jsontext.Unparsed):
         return metadata.text
     return jsontext.render(metadata) if metadata else ""
-
-
-def _digest(message: pb.InitRequest) -> bytes:
-    return hashlib.sha256(message.spec.SerializeToString(deterministic=True)).digest()
 
 
 def _checked_group(message: outcome_pb2.Group, path: str = "group") -> Group:

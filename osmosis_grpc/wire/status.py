@@ -10,7 +10,7 @@ from typing import Any
 
 from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError, Message
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from osmosis_grpc import errors
 from osmosis_grpc._gen.osmosis.rollout.v1 import error_pb2
@@ -41,6 +41,8 @@ CLASSES: dict[int, type[CallError]] = {
 }
 """The exception class of every code except OK."""
 
+DOMAIN = "osmosis.rollout"
+"""The domain of the ErrorInfo of every refused call."""
 _MAX_TEXT = 1000
 _MAX_DETAIL = 200
 _MAX_VIOLATIONS = 8
@@ -51,6 +53,7 @@ def to_status(error: CallError) -> status_pb2.Status:
     status = status_pb2.Status(code=error.code, message=clip(describe(error), _MAX_TEXT))
     for detail in _details(error):
         status.details.add().Pack(detail)
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason=_reason(error), domain=DOMAIN))
     return status
 
 
@@ -65,6 +68,9 @@ def from_code(code: int, message: str, details: Iterable[any_pb2.Any] = ()) -> C
     kind = CLASSES.get(code, errors.UnknownError)
     build = _BUILD.get(kind)
     error = build(message, found) if build else kind(message)
+    info = found.get(error_details_pb2.ErrorInfo)
+    if isinstance(info, error_details_pb2.ErrorInfo) and info.domain == DOMAIN:
+        error.reason = clip(info.reason, _MAX_DETAIL)
     retry = found.get(error_details_pb2.RetryInfo)
     if isinstance(retry, error_details_pb2.RetryInfo):
         error.retry_after = min(max(0.0, times.seconds(retry.retry_delay)), errors.LONGEST_PAUSE)
@@ -85,6 +91,8 @@ def _details(error: CallError) -> Iterator[Message]:
         )
     elif isinstance(error, errors.AlreadyExists | errors.Aborted) and error.attempt:
         yield error_pb2.CurrentAttempt(rollout_id=error.rollout_id, attempt=error.attempt)
+        if isinstance(error, errors.AlreadyExists) and error.fields:
+            yield error_pb2.SpecDiffers(fields=error.fields)
     elif isinstance(error, errors.OutOfRange):
         yield error_pb2.EventsGone(first_event_number=error.first_event_number, first_cursor=error.first_cursor)
     elif isinstance(error, errors.FailedPrecondition) and error.kind:
@@ -106,10 +114,36 @@ _READ: tuple[type[Message], ...] = (
     error_details_pb2.ResourceInfo,
     error_details_pb2.RetryInfo,
     error_details_pb2.PreconditionFailure,
+    error_details_pb2.ErrorInfo,
     error_pb2.CurrentAttempt,
+    error_pb2.SpecDiffers,
     error_pb2.EventsGone,
     error_pb2.UnknownChat,
 )
+
+
+def _reason(error: CallError) -> str:
+    """Returns the reason of an error: its own one, the one of its kind, or the name of its code."""
+    of_kind = {
+        "INVALID_FIELD": isinstance(error, errors.InvalidArgument),
+        "UNKNOWN_CHAT": isinstance(error, errors.UnknownChat),
+        "EVENTS_GONE": isinstance(error, errors.OutOfRange),
+        "REPLY_UNREADABLE": isinstance(error, errors.ReplyUnreadable),
+        "SPEC_DIFFERS": isinstance(error, errors.AlreadyExists) and bool(error.fields),
+        "ATTEMPT_SUPERSEDED": isinstance(error, errors.Aborted) and bool(error.attempt),
+        "ROLLOUT_UNKNOWN": isinstance(error, errors.NotFound) and error.kind == "rollout",
+        "ROLLOUT_ENDED": isinstance(error, errors.FailedPrecondition) and error.kind == "ENDED",
+        "PROTOCOL": isinstance(error, errors.FailedPrecondition) and error.kind == "PROTOCOL",
+    }
+    return error.reason or next((name for name, holds in of_kind.items() if holds), code_pb2.Code.Name(error.code))
+
+
+def _already_exists(message: str, found: _Found) -> CallError:
+    attempt: Any = found.get(error_pb2.CurrentAttempt, error_pb2.CurrentAttempt())
+    differs: Any = found.get(error_pb2.SpecDiffers, error_pb2.SpecDiffers())
+    return errors.AlreadyExists(
+        message, rollout_id=attempt.rollout_id, attempt=attempt.attempt, fields=tuple(differs.fields)
+    )
 
 
 def _invalid(message: str, found: _Found) -> CallError:
@@ -139,14 +173,13 @@ def _of_detail(
     return build
 
 
-_ATTEMPT = {"rollout_id": "rollout_id", "attempt": "attempt"}
 _BUILD: dict[type[CallError], Callable[[str, _Found], CallError]] = {
     errors.InvalidArgument: _invalid,
     errors.NotFound: _of_detail(
         errors.NotFound, error_details_pb2.ResourceInfo, kind="resource_type", name="resource_name"
     ),
-    errors.AlreadyExists: _of_detail(errors.AlreadyExists, error_pb2.CurrentAttempt, **_ATTEMPT),
-    errors.Aborted: _of_detail(errors.Aborted, error_pb2.CurrentAttempt, **_ATTEMPT),
+    errors.AlreadyExists: _already_exists,
+    errors.Aborted: _of_detail(errors.Aborted, error_pb2.CurrentAttempt, rollout_id="rollout_id", attempt="attempt"),
     errors.OutOfRange: _of_detail(
         errors.OutOfRange, error_pb2.EventsGone, first_event_number="first_event_number", first_cursor="first_cursor"
     ),

@@ -10,7 +10,7 @@ from osmosis_grpc.errors import InvalidArgument, Unimplemented
 from osmosis_grpc.link.bearer_tokens import bearer
 from osmosis_grpc.link.call_metrics import CallSink
 from osmosis_grpc.link.callback_credentials import CallbackKeys
-from osmosis_grpc.link.channel_options import server_options
+from osmosis_grpc.link.channel_options import MIN_PING_INTERVAL, server_options
 from osmosis_grpc.link.handlers import Registrar, metadata_value
 from osmosis_grpc.link.listen import listen, start
 from osmosis_grpc.link.server_security import CallbackAuthenticator, ServerSecurity, check_for_rollout
@@ -82,13 +82,15 @@ class CallbackListener(services_pb2_grpc.TrainerServiceServicer):
         credential: str = "",
         state: bytes = b"",
         delta: bool = True,
+        outcome_by_reference: bool = False,
     ) -> Callback:
         """Returns the callback to send with an Init.
 
         Agent servers reach this trainer at `target`, HOST:PORT; the default is the address where the trainer listens.
         The default `credential` is valid only for callbacks to this trainer. With `rollout_id` it is valid only for
         that rollout. `server_name` is the name in this trainer's certificate, if the name is not the target's host.
-        Without `delta` every chat has its whole history. Raises ValueError for a `credential` that this trainer would
+        Without `delta` every chat has its whole history. With `outcome_by_reference`, outcomes refer to the chats that
+        this trainer answered. Raises ValueError for a `credential` that this trainer would
         refuse.
         """
         if self._server is None:
@@ -107,6 +109,8 @@ class CallbackListener(services_pb2_grpc.TrainerServiceServicer):
             run_id=self._run_id,
             protocol=PROTOCOL[1],
             features=FEATURES,
+            outcome_by_reference=outcome_by_reference,
+            min_ping_interval=MIN_PING_INTERVAL,
         )
 
     # The RPCs.

@@ -61,6 +61,7 @@ class CallbackTransport(Transport[CalledServer], Receiver):
             target=self._config.callback_target,
             server_name=self._config.callback_server_name,
             delta=self._config.delta,
+            outcome_by_reference=True,
         )
 
     # Calls of the agent servers.
