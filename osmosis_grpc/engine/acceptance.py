@@ -25,6 +25,7 @@ from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, Internal, Inv
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.types import InitRequest, RolloutRequest, events
 from osmosis_grpc.types.outcome import clip, describe
+from osmosis_grpc.types.requests import differing_fields
 from osmosis_grpc.types.tool_dicts import tool_dicts
 
 ACCEPT = job("engine.accept", OnFailure.REPORT, "callback")

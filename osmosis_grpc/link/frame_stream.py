@@ -301,10 +301,10 @@ class FrameStream:
     def _handle(self, frames: Iterable[Any], handlers: dict[str, Callable[[Any], None]]) -> None:
         for frame in frames:
             kind = frame.WhichOneof("frame")
-            if kind is None:
-                handlers[""](frame)
-            else:
-                handlers[kind](getattr(frame, kind))
+            handle = handlers.get(kind or "")
+            if handle is None:
+                raise InvalidArgument(f"frames.{kind or 'frame'}", "is not a kind of frame that this side accepts")
+            handle(getattr(frame, kind) if kind else frame)
 
     async def _write(self) -> None:
         while True:

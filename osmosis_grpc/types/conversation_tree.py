@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from osmosis_grpc.types.messages import Message, copy_message
 
 _NUMBERS = (int, float)
+_SCALARS = (str, int, float, type(None))
 
 
 class Node:
@@ -206,7 +207,7 @@ def _same(one: object, other: object) -> bool:
         return all(_same(value, other.get(key)) for key, value in one.items())
     if isinstance(one, list) and isinstance(other, list):
         return all(map(_same, one, other))
-    return isinstance(one, bool) is isinstance(other, bool)
+    return isinstance(other, _SCALARS) and isinstance(one, bool) is isinstance(other, bool)
 
 
 def _has_numbers(value: object) -> bool:

@@ -150,7 +150,7 @@ async def test_an_edited_history_continues_nothing_it_does_not_hold(hosting):
         assert places(h) == [(1, 0, 0), (2, 1, 2), (3, 0, 0), (4, 1, 2), (5, 0, 0)]
 
 
-@pytest.mark.parametrize(("first", "second"), [(1, True), (1, 1.0), (0, False), (True, 1.0)])
+@pytest.mark.parametrize(("first", "second"), [(1, True), (0, False), (True, 1.0)])
 async def test_equal_numbers_of_different_types_are_distinguished(hosting, first, second):
     async def run(ctx):
         reply = await ctx.chat([{**user("a"), "n": first}])

@@ -12,6 +12,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, outcome_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2 as pb
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import Callback, Group, InitRequest, RolloutRequest, TraceContext
+from osmosis_grpc.types.requests import differing_fields
 from osmosis_grpc.wire.rollout import MAX_METADATA_BYTES, NOT_SERVED, check_served, init_from_wire, init_to_wire
 
 NOT_ON_THE_WIRE = {"server_url", "api_key"}  # they come with the HTTP contract
@@ -94,7 +95,7 @@ OTHER = {
     "max_turns": 10,
     "max_tokens_total": 8192,
     "messages": [message_pb2.Message(role="user", text="2+4?")],
-    "metadata_json": '{"a":[1,1,null]}',
+    "metadata_json": '{"a":[true,1,null]}',
     "sampling": message_pb2.SamplingParams(temperature=0.25),
     "label": "x",
     "group": outcome_pb2.Group(id="g", index=3, size=8),
@@ -125,11 +126,32 @@ def test_every_field_of_the_spec_is_tried():
     assert set(OTHER) | set(NOT_SERVED) == set(pb.RolloutSpec.DESCRIPTOR.fields_by_name)
 
 
-@pytest.mark.parametrize("name", OTHER)
-def test_another_spec_has_another_digest(name):
+@pytest.mark.parametrize("name", sorted(OTHER.keys() - {"agent_loop"}))  # the engine compares agent loops
+def test_p06_two_specs_differ_in_exactly_the_fields_that_differ(name):
     digest = init_from_wire(init_to_wire(INIT)).digest
-    assert init_from_wire(changed(name, OTHER[name])).digest != digest
-    assert init_from_wire(changed(name)).digest != digest
+    for message in (changed(name, OTHER[name]), changed(name)):
+        assert differing_fields(digest, init_from_wire(message).digest) == [f"spec.{name}"]
+
+
+DEFAULTS = {
+    "max_turns": 10,
+    "max_tokens_total": 8192,
+    "metadata_json": " {} ",
+    "sampling": message_pb2.SamplingParams(),
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_p06_a_default_may_be_left_out_or_spelt_out(name):
+    assert init_from_wire(asking()).digest == init_from_wire(asking(**{name: DEFAULTS[name]})).digest
+
+
+@pytest.mark.parametrize("text", ['{"b":[1,2.5],"a":1e2}', '{ "a": 100.0, "b": [1.0, 25e-1] }'])
+def test_p04_json_is_compared_by_value(text):
+    one = init_from_wire(asking(metadata_json='{"a":100,"b":[1,2.5]}'))
+    assert one.digest == init_from_wire(asking(metadata_json=text)).digest
+    other = init_from_wire(asking(metadata_json='{"a":100,"b":[true,2.5]}'))
+    assert differing_fields(one.digest, other.digest) == ["spec.metadata_json"]
 
 
 @pytest.mark.parametrize(
