@@ -3,7 +3,7 @@
 python -m benchmarks.bare_calls [--rollouts 800] [--turns 8] [--in-flight 64] [--json]
 
 For every rollout this process calls Init. The other process then makes `turns` calls with a chat's bytes, and one with
-a outcome's. Nothing is parsed or stored, so no implementation of rollouts with callbacks can be faster.
+an outcome's. Nothing is parsed or stored, so no implementation of rollouts with callbacks can be faster.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from benchmarks.processes import Server, ready_record, running, take_core
 from osmosis_grpc.link.channel_options import client_options, server_options
 
 QUESTION, REPLY, REPORT = b"q" * 2_000, b"r" * 6_500, b"c" * 24_000
-"""About as large as a chat, its reply and a outcome, for 8 turns of 256 tokens with full histories and prompts."""
+"""About as large as a chat, its reply and an outcome, for 8 turns of 256 tokens with full histories and prompts."""
 
 
 Method = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]

@@ -59,7 +59,7 @@ class GrpcTrainer:
 
 
 def check(outcome: RolloutOutcome, work: Work) -> None:
-    """Raise Broken for a outcome that is not COMPLETED. With tokens, also raise it for one that is not trainable."""
+    """Raise Broken for an outcome that is not COMPLETED. With tokens, also raise it for one that is not trainable."""
     if outcome.status != "COMPLETED":
         raise Broken(f"rollout {outcome.rollout_id} is {outcome.status}: {outcome.failure}")
     if not work.tokens:

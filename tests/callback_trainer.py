@@ -80,7 +80,7 @@ class CallbackTrainer(CallbackRecorder):
         return receipt
 
     def recorded(self, outcome: RolloutOutcome) -> None:
-        """Keep a outcome until it is taken."""
+        """Keep an outcome until it is taken."""
         super().recorded(outcome)
         if self._kept:
             self._new[outcome.rollout_id] = outcome

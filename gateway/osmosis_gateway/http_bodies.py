@@ -295,7 +295,7 @@ def reply_body(rollout_id: str, result: CompletionsResult, created: int) -> dict
     }
 
 
-def completion_body(outcome: RolloutOutcome) -> dict[str, Any]:
+def result_body(outcome: RolloutOutcome) -> dict[str, Any]:
     """Return the body of a rollout's result.
 
     A status other than COMPLETED becomes ERROR. The error message then begins with the original status.
@@ -350,7 +350,7 @@ class CompletedBody(_Body):
 
 
 def unreadable(problem: str) -> CompletedBody:
-    """Return a outcome with status ERROR, in place of a outcome that cannot be read."""
+    """Return an outcome with status ERROR, in place of an outcome that cannot be read."""
     reported = f"the legacy agent's outcome cannot be read: {problem}"
     return CompletedBody(rollout_id="unreadable", status="ERROR", error_message=reported)
 

@@ -57,7 +57,7 @@ class HttpTrainer:
             raise Internal(redacted(str(error), self.api_key)) from None
 
     async def complete(self, outcome: RolloutOutcome, /) -> Receipt:
-        body, retries = http_bodies.completion_body(outcome), self.settings.complete_rollout_retries
+        body, retries = http_bodies.result_body(outcome), self.settings.complete_rollout_retries
         try:
             await self._post(http_bodies.COMPLETED_PATH, body, retries, answer=False)
         except OsmosisValidationError as error:

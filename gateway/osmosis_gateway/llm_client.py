@@ -28,7 +28,7 @@ from osmosis_grpc.types.tool_dicts import tool_dicts
 class OsmosisLLMClient:
     """Calls the trainer at `server_url` for one rollout. Used as `async with OsmosisLLMClient(url, id) as llm`.
 
-    Parameters that are left out come from the settings. A chat or a outcome that fails raises
+    Parameters that are left out come from the settings. A chat or an outcome that fails raises
     OsmosisTransportError, OsmosisServerError, OsmosisTimeoutError or OsmosisValidationError.
     """
 
@@ -117,7 +117,7 @@ class OsmosisLLMClient:
             raise InvalidArgument("reward", f"{reward!r} is not a finite number")
         completed = status == "COMPLETED"
         failure = None if completed else Failure("agent", "", reason=FailureReason.AGENT_ERROR)
-        body = http_bodies.completion_body(
+        body = http_bodies.result_body(
             RolloutOutcome(
                 rollout_id=self.rollout_id,
                 status=OutcomeStatus.COMPLETED if completed else OutcomeStatus.FAILED,

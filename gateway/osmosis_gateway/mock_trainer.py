@@ -67,7 +67,7 @@ class _Chat(BaseModel):
 
 
 class _Completed(BaseModel):
-    """The body of a outcome; only the rollout id is checked."""
+    """The body of an outcome; only the rollout id is checked."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -98,7 +98,7 @@ class RemoteRollouts:
         return await trainer.chat(replace(request, tools_overridden=own_tools))
 
     async def record(self, outcome: RolloutOutcome, state: bytes, credential: str) -> None:
-        """Pass a outcome of the agent server on to the rollout's trainer."""
+        """Pass an outcome of the agent server on to the rollout's trainer."""
         trainer = await self._trainer(state)
         await trainer.complete(outcome)
         self._tools.pop(outcome.rollout_id, None)

@@ -29,7 +29,7 @@ the result. Raises osmosis_grpc.errors.CallError. If the error is `retryable`, t
 ResultSink = Callable[[RolloutOutcome], Awaitable[Receipt]]
 """Receives outcomes, and records each result once.
 
-Raises InvalidArgument, Aborted or Unimplemented for a outcome that it will never record. The engine retries after
+Raises InvalidArgument, Aborted or Unimplemented for an outcome that it will never record. The engine retries after
 any other error.
 """
 

@@ -22,7 +22,7 @@ MOST_CHARS = 200
 
 
 def transcript(outcome: RolloutOutcome, runs: Sequence[ToolRun], chats: Chats = ()) -> Iterator[str]:
-    """Yield the lines for a outcome's samples, and the lines for its end.
+    """Yield the lines for an outcome's samples, and the lines for its end.
 
     `chats` are the requests with their replies. If the chats of a sample branch, each branch is shown separately.
     """

@@ -26,7 +26,7 @@ class ClientOptions(Declared):
         Option(
             "Calls over HTTP",
             "",
-            "How often a outcome is retried at once, before the slow retries begin.",
+            "How often an outcome is retried at once, before the slow retries begin.",
             commands=BOTH,
             bounds=(0, 10),
         ),

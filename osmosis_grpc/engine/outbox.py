@@ -30,7 +30,7 @@ DELIVER = job("engine.deliver", OnFailure.RESTART)
 RESEND = job("engine.resend", OnFailure.RESTART)
 
 FINAL = (InvalidArgument, Aborted, Unimplemented)
-"""The trainer will never record a outcome that it refuses with one of these errors, so there is no retry."""
+"""The trainer will never record an outcome that it refuses with one of these errors, so there is no retry."""
 MAX_RESENDS = 1024
 """At most this many resends are open at the same time."""
 
@@ -113,9 +113,9 @@ class Outbox:
         return call
 
     def _send(self, peer: Peer, outcome: RolloutOutcome) -> "asyncio.Future[Receipt]":
-        """Send a outcome once.
+        """Send an outcome once.
 
-        A outcome can refer to chats instead of containing their messages and tokens. Only a peer that keeps its
+        An outcome can refer to chats instead of containing their messages and tokens. Only a peer that keeps its
         replies understands such references. For any other peer, the journal's messages and tokens replace them first.
         """
         if peer.accepts_references or not has_references(outcome):
@@ -205,7 +205,7 @@ class Outbox:
             task.add_done_callback(lambda _: self._resends.discard(key))
 
     async def _resend(self, peer: Peer, outcome: RolloutOutcome, give_up: float) -> None:
-        """Send a outcome until the trainer has answered it, or until the event loop's time is `give_up`."""
+        """Send an outcome until the trainer has answered it, or until the event loop's time is `give_up`."""
         backoff = Backoff(*self._context.config.outbox_delay)
         while True:
             try:

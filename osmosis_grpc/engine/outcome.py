@@ -11,7 +11,7 @@ from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import FailureReason, OutcomeStatus, RolloutMetrics, RolloutOutcome, jsontext
 
 
-def build_completion(record: Record, termination: Termination, result_id: str, now: float) -> RolloutOutcome:
+def build_outcome(record: Record, termination: Termination, result_id: str, now: float) -> RolloutOutcome:
     """Return the outcome. If the agent's result cannot be sent, the outcome is FAILED (agent)."""
     states = record.run.session.samples if record.run.session else Samples()
     try:
@@ -28,7 +28,7 @@ def build_completion(record: Record, termination: Termination, result_id: str, n
             ((name, sample),) = samples.items()
             samples = {name: replace(sample, reward=reward if sample.reward is None else sample.reward)}
     return replace(
-        bare_completion(record, termination, result_id),
+        bare_outcome(record, termination, result_id),
         reward=reward,
         samples=samples,
         metrics=record.run.meter.total(now, states.tool_messages(record.init.request.messages)),
@@ -36,8 +36,8 @@ def build_completion(record: Record, termination: Termination, result_id: str, n
     )
 
 
-def bare_completion(record: Record, termination: Termination, result_id: str) -> RolloutOutcome:
-    """Return a outcome without samples and metrics, for a rollout whose full outcome cannot be built."""
+def bare_outcome(record: Record, termination: Termination, result_id: str) -> RolloutOutcome:
+    """Return an outcome without samples and metrics, for a rollout whose full outcome cannot be built."""
     return RolloutOutcome(
         rollout_id=record.rollout_id,
         attempt=record.attempt,

@@ -1,4 +1,4 @@
-"""Replaces a outcome's references to chats with the messages and tokens of these chats, which are in the log."""
+"""Replaces an outcome's references to chats with the messages and tokens of these chats, which are in the log."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -47,7 +47,7 @@ async def resolve_from_journal(outcome: RolloutOutcome, store: Journal) -> Rollo
 
 
 def has_references(outcome: RolloutOutcome) -> bool:
-    """Return whether a outcome refers to chats instead of having their messages or tokens."""
+    """Return whether an outcome refers to chats instead of having their messages or tokens."""
     begins = (sample.begins for sample in outcome.samples.values())
     return _has_referred_segments(outcome) or any(ref is not None and not ref.prefix_len for ref in begins)
 

@@ -21,7 +21,7 @@ from osmosis_grpc.engine import failpoints
 from osmosis_grpc.engine.chats import RolloutSession
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.outbox import Outbox
-from osmosis_grpc.engine.outcome import bare_completion, build_completion
+from osmosis_grpc.engine.outcome import bare_outcome, build_outcome
 from osmosis_grpc.engine.record import Record, advance
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.errors import Boundary
@@ -238,13 +238,13 @@ class Runner:
             record.run.session.close()
         result_id, now = f"{random.getrandbits(128):032x}", self._context.clock.monotonic()
         try:
-            self._report(record, build_completion(record, record.run.termination, result_id, now), free)
+            self._report(record, build_outcome(record, record.run.termination, result_id, now), free)
         except Exception as error:
             log.exception("the outcome of rollout %s could not be written", record.rollout_id)
             record.run.termination = Termination.server_failed(
                 why=f"the outcome could not be written: {describe(error)}"
             )
-            self._report(record, bare_completion(record, record.run.termination, result_id), free)
+            self._report(record, bare_outcome(record, record.run.termination, result_id), free)
 
     def _report(self, record: Record, outcome: RolloutOutcome, free: bool) -> None:
         """Append the end of a rollout to the log."""

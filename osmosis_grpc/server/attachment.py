@@ -178,7 +178,7 @@ class Attachment:
             self._send("abandon_chat", message, answer=False)
 
     def complete(self, outcome: RolloutOutcome, /, *, again: bool = False) -> "asyncio.Future[Receipt]":
-        """Send a outcome at once. Implements ResultSink.
+        """Send an outcome at once. Implements ResultSink.
 
         Until the outcome is answered, it is sent again on each new stream. `again` is True if the outcome was
         already sent on the present stream. The stream then counts the frame as an answer, and limits the bytes of all
@@ -350,7 +350,7 @@ class Attachment:
         if outcome is None or record.delivery.undelivered:
             return
         key = (outcome.rollout_id, outcome.attempt, outcome.result_id)
-        # The trainer may have lost the delivered outcome, so the outcome is sent again. A outcome that is in
+        # The trainer may have lost the delivered outcome, so the outcome is sent again. An outcome that is in
         # `_results` was already sent again and waits for its answer.
         if key not in self._results:
             resent = self.complete(outcome, again=key in self._resent)

@@ -86,7 +86,7 @@ class Pin:
 
 @dataclass(slots=True, eq=False)
 class Report:
-    """A outcome that an agent server reports."""
+    """An outcome that an agent server reports."""
 
     server: "AgentServerLink | None"
     """The server that runs the rollout; None when no server has the rollout."""
@@ -128,7 +128,7 @@ class Owner(Protocol):
         """Handle a rollout whose Init the ledger could not commit."""
 
     def completed(self, report: "Report") -> None:
-        """Record a outcome and answer its server, now or later. Raises CallError."""
+        """Record an outcome and answer its server, now or later. Raises CallError."""
 
     def unusable(self, server: "AgentServerLink | None", rollout_id: str, attempt: int, problem: BaseException) -> None:
         """End a rollout whose only outcome cannot be read."""

@@ -1,6 +1,6 @@
 """Records the outcomes that agent servers report, and answers the servers.
 
-If a outcome refers to chats that are not in the cache, the recorder first reads the rollout's events. For each
+If an outcome refers to chats that are not in the cache, the recorder first reads the rollout's events. For each
 server, the bytes of the outcomes that wait for events are limited, because a server could report any number of them.
 """
 
@@ -65,7 +65,7 @@ class OutcomeRecorder:
         self._waiting_bytes: Counter[AgentServerLink] = Counter()
 
     def record(self, report: Report) -> None:
-        """Record a outcome and answer its server. If needed, read the rollout's events first.
+        """Record an outcome and answer its server. If needed, read the rollout's events first.
 
         Raises Aborted for a lower attempt. Raises Unavailable if no caller waits for the rollout, or if too many of the
         server's outcomes wait for events.

@@ -69,7 +69,7 @@ class Scheduler(Owner):
     def submit(self, request: RolloutRequest, *, affinity_key: str = "") -> Rollout:
         """Queue a rollout and return it. Raises AlreadyExists, Aborted, Unavailable.
 
-        If a rollout with this id is unfinished, returns that rollout and queues no second one. A outcome in the
+        If a rollout with this id is unfinished, returns that rollout and queues no second one. An outcome in the
         ledger is unconfirmed until the application calls its confirm(). If the ledger has an unconfirmed outcome of
         this rollout, queues nothing and returns a rollout that gets this outcome.
         """
@@ -170,7 +170,7 @@ class Scheduler(Owner):
         self.changed()
 
     def _drop(self, rollout: Rollout) -> None:
-        """Remove a rollout from the ledger, because the rollout ends without a outcome."""
+        """Remove a rollout from the ledger, because the rollout ends without an outcome."""
         if self.ledger is not None and rollout.begun:
             self.ledger.drop(*rollout.key)
 
@@ -314,7 +314,7 @@ class Scheduler(Owner):
     # Calls of the servers.
 
     def completed(self, report: Report) -> None:
-        """Record a outcome and answer its server, as OutcomeRecorder.record() does. Raises CallError."""
+        """Record an outcome and answer its server, as OutcomeRecorder.record() does. Raises CallError."""
         refusals: list[CallError] = []
 
         def take() -> None:

@@ -56,7 +56,7 @@ class Trainer:
 
     The file `ledger` stores the sent rollouts and the answers to chats. It stores each outcome until
     `await outcome.confirm()`. A trainer that is started again with the same ledger continues the rollouts of the
-    earlier process; see unconfirmed(). Without a ledger, a outcome counts as recorded when the caller has received
+    earlier process; see unconfirmed(). Without a ledger, an outcome counts as recorded when the caller has received
     it, and a killed trainer forgets its rollouts.
 
     `credentials` are sent to `servers`: a token, and the files for TLS. `security` is for `listen`: the tokens that

@@ -1,4 +1,4 @@
-"""Reads the unconfirmed outcomes of a ledger. The application confirms a outcome with confirm()."""
+"""Reads the unconfirmed outcomes of a ledger. The application confirms an outcome with confirm()."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ from osmosis_grpc.storage.data_loss import data_loss
 from osmosis_grpc.storage.ledger import Ledger, LedgerRollout
 from osmosis_grpc.trainer.chats.attempt_cache import AttemptCache
 from osmosis_grpc.trainer.chats.chat_cache import LedgerReceipt
-from osmosis_grpc.trainer.chats.ledger_codec import completion_of, init_bytes, learn, tools_of
+from osmosis_grpc.trainer.chats.ledger_codec import init_bytes, learn, outcome_of, tools_of
 from osmosis_grpc.types import RolloutOutcome, RolloutRequest
 from osmosis_grpc.types.outcome import clip, describe
 
@@ -32,7 +32,7 @@ class UnconfirmedOutcomes:
         return self._attempts.get(rollout_id, 0) >= attempt
 
     def fetch(self, rollout_id: str, request: RolloutRequest | None = None) -> "asyncio.Future[RolloutOutcome]":
-        """Returns a future of a outcome. The future raises AlreadyExists for another request, and LedgerError."""
+        """Returns a future of an outcome. The future raises AlreadyExists for another request, and LedgerError."""
         future: asyncio.Future[RolloutOutcome] = asyncio.get_running_loop().create_future()
         self.left.pop(rollout_id, None)
         assert self._ledger is not None
@@ -94,7 +94,7 @@ def assembled(kept: LedgerRollout) -> RolloutOutcome:
     entry = AttemptCache(kept.attempt)
     entry.tools = tools_of(kept)
     learn(entry.samples, kept.chats)
-    outcome = completion_of(kept)
+    outcome = outcome_of(kept)
     if entry.refers_beyond(outcome):
         raise LedgerError("a chat that it refers to is missing")
     return entry.complete(outcome)

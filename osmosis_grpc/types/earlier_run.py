@@ -1,4 +1,4 @@
-"""The origin of a outcome that an earlier run of the trainer requested."""
+"""The origin of an outcome that an earlier run of the trainer requested."""
 
 from dataclasses import dataclass
 

@@ -47,7 +47,7 @@ class OutcomeStatus(StrEnum):
 
 
 class Receipt(StrEnum):
-    """What a trainer did with a outcome."""
+    """What a trainer did with an outcome."""
 
     RECORDED = "RECORDED"
     ALREADY_RECORDED = "ALREADY_RECORDED"
@@ -141,7 +141,7 @@ class RolloutMetrics:
 
 
 class Confirmable(Protocol):
-    """Keeps a outcome until it is confirmed. A trainer's ledger makes it."""
+    """Keeps an outcome until it is confirmed. A trainer's ledger makes it."""
 
     async def confirm(self) -> None:
         """Records that the outcome has been used and is no longer needed. Idempotent."""

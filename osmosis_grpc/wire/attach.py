@@ -14,13 +14,13 @@ from osmosis_grpc.types import RolloutOutcome
 from osmosis_grpc.types.jsontext import check_text
 from osmosis_grpc.wire.control import PROTOCOL
 from osmosis_grpc.wire.protobuf_encoding import head
-from osmosis_grpc.wire.rollout import MAX_COMPLETION_BYTES, fit, referring_bytes, wants_delta
+from osmosis_grpc.wire.rollout import MAX_OUTCOME_BYTES, fit, referring_bytes, wants_delta
 from osmosis_grpc.wire.status import from_code, to_status
 
 ATTACHMENT_ID_CHARS = (16, 256)
 _FRAMES = 1  # the field of the four messages that hold frames
 _TRAINER = {field.name: field.number for field in pb.TrainerFrame.DESCRIPTOR.fields}
-_COMPLETION = outcome_pb2.CompleteRequest.DESCRIPTOR.fields_by_name["outcome"].number
+_OUTCOME = outcome_pb2.CompleteRequest.DESCRIPTOR.fields_by_name["outcome"].number
 _RESPONSE = pb.ChatReply.DESCRIPTOR.fields_by_name["response"].number
 _SERVER = {field.name: field.number for field in pb.ServerFrame.DESCRIPTOR.fields}
 
@@ -41,11 +41,11 @@ def chat_frame(chat: bytes) -> bytes:
 
 
 def complete_frame(outcome: RolloutOutcome) -> bytes:
-    """Returns the frame of a outcome that refers to its chats, cut to MAX_COMPLETION_BYTES."""
+    """Returns the frame of an outcome that refers to its chats, cut to MAX_OUTCOME_BYTES."""
     report = referring_bytes(outcome)
-    if len(report) > MAX_COMPLETION_BYTES:
+    if len(report) > MAX_OUTCOME_BYTES:
         report = fit(outcome_pb2.RolloutOutcome.FromString(report)).SerializeToString()
-    return _joined(_SERVER["complete"], head(_COMPLETION, len(report)) + report)
+    return _joined(_SERVER["complete"], head(_OUTCOME, len(report)) + report)
 
 
 def _joined(number: int, body: bytes) -> bytes:

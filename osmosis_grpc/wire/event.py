@@ -37,7 +37,7 @@ from osmosis_grpc.wire.rollout import (
 
 
 def event_to_wire(event: TrajectoryEvent, *, tokens: bool = True) -> pb.TrajectoryEvent:
-    """Returns an event as a message. A outcome has no messages and no segments in it.
+    """Returns an event as a message. An outcome has no messages and no segments in it.
 
     Without `tokens`, a reply has no tokens in it.
     """
@@ -66,7 +66,7 @@ def event_from_wire(message: pb.TrajectoryEvent) -> TrajectoryEvent:
 def kind_to_bytes(kind: events.EventKind) -> tuple[int, bytes]:
     """Returns the kind of an event in a journal's form: the number of its field, and its bytes.
 
-    A outcome only refers to its chats, because the earlier events have the chats.
+    An outcome only refers to its chats, because the earlier events have the chats.
     """
     field, to_wire, _ = _KINDS[type(kind)]
     to_bytes = _TO_BYTES.get(type(kind))
@@ -149,7 +149,7 @@ def _ended(kind: events.Ended, outcome: outcome_pb2.RolloutOutcome | None) -> pb
 
 def _ended_bytes(kind: events.Ended) -> bytes:
     outcome = referring_bytes(kind.outcome)
-    return b"".join((head(_COMPLETION, len(outcome)), outcome, _ended(kind, None).SerializeToString()))
+    return b"".join((head(_OUTCOME, len(outcome)), outcome, _ended(kind, None).SerializeToString()))
 
 
 def _read_ended(m: pb.EndedEvent) -> events.Ended:
@@ -214,4 +214,4 @@ _NUMBER, _CONTINUES, _MESSAGES, _PURPOSE = (
 _RESPONSE, _LATENCY, _RECORDED = (
     pb.ChatAnsweredEvent.DESCRIPTOR.fields_by_name[name].number for name in ("response", "latency", "recorded_event")
 )
-_COMPLETION = pb.EndedEvent.DESCRIPTOR.fields_by_name["outcome"].number
+_OUTCOME = pb.EndedEvent.DESCRIPTOR.fields_by_name["outcome"].number

@@ -251,11 +251,11 @@ def referring_bytes(outcome: RolloutOutcome) -> bytes:
     return outcome_to_wire(outcome, refer=True).SerializeToString()
 
 
-MAX_COMPLETION_BYTES = 16 * 1024 * 1024
+MAX_OUTCOME_BYTES = 16 * 1024 * 1024
 """The most bytes of an outcome in a message."""
 
 
-def fit(message: outcome_pb2.RolloutOutcome, limit: int = MAX_COMPLETION_BYTES) -> outcome_pb2.RolloutOutcome:
+def fit(message: outcome_pb2.RolloutOutcome, limit: int = MAX_OUTCOME_BYTES) -> outcome_pb2.RolloutOutcome:
     """Cuts an outcome to `limit` bytes and returns it. Its field `omitted` names the fields that were left out."""
     samples = [(f"samples[{sample.name}].", sample) for sample in message.samples]
     steps: list[list[tuple[str, Any, str]]] = [

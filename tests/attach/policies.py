@@ -1,4 +1,4 @@
-"""A policy that counts, and what a outcome has to hold of what it said."""
+"""A policy that counts, and what an outcome has to hold of what it said."""
 
 import asyncio
 import random

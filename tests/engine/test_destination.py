@@ -129,7 +129,7 @@ async def test_a_retry_after_is_obeyed(hosting):
 
 
 async def test_who_is_woken_in_vain_waits_out_its_next_pause(hosting):
-    """Or a outcome that its trainer cannot take would be tried with every chat of the others."""
+    """Or an outcome that its trainer cannot take would be tried with every chat of the others."""
     deployment = Deployment()
     async with hosting(run, outbox_delay=NEVER) as h:
         deployment.refuses["r0"] = RuntimeError("a bug")

@@ -161,7 +161,7 @@ async def crashed(folder, agent, until, **fields):
 
 
 def plain(outcome):
-    """A outcome without what is only true in memory: shared beginnings, and times below a nanosecond."""
+    """An outcome without what is only true in memory: shared beginnings, and times below a nanosecond."""
     samples = {name: replace(sample, begins=None) for name, sample in outcome.samples.items()}
     return replace(outcome, samples=samples, metrics=RolloutMetrics())
 

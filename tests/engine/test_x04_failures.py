@@ -137,12 +137,12 @@ async def test_x10_an_outcome_that_cannot_be_written(h, once):
 
 
 async def test_x10_metrics_that_cannot_be_written(h, once, monkeypatch):
-    build = runner.build_completion
+    build = runner.build_outcome
 
     def outcome(record, *arguments):
         made = build(record, *arguments)
         metrics = dataclasses.replace(made.metrics, tool_latency_ms=1e300)
         return dataclasses.replace(made, metrics=metrics) if record.rollout_id == "r1" else made
 
-    monkeypatch.setattr(runner, "build_completion", outcome)
+    monkeypatch.setattr(runner, "build_outcome", outcome)
     await ends_as_ours(h)

@@ -56,7 +56,7 @@ async def test_a_delivered_completion_is_sent_again_to_who_asks_with_its_init(se
 
 
 def of_earlier_run(outcome, earlier):
-    """A outcome as another run of the trainer gets it, which nothing ran for."""
+    """An outcome as another run of the trainer gets it, which nothing ran for."""
     assert earlier.agent_loop == "talk"
     assert earlier.same_process
     assert earlier.end_time.seconds > 0

@@ -390,7 +390,7 @@ def on_disk(folder):
 
 
 async def test_a_superseded_rollout_is_settled_with_its_end(tmp_path):
-    """A outcome with an equal finish reason of the agent is not."""
+    """An outcome with an equal finish reason of the agent is not."""
     async with opened(tmp_path) as user:
         user.accept("r1")
         user.end("r1", status=OutcomeStatus.CANCELLED, finish_reason="superseded")

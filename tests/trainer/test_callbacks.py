@@ -55,7 +55,7 @@ async def sampler():
 
 @pytest.fixture
 async def ask(train, sampler, stack):
-    """Asks a chat, or reports a outcome, over a real socket."""
+    """Asks a chat, or reports an outcome, over a real socket."""
     trainer = await train(sampler)
     channel = await stack.enter_async_context(grpc.aio.insecure_channel(trainer.address))
     stub = TrainerServiceStub(channel)

@@ -86,7 +86,7 @@ def deployment():
 
 
 def plain(outcome):
-    """Everything that is in a outcome, and comparable."""
+    """Everything that is in an outcome, and comparable."""
     return repr(
         replace(
             outcome,

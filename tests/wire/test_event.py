@@ -118,7 +118,7 @@ SPARSE: list[EventKind] = [
 
 
 def told(kind: EventKind) -> EventKind:
-    """What is left of a kind on purpose: no secrets, and only a outcome's head."""
+    """What is left of a kind on purpose: no secrets, and only an outcome's head."""
     match kind:
         case events.Accepted(init, tools):
             callback = init.callback and replace(init.callback, credential="", state=b"")

@@ -54,7 +54,7 @@ class LedgerRollout:
 
 
 class Ledger(Protocol):
-    """Stores attachment ids, rollouts, answered chats and outcomes. Keeps a outcome until its confirmation.
+    """Stores attachment ids, rollouts, answered chats and outcomes. Keeps an outcome until its confirmation.
 
     Writes are committed in the order of the calls. `then` is called after the commit.
     """
@@ -100,17 +100,17 @@ class Ledger(Protocol):
         confirmed: bool,
         chats: Sequence[ChatRow] = (),
     ) -> None:
-        """Record a outcome. `data` is the outcome in wire form.
+        """Record an outcome. `data` is the outcome in wire form.
 
-        `enter` is True for the first record of an attempt. `confirmed` is True for a outcome that no caller waits
+        `enter` is True for the first record of an attempt. `confirmed` is True for an outcome that no caller waits
         for. `chats` replace the recorded chats.
         """
 
     async def confirm(self, rollout_id: str, attempt: int, result_id: str) -> None:
-        """Record that a outcome was used, and delete the rollout's chats. Idempotent. Raises LedgerError."""
+        """Record that an outcome was used, and delete the rollout's chats. Idempotent. Raises LedgerError."""
 
     def drop(self, rollout_id: str, attempt: int) -> None:
-        """Delete a rollout that ended without a outcome."""
+        """Delete a rollout that ended without an outcome."""
 
     def forget(self, rollout_ids: Iterable[str]) -> None:
         """Delete old rollouts. Keeps outcomes that are not confirmed."""

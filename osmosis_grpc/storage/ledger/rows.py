@@ -41,7 +41,7 @@ class Found:
 
 
 def end_sum(rollout_id: str, attempt: int, result_id: str, outcome: bytes, ended: float) -> int:
-    """Return the checksum of the columns that a outcome writes."""
+    """Return the checksum of the columns that an outcome writes."""
     return row_sum(b"rollout.end_sum", (rollout_id, attempt, result_id, outcome, ended))
 
 

@@ -1,6 +1,6 @@
 """The Ledger in SQLite. Each call becomes statements of the next commit.
 
-The ledger stores attachment ids, rollouts with their Init and attempt, and answered chats. It stores a outcome until
+The ledger stores attachment ids, rollouts with their Init and attempt, and answered chats. It stores an outcome until
 the confirmation, and the ids of a confirmed outcome for some time after that. Messages are stored in wire form,
 without credentials and callback states.
 """

@@ -69,7 +69,7 @@ def chat_reply(chat: chat_pb2.ChatRequest, **result: Any) -> attach_pb2.TrainerF
 
 
 def recorded(outcome: outcome_pb2.RolloutOutcome) -> attach_pb2.TrainerFrame:
-    """Answer a outcome with RECORDED."""
+    """Answer an outcome with RECORDED."""
     return attach_pb2.TrainerFrame(
         complete_reply=attach_pb2.CompleteReply(
             rollout_id=outcome.rollout_id,

@@ -188,12 +188,12 @@ class AttemptCache:
         return self._tools_digest or ""
 
     def lacks(self, outcome: RolloutOutcome) -> bool:
-        """Returns whether the rollout's events are needed to record a outcome."""
+        """Returns whether the rollout's events are needed to record an outcome."""
         left_out = any(name.endswith(("segments", "messages")) for name in outcome.omitted)
         return left_out or self.refers_beyond(outcome)
 
     def refers_beyond(self, outcome: RolloutOutcome) -> bool:
-        """Returns whether a outcome refers to chats that are not in the cache."""
+        """Returns whether an outcome refers to chats that are not in the cache."""
         for ref in (sample.begins for sample in outcome.samples.values()):
             if ref is not None and not ref.prefix_len:
                 kept = self.samples.get(ref.sample)

@@ -54,7 +54,7 @@ class DetachedReceipt:
 
     async def confirm(self) -> None:
         """Raises LedgerError."""
-        raise LedgerError("a outcome is confirmed in the trainer's process: the ledger is open there")
+        raise LedgerError("an outcome is confirmed in the trainer's process: the ledger is open there")
 
 
 class ChatCache:
@@ -116,7 +116,7 @@ class ChatCache:
             entry.abandon(sample, chat_number)
 
     def complete(self, outcome: RolloutOutcome, now: float) -> tuple[Receipt, RolloutOutcome | None]:
-        """Record a outcome without a ledger. Returns the answer, and the outcome if this call recorded it."""
+        """Record an outcome without a ledger. Returns the answer, and the outcome if this call recorded it."""
         entry = self.rollout(outcome.rollout_id, outcome.attempt, now)
         if entry.result_id is not None:
             return _known(entry, outcome), None
@@ -133,7 +133,7 @@ class ChatCache:
         abandoned: bool = False,
         chats: Sequence[ChatRow] = (),
     ) -> None:
-        """Record a outcome, and then call `then`. With a ledger, call `then` after the commit.
+        """Record an outcome, and then call `then`. With a ledger, call `then` after the commit.
 
         `raw` is the message as received. If `chats` are given, they replace the rollout's chats in the ledger. A
         outcome that is `abandoned` needs no confirmation. Raises Aborted for an attempt that is not the newest.

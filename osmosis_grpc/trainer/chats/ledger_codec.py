@@ -62,7 +62,7 @@ def all_chats(rollout_id: str, attempt: int, samples: Samples) -> Iterator[ChatR
                 yield kept_chat(question, asked)
 
 
-def completion_of(kept: LedgerRollout) -> RolloutOutcome:
+def outcome_of(kept: LedgerRollout) -> RolloutOutcome:
     """Returns the recorded outcome."""
     return outcome_from_wire(outcome_pb2.RolloutOutcome.FromString(kept.outcome or b""), "outcome")
 

@@ -138,7 +138,7 @@ class Application:
                 self.done.add(line.id)
 
     async def take(self, outcome: RolloutOutcome) -> None:
-        """A outcome that the library handed out."""
+        """An outcome that the library handed out."""
         name, result = outcome.rollout_id, outcome.result_id
         summary = {"status": outcome.status, "reason": outcome.finish_reason}
         if outcome.finish_reason == "refused":  # killed after the commit of a confirmation, it is over and applied

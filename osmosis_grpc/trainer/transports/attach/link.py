@@ -159,7 +159,7 @@ class AttachedServer(AgentServerLink):
         self.subscriptions.close(error)
         self.cancels.close(error)
 
-    def _answer_completion(self, raw: outcome_pb2.RolloutOutcome, receipt: Receipt | CallError) -> None:
+    def _answer_outcome(self, raw: outcome_pb2.RolloutOutcome, receipt: Receipt | CallError) -> None:
         reply = pb.CompleteReply(rollout_id=raw.rollout_id, attempt=raw.attempt, result_id=raw.result_id)
         if isinstance(receipt, CallError):
             reply.status.CopyFrom(refusal(receipt))
@@ -206,10 +206,10 @@ class AttachedServer(AgentServerLink):
         try:
             outcome = outcome_from_wire(raw, "outcome")
         except InvalidArgument as error:
-            self._answer_completion(raw, error)
+            self._answer_outcome(raw, error)
             self.owner.unusable(self, raw.rollout_id, raw.attempt, error)
             return
-        reply = partial(self._answer_completion, raw)
+        reply = partial(self._answer_outcome, raw)
         try:
             self.owner.completed(Report(self, outcome, raw, reply))
         except CallError as error:

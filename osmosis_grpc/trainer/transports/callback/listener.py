@@ -33,10 +33,10 @@ class Receiver(Protocol):
     async def complete(
         self, outcome: RolloutOutcome, raw: outcome_pb2.RolloutOutcome, state: bytes, credential: str
     ) -> Receipt:
-        """Record a outcome. `raw` is the message as received. `state` is the state in the rollout's callback."""
+        """Record an outcome. `raw` is the message as received. `state` is the state in the rollout's callback."""
 
     def unreadable(self, rollout_id: str, problem: InvalidArgument) -> None:
-        """Handle a outcome that cannot be read. The server does not send it again."""
+        """Handle an outcome that cannot be read. The server does not send it again."""
 
 
 class CallbackListener(services_pb2_grpc.TrainerServiceServicer):

@@ -28,7 +28,7 @@ from osmosis_grpc.types import Callback, ChatRequest, Receipt, RolloutOutcome
 RECORD = job("trainer.recorder", OnFailure.RAISE)
 
 Record = Callable[[RolloutOutcome, bytes, str], Awaitable[None]]
-"""Called with a outcome, the state of its callback, and the credential of the call."""
+"""Called with an outcome, the state of its callback, and the credential of the call."""
 
 
 class CallbackRecorder(Receiver):
