@@ -40,7 +40,8 @@ PURPOSES.names[pb.CHAT_PURPOSE_UNSPECIFIED] = ChatPurpose.POLICY
 RECEIPTS = EnumNames(Receipt, outcome_pb2.Receipt, "a receipt")
 _TOKENS, _PROMPT = 4, 5  # the fields of ChatResponse that have arrays
 _FULL, _DELTA = 5, 6  # the fields of ChatRequest that have a history
-_FULL_MESSAGES, _CONTINUES, _DELTA_MESSAGES = 1, 1, 2  # the fields of the histories
+_FULL_MESSAGES, _FULL_PARENT, _FULL_PREFIX = 1, 2, 3  # the fields of FullHistory
+_DELTA_PARENT, _DELTA_MESSAGES = 1, 2  # the fields of DeltaHistory
 _NUMBER = pb.ChatRequest.DESCRIPTOR.fields_by_name["chat_number"].number
 
 
@@ -63,11 +64,13 @@ def chat_bytes(request: ChatRequest, *, delta: bool = False, all_tools: bool = T
         )
         parts.append(rest.SerializeToString())
     if delta and request.parent_chat:
-        parent_chat = varint(_CONTINUES, request.parent_chat)
+        parent_chat = varint(_DELTA_PARENT, request.parent_chat)
         new = repeated(_DELTA_MESSAGES, map(frozen_bytes, request.messages[request.prefix_len :]))
         parts += (head(_DELTA, len(parent_chat) + len(new)), parent_chat, new)
     else:
         whole = repeated(_FULL_MESSAGES, map(frozen_bytes, request.messages))
+        if request.parent_chat:
+            whole += varint(_FULL_PARENT, request.parent_chat) + varint(_FULL_PREFIX, request.prefix_len)
         parts += (head(_FULL, len(whole)), whole)
     return b"".join(parts)
 
@@ -88,16 +91,19 @@ def chat_from_wire(message: pb.ChatRequest, timeout: float | None = None, creden
     history = message.WhichOneof("history")
     if history is None:
         raise InvalidArgument("history", "is missing")
-    delta = history == "delta"
+    delta, full = history == "delta", message.full
     if delta and not message.delta.parent_chat:
         raise InvalidArgument("delta.parent_chat", "counts from 1")
+    if bool(full.parent_chat) is not bool(full.prefix_messages) or full.prefix_messages > len(full.messages):
+        raise InvalidArgument("full.prefix_messages", "is set with parent_chat, and at most the number of messages")
     return ChatRequest(
         rollout_id=message.rollout_id,
         attempt=message.attempt or 1,
         sample=message.sample,
         chat_number=message.chat_number,
-        messages=messages_from_wire((message.delta if delta else message.full).messages, f"{history}.messages"),
-        parent_chat=message.delta.parent_chat if delta else 0,
+        messages=messages_from_wire((message.delta if delta else full).messages, f"{history}.messages"),
+        parent_chat=message.delta.parent_chat if delta else full.parent_chat,
+        prefix_len=full.prefix_messages,
         tools=tools_from_wire(message.tools.tools, "tools.tools") if message.HasField("tools") else None,
         tools_overridden=message.HasField("tools"),
         params=params_from_wire(message.sampling, "sampling") if message.HasField("sampling") else {},

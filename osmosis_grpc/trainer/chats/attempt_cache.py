@@ -73,11 +73,12 @@ class AttemptCache:
         sample = self.samples.get(request.sample)
         if sample is None:
             sample = self.samples[request.sample] = SampleState(request.sample)
-        if request.parent_chat and not request.prefix_len:
-            position = sample.tree.insert_after(request.parent_chat, request.messages)
-            if position is None:
-                raise UnknownChat(request.sample, request.parent_chat)
-        else:
+        position = None
+        if request.parent_chat:
+            position = sample.tree.insert_after(request.parent_chat, request.messages[request.prefix_len :])
+        if position is None and request.parent_chat and not request.prefix_len:
+            raise UnknownChat(request.sample, request.parent_chat)
+        if position is None:  # the history is whole, and continues no chat or one that an earlier process answered
             position = sample.tree.insert(request.messages)
         params = jsontext.canonical(dict(request.params)) if request.params else "{}"
         body = (position.node, params, self._tools_of(request), request.purpose)
