@@ -119,7 +119,7 @@ class RolloutClient:
         answer = await self._call(self._stub.Init, message)
         earlier = EARLIER_RUN.field_of(answer, "from_journal")
         tools = tools_from_wire(answer.tools, "tools")
-        return InitResult(answer.rollout_id, answer.attempt, tools, answer.started, earlier)
+        return InitResult(answer.rollout_id, answer.attempt, tools, answer.created, earlier)
 
     async def get(self, rollout_id: str, attempt: int = 0) -> RolloutInfo:
         """Returns the state of a rollout; attempt 0 means the highest."""

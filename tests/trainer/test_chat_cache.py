@@ -254,7 +254,6 @@ async def test_chats_at_the_same_time_are_assembled_in_their_order(order, unhear
         rollout_id="r",
         result_id="x",
         status=OutcomeStatus.COMPLETED,
-        messages=AGAIN,
         samples={"main": Sample(segments=held, trainable=True)},
     )
     _, recorded = trainer.complete(referring(done), 0.0)
