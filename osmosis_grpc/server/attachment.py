@@ -159,8 +159,8 @@ class Attachment:
         """Send a completion at once. Implements ResultSink.
 
         Until the completion is answered, it is sent again on each new stream. `again` is True if the completion was
-        already sent on the present stream. The stream then counts the frame as an answer, and limits the bytes of all
-        answers.
+        already sent on the present stream. Then the frame is an answer to an equal Init of the trainer. The
+        stream limits the bytes of all answers to the trainer's frames.
         """
         frame = complete_frame(completion)
         key = (completion.rollout_id, completion.attempt, completion.result_id)
