@@ -158,9 +158,10 @@ class Attachment:
     def complete(self, completion: Completion, /, *, again: bool = False) -> "asyncio.Future[Outcome]":
         """Send a completion at once. Implements ResultSink.
 
-        Until the completion is answered, it is sent again on each new stream. `again` is True if the completion was
-        already sent on the present stream. Then the frame is an answer to an equal Init of the trainer. The
-        stream limits the bytes of all answers to the trainer's frames.
+        Until the completion is answered, it is sent again on each new stream. An equal Init of the trainer makes the
+        server resend a delivered completion. `again` is True if the present stream has already had such a resend of
+        this completion. With `again`, the frame counts as an answer to the trainer's frame. The stream limits the
+        bytes of such answers.
         """
         frame = complete_frame(completion)
         key = (completion.rollout_id, completion.attempt, completion.result_id)
