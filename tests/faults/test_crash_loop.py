@@ -1,7 +1,6 @@
 """X3: an agent that kills its server's process, and a supervisor that starts the server again and again."""
 
 import asyncio
-import socket
 import sys
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import RolloutRequest, Trainer
 from osmosis_grpc.types import CompletionStatus, FailureReason
+from tests.ports import quiet_port
 
 AGENTS = """
 import asyncio
@@ -52,9 +52,7 @@ class Supervisor:
     """Starts a server on one port and one folder again whenever it has ended."""
 
     def __init__(self, folder):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.address = f"127.0.0.1:{quiet_port()}"
         self.deaths = 0
         self._folder = folder
         self._task = None
