@@ -54,10 +54,11 @@ The engine waits 10 s for tools(), and this timeout must end earlier.
 class HttpAgent:
     """A Runnable for the agent of one legacy server. Used as `async with HttpAgent("http://HOST:PORT") as agent`.
 
-    Run the agent server that hosts the HttpAgent inside this `async with` block. `name` is the name of the agent.
-    Without `name`, entering the context reads the name from the legacy server's /health, and raises CallError if the
-    legacy server does not answer. The legacy server calls a listener at the address `listen`. If the legacy server
-    needs another URL to reach the listener, `public_url` is that URL. `api_key` is sent to the legacy server.
+    An agent server of osmosis_grpc hosts the HttpAgent. Start and stop it inside this `async with` block. `name` is the
+    name of the agent. Without `name`, entering the context reads the name from the legacy server's /health, and raises
+    CallError if the legacy server does not answer. The legacy server calls a listener at the address `listen`. If the
+    legacy server needs another URL to reach the listener, `public_url` is that URL. `api_key` is sent to the legacy
+    server.
     """
 
     name = "legacy"

@@ -133,7 +133,7 @@ class Health(_Body):
 
     status: str = Field(description="healthy, or draining.")
     agent_loop: str
-    active_rollouts: int = Field(description="Accepted and not ended, those that wait included.")
+    active_rollouts: int = Field(description="Accepted and not ended. Waiting rollouts count, too.")
     completed_rollouts: int = Field(description="Ended since the start of the server.")
     undelivered: int = Field(description="Ended, and the trainer has not acknowledged the result.")
 

@@ -1,4 +1,7 @@
-"""The demo command starts a server process and runs eight rollouts. This process is the trainer."""
+"""The demo command starts an agent server in a separate process, and runs eight rollouts on it.
+
+The process of the command is the trainer.
+"""
 
 import asyncio
 import contextlib
@@ -187,7 +190,7 @@ async def _train(target: str, token: str, server: subprocess.Popen[str]) -> list
         if rollouts.done():  # if a call failed because the server ended, _ended() returns a moment later
             await asyncio.wait({end}, timeout=1.0)
         if end.done():
-            raise _DemoError(f"the server ended before the rollouts: {_end(end.result())}")
+            raise _DemoError(f"the server ended before all rollouts had ended: {_end(end.result())}")
         if not rollouts.done():
             raise _DemoError(f"the rollouts did not end within {LIMIT:g} s")
         try:
@@ -195,7 +198,8 @@ async def _train(target: str, token: str, server: subprocess.Popen[str]) -> list
         except CallError as error:
             raise _DemoError(f"the server refused a call: {error}") from None
     finally:
-        server.terminate()  # the server must end before the trainer closes; otherwise it logs a lost trainer
+        # The server must end before the trainer closes. Otherwise the server logs that it has lost its trainer.
+        server.terminate()
         await asyncio.wait({end}, timeout=STOP_WITHIN)
         for task in (rollouts, end):
             task.cancel()
@@ -204,7 +208,8 @@ async def _train(target: str, token: str, server: subprocess.Popen[str]) -> list
 
 async def _ended(server: subprocess.Popen[str]) -> int:
     """Wait for the end of the server and return its exit code."""
-    while (code := server.poll()) is None:  # noqa: ASYNC110 - a waiting thread would keep the loop from ending
+    # A thread that waits for the server would keep the event loop from ending.
+    while (code := server.poll()) is None:  # noqa: ASYNC110
         await asyncio.sleep(0.1)
     return code
 

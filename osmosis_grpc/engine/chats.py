@@ -47,10 +47,10 @@ log = logging.getLogger(__name__)
 CHAT = job("engine.chat", OnFailure.RAISE)
 
 SILENT = 0.9
-"""A fraction of `chat_silence`, the longest timeout of one try.
+"""A part of `chat_silence`. A try has a timeout of at most `chat_silence` seconds.
 
-A try to a trainer that is away fails sooner. So if a try times out after this fraction or more, the trainer possibly
-still samples, and _ask() does not count it as away.
+A try to a trainer that is away fails sooner. A try that times out after at least SILENT * `chat_silence` seconds is
+different: the trainer possibly still samples the reply. _ask() then does not count the trainer as away.
 """
 
 

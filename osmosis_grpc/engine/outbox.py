@@ -106,7 +106,7 @@ class Outbox:
         self.attempts += 1
         try:
             call = self._send(record.peer, outcome)
-        except Exception as error:  # it fails only this try, and must not reach the caller of put()
+        except Exception as error:  # the error ends only this try, and must not reach the caller of put()
             call = asyncio.get_running_loop().create_future()
             call.set_exception(error)
         record.calls.add(call)
@@ -116,7 +116,8 @@ class Outbox:
         """Send an outcome once.
 
         An outcome can refer to chats instead of containing their messages and tokens. Only a peer that keeps its
-        replies understands such references. For any other peer, the journal's messages and tokens replace them first.
+        replies understands such references. For any other peer, the outbox first replaces the references by messages
+        and tokens from the journal.
         """
         if peer.accepts_references or not has_references(outcome):
             return future(COMPLETE, peer.complete(outcome))
@@ -182,8 +183,8 @@ class Outbox:
                 log.error("the outcome of rollout %s expired undelivered after %d tries", record.rollout_id, tries)
                 return self._settle(record, events.Delivered(None, "expired", tries))
             if record.peer is peer and not record.delivery.dropped:
-                # The wait ends early when another call reaches the trainer. In two cases, it does not end early: the
-                # trainer sent a retry_after, or the failed try itself came after a wait that had ended early.
+                # If another call reaches the trainer, this wait ends early. There are two exceptions. The trainer sent
+                # a retry_after. Or the wait before the failed try ended early; two waits in a row must not end early.
                 trainer = None if asked_to_wait or woken else peer.destination_key
                 woken = await self._context.destinations.wait(record, min(pause, left), trainer)
             if record.peer is not peer or record.delivery.dropped:  # this delivery does not call `peer` again

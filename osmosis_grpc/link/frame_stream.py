@@ -182,9 +182,10 @@ class FrameStream:
     async def hello(self, *, opener: bool) -> Any:
         """Reads the first message, and returns the other side's hello.
 
-        With `opener`, the other side has opened the call, and its first message must have no frame besides the hello.
-        Raises InvalidArgument if the first message breaks these rules or does not come within HELLO_TIMEOUT seconds.
-        Raises Unavailable if the stream ends before the hello.
+        The first frame of this message must be a hello, and the message has at most MAX_FRAMES frames. With `opener`,
+        the other side has opened the call, and the hello must be the only frame. Raises InvalidArgument if the message
+        breaks a rule, or if it does not come within HELLO_TIMEOUT seconds. Raises Unavailable if the stream ends before
+        the hello.
         """
         try:
             async with asyncio.timeout(HELLO_TIMEOUT):

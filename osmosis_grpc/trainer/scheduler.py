@@ -303,8 +303,8 @@ class Scheduler(Owner):
         attached = self.servers.attached
         hosts = [server for server in attached if server.hosts(rollout.request.agent_loop)]
         if not hosts and len(attached) == len(self.servers):
-            # No server hosts the agent loop. So any server gets the rollout and refuses it. The refusal names the agent
-            # loops of this server.
+            # No server hosts the agent loop. So the rollout goes to one of the attached servers, and this server
+            # refuses it. The refusal names the agent loops of the server.
             hosts = attached
         if rollout.affinity_key:
             hosts = [server for server in hosts if rollout.affinity_key in server.pinned] or hosts

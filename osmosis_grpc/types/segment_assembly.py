@@ -141,7 +141,10 @@ class Assembler:
         return response.prompt_prefix + len(response.prompt_ids)
 
     def shared_prefix(self, parent_chat: int, prompt: Ids) -> int:
-        """Returns how many leading ids of a prompt are also the leading tokens of the chat `continues`."""
+        """Returns how many ids at the start of a prompt are also the first tokens of an earlier chat.
+
+        `parent_chat` is the number of the earlier chat.
+        """
         return _common(self.tokens(parent_chat), prompt)
 
     def add(self, number: int, parent_chat: int, response: ChatResponse, purpose: ChatPurpose) -> int | None:

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from typing import IO
 
+from tests.ports import quiet_port
 from tests.processes import ROOT
 
 AGENTS = ("-m", "tests.attach.agents:agents", "--no-validate")
@@ -18,7 +19,7 @@ class ServerProcess:
 
     def __init__(self, *arguments: str, agents: tuple[str, ...] = AGENTS, prefix: tuple[str, ...] = ()) -> None:
         self.address = ""
-        self.port = 0
+        self.port = quiet_port()
         self.process: subprocess.Popen[str]
         self._arguments = (*agents, "--no-http", "--log-level", "warning", "--json", *arguments)
         self._prefix = prefix
@@ -34,7 +35,7 @@ class ServerProcess:
         self._log.close()
 
     async def start(self) -> None:
-        """Start it, on the same port when it ran before, and wait until it is ready."""
+        """Start it, each time on the same port, and wait until it is ready."""
         command = [*self._prefix, sys.executable, "-m", "osmosis_grpc.serve", *self._arguments]
         self.process = subprocess.Popen(
             [*command, "--grpc-port", str(self.port)], stdout=subprocess.PIPE, stderr=self._log, text=True, cwd=ROOT

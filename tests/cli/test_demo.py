@@ -216,7 +216,7 @@ AT_START = """
         pytest.param("os._exit(3)", "the server did not start: exit code 3", id="ends at its start"),
         pytest.param(
             "os.environ['OSMOSIS_FAILPOINT'] = 'chat.open:3'",
-            "the server ended before the rollouts: killed by SIGKILL",
+            "the server ended before all rollouts had ended: killed by SIGKILL",
             id="killed in the middle",
             marks=pytest.mark.slow,
         ),

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import textwrap
 
 import pytest
@@ -14,6 +13,7 @@ from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import RolloutClient, Trainer
 from osmosis_grpc.types import OutcomeStatus
 from tests.callback_trainer import CallbackTrainer
+from tests.ports import quiet_port
 from tests.processes import server_process
 from tests.waiting import until
 
@@ -50,12 +50,6 @@ async def attached(*trainers):
 
 def within(awaitable):
     return asyncio.wait_for(awaitable, PATIENCE)
-
-
-def free_port():
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return bound.getsockname()[1]
 
 
 async def test_it_serves_the_trainer_that_it_dials():
@@ -102,7 +96,7 @@ async def test_two_trainers_at_once_and_a_callback_beside_them(folder):
 
 @pytest.mark.slow
 async def test_a_trainer_that_is_started_again_is_dialled_again(folder):
-    address = f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.1:{quiet_port()}"
 
     def policy(request):
         return answer(request, "yes")
@@ -129,7 +123,7 @@ def test_a_target_that_is_none_is_refused(forked, target):
 
 @pytest.mark.slow
 def test_a_trainer_that_is_away_does_not_end_the_server():
-    with server_process(*CALCULATOR, "--connect", f"127.0.0.1:{free_port()}") as (process, address):
+    with server_process(*CALCULATOR, "--connect", f"127.0.0.1:{quiet_port()}") as (process, address):
         assert address
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=PATIENCE)

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +20,7 @@ from osmosis_grpc.errors import InvalidArgument, Unauthenticated
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.settings import RolloutSettings, command_settings, unknown_variables
 from osmosis_grpc.trainer import Callback, ClientTls, RolloutClient, ServerSecurity, Trainer
+from tests.ports import quiet_port
 from tests.processes import ROOT, run
 from tests.security.conftest import Files
 
@@ -324,12 +324,6 @@ def test_t20_the_page_of_settings_is_fresh():
 # Effects, in real processes that are given variables only.
 
 
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return str(found.getsockname()[1])
-
-
 class Process:
     """A command that only variables configure; its ready record, and what it says until it ends."""
 
@@ -372,7 +366,7 @@ SMALL = {
 
 @pytest.mark.slow
 async def test_t20_variables_take_effect_addresses_journal_log_trainers(tmp_path):
-    grpc, http = free_port(), free_port()
+    grpc, http = str(quiet_port()), str(quiet_port())
     async with Trainer(
         [], ToolCallingMock(), listen="127.0.0.1:0", security=ServerSecurity(["of-the-trainer"])
     ) as trainer:
@@ -456,7 +450,7 @@ async def test_t20_variables_take_effect_reload_and_switches(tmp_path):
 
 @pytest.mark.slow
 async def test_t20_variables_take_effect_gateway(tmp_path):
-    http, callback = free_port(), free_port()
+    http, callback = str(quiet_port()), str(quiet_port())
     gateway = Process(
         "osmosis_gateway",
         tmp_path,

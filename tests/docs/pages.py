@@ -12,7 +12,6 @@ import inspect
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -20,6 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.ports import quiet_port
 from tests.processes import ROOT
 
 PORTS = ("50051", "60051", "9000", "8100", "9464")
@@ -55,7 +55,7 @@ class Reader:
         self.output: list[str] = []
         """What each block printed."""
         self._stack = ExitStack()
-        self._ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+        self._ports = dict(zip(PORTS, (str(quiet_port()) for _ in PORTS), strict=True))
 
     def __enter__(self) -> "Reader":
         return self
@@ -137,15 +137,6 @@ async def _until_ready(process: "subprocess.Popen[bytes]", log: Path, timeout: f
 def _kill_group(process: "subprocess.Popen[bytes]") -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def free_ports(count: int) -> list[str]:
-    """Ports that nothing listens on."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [str(each.getsockname()[1]) for each in sockets]
 
 
 PAGES = {

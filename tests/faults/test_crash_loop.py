@@ -1,7 +1,6 @@
 """X3: an agent that kills its server's process, and a supervisor that starts the server again and again."""
 
 import asyncio
-import socket
 import sys
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import RolloutRequest, Trainer
 from osmosis_grpc.types import FailureReason, OutcomeStatus
+from tests.ports import quiet_port
 
 AGENTS = """
 import asyncio
@@ -52,9 +52,7 @@ class Supervisor:
     """Starts a server on one port and one folder again whenever it has ended."""
 
     def __init__(self, folder):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.address = f"127.0.0.1:{quiet_port()}"
         self.deaths = 0
         self._folder = folder
         self._task = None
@@ -98,6 +96,7 @@ class Supervisor:
                     await process.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("chats", [0, pytest.param(1, marks=pytest.mark.long)], ids=["at once", "after a chat"])
 async def test_x03_an_agent_that_kills_its_process_ends_and_so_do_the_others(tmp_path, chats):

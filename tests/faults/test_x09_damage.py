@@ -5,10 +5,8 @@ copies the scene, starts a real server and a real trainer on the copy, and compa
 """
 
 import asyncio
-import os
 import random
 import shutil
-import socket
 import sqlite3
 from contextlib import AsyncExitStack, aclosing, closing
 from pathlib import Path
@@ -32,6 +30,7 @@ from osmosis_grpc.trainer import (
 )
 from tests.callback_trainer import CallbackTrainer
 from tests.damaged import flip
+from tests.ports import quiet_port
 from tests.waiting import is_empty, until
 
 PATIENCE = 60.0
@@ -116,15 +115,6 @@ def random_bits(scene: Path, name: str, count: int, seed: int) -> list[tuple[str
         size = head if number % 10 < 2 else path.stat().st_size
         found.append((path.name, dice.randrange(8 * size)))
     return found
-
-
-def quiet_port() -> int:
-    """Return a port outside the ephemeral range, for servers that start on it again and again."""
-    for port in random.Random(os.getpid()).sample(range(20_000, 30_000), 1_000):
-        with socket.socket() as one:
-            if one.connect_ex(("127.0.0.1", port)):
-                return port
-    raise AssertionError("no port is free")
 
 
 # The journal.

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import signal
-import socket
 import subprocess
 import sys
 
@@ -21,6 +20,7 @@ from osmosis_grpc.rollout import (
 )
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from tests.gateway.legacy import LegacyTrainer
+from tests.ports import quiet_port
 from tests.waiting import until, wait_until
 
 
@@ -115,9 +115,7 @@ def test_serve_agent_loop_serves_until_it_is_stopped(tmp_path):
         "app = serve_agent_loop(agent_loop, port=int(sys.argv[1]), log_level='warning', api_key='t')\n"
         "print('stopped', type(app).__name__)\n"
     )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = quiet_port()
     with subprocess.Popen(
         [sys.executable, str(script), str(port)], stdout=subprocess.PIPE, text=True, cwd=tmp_path
     ) as process:

@@ -10,7 +10,6 @@ applies, before that is confirmed; one that was applied before is confirmed and 
 import asyncio
 import json
 import os
-import socket
 import sys
 from contextlib import aclosing
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 from osmosis_grpc.engine import failpoints
 from osmosis_grpc.trainer import ChatRequest, ChatResponse, RolloutOutcome, Trainer, TransportName
 from tests.attach.policies import CountingPolicy, requests
+from tests.ports import quiet_port
 
 
 class Application:
@@ -78,9 +78,7 @@ def port_of(ledger: str) -> int:
     """The port for callbacks: the same in each process, so that servers deliver what they have left."""
     kept = Path(f"{ledger}.port")
     if not kept.exists():
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            kept.write_text(str(probe.getsockname()[1]))
+        kept.write_text(str(quiet_port()))
     return int(kept.read_text())
 
 

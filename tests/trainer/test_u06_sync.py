@@ -208,7 +208,7 @@ def say(text):
 
 def blocking(request):
     say("sampling")
-    time.sleep(3600)
+    time.sleep(3600)  # on another thread than that of the signal
 
 async def waiting(request):
     say("sampling")
@@ -246,7 +246,8 @@ with SyncTrainer([target], policy) as trainer:
     elif where == "body":
         for outcome in trainer.run(requests):
             say("outcome")
-            time.sleep(3600)
+            while True:  # one long sleep does not end if the signal comes just before it begins
+                time.sleep(0.05)
     elif where == "pause":
         threading.Thread(target=aside, args=(trainer,), daemon=True).start()
         began.wait()
@@ -282,7 +283,7 @@ async def test_u06_ctrl_c_cancels_closes_and_ends_the_process(target, tmp_path, 
         if process.returncode is None:
             process.kill()
             await process.wait()
-    assert process.returncode == -signal.SIGINT
+    assert process.returncode == -signal.SIGINT, err.decode()
     assert b"not reached" not in out
     lines = err.decode().splitlines()
     if policy == "deaf":  # it ignores that it is cancelled, and so the loop's thread does not end

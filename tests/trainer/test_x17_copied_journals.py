@@ -10,6 +10,7 @@ from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.testing.raw.server_frames import HEARTBEAT
 from osmosis_grpc.trainer import Trainer
 from tests.processes import server_process
+from tests.waiting import until
 
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
 CALCULATOR = "osmosis_grpc.testing.calculator:agent_loop"
@@ -28,6 +29,7 @@ async def test_x17_a_second_process_with_the_same_journal_is_refused_and_the_fir
     await first.complete(await first.accept())
     assert (await done).rollout_id == "r"
     await first.stream.cut()
+    await until(lambda: not any(server.attached for server in deployment.trainer.servers))
     again = await copy.attach(journal_id=first.journal_id, process_id="two")
     assert again.attachment_id == hello.attachment_id, "once the first has left, it may be that server started again"
 

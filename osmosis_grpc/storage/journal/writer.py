@@ -44,9 +44,9 @@ Python releases the GIL at each statement, so a few large statements are faster 
 """
 Row = tuple[Any, ...]
 Token = tuple[OpenRollout, int, Any]
-"""One queued append: the rollout, the position of the event, and the caller's token.
+"""One event that waits for its commit: the rollout, the event's position, and a value from the caller.
 
-Journal.on_commit gets the caller's token.
+The writer does not use the value. Journal.on_commit gets it.
 """
 
 
@@ -275,9 +275,9 @@ class Writer(Committer[Batch]):
         """Release up to VACUUM_PAGES free pages.
 
         While the thread is idle, it repeats the call until no free page is left, and then empties the write-ahead log.
-        While the thread is busy, a call releases pages only if the file has more than VACUUM_PAGES free pages, and more
-        free pages than a quarter of the pages in use. New rollouts reuse the other free pages. Reuse costs less than a
-        release.
+        While the thread is busy, a call releases pages only if there are many free pages. Their number must be above
+        VACUUM_PAGES, and above a quarter of the number of pages in use. Otherwise the free pages stay in the file, and
+        new rollouts reuse them. Reuse costs less than a release.
         """
         try:
             used, free = self._pages()

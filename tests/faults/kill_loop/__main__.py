@@ -11,8 +11,6 @@ show it, and ends the process with 1, as do fewer kills than asked for. `--folde
 """
 
 import asyncio
-import random
-import socket
 import statistics
 import tempfile
 import time
@@ -29,6 +27,7 @@ from tests.faults.kill_loop.history import History, Line, read
 from tests.faults.kill_loop.promises import RANDOM, Evidence, kept_in
 from tests.faults.kill_loop.trainer import agent_loop, digest_of
 from tests.faults.kill_loop.victims import Schedule, Victim, Window, start_takes
+from tests.ports import quiet_port
 
 INIT_KEPT = "ledger.init.committed"
 """Over an attachment only: with a callback, the application sends its Inits itself."""
@@ -58,7 +57,7 @@ async def run(folder: Path, given: Namespace, kills: Mapping[str, int]) -> dict[
     """One run in a folder of its own, to its end. Returns its processes by name."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "history.jsonl"
-    history, port = History(path, "supervisor"), free_port()
+    history, port = History(path, "supervisor"), quiet_port()
     serve = [
         "-m",
         "osmosis_grpc.serve",
@@ -81,7 +80,7 @@ async def run(folder: Path, given: Namespace, kills: Mapping[str, int]) -> dict[
         f"--in-flight={given.in_flight}",
         f"--replies={given.replies}",
         *([f"--ledger={folder / 'ledger.db'}"] if given.who != "server" else []),
-        *([f"--callback={free_port()}"] if given.mode == "callback" else []),
+        *([f"--callback={quiet_port()}"] if given.mode == "callback" else []),
     ]
     victims: dict[str, Victim] = {}
 
@@ -203,19 +202,6 @@ def judged(evidence: Evidence, kills: dict[str, int]) -> dict[str, Any]:
             show(figures, as_json=True)
             raise Broken(f"the rollouts were over after {killed[who]} of {wanted} kills of the {who}")
     return figures
-
-
-def free_port() -> int:
-    """A port that keeps free between lives: below those that the system gives to clients, and another than others'."""
-    for port in random.sample(range(21_000, 31_000), 100):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)):
-                try:
-                    probe.bind(("127.0.0.1", port))
-                except OSError:
-                    continue
-                return port
-    raise Broken("there is no free port")
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """The trainer's link to one agent server by unary calls. The server calls the trainer back.
 
-A ping every few seconds shows whether the server can be reached. After a break or a restart, the server is reached
-again. The link then sends the Init of each rollout of this server again. If the server already has the rollout, the
+A ping every few seconds shows whether the server can be reached. When the server is reached again after a break or a
+restart, the link sends the Init of each rollout of this server again. If the server already has the rollout, the
 Init only renews the callback. If the server has forgotten the rollout, the rollout runs again with a higher attempt.
 """
 
@@ -227,9 +227,9 @@ class CalledServer(AgentServerLink):
         """Renew the callbacks of ended rollouts whose outcomes the server has not delivered.
 
         A callback can have the address of an earlier process of this trainer, and then the server cannot deliver. The
-        trainer's ledger possibly has the outcome already, if the server did not get the answer. The trainer then no
-        longer waits for the rollout. This method skips a rollout for which the trainer still waits, because send_init()
-        renews its callback.
+        trainer possibly recorded the outcome in its ledger, but its answer to the delivery did not reach the server. In
+        this case the trainer no longer waits for the rollout. This method skips a rollout for which the trainer still
+        waits, because send_init() renews its callback.
         """
         request = control_pb2.ListRolloutsRequest(undelivered=True)
         try:
