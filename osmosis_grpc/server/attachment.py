@@ -177,6 +177,9 @@ class Attachment:
             )
             self._send("abandon_chat", message, answer=False)
 
+    def complete(self, outcome: RolloutOutcome, /, *, again: bool = False) -> "asyncio.Future[Receipt]":
+        """Send an outcome at once. Implements ResultSink.
+
         Until the outcome is answered, it is sent again on each new stream. An equal Init of the trainer makes the
         server resend a delivered outcome. `again` is True if the present stream has already had such a resend of
         this outcome. With `again`, the frame counts as an answer to the trainer's frame. The stream limits the

@@ -3,8 +3,8 @@
 python -m tests.faults.housekeeping [--rollouts 20000] [--ttl 5] [--budget 20] [--quiet 60] [--in-flight 64] [--json]
 
 The server is a process of its own, with a journal. Each rollout has two chats. The files are the database, its WAL and
-its shared memory, measured every 20 ms; the run is broken when they exceed twice the budget, when they still take more than
-2 MB after nothing has come for `--quiet` seconds, or when the server refused a rollout.
+its shared memory, measured every 20 ms; the run is broken when they exceed twice the budget, when they still take
+more than 2 MB after nothing has come for `--quiet` seconds, or when the server refused a rollout.
 """
 
 import asyncio
@@ -105,7 +105,7 @@ def run(given: Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = Parser(__doc__)
     parser.amounts(rollouts=20_000, ttl=5.0, budget=20.0, in_flight=64)
-    parser.add_argument("--quiet", type=float, default=60.0, metavar="S", help="seconds in which the files must shrink [60]")
+    parser.add_argument("--quiet", type=float, default=60.0, metavar="S", help="seconds to shrink in [60]")
     parser.add_argument("--serve", metavar="DIR", help="be the server, with its journal there")
     given = parser.parse_args()
     if given.serve:
