@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1.chat_pb2 import ChatRequest as ChatRequestMessage
-from osmosis_grpc._gen.osmosis.rollout.v1.chat_pb2 import CompleteRequest
+from osmosis_grpc._gen.osmosis.rollout.v1.outcome_pb2 import CompleteRequest
 from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import TrainerServiceStub
 from osmosis_grpc.errors import Aborted, AlreadyExists, Cancelled, FailedPrecondition, Internal, Unavailable
 from osmosis_grpc.link.client_calls import call

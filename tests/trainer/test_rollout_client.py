@@ -137,7 +137,7 @@ async def test_signs_of_life(pair):
     client, trainer = pair
     await client.init(rollout_id="s", agent_loop="sleeper", callback=trainer.callback())
     async with grpc.aio.insecure_channel(client.target) as channel:
-        stream = RolloutServiceStub(channel).StreamEvents(control_pb2.StreamEventsRequest(rollout_id="s", after=2))
+        stream = RolloutServiceStub(channel).StreamEvents(control_pb2.StreamEventsRequest(rollout_id="s", after_event=2))
         response = await stream.read()
     assert not response.HasField("event")
     assert response.idle.last_event_number == 2
