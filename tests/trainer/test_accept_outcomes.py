@@ -66,7 +66,7 @@ async def test_a_result_is_recorded_once(listening):
     assert refused.status.code == CODE["FAILED_PRECONDITION"], "it has ended"
 
 
-BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str, str]] = {
+BAD_OUTCOMES: dict[str, tuple[dict[str, Any], str, str]] = {
     "no status": ({"status": 0}, "INVALID_ARGUMENT", "outcome.status"),
     "no rollout": ({"rollout_id": ""}, "INVALID_ARGUMENT", "outcome.rollout_id"),
     "a failure with a reward": ({"status": 2, "reward": 0.0}, "INVALID_ARGUMENT", "outcome.reward"),
@@ -86,10 +86,10 @@ BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("what", BAD_COMPLETIONS)
-async def test_a_bad_completion_is_answered_singly(listening, what):
+@pytest.mark.parametrize("what", BAD_OUTCOMES)
+async def test_a_bad_outcome_is_answered_singly(listening, what):
     deployment = await listening()
-    fields, code, field = BAD_COMPLETIONS[what]
+    fields, code, field = BAD_OUTCOMES[what]
     async with deployment.bystander():
         server = await deployment.server()
         await server.attach()
@@ -109,7 +109,7 @@ async def test_a_bad_completion_is_answered_singly(listening, what):
         assert (await done).status is OutcomeStatus.COMPLETED
 
 
-async def test_a_completion_that_refers_to_unknown_chats_is_not_recorded(listening):
+async def test_an_outcome_that_refers_to_unknown_chats_is_not_recorded(listening):
     deployment = await listening()
     async with deployment.bystander():
         server = await deployment.server()
@@ -128,7 +128,7 @@ async def test_a_completion_that_refers_to_unknown_chats_is_not_recorded(listeni
         assert (await done).samples["main"].segments
 
 
-async def test_completions_that_wait_for_events_are_bounded_for_each_server(listening, monkeypatch):
+async def test_outcomes_that_wait_for_events_are_bounded_for_each_server(listening, monkeypatch):
     monkeypatch.setattr(outcome_recorder, "READING_BYTES", 2 * outcome_recorder.READING_COST + 4096)
     deployment = await listening()
     server, other = await deployment.server(), await deployment.server()
