@@ -7,15 +7,16 @@ later.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import tokens_pb2 as pb
 from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types.extras import MAX_EXTRAS, MAX_NAME, Extra, Extras, check_extras
 from osmosis_grpc.types.jsontext import NOTHING
 from osmosis_grpc.types.samples import ChatRef, Sample, Segment
-from osmosis_grpc.types.tokens import TENSOR_DTYPES, Ids, Logprobs, Tensor, TokenBlock, VersionSpan, check_logprobs
+from osmosis_grpc.types.tensors import MAX_DIMENSIONS, TENSOR_DTYPES, RaggedTensor, Tensor
+from osmosis_grpc.types.tokens import Ids, Logprobs, TokenBlock, VersionSpan, check_logprobs
 from osmosis_grpc.wire.message import message_to_wire, messages_from_wire
 from osmosis_grpc.wire.protobuf_encoding import head
 
@@ -34,24 +35,16 @@ def block_to_wire(block: TokenBlock) -> pb.TokenBlock:
 
 def block_from_wire(message: pb.TokenBlock, field: str) -> TokenBlock:
     """Returns a checked token block. Its arrays are read-only views. Raises InvalidArgument."""
-    ids, logprobs = _read(message)
-    block = TokenBlock(
-        ids, logprobs if len(logprobs) else None, _extras(message.extras, field) if message.extras else NOTHING
-    )
+    extras = _extras_from_wire(message.extras, len(message.ids), f"{field}.extras") if message.extras else NOTHING
+    ids, logprobs = _read(message, alone=not extras)
+    block = TokenBlock(ids, logprobs if len(logprobs) else None, extras)
     block.check(field)
     return block
 
 
 def block_bytes(block: TokenBlock) -> bytes:
     """Returns a serialized token block."""
-    arrays = array_bytes(block.ids, block.logprobs)
-    if not block.extras:
-        return arrays
-    extras = {
-        name: pb.Extra(tensor=pb.Tensor(type=_TENSOR_TYPES[tensor.dtype], shape=tensor.shape, data=tensor.data))
-        for name, tensor in block.extras.items()
-    }
-    return arrays + pb.TokenBlock(extras=extras).SerializeToString()
+    return array_bytes(block.ids, block.logprobs) + extra_bytes(block.extras)
 
 
 def array_bytes(ids: Ids, logprobs: Logprobs | None = None) -> bytes:
@@ -62,12 +55,22 @@ def array_bytes(ids: Ids, logprobs: Logprobs | None = None) -> bytes:
     return b"".join(parts)
 
 
-def ids_from_wire(message: pb.TokenBlock, field: str) -> Ids:
-    """Returns the ids of a block as a read-only view. The block needs no logprobs. Raises InvalidArgument."""
-    ids, logprobs = _read(message)
+def extra_bytes(extras: Extras) -> bytes:
+    """Returns the serialized extras of a token block."""
+    if not extras:
+        return b""
+    return pb.TokenBlock(extras=_extras_to_wire(extras)).SerializeToString()
+
+
+def prompt_from_wire(message: pb.TokenBlock, field: str) -> tuple[Ids, Extras]:
+    """Returns the ids and the extras of a block that needs no logprobs. Raises InvalidArgument."""
+    extras = _extras_from_wire(message.extras, len(message.ids), f"{field}.extras") if message.extras else NOTHING
+    ids, logprobs = _read(message, alone=not extras)
     if len(logprobs):
         check_logprobs(logprobs, len(ids), "ids", field)
-    return ids
+    if extras:
+        check_extras(extras, len(ids), field)
+    return ids, extras
 
 
 def spans_to_wire(spans: Sequence[VersionSpan]) -> list[pb.VersionSpan]:
@@ -87,6 +90,9 @@ def segment_to_wire(segment: Segment) -> pb.Segment:
         versions=spans_to_wire(segment.versions),
         chats=segment.chats,
         drift_index=segment.drift_index,
+        incomplete_extras=segment.incomplete_extras,
+        sampled_extras=_extras_to_wire(segment.sampled_extras),
+        token_extras=_extras_to_wire(segment.token_extras),
     )
     out.MergeFromString(array_bytes(segment.ids, segment.logprobs))
     return out
@@ -94,7 +100,7 @@ def segment_to_wire(segment: Segment) -> pb.Segment:
 
 def segment_from_wire(message: pb.Segment, field: str) -> Segment:
     """Returns a checked segment. Raises InvalidArgument."""
-    ids, logprobs = _read(message)
+    ids, logprobs = _read(message, alone=not (message.sampled_extras or message.token_extras))
     segment = Segment(
         ids=ids,
         logprobs=logprobs,
@@ -102,6 +108,9 @@ def segment_from_wire(message: pb.Segment, field: str) -> Segment:
         chats=tuple(message.chats),
         versions=spans_from_wire(message.versions),
         drift_index=message.drift_index if message.HasField("drift_index") else None,
+        sampled_extras=_extras_from_wire(message.sampled_extras, len(logprobs), f"{field}.sampled_extras"),
+        token_extras=_extras_from_wire(message.token_extras, len(ids), f"{field}.token_extras"),
+        incomplete_extras=tuple(message.incomplete_extras),
     )
     segment.check(field)
     return segment
@@ -149,23 +158,64 @@ def check_reward(reward: float, field: str) -> float:
     return reward
 
 
-def _read(message: pb.TokenBlock | pb.Segment) -> tuple[Ids, Logprobs]:
+def _read(message: pb.TokenBlock | pb.Segment, *, alone: bool = True) -> tuple[Ids, Logprobs]:
+    """Returns ids and logprobs. If they are `alone`, they are views of the serialized message, otherwise copies.
+
+    A view would keep the bytes of all extras in memory.
+    """
     count, known = len(message.ids), len(message.logprobs)
     if not count and not known:
         return _NO_IDS, _NO_LOGPROBS
     data = message.SerializeToString()  # fields are in the order of their numbers, so these two come first
     at = len(head(_IDS, 4 * count)) if count else 0
+    if not alone:
+        data = data[: at + 4 * count + (len(head(_LOGPROBS, 4 * known)) + 4 * known if known else 0)]
     ids = np.frombuffer(data, _UINT32, count, at)
     if not known:
         return ids, _NO_LOGPROBS
     return ids, np.frombuffer(data, _FLOAT32, known, at + 4 * count + len(head(_LOGPROBS, 4 * known)))
 
 
-def _extras(extras: Mapping[str, Any], field: str) -> dict[str, Tensor]:
-    found = {}
-    for name, extra in extras.items():
-        tensor = extra.tensor
-        if tensor.type not in _TENSOR_NAMES:
-            raise InvalidArgument(f"{field}.extras[{name}].tensor.type", f"{tensor.type} is not a tensor type")
-        found[name] = Tensor(dtype=_TENSOR_NAMES[tensor.type], shape=tuple(tensor.shape), data=tensor.data)
-    return found
+def _tensor_to_wire(tensor: Tensor) -> pb.Tensor:
+    return pb.Tensor(type=_TENSOR_TYPES[tensor.dtype], shape=tensor.shape, data=tensor.data)
+
+
+def _extras_to_wire(extras: Extras) -> dict[str, pb.Extra]:
+    return {name: _extra_to_wire(extra) for name, extra in extras.items()}
+
+
+def _extra_to_wire(extra: Extra) -> pb.Extra:
+    if isinstance(extra, RaggedTensor):
+        return pb.Extra(ragged=pb.RaggedTensor(values=_tensor_to_wire(extra.values), offsets=extra.offsets.tolist()))
+    return pb.Extra(tensor=_tensor_to_wire(extra))
+
+
+def _extras_from_wire(extras: Mapping[str, pb.Extra], rows: int, field: str) -> Extras:
+    """Returns extras. Their layouts are not yet checked."""
+    if not extras:
+        return NOTHING
+    if len(extras) > MAX_EXTRAS:
+        raise InvalidArgument(field, f"has {len(extras)} names, more than {MAX_EXTRAS}")
+    return {name: _extra_from_wire(extra, rows, f"{field}[{name[:MAX_NAME]}]") for name, extra in extras.items()}
+
+
+def _extra_from_wire(extra: pb.Extra, rows: int, field: str) -> Extra:
+    kind = extra.WhichOneof("values")
+    if kind == "tensor":
+        return _tensor_from_wire(extra.tensor, field)
+    if kind is None:
+        raise InvalidArgument(field, "has neither a tensor nor a ragged tensor")
+    count = len(extra.ragged.offsets)
+    if count != rows + 1:  # checked before the numbers are copied
+        raise InvalidArgument(f"{field}.offsets", f"{count} offsets for {rows} tokens, not one more")
+    offsets = np.fromiter(extra.ragged.offsets, _UINT32, count)
+    offsets.flags.writeable = False
+    return RaggedTensor(values=_tensor_from_wire(extra.ragged.values, f"{field}.values"), offsets=offsets)
+
+
+def _tensor_from_wire(tensor: pb.Tensor, field: str) -> Tensor:
+    if tensor.type not in _TENSOR_NAMES:
+        raise InvalidArgument(f"{field}.type", f"{tensor.type} is not a tensor type")
+    if len(tensor.shape) > MAX_DIMENSIONS:  # checked before the numbers are copied
+        raise InvalidArgument(f"{field}.shape", f"has {len(tensor.shape)} dimensions, more than {MAX_DIMENSIONS}")
+    return Tensor(dtype=_TENSOR_NAMES[tensor.type], shape=tuple(tensor.shape), data=tensor.data)
