@@ -59,7 +59,7 @@ def check_extras(extras: Extras, tokens: int, field_path: str) -> None:
         if not isinstance(extra, Tensor | RaggedTensor):
             raise InvalidArgument(path, f"is a {type(extra).__name__}; use Tensor.of() or RaggedTensor.of()")
         _check_layout(name, extra, path)
-        extra.check(tokens, path)
+        extra.check(tokens, f"{path}.ragged" if isinstance(extra, RaggedTensor) else f"{path}.tensor")
     ids, top = extras.get("top_logprob_ids"), extras.get("top_logprobs")
     if isinstance(ids, Tensor) and isinstance(top, Tensor) and ids.shape != top.shape:
         path = f"{field_path}.extras[top_logprob_ids]"

@@ -92,7 +92,7 @@ class Segment(ArrayEquality):
 
     def check(self, field_path: str) -> None:
         """Raises InvalidArgument for a segment whose parts do not agree."""
-        if self.referred and not len(self.logprobs) and self.chats:
+        if self.referred and not len(self.logprobs) and not self.versions and self.chats:
             if self.sampled_extras or self.token_extras:
                 raise InvalidArgument(f"{field_path}.ids", "are empty, so the segment has no extras")
             return

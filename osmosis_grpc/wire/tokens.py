@@ -101,12 +101,15 @@ def segment_to_wire(segment: Segment) -> pb.Segment:
 def segment_from_wire(message: pb.Segment, field: str) -> Segment:
     """Returns a checked segment. Raises InvalidArgument."""
     ids, logprobs = _read(message, alone=not (message.sampled_extras or message.token_extras))
+    versions = spans_from_wire(message.versions)
+    if len(versions) == 1 and len(ids):  # the count of a single span is ignored
+        versions = (VersionSpan(versions[0].version, sum(message.mask_runs[1::2])),)
     segment = Segment(
         ids=ids,
         logprobs=logprobs,
         mask_runs=tuple(message.mask_runs),
         chats=tuple(message.chats),
-        versions=spans_from_wire(message.versions),
+        versions=versions,
         drift_index=message.drift_index if message.HasField("drift_index") else None,
         sampled_extras=_extras_from_wire(message.sampled_extras, len(logprobs), f"{field}.sampled_extras"),
         token_extras=_extras_from_wire(message.token_extras, len(ids), f"{field}.token_extras"),
@@ -202,15 +205,15 @@ def _extras_from_wire(extras: Mapping[str, pb.Extra], rows: int, field: str) -> 
 def _extra_from_wire(extra: pb.Extra, rows: int, field: str) -> Extra:
     kind = extra.WhichOneof("values")
     if kind == "tensor":
-        return _tensor_from_wire(extra.tensor, field)
+        return _tensor_from_wire(extra.tensor, f"{field}.tensor")
     if kind is None:
         raise InvalidArgument(field, "has neither a tensor nor a ragged tensor")
     count = len(extra.ragged.offsets)
     if count != rows + 1:  # checked before the numbers are copied
-        raise InvalidArgument(f"{field}.offsets", f"{count} offsets for {rows} tokens, not one more")
+        raise InvalidArgument(f"{field}.ragged.offsets", f"{count} offsets for {rows} tokens, not one more")
     offsets = np.fromiter(extra.ragged.offsets, _UINT32, count)
     offsets.flags.writeable = False
-    return RaggedTensor(values=_tensor_from_wire(extra.ragged.values, f"{field}.values"), offsets=offsets)
+    return RaggedTensor(values=_tensor_from_wire(extra.ragged.values, f"{field}.ragged.values"), offsets=offsets)
 
 
 def _tensor_from_wire(tensor: pb.Tensor, field: str) -> Tensor:

@@ -28,7 +28,7 @@ REPLY = ChatResponse(
     message={"role": "assistant", "content": "5", "reasoning_content": None},
     finish_reason="length",
     usage={"prompt_tokens": 2**40, "completion_tokens": 2, "details": {"cached": 1}},
-    tokens=TokenBlock.of([5, 6], [-0.5, np.nan], {"entropy": Tensor.of([1.5, 2.5])}),
+    tokens=TokenBlock.of([5, 6], [-0.5, np.nan], {"entropy": Tensor.of(np.float32([1.5, 2.5]))}),
     prompt_ids=np.array([1, 2, 3], dtype="<u4"),
     prompt_prefix=4,
     versions=(VersionSpan("v1", 1), VersionSpan("v2", 1)),
@@ -89,8 +89,8 @@ def test_a_delta_has_only_the_new_messages(delta, parent_chat):
     back = chat_from_wire(wire)
     refers = bool(delta and parent_chat)
     assert wire.WhichOneof("history") == ("delta" if refers else "full")
-    assert back.parent_chat == (1 if refers else 0)
-    assert (back.prefix_len, back.known_ids) == (0, None)
+    assert back.parent_chat == parent_chat
+    assert (back.prefix_len, back.known_ids) == (0 if refers else 2 * parent_chat, None)
     assert list(back.messages) == (HISTORY[2:] if refers else HISTORY)
 
 

@@ -206,7 +206,7 @@ class SampleState:
         known = path(reply)
         return ChatRef(begins.sample, begins.chat_number, len(known)), [*known, *messages]
 
-    def report(self, reported: Sample, omitted: bool) -> Sample:
+    def report(self, reported: Sample) -> Sample:
         """Returns the sample with segments assembled from the cached chats that its segments name.
 
         Keeps the reported segments if the sample is not trainable, or if the trainer did not answer all these chats.
@@ -222,14 +222,9 @@ class SampleState:
         if not named <= set(answered):
             missing = "its segments refer to chats that are not known here, nor from the rollout's events"
             return _untrainable(reported, missing) if any(s.referred for s in reported.segments) else reported
-        if omitted:
-            named = set(answered)
-            if named != set(range(1, len(named) + 1)):
-                reason = "its segments were left out for their size, and this trainer did not answer every chat"
-                return _untrainable(reported, reason)
         assembler = self.assembler
         if _shape(reported.segments) != _shape(assembler.references()):
-            in_order = [number for segment in reported.segments for number in segment.chats] or sorted(named)
+            in_order = [number for segment in reported.segments for number in segment.chats]
             assembler = Assembler()
             for number in in_order:
                 answered[number].feed(assembler, answered[number].prompt(), self.assembler)
