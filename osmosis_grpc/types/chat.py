@@ -43,6 +43,8 @@ class ChatRequest(ArrayEquality):
     tools_overridden: bool = True
     """Whether this chat has its own tools, which differ from the rollout's tools."""
     purpose: ChatPurpose = ChatPurpose.POLICY
+    policy: str = ""
+    """The name of the policy to sample from; empty for the trainer's only policy."""
     parent_chat: int = 0
     """The number of the answered chat that the history continues; 0 for none."""
     prefix_len: int = 0

@@ -11,11 +11,11 @@ import numpy as np
 from osmosis_grpc.errors import CallError
 from osmosis_grpc.types import (
     ChatPurpose,
-    ChatRef,
     ChatRequest,
     ChatResponse,
     Ids,
     Message,
+    PrefixChat,
     Sample,
     SampledChat,
     Segment,
@@ -28,8 +28,9 @@ from osmosis_grpc.types.segment_assembly import Assembler
 if TYPE_CHECKING:
     from osmosis_grpc.storage.ledger import ChatRow
 
-Body = tuple[Node, str, str, ChatPurpose]
-"""The last node of the history (equal histories have the same node), parameters, digest of the tools, purpose."""
+Body = tuple[Node, str, str, ChatPurpose, str]
+"""The last node of the history (equal histories have the same node), parameters, digest of the tools, purpose, policy.
+"""
 
 
 class PendingChat:
@@ -169,7 +170,7 @@ class SampleState:
         tools: str,
         response: ChatResponse,
     ) -> None:
-        body = (position.node, jsontext.canonical(dict(asked.params)), tools, asked.purpose)
+        body = (position.node, jsontext.canonical(dict(asked.params)), tools, asked.purpose, asked.policy)
         chat = self.asked[asked.chat_number] = PendingChat(self, asked.chat_number, body, parent_chat)
         chat.answer(response)
 
@@ -180,13 +181,13 @@ class SampleState:
         for asked, whole in wholes:
             asked.reassemble(parent_chat.get(asked.chat_number), whole)
 
-    def whole(self, begins: ChatRef, messages: Sequence[Message]) -> tuple[ChatRef, Sequence[Message]]:
+    def whole(self, begins: PrefixChat, messages: Sequence[Message]) -> tuple[PrefixChat, Sequence[Message]]:
         """Returns a whole conversation. The messages to which `begins` refers are added at the start."""
         reply = self.tree.reply(begins.chat_number)
         if begins.prefix_len or reply is None:
             return begins, messages
         known = path(reply)
-        return ChatRef(begins.sample, begins.chat_number, len(known)), [*known, *messages]
+        return PrefixChat(begins.sample, begins.chat_number, len(known)), [*known, *messages]
 
     def report(self, reported: Sample, omitted: bool) -> Sample:
         """Returns the sample with segments assembled from the cached chats that its segments name.
