@@ -63,7 +63,7 @@ class Segment(ArrayEquality):
 
     def check(self, field_path: str) -> None:
         """Raises InvalidArgument for a segment whose parts do not agree."""
-        if self.referred and not len(self.logprobs) and self.chats:
+        if self.referred and not len(self.logprobs) and not self.versions and self.chats:
             return
         if sum(self.mask_runs) != len(self.ids):
             raise InvalidArgument(f"{field_path}.mask_runs", f"cover {sum(self.mask_runs)} of {len(self.ids)} ids")

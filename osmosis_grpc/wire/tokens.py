@@ -97,12 +97,15 @@ def segment_to_wire(segment: Segment) -> pb.Segment:
 def segment_from_wire(message: pb.Segment, field: str) -> Segment:
     """Returns a checked segment. Raises InvalidArgument."""
     ids, logprobs = _read(message)
+    versions = spans_from_wire(message.versions)
+    if len(versions) == 1 and len(ids):  # the count of a single span is ignored
+        versions = (VersionSpan(versions[0].version, sum(message.mask_runs[1::2])),)
     segment = Segment(
         ids=ids,
         logprobs=logprobs,
         mask_runs=tuple(message.mask_runs),
         chats=tuple(message.chats),
-        versions=spans_from_wire(message.versions),
+        versions=versions,
         drift_index=message.drift_index if message.HasField("drift_index") else None,
     )
     segment.check(field)
