@@ -11,6 +11,9 @@ MAX_COMPONENTS = 64
 MAX_NAME_CHARS = 64
 """The most characters of such a name."""
 
+MAX_REWARDS = 16_384
+"""The most rewards and components of one rollout. With the longest names, they take less than 5 MiB."""
+
 _Parts = dict[str, float]
 """The rewards of a sample or a chat by the name of the component. The reward itself has an empty name."""
 
@@ -42,9 +45,11 @@ class Rewards:
         `sample` is empty for the whole rollout, and `chat` is 0 for a whole sample. `name` is empty for the reward
         itself.
         """
+        known = (sample, chat, name) in self._set
+        if not known and len(self._set) >= MAX_REWARDS:
+            raise ValueError(f"a rollout has at most {MAX_REWARDS} rewards and components")
         if name != "":
             check_name(name)
-            known = (sample, chat, name) in self._set
             if not known and self._names[sample, chat] >= MAX_COMPONENTS:
                 raise ValueError(f"name: {name!r} is too many; a reward has at most {MAX_COMPONENTS} components")
             self._names[sample, chat] += not known
