@@ -30,7 +30,7 @@ class SampleState:
         """The newest reply of the policy."""
 
     def known_ids(self, parent_chat: int) -> Ids | None:
-        """Return the tokens of the chat with the number `continues`, or None if it has no tokens."""
+        """Return the tokens of the chat with the number `parent_chat`, or None if it has no tokens."""
         ids = self._assembler.tokens(parent_chat)
         return ids if len(ids) else None
 

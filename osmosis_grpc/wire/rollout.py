@@ -282,7 +282,9 @@ def outcome_from_wire(message: outcome_pb2.RolloutOutcome, field: str) -> Rollou
     failure = FAILURE.field_of(message, "failure", f"{field}.")
     reward = check_reward(message.reward, f"{field}.reward") if message.HasField("reward") else None
     samples: dict[str, Sample] = {}
-    for part in message.samples:
+    for index, part in enumerate(message.samples):
+        if not part.name:
+            raise InvalidArgument(f"{field}.samples[{index}].name", "is empty")
         if part.name in samples:
             raise InvalidArgument(f"{field}.samples", f"two samples have the name {part.name!r}")
         samples[part.name] = sample_from_wire(part, f"{field}.samples[{part.name}]")

@@ -243,7 +243,7 @@ class AttemptCache:
 
 
 def reply_of(asked: PendingChat, parent_chat: int) -> bytes:
-    """Returns the reply of an answered chat as bytes to send. Its prompt leaves out the tokens of chat `continues`.
+    """Returns the reply of an answered chat as bytes to send. Its prompt leaves out the tokens of `parent_chat`.
 
     Raises the CallError of the sampling, and Internal for a reply that cannot be sent.
     """

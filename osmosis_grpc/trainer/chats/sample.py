@@ -72,12 +72,12 @@ class PendingChat:
         self.response = response
 
     def kept(self) -> ChatResponse:
-        """Returns the kept reply. Its prompt leaves out the tokens of chat `continues`."""
+        """Returns the kept reply. Its prompt leaves out the tokens of the parent chat."""
         assert self.response is not None
         return self.response
 
     def as_kept(self, parent_chat: int) -> bool:
-        """Returns whether reply(continues) is the kept reply."""
+        """Returns whether reply(parent_chat) is the kept reply."""
         response = self.kept()
         return response.prompt_ids is None or (
             parent_chat == self.parent_chat and bool(parent_chat or not response.prompt_prefix)
@@ -91,7 +91,7 @@ class PendingChat:
         self.done.exception()  # no error is logged if the caller has left
 
     def reply(self, parent_chat: int = 0) -> ChatResponse:
-        """Returns the reply. Its prompt leaves out the tokens of chat `continues`. With 0, the prompt is whole."""
+        """Returns the reply. Its prompt leaves out the tokens of `parent_chat`. With 0, the prompt is whole."""
         response = self.kept()
         if self.as_kept(parent_chat):
             return response
@@ -175,7 +175,7 @@ class SampleState:
         chat.answer(response)
 
     def reassemble(self, parent_chat: Mapping[int, int]) -> None:
-        """Assemble the tokens again in order. `continues` maps a chat to the chat that it continues on the server."""
+        """Assemble the tokens again in order. `parent_chat` maps a chat to its parent chat on the server."""
         wholes = [(asked, asked.prompt()) for _, asked in sorted(self.asked.items()) if asked.response is not None]
         self.assembler = Assembler()
         for asked, whole in wholes:
