@@ -6,23 +6,23 @@ the array from the arrays' lengths. Both ways copy the array once and convert no
 later.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import tokens_pb2 as pb
 from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types.extras import MAX_EXTRAS, MAX_NAME, Extra, Extras, check_extras
+from osmosis_grpc.types.extras import Extras, check_extras
 from osmosis_grpc.types.jsontext import NOTHING
-from osmosis_grpc.types.samples import ChatRef, Sample, Segment
-from osmosis_grpc.types.tensors import MAX_DIMENSIONS, TENSOR_DTYPES, RaggedTensor, Tensor
+from osmosis_grpc.types.samples import ChatRef, ChatReward, PrefixChat, Sample, Segment
 from osmosis_grpc.types.tokens import Ids, Logprobs, TokenBlock, VersionSpan, check_logprobs
+from osmosis_grpc.wire.extras import extras_from_wire, extras_to_wire
+from osmosis_grpc.wire.field_conversion import Codec, Converter
 from osmosis_grpc.wire.message import message_to_wire, messages_from_wire
 from osmosis_grpc.wire.protobuf_encoding import head
 
 _IDS, _LOGPROBS = 1, 2  # the field numbers, in TokenBlock and in Segment
-_TENSOR_TYPES = {name: pb.TensorType.Value(f"TENSOR_TYPE_{name.upper()}") for name in TENSOR_DTYPES}
-_TENSOR_NAMES = {number: name for name, number in _TENSOR_TYPES.items()}
 _UINT32, _FLOAT32 = np.dtype("<u4"), np.dtype("<f4")
 _NO_IDS: Ids = np.empty(0, dtype="<u4")
 _NO_LOGPROBS: Logprobs = np.empty(0, dtype="<f4")
@@ -35,7 +35,7 @@ def block_to_wire(block: TokenBlock) -> pb.TokenBlock:
 
 def block_from_wire(message: pb.TokenBlock, field: str) -> TokenBlock:
     """Returns a checked token block. Its arrays are read-only views. Raises InvalidArgument."""
-    extras = _extras_from_wire(message.extras, len(message.ids), f"{field}.extras") if message.extras else NOTHING
+    extras = extras_from_wire(message.extras, len(message.ids), f"{field}.extras") if message.extras else NOTHING
     ids, logprobs = _read(message, alone=not extras)
     block = TokenBlock(ids, logprobs if len(logprobs) else None, extras)
     block.check(field)
@@ -59,12 +59,12 @@ def extra_bytes(extras: Extras) -> bytes:
     """Returns the serialized extras of a token block."""
     if not extras:
         return b""
-    return pb.TokenBlock(extras=_extras_to_wire(extras)).SerializeToString()
+    return pb.TokenBlock(extras=extras_to_wire(extras)).SerializeToString()
 
 
 def prompt_from_wire(message: pb.TokenBlock, field: str) -> tuple[Ids, Extras]:
     """Returns the ids and the extras of a block that needs no logprobs. Raises InvalidArgument."""
-    extras = _extras_from_wire(message.extras, len(message.ids), f"{field}.extras") if message.extras else NOTHING
+    extras = extras_from_wire(message.extras, len(message.ids), f"{field}.extras") if message.extras else NOTHING
     ids, logprobs = _read(message, alone=not extras)
     if len(logprobs):
         check_logprobs(logprobs, len(ids), "ids", field)
@@ -91,8 +91,8 @@ def segment_to_wire(segment: Segment) -> pb.Segment:
         chats=segment.chats,
         drift_index=segment.drift_index,
         incomplete_extras=segment.incomplete_extras,
-        sampled_extras=_extras_to_wire(segment.sampled_extras),
-        token_extras=_extras_to_wire(segment.token_extras),
+        sampled_extras=extras_to_wire(segment.sampled_extras),
+        token_extras=extras_to_wire(segment.token_extras),
     )
     out.MergeFromString(array_bytes(segment.ids, segment.logprobs))
     return out
@@ -111,8 +111,8 @@ def segment_from_wire(message: pb.Segment, field: str) -> Segment:
         chats=tuple(message.chats),
         versions=versions,
         drift_index=message.drift_index if message.HasField("drift_index") else None,
-        sampled_extras=_extras_from_wire(message.sampled_extras, len(logprobs), f"{field}.sampled_extras"),
-        token_extras=_extras_from_wire(message.token_extras, len(ids), f"{field}.token_extras"),
+        sampled_extras=extras_from_wire(message.sampled_extras, len(logprobs), f"{field}.sampled_extras"),
+        token_extras=extras_from_wire(message.token_extras, len(ids), f"{field}.token_extras"),
         incomplete_extras=tuple(message.incomplete_extras),
     )
     segment.check(field)
@@ -137,8 +137,13 @@ def sample_to_wire(sample: Sample, name: str, *, refer: bool = False) -> pb.Samp
         prefix_chat=begins.chat_number if begins else 0,
         segments=[segment(each) for each in sample.segments],
         reward=sample.reward,
+        reward_components=sample.reward_components,
+        chat_rewards=[_CHAT_REWARD.to_wire(reward) for reward in sample.chat_rewards],
         trainable=sample.trainable,
         not_trainable_reason=sample.not_trainable_reason,
+        policy=sample.policy,
+        parent=_CHAT_REF.to_wire(sample.parent) if sample.parent is not None else None,
+        train=sample.train,
     )
 
 
@@ -146,19 +151,43 @@ def sample_from_wire(message: pb.Sample, field: str) -> Sample:
     """Returns a checked sample. Raises InvalidArgument."""
     return Sample(
         messages=messages_from_wire(message.messages, f"{field}.messages"),
-        begins=ChatRef(message.name, message.prefix_chat) if message.prefix_chat else None,
+        begins=PrefixChat(message.name, message.prefix_chat) if message.prefix_chat else None,
         segments=tuple(segment_from_wire(s, f"{field}.segments[{i}]") for i, s in enumerate(message.segments)),
         reward=check_reward(message.reward, f"{field}.reward") if message.HasField("reward") else None,
+        reward_components=check_components(message.reward_components, f"{field}.reward_components"),
+        chat_rewards=_chat_rewards(message.chat_rewards, f"{field}.chat_rewards"),
         trainable=message.trainable,
         not_trainable_reason=message.not_trainable_reason,
+        policy=message.policy,
+        parent=_CHAT_REF.field_of(message, "parent", f"{field}."),
+        train=message.train if message.HasField("train") else None,
     )
 
 
 def check_reward(reward: float, field: str) -> float:
     """Returns the reward. Raises InvalidArgument unless it is a finite number."""
-    if not np.isfinite(reward):
+    if not math.isfinite(reward):
         raise InvalidArgument(field, f"{reward} is not a finite number")
     return reward
+
+
+def check_components(components: Mapping[str, float], field: str) -> dict[str, float]:
+    """Returns the parts of a reward by name. Raises InvalidArgument unless each is a finite number."""
+    return {name: check_reward(part, f"{field}[{name}]") for name, part in components.items()} if components else {}
+
+
+def _chat_rewards(rewards: Sequence[pb.ChatReward], field: str) -> tuple[ChatReward, ...]:
+    """Returns the rewards of chats. Raises InvalidArgument if one is no number, or if two are for the same chat."""
+    found = tuple(_CHAT_REWARD.from_wire(reward, f"{field}[{i}].") for i, reward in enumerate(rewards))
+    if len({reward.chat_number for reward in found}) < len(found):
+        raise InvalidArgument(field, "two rewards are for the same chat")
+    return found
+
+
+_CHAT_REF = Converter(ChatRef, pb.ChatRef)
+_CHAT_REWARD = Converter(
+    ChatReward, pb.ChatReward, reward=Codec(float, check_reward), reward_components=Codec(dict, check_components)
+)
 
 
 def _read(message: pb.TokenBlock | pb.Segment, *, alone: bool = True) -> tuple[Ids, Logprobs]:
@@ -177,48 +206,3 @@ def _read(message: pb.TokenBlock | pb.Segment, *, alone: bool = True) -> tuple[I
     if not known:
         return ids, _NO_LOGPROBS
     return ids, np.frombuffer(data, _FLOAT32, known, at + 4 * count + len(head(_LOGPROBS, 4 * known)))
-
-
-def _tensor_to_wire(tensor: Tensor) -> pb.Tensor:
-    return pb.Tensor(type=_TENSOR_TYPES[tensor.dtype], shape=tensor.shape, data=tensor.data)
-
-
-def _extras_to_wire(extras: Extras) -> dict[str, pb.Extra]:
-    return {name: _extra_to_wire(extra) for name, extra in extras.items()}
-
-
-def _extra_to_wire(extra: Extra) -> pb.Extra:
-    if isinstance(extra, RaggedTensor):
-        return pb.Extra(ragged=pb.RaggedTensor(values=_tensor_to_wire(extra.values), offsets=extra.offsets.tolist()))
-    return pb.Extra(tensor=_tensor_to_wire(extra))
-
-
-def _extras_from_wire(extras: Mapping[str, pb.Extra], rows: int, field: str) -> Extras:
-    """Returns extras. Their layouts are not yet checked."""
-    if not extras:
-        return NOTHING
-    if len(extras) > MAX_EXTRAS:
-        raise InvalidArgument(field, f"has {len(extras)} names, more than {MAX_EXTRAS}")
-    return {name: _extra_from_wire(extra, rows, f"{field}[{name[:MAX_NAME]}]") for name, extra in extras.items()}
-
-
-def _extra_from_wire(extra: pb.Extra, rows: int, field: str) -> Extra:
-    kind = extra.WhichOneof("values")
-    if kind == "tensor":
-        return _tensor_from_wire(extra.tensor, f"{field}.tensor")
-    if kind is None:
-        raise InvalidArgument(field, "has neither a tensor nor a ragged tensor")
-    count = len(extra.ragged.offsets)
-    if count != rows + 1:  # checked before the numbers are copied
-        raise InvalidArgument(f"{field}.ragged.offsets", f"{count} offsets for {rows} tokens, not one more")
-    offsets = np.fromiter(extra.ragged.offsets, _UINT32, count)
-    offsets.flags.writeable = False
-    return RaggedTensor(values=_tensor_from_wire(extra.ragged.values, f"{field}.ragged.values"), offsets=offsets)
-
-
-def _tensor_from_wire(tensor: pb.Tensor, field: str) -> Tensor:
-    if tensor.type not in _TENSOR_NAMES:
-        raise InvalidArgument(f"{field}.type", f"{tensor.type} is not a tensor type")
-    if len(tensor.shape) > MAX_DIMENSIONS:  # checked before the numbers are copied
-        raise InvalidArgument(f"{field}.shape", f"has {len(tensor.shape)} dimensions, more than {MAX_DIMENSIONS}")
-    return Tensor(dtype=_TENSOR_NAMES[tensor.type], shape=tuple(tensor.shape), data=tensor.data)
