@@ -10,6 +10,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import event_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import (
+    Annotation,
     Callback,
     ChatPurpose,
     ChatResponse,
@@ -24,6 +25,7 @@ from osmosis_grpc.types import (
     RolloutRequest,
     Sample,
     Segment,
+    SegmentAnnotation,
     Tensor,
     TokenBlock,
     TraceContext,
@@ -97,6 +99,22 @@ FIXTURES: list[EventKind] = [
     events.Graded("main", 0.0),
     events.Ended(COMPLETION, EndedBy("p1", "0123456789abcdef")),
     events.Delivered(Receipt.CONFLICT, "expired", 3),
+    events.Annotated(
+        Annotation(
+            id="step-3",
+            author="trainer",
+            time=1_700_000_000.5,
+            segments=(SegmentAnnotation(sample="main", logprobs=[-0.5], entropies=[1.5], advantages=[0.25]),),
+            advantage=0.5,
+            trained=False,
+            dropped_reason="too old",
+            weight_step="3",
+            reward=0.75,
+            sample="main",
+            labels=("short", "wrong"),
+            note="see the log",
+        )
+    ),
 ]
 SPARSE: list[EventKind] = [
     events.Accepted(InitRequest(request=RolloutRequest(rollout_id="r", messages=[])), []),
@@ -114,6 +132,7 @@ SPARSE: list[EventKind] = [
     events.Graded("main"),
     events.Ended(RolloutOutcome(rollout_id="r", status=OutcomeStatus.FAILED, failure=Failure("agent", "x"))),
     events.Delivered(),
+    events.Annotated(Annotation(id="a")),
 ]
 
 
