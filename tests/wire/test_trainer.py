@@ -22,6 +22,7 @@ CHAT = ChatRequest(
     params={"temperature": 0.5, "min_p": 0.1},
     tools=[{"type": "function", "function": {"name": "f"}}],
     purpose=ChatPurpose.JUDGE,
+    policy="critic",
     state=b"\x00state",
 )
 REPLY = ChatResponse(
