@@ -253,5 +253,6 @@ _EXTRA: dict[type[EventKind], Callable[[Any], int]] = {
     events.ToolReturned: lambda kind: text_size([dict(kind.message or {})]),
     events.Logged: lambda kind: text_size([dict(kind.data)]),
     events.Ended: _ended,
+    events.Annotated: lambda kind: kind.annotation.nbytes,
 }
 """For each kind, a function that returns the bytes of an event beyond the 400 of every event."""

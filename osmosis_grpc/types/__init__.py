@@ -4,6 +4,7 @@ Nothing in this package imports grpc, google or asyncio. Messages and tool schem
 frozen dataclasses.
 """
 
+from osmosis_grpc.types.annotation import Annotation, SegmentAnnotation
 from osmosis_grpc.types.chat import ChatPurpose, ChatRequest, ChatResponse
 from osmosis_grpc.types.earlier_run import EarlierRun, EndedBy
 from osmosis_grpc.types.events import EventKind, TrajectoryEvent
@@ -29,6 +30,7 @@ from osmosis_grpc.types.tool_dicts import ToolDict
 
 __all__ = [
     "Activity",
+    "Annotation",
     "Callback",
     "CallbackTls",
     "CancelResult",
@@ -64,6 +66,7 @@ __all__ = [
     "Sample",
     "SampledChat",
     "Segment",
+    "SegmentAnnotation",
     "StackFrame",
     "Tensor",
     "TokenBlock",

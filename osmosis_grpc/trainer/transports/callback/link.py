@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, rollout_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import annotation_pb2, control_pb2, rollout_pb2
 from osmosis_grpc.errors import CallError, NotFound, Unavailable
 from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.link.client_calls import error_of
@@ -37,6 +37,7 @@ from osmosis_grpc.types.jsontext import NOTHING
 from osmosis_grpc.wire.attach import check_protocol
 from osmosis_grpc.wire.control import CANCEL_RESULT
 from osmosis_grpc.wire.event import event_from_wire
+from osmosis_grpc.wire.features import features_from_wire
 from osmosis_grpc.wire.rollout import init_to_wire
 
 log = logging.getLogger(__name__)
@@ -151,6 +152,7 @@ class CalledServer(AgentServerLink):
         check_protocol(info)
         loops = tuple(loop.name for loop in info.agent_loops)
         self.identify(ServerIdentity(info.journal_id, info.process_id, info.version, loops))
+        self.features = features_from_wire(info.features)
         self.window = _window(info)
         self._closed = None
         self._reached.set()
@@ -299,6 +301,18 @@ class CalledServer(AgentServerLink):
                     future.set_exception(error)
                 else:
                     future.set_result([CANCEL_RESULT.from_wire(row) for row in answer.results])
+
+    # Annotations.
+
+    async def annotate(self, request: annotation_pb2.AnnotateRequest) -> annotation_pb2.AnnotateResponse:
+        async with self._slots:
+            while True:
+                try:
+                    return await self._calls.ask("Annotate", request, annotation_pb2.AnnotateResponse)
+                except NoAnswer:
+                    self._in_doubt.set()
+                    if not await self._is_reached_again():
+                        raise self._closed or Unavailable("the server cannot be reached") from None
 
     # Events.
 
