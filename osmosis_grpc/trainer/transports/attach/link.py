@@ -29,7 +29,7 @@ from osmosis_grpc.wire.rollout import init_to_wire, outcome_from_wire
 
 log = logging.getLogger(__name__)
 
-PROCESS_UUID = secrets.token_hex(16)
+PROCESS_ID = secrets.token_hex(16)
 REFS = 1000
 """The most rollouts that one frame names."""
 
@@ -77,7 +77,7 @@ class AttachedServer(AgentServerLink):
             "hello",
             pb.TrainerHello(
                 attachment_id=self.attachment_id,
-                process_id=PROCESS_UUID,
+                process_id=PROCESS_ID,
                 journal_id=self.identity.journal_id,
                 version=__version__,
                 protocol_min=PROTOCOL[0],
