@@ -50,8 +50,8 @@ MakePeer = Callable[..., Awaitable[Peer]]
 class Callbacks:
     """Makes the peers for callbacks. Trainers at one address share a channel while a rollout needs it.
 
-    `schemes` has the peer factory of each URL scheme. `authenticated` says whether callers are
-    identified. `tls` has the files for callbacks over TLS.
+    `schemes` has the peer factory of each URL scheme, for recorded rollouts that came over HTTP. `authenticated` says
+    whether callers are identified. `tls` has the files for callbacks over TLS.
     """
 
     def __init__(self, policy: TargetPolicy, *, authenticated: bool = False, tls: ClientTls | None = None) -> None:
@@ -68,11 +68,10 @@ class Callbacks:
         callback = init.callback
         if callback is None:
             raise InvalidArgument("callback", "is missing: say where chats and the outcome go")
-        make = self.schemes.get(callback.target.partition("://")[0])
-        if make is not None:
-            if callback.tls:
-                raise InvalidArgument("callback.tls", "does not go with a URL, whose scheme says it")
-            return await make(init, authenticated=self._authenticated)
+        if "://" in callback.target:
+            raise InvalidArgument(
+                "callback.target", "is a URL; send HOST:PORT, and set callback.tls if the trainer speaks TLS"
+            )
         address = await self.policy.check(callback.target, "callback.target", authenticated=self._authenticated)
         trainer = _Trainer(self._channel(address, callback), callback, init.trace, self.calls)
         return _peer(trainer.chat, trainer.complete, callback, trainer.abandon)
@@ -94,13 +93,18 @@ class Callbacks:
     def later(self, init: InitRequest) -> Peer:
         """Return the peer for a rollout of the previous process.
 
-        The peer resolves the target at its first call, because the target possibly has no address before.
+        The peer resolves the target at its first call, because the target possibly has no address before. The target
+        is a URL if the rollout came over HTTP.
         """
         found: list[Peer] = []
+        scheme = init.callback.target.partition("://")[0] if init.callback is not None else ""
 
         async def peer() -> Peer:
+            make = self.schemes.get(scheme)
             try:
-                found[:] = found or [await self.peer(init)]
+                found[:] = found or [
+                    await (self.peer(init) if make is None else make(init, authenticated=self._authenticated))
+                ]
             except InvalidArgument as error:
                 raise Unavailable(f"the trainer cannot be called: {error}") from None
             return found[0]
