@@ -287,7 +287,7 @@ def reply_body(rollout_id: str, result: CompletionsResult, created: int) -> dict
     choice = {"index": 0, "message": result.message, "finish_reason": result.finish_reason or "stop"}
     return {
         "id": rollout_id,
-        "object": "chat.outcome",
+        "object": "chat.completion",
         "created": created,
         "model": "default",
         "choices": [choice],

@@ -31,6 +31,15 @@ async def test_inits_keep_to_the_servers_window(listening):
     await asyncio.gather(*done)
 
 
+async def test_p12_a_hello_without_a_window_allows_1024_rollouts(listening):
+    deployment = await listening()
+    server = await deployment.server()
+    await server.attach(max_open_rollouts=None)
+    done = deployment.run("r")
+    await server.complete(await server.accept())
+    assert (await done).status == OutcomeStatus.COMPLETED
+
+
 async def test_a_refused_init_is_raised_or_sent_again(listening):
     deployment = await listening()
     async with deployment.bystander():

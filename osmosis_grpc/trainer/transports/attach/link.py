@@ -21,7 +21,7 @@ from osmosis_grpc.trainer.transports.attach.cancels import Cancels
 from osmosis_grpc.trainer.transports.attach.event_subscriptions import Subscription, Subscriptions
 from osmosis_grpc.trainer.transports.attach.open_chats import OpenChats
 from osmosis_grpc.types import CancelResult, InitRequest, Receipt, TrajectoryEvent
-from osmosis_grpc.wire.attach import refusal, refused, trainer_frame, unknown_kind
+from osmosis_grpc.wire.attach import refusal, refused, trainer_frame, unknown_kind, window_of
 from osmosis_grpc.wire.chat import RECEIPTS
 from osmosis_grpc.wire.control import PROTOCOL
 from osmosis_grpc.wire.features import FEATURES, GOODBYE, features_from_wire
@@ -97,7 +97,7 @@ class AttachedServer(AgentServerLink):
             ServerIdentity(hello.journal_id, hello.process_id, hello.version, tuple(map(str, hello.agent_loops)))
         )
         self.features = features_from_wire(hello.features)
-        self.window = hello.max_open_rollouts
+        self.window = window_of(hello)
         self.chats.take(stream, granted)
         for key in self.leaving:
             self.cancel_attempt(key)
