@@ -18,6 +18,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, rollout_pb2
 from osmosis_grpc.engine import Engine, Peer, Record, Tenant
 from osmosis_grpc.engine.find_earlier_run import run_name
+from osmosis_grpc.engine.record import ChatKey
 from osmosis_grpc.errors import (
     Aborted,
     CallError,
@@ -33,7 +34,7 @@ from osmosis_grpc.link.frame_stream import FrameStream
 from osmosis_grpc.server.event_subscriptions import Subscriptions
 from osmosis_grpc.server.requests import cancel, init_answer
 from osmosis_grpc.supervise import OnFailure, job
-from osmosis_grpc.types import ChatRequest, ChatResponse, Receipt, RolloutOutcome
+from osmosis_grpc.types import AbandonReason, ChatRequest, ChatResponse, Receipt, RolloutOutcome
 from osmosis_grpc.wire.attach import chat_frame, complete_frame, refusal, refused, server_frame, unknown_kind, window_of
 from osmosis_grpc.wire.chat import RECEIPTS, chat_bytes, reply_from_wire
 from osmosis_grpc.wire.features import ABANDON_CHAT, features_from_wire
@@ -54,7 +55,6 @@ MAX_CANCELLING = 4 * 1024 * 1024
 While more than this many bytes of such replies wait, further cancels are refused.
 """
 
-ChatKey = tuple[str, int, str, int]
 ResultKey = tuple[str, int, str]
 
 
@@ -167,15 +167,18 @@ class Attachment:
                 self._waiting.append(chat)
         return future
 
-    def abandon(self, request: ChatRequest, reason: str, /) -> None:
-        """Tell the trainer that the reply to an open chat is no longer wanted."""
-        key = (request.rollout_id, request.attempt, request.sample, request.chat_number)
-        if key in self._open and ABANDON_CHAT in self._features:
-            rollout_id, attempt, sample, number = key
-            message = chat_pb2.AbandonChatRequest(
-                rollout_id=rollout_id, attempt=attempt, sample=sample, chat_number=number, reason=reason
-            )
-            self._send("abandon_chat", message, answer=False)
+    def abandon(self, chat: ChatKey, reason: AbandonReason, /) -> None:
+        """Tell the trainer that replies to open chats are no longer wanted. An abandoned chat is no longer open."""
+        rollout_id, attempt, sample, number = chat
+        if ABANDON_CHAT not in self._features or (number and chat not in self._open):
+            return
+        if number:
+            del self._open[chat]
+        message = chat_pb2.AbandonChatRequest(
+            rollout_id=rollout_id, attempt=attempt, sample=sample, chat_number=number, reason=reason
+        )
+        self._send("abandon_chat", message, answer=False)
+        self._ask()
 
     def complete(self, outcome: RolloutOutcome, /, *, again: bool = False) -> "asyncio.Future[Receipt]":
         """Send an outcome at once. Implements ResultSink.
@@ -304,6 +307,9 @@ class Attachment:
             ref for ref in message.rollouts if not self._engine.rollouts.knows(self.owner, ref.rollout_id, ref.attempt)
         ]
         self._send("unknown_rollouts", pb.UnknownRollouts(rollouts=unknown))
+        for ref in message.rollouts:  # an earlier stream possibly ended before the trainer read this
+            if self._engine.rollouts.superseded(self.owner, ref.rollout_id, ref.attempt):
+                self.abandon((ref.rollout_id, ref.attempt, "", 0), AbandonReason.SUPERSEDED)
 
     def _on_init(self, message: rollout_pb2.InitRequest) -> None:
         rollout_id, attempt = message.rollout_id, message.attempt or 1

@@ -4,7 +4,7 @@ Nothing in this package imports grpc, google or asyncio. Messages and tool schem
 frozen dataclasses.
 """
 
-from osmosis_grpc.types.chat import ChatPurpose, ChatRequest, ChatResponse
+from osmosis_grpc.types.chat import AbandonReason, ChatPurpose, ChatRequest, ChatResponse
 from osmosis_grpc.types.earlier_run import EarlierRun, EndedBy
 from osmosis_grpc.types.events import EventKind, TrajectoryEvent
 from osmosis_grpc.types.failure_reasons import FailureReason
@@ -26,6 +26,7 @@ from osmosis_grpc.types.tokens import Ids, Logprobs, Tensor, TokenBlock, Version
 from osmosis_grpc.types.tool_dicts import ToolDict
 
 __all__ = [
+    "AbandonReason",
     "Activity",
     "Callback",
     "CallbackTls",

@@ -45,7 +45,7 @@ class AttachedServer(AgentServerLink):
         """The newest stream; None while the server is not attached."""
         self.features: frozenset[str] = frozenset()
         """The features of the server."""
-        self.chats = OpenChats(self.cache, self._unopened, owner.supervisor)
+        self.chats = OpenChats(self.cache, owner.supervisor, unopened=self._unopened, superseded=owner.superseded)
         self.cancels = Cancels(self._send, self.has_ended)
         self.subscriptions = Subscriptions(self._send)
         self.handlers: dict[str, Callable[[Any], None]] = {
