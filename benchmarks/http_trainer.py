@@ -103,7 +103,7 @@ def _reply(tokens: int) -> dict[str, Any]:
     """Return the body of every reply."""
     reply: dict[str, Any] = {
         "id": "chatcmpl-1",
-        "object": "chat.outcome",
+        "object": "chat.completion",
         "created": 0,
         "model": "default",
         "choices": [{"index": 0, "message": {"role": "assistant", "content": REPLY}, "finish_reason": "stop"}],

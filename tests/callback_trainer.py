@@ -32,7 +32,7 @@ class CallbackTrainer(CallbackRecorder):
         self._kept = recorder is None
         self._new: dict[str, RolloutOutcome] = {}
         self._again: dict[str, RolloutOutcome] = {}
-        """Completions that came once more: an Init may have asked for them."""
+        """Outcomes that came once more: an Init may have asked for them."""
         self._unreadable: dict[str, InvalidArgument] = {}
         self._changed = asyncio.Event()
         self._closed = False

@@ -129,7 +129,7 @@ def _completion(body: _Chat, tool_calls: ToolCallGenerator) -> dict[str, Any]:
     reply, prompt = fake_token_ids(message["content"]), fake_prompt_token_ids(body.messages)
     return {
         "id": body.rollout_id,
-        "object": "chat.outcome",
+        "object": "chat.completion",
         "created": 0,
         "model": body.model,
         "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],

@@ -163,7 +163,9 @@ class EventLog:
         The iteration ends when the rollout can have no further event.
         """
         if after > record.trail.last_event_number:
-            raise InvalidArgument("after", f"{after} is ahead of the newest event, {record.trail.last_event_number}")
+            raise InvalidArgument(
+                "after_event", f"{after} is ahead of the newest event, {record.trail.last_event_number}"
+            )
         waiter = asyncio.Event()
         record.trail.waiters.add(waiter)
         try:

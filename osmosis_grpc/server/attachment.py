@@ -34,7 +34,7 @@ from osmosis_grpc.server.event_subscriptions import Subscriptions
 from osmosis_grpc.server.requests import cancel, init_answer
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.types import ChatRequest, ChatResponse, Receipt, RolloutOutcome
-from osmosis_grpc.wire.attach import chat_frame, complete_frame, refusal, refused, server_frame, unknown_kind
+from osmosis_grpc.wire.attach import chat_frame, complete_frame, refusal, refused, server_frame, unknown_kind, window_of
 from osmosis_grpc.wire.chat import RECEIPTS, chat_bytes, reply_from_wire
 from osmosis_grpc.wire.features import ABANDON_CHAT, features_from_wire
 from osmosis_grpc.wire.rollout import check_served, init_from_wire, wants_delta
@@ -210,7 +210,7 @@ class Attachment:
         self._features = features_from_wire(hello.features)
         self.done = self.tenant.lost = False
         self._resent.clear()
-        self._chat_window = hello.max_open_chats
+        self._chat_window = window_of(hello)
         self._rollout_window = self._largest_rollout_window = granted
         for result in self._results.values():
             stream.send(result.frame)

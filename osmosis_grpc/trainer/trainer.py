@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from osmosis_grpc.errors import NotFound, TrainerFailed
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.server_security import ServerSecurity
-from osmosis_grpc.policies import Policy
-from osmosis_grpc.policies.threads import check_policy
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.trainer.chats.chat_cache import SWEEP, ChatCache
+from osmosis_grpc.trainer.chats.policy_table import Policies, PolicyTable
 from osmosis_grpc.trainer.chats.sampler import entered, version_text
 from osmosis_grpc.trainer.collector import TrainerMetrics
 from osmosis_grpc.trainer.config import TrainerConfig
@@ -52,6 +51,9 @@ class Trainer:
     - "callback": the trainer calls the servers, and the servers call the trainer at `listen`. The default of `listen`
       is a free port of 127.0.0.1.
 
+    `policy` answers the chats. For agents that name several policies, it is a mapping from name to policy; the policy
+    with the name "" answers the chats that name none. A chat with another name is refused with InvalidArgument.
+
     Port 0 in `listen` means a free port. `address` has the bound port.
 
     The file `ledger` stores the sent rollouts and the answers to chats. It stores each outcome until
@@ -63,14 +65,14 @@ class Trainer:
     callers have to send, and the files for TLS. With callbacks the trainer makes a credential for each rollout.
 
     Raises OSError when the port is taken, LedgerError when the ledger cannot be opened, ValueError for a server that
-    is not HOST:PORT, an unknown transport or an address that needs more security, TypeError for a policy that is not
-    callable.
+    is not HOST:PORT, an unknown transport, a mapping without a policy or an address that needs more security,
+    TypeError for a policy that is not callable.
     """
 
     def __init__(
         self,
         servers: str | Sequence[str],
-        policy: Policy,
+        policy: Policies,
         *,
         transport: TransportName = "attach",
         listen: str = "",
@@ -88,7 +90,7 @@ class Trainer:
             if target.startswith(("http://", "https://")) or ":" not in target:
                 raise ValueError(f"target: {target!r} is not HOST:PORT, for example 127.0.0.1:50051")
             credentials.check_target(target)
-        check_policy(policy)
+        self._policies = PolicyTable(policy)
         self._make_transport = partial(
             TRANSPORTS[transport],
             targets=list(dict.fromkeys(named)),
@@ -97,7 +99,6 @@ class Trainer:
             security=security or ServerSecurity(),
             config=self._config,
         )
-        self._policy = policy
         self._ledger_path = ledger
         self._scheduler: Scheduler | None = None
         self._transport: AttachTransport | CallbackTransport
@@ -120,8 +121,9 @@ class Trainer:
             if self._ledger_path is not None:
                 ledger = await SqliteLedger.open(self._ledger_path, self._config.ttl, supervisor)
                 stack.push_async_callback(ledger.close)
-            await stack.enter_async_context(entered(self._policy))
-            cache = ChatCache(self._policy, ledger, supervisor)
+            for policy in self._policies:
+                await stack.enter_async_context(entered(policy))
+            cache = ChatCache(self._policies, ledger, supervisor)
             scheduler = self._scheduler = Scheduler(cache, supervisor, config=self._config, ledger=ledger)
             stack.callback(scheduler.close)
             supervisor.add_listener(lambda error: scheduler.fail(TrainerFailed(supervisor.failed_job, error)))

@@ -20,7 +20,7 @@ from osmosis_grpc.types.outcome import (
 )
 from osmosis_grpc.types.requests import Callback, CallbackTls, Group, InitRequest, RolloutRequest, TraceContext
 from osmosis_grpc.types.rollout_info import Activity, CancelResult, Capacity, JournaledRollout, RolloutInfo
-from osmosis_grpc.types.samples import ChatRef, Sample, SampledChat, Segment
+from osmosis_grpc.types.samples import ChatRef, ChatReward, PrefixChat, Sample, SampledChat, Segment
 from osmosis_grpc.types.stack_frames import StackFrame
 from osmosis_grpc.types.tokens import Ids, Logprobs, Tensor, TokenBlock, VersionSpan
 from osmosis_grpc.types.tool_dicts import ToolDict
@@ -36,6 +36,7 @@ __all__ = [
     "ChatRef",
     "ChatRequest",
     "ChatResponse",
+    "ChatReward",
     "EarlierRun",
     "EndedBy",
     "EventKind",
@@ -48,6 +49,7 @@ __all__ = [
     "Logprobs",
     "Message",
     "OutcomeStatus",
+    "PrefixChat",
     "Receipt",
     "RolloutInfo",
     "RolloutMetrics",

@@ -1,7 +1,7 @@
 """Samples and segments: the data for training."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +63,7 @@ class Segment(ArrayEquality):
 
     def check(self, field_path: str) -> None:
         """Raises InvalidArgument for a segment whose parts do not agree."""
-        if self.referred and not len(self.logprobs) and self.chats:
+        if self.referred and not len(self.logprobs) and not self.versions and self.chats:
             return
         if sum(self.mask_runs) != len(self.ids):
             raise InvalidArgument(f"{field_path}.mask_runs", f"cover {sum(self.mask_runs)} of {len(self.ids)} ids")
@@ -86,9 +86,28 @@ class SampledChat(ArrayEquality):
     """The tokens of the reply; None if the sampler did not return them."""
 
 
-@fast_init
 @dataclass(frozen=True, slots=True)
 class ChatRef:
+    """The name of a chat within a rollout."""
+
+    sample: str
+    chat_number: int = 0
+    """The number of the chat within the sample; 0 for the beginning of the sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatReward:
+    """The reward of one chat."""
+
+    chat_number: int
+    reward: float | None = None
+    reward_components: Mapping[str, float] = field(default_factory=dict)
+    """Named parts of the reward."""
+
+
+@fast_init
+@dataclass(frozen=True, slots=True)
+class PrefixChat:
     """An answered chat. A conversation begins with its messages and its reply."""
 
     sample: str
@@ -104,14 +123,24 @@ class Sample:
 
     messages: Sequence[Message] = ()
     """The conversation as the agent left it."""
-    begins: ChatRef | None = None
+    begins: PrefixChat | None = None
     """The newest answered chat whose messages and reply are the beginning of `messages`; None if there is none."""
     segments: tuple[Segment, ...] = ()
     """The tokens of the sample; empty if the sample is not trainable. A failed rollout can have segments, too, so use
     RolloutOutcome.trainable_samples() for training."""
     reward: float | None = None
+    reward_components: Mapping[str, float] = field(default_factory=dict)
+    """Named parts of the reward. They explain the reward and need not add up to it."""
+    chat_rewards: tuple[ChatReward, ...] = ()
+    """The rewards of single chats, in the order of their numbers."""
     trainable: bool = False
     """Whether the tokens are exact. It does not depend on how the rollout ended."""
     not_trainable_reason: str = ""
+    policy: str = ""
+    """The name of the policy that answers the chats of the sample; empty for the trainer's only policy."""
+    parent: ChatRef | None = None
+    """The chat from which the agent branched or called this sample; None for a sample that stands alone."""
+    train: bool | None = None
+    """Whether the agent's author wants the trainer to train on the sample. None means yes."""
     chats: tuple[SampledChat, ...] = ()
     """The tokens of every chat, if the trainer assembled the sample from its own chats; otherwise empty."""

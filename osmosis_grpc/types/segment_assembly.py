@@ -125,9 +125,9 @@ class Assembler:
     def prompt_length(self, parent_chat: int, response: ChatResponse) -> int | None:
         """Returns the number of ids in the whole prompt of a reply; None if the reply came without its prompt.
 
-        `continues` is the number of the earlier chat. The reply leaves out the first `prompt_prefix` ids of its prompt,
-        because they are also the first tokens of the earlier chat. Raises InvalidArgument if the earlier chat has fewer
-        tokens than `prompt_prefix`.
+        `parent_chat` is the number of the earlier chat. The reply leaves out the first `prompt_prefix` ids of its
+        prompt, because they are also the first tokens of the earlier chat. Raises InvalidArgument if the earlier chat
+        has fewer tokens than `prompt_prefix`.
         """
         if response.prompt_ids is None:
             return None

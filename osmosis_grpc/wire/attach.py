@@ -18,6 +18,8 @@ from osmosis_grpc.wire.rollout import MAX_OUTCOME_BYTES, fit, referring_bytes, w
 from osmosis_grpc.wire.status import from_code, to_status
 
 ATTACHMENT_ID_CHARS = (16, 256)
+DEFAULT_WINDOW = 1024
+"""The window of a side whose hello has none."""
 _FRAMES = 1  # the field of the four messages that hold frames
 _TRAINER = {field.name: field.number for field in pb.TrainerFrame.DESCRIPTOR.fields}
 _OUTCOME = outcome_pb2.CompleteRequest.DESCRIPTOR.fields_by_name["outcome"].number
@@ -101,6 +103,13 @@ def check_trainer_hello(hello: pb.TrainerHello) -> None:
         raise InvalidArgument("hello.attachment_id", "has a control character")
     wants_delta(hello.history, "hello.history", default=True)
     check_protocol(hello)
+
+
+def window_of(hello: pb.TrainerHello | pb.ServerHello) -> int:
+    """Returns how many chats or rollouts the sender of a hello allows to be open. 0 pauses."""
+    if isinstance(hello, pb.TrainerHello):
+        return hello.max_open_chats if hello.HasField("max_open_chats") else DEFAULT_WINDOW
+    return hello.max_open_rollouts if hello.HasField("max_open_rollouts") else DEFAULT_WINDOW
 
 
 def check_protocol(hello: pb.TrainerHello | pb.ServerHello | control_pb2.GetServerInfoResponse) -> None:

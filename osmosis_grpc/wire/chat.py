@@ -11,7 +11,7 @@ from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import jsontext
 from osmosis_grpc.types.chat import ChatPurpose, ChatRequest, ChatResponse
 from osmosis_grpc.types.outcome import Receipt
-from osmosis_grpc.types.requests import check_id
+from osmosis_grpc.types.requests import check_id, check_policy_name
 from osmosis_grpc.wire.field_conversion import EnumNames
 from osmosis_grpc.wire.message import (
     frozen_bytes,
@@ -52,7 +52,7 @@ def chat_bytes(request: ChatRequest, *, delta: bool = False, all_tools: bool = T
     `all_tools`, the tools are left out if they are the rollout's tools.
     """
     parts = [
-        _name(request.rollout_id, request.attempt, request.sample, request.purpose),
+        _name(request.rollout_id, request.attempt, request.sample, request.purpose, request.policy),
         varint(_NUMBER, request.chat_number),
     ]
     tools = request.tools if all_tools or request.tools_overridden else None
@@ -76,9 +76,10 @@ def chat_bytes(request: ChatRequest, *, delta: bool = False, all_tools: bool = T
 
 
 @lru_cache(1024)
-def _name(rollout_id: str, attempt: int, sample: str, purpose: ChatPurpose) -> bytes:
+def _name(rollout_id: str, attempt: int, sample: str, purpose: ChatPurpose, policy: str) -> bytes:
     """Returns serialized fields. The chats of a sample with the same purpose begin with these bytes."""
-    name = pb.ChatRequest(rollout_id=rollout_id, attempt=attempt, sample=sample, purpose=PURPOSES.numbers[purpose])
+    number = PURPOSES.numbers[purpose]
+    name = pb.ChatRequest(rollout_id=rollout_id, attempt=attempt, sample=sample, purpose=number, policy=policy)
     return name.SerializeToString()
 
 
@@ -108,6 +109,7 @@ def chat_from_wire(message: pb.ChatRequest, timeout: float | None = None, creden
         tools_overridden=message.HasField("tools"),
         params=params_from_wire(message.sampling, "sampling") if message.HasField("sampling") else {},
         purpose=PURPOSES.read(message.purpose, "purpose"),
+        policy=check_policy_name(message.policy, "policy") if message.policy else "",
         state=message.state,
         credential=credential,
         timeout=timeout,

@@ -100,9 +100,9 @@ def _answered_bytes(kind: events.ChatAnswered) -> bytes:
 
 def _requested_bytes(kind: events.ChatRequested) -> bytes:
     rest = b""
-    if kind.params or kind.tools is not None:
-        sampling = params_to_wire(kind.params) if kind.params else None
-        rest = pb.ChatRequestedEvent(sampling=sampling, tools=tools_to_wire(kind.tools)).SerializeToString()
+    if kind.params or kind.tools is not None or kind.policy:
+        sampling, tools = params_to_wire(kind.params) if kind.params else None, tools_to_wire(kind.tools)
+        rest = pb.ChatRequestedEvent(sampling=sampling, tools=tools, policy=kind.policy).SerializeToString()
     return b"".join(
         (
             _sample(kind.sample),
@@ -130,6 +130,7 @@ def _read_requested(m: pb.ChatRequestedEvent) -> events.ChatRequested:
         params=params_from_wire(m.sampling, "sampling"),
         tools=tools_from_wire(m.tools.tools, "tools.tools") if m.HasField("tools") else None,
         purpose=PURPOSES.read(m.purpose, "purpose"),
+        policy=m.policy,
     )
 
 

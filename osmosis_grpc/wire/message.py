@@ -40,10 +40,10 @@ def message_to_wire(message: Mapping[str, Any]) -> pb.Message:
             out.text = value
         elif key == "content" and value is None:
             out.null_content.SetInParent()
-        elif key == "content" and kind is list and all(type(part) is dict for part in value):
+        elif key == "content" and kind is list and _fits_content(value):
             out.parts.parts.extend(_object_to_wire(pb.ContentPart(), part, "part") for part in value)
             out.parts.SetInParent()
-        elif key == "tool_calls" and kind is list and value and all(type(call) is dict for call in value):
+        elif key == "tool_calls" and _fits_tool_calls(value):
             out.tool_calls.extend(tool_call_to_wire(call) for call in value)
         else:
             rest[key] = value
@@ -78,7 +78,7 @@ def message_from_wire(message: pb.Message, field: str) -> Message:
         out["tool_call_id"] = message.tool_call_id
     if message.HasField("name"):
         out["name"] = message.name
-    return _merge(out, message.extra_json, field, _LEVELS["message"]) if message.extra_json else out
+    return _merge(out, message.extra_json, field, "message") if message.extra_json else out
 
 
 def messages_from_wire(messages: Sequence[pb.Message], field: str) -> list[Message]:
@@ -123,10 +123,8 @@ def tool_from_wire(tool: pb.Tool, field: str) -> dict[str, Any]:
     out = _nested_from_wire(tool, "tool", "function", field)
     if tool.function.HasField("parameters_json"):
         path = f"{field}.function.parameters_json"
-        function = out["function"]
-        if "parameters" in function:
-            raise InvalidArgument(f"{field}.function.extra_json", "repeats the typed key 'parameters'")
-        function["parameters"] = jsontext.parse(tool.function.parameters_json, path, _LEVELS["function"] - 1)
+        parameters = jsontext.parse(tool.function.parameters_json, path, _LEVELS["function"] - 1)
+        out["function"]["parameters"] = parameters
     return out
 
 
@@ -152,7 +150,7 @@ def params_from_wire(params: pb.SamplingParams, field: str) -> dict[str, Any]:
     out = {key: getattr(params, key) for key in single if params.HasField(key)}
     if params.stop:
         out["stop"] = list(params.stop)
-    out = _merge(out, params.extra_json, field, MAX_DEPTH)
+    out = _merge(out, params.extra_json, field, "params")
     check_params(out, field)
     return out
 
@@ -184,6 +182,18 @@ def _is_text(value: object) -> bool:
     return type(value) is str
 
 
+def _is_object(value: object) -> bool:
+    return type(value) is dict
+
+
+def _fits_content(value: Any) -> bool:
+    return value is None or type(value) is str or (type(value) is list and all(map(_is_object, value)))
+
+
+def _fits_tool_calls(value: Any) -> bool:
+    return type(value) is list and bool(value) and all(map(_is_object, value))
+
+
 _FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
     "message": {"role": lambda value: True, "tool_call_id": _is_text, "name": _is_text},
     "part": dict.fromkeys(("type", "text"), _is_text),
@@ -202,6 +212,13 @@ _FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
     },
 }
 """The typed keys of each object, each with a function that returns whether a value fits the key's field."""
+_ELSEWHERE: dict[str, dict[str, Callable[[Any], bool]]] = {
+    "message": {"content": _fits_content, "tool_calls": _fits_tool_calls},
+    "call": {"function": _is_object},
+    "tool": {"function": _is_object},
+    "function": {"parameters": lambda value: True},
+}
+"""The typed keys that have code of their own, in the form of _FIELDS."""
 _LEVELS = {
     "message": MAX_DEPTH + 1,
     "part": MAX_DEPTH - 1,
@@ -210,6 +227,7 @@ _LEVELS = {
     "tool": MAX_DEPTH,
     "function": MAX_DEPTH - 1,
     "usage": MAX_DEPTH,
+    "params": MAX_DEPTH,
 }
 """The most levels of each object, the object included. Each key of a message and each tool has at most 256 levels."""
 
@@ -234,7 +252,7 @@ def _object_to_wire(out: P, value: Mapping[str, Any], kind: str, check: str = ""
 
 def _object_from_wire(message: Any, kind: str, field: str) -> dict[str, Any]:
     out = {key: getattr(message, key) for key in _FIELDS[kind] if message.HasField(key)}
-    return _merge(out, message.extra_json, field, _LEVELS[kind]) if message.extra_json else out
+    return _merge(out, message.extra_json, field, kind) if message.extra_json else out
 
 
 def _nested_to_wire(out: P, value: Mapping[str, Any], outer: str, inner: str) -> P:
@@ -254,9 +272,13 @@ def _nested_from_wire(message: Any, outer: str, inner: str, field: str) -> dict[
     return out
 
 
-def _merge(out: dict[str, Any], extra_json: str, field: str, levels: int) -> dict[str, Any]:
-    for key, value in jsontext.parse_object(extra_json, f"{field}.extra_json", levels).items():
+def _merge(out: dict[str, Any], extra_json: str, field: str, kind: str) -> dict[str, Any]:
+    """Add the keys of `extra_json`. Raises InvalidArgument for a typed key that belongs in its own field."""
+    fits = _FIELDS[kind] | _ELSEWHERE.get(kind, {})
+    for key, value in jsontext.parse_object(extra_json, f"{field}.extra_json", _LEVELS[kind]).items():
         if key in out:
             raise InvalidArgument(f"{field}.extra_json", f"repeats the typed key {key!r}")
+        if key in fits and fits[key](value):
+            raise InvalidArgument(f"{field}.extra_json", f"has the typed key {key!r}; set its field instead")
         out[key] = value
     return out

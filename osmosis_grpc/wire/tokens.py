@@ -6,6 +6,7 @@ the array from the arrays' lengths. Both ways copy the array once and convert no
 later.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,8 +15,9 @@ import numpy as np
 from osmosis_grpc._gen.osmosis.rollout.v1 import tokens_pb2 as pb
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types.jsontext import NOTHING
-from osmosis_grpc.types.samples import ChatRef, Sample, Segment
+from osmosis_grpc.types.samples import ChatRef, ChatReward, PrefixChat, Sample, Segment
 from osmosis_grpc.types.tokens import TENSOR_DTYPES, Ids, Logprobs, Tensor, TokenBlock, VersionSpan, check_logprobs
+from osmosis_grpc.wire.field_conversion import Codec, Converter
 from osmosis_grpc.wire.message import message_to_wire, messages_from_wire
 from osmosis_grpc.wire.protobuf_encoding import head
 
@@ -95,12 +97,15 @@ def segment_to_wire(segment: Segment) -> pb.Segment:
 def segment_from_wire(message: pb.Segment, field: str) -> Segment:
     """Returns a checked segment. Raises InvalidArgument."""
     ids, logprobs = _read(message)
+    versions = spans_from_wire(message.versions)
+    if len(versions) == 1 and len(ids):  # the count of a single span is ignored
+        versions = (VersionSpan(versions[0].version, sum(message.mask_runs[1::2])),)
     segment = Segment(
         ids=ids,
         logprobs=logprobs,
         mask_runs=tuple(message.mask_runs),
         chats=tuple(message.chats),
-        versions=spans_from_wire(message.versions),
+        versions=versions,
         drift_index=message.drift_index if message.HasField("drift_index") else None,
     )
     segment.check(field)
@@ -125,8 +130,13 @@ def sample_to_wire(sample: Sample, name: str, *, refer: bool = False) -> pb.Samp
         prefix_chat=begins.chat_number if begins else 0,
         segments=[segment(each) for each in sample.segments],
         reward=sample.reward,
+        reward_components=sample.reward_components,
+        chat_rewards=[_CHAT_REWARD.to_wire(reward) for reward in sample.chat_rewards],
         trainable=sample.trainable,
         not_trainable_reason=sample.not_trainable_reason,
+        policy=sample.policy,
+        parent=_CHAT_REF.to_wire(sample.parent) if sample.parent is not None else None,
+        train=sample.train,
     )
 
 
@@ -134,19 +144,43 @@ def sample_from_wire(message: pb.Sample, field: str) -> Sample:
     """Returns a checked sample. Raises InvalidArgument."""
     return Sample(
         messages=messages_from_wire(message.messages, f"{field}.messages"),
-        begins=ChatRef(message.name, message.prefix_chat) if message.prefix_chat else None,
+        begins=PrefixChat(message.name, message.prefix_chat) if message.prefix_chat else None,
         segments=tuple(segment_from_wire(s, f"{field}.segments[{i}]") for i, s in enumerate(message.segments)),
         reward=check_reward(message.reward, f"{field}.reward") if message.HasField("reward") else None,
+        reward_components=check_components(message.reward_components, f"{field}.reward_components"),
+        chat_rewards=_chat_rewards(message.chat_rewards, f"{field}.chat_rewards"),
         trainable=message.trainable,
         not_trainable_reason=message.not_trainable_reason,
+        policy=message.policy,
+        parent=_CHAT_REF.field_of(message, "parent", f"{field}."),
+        train=message.train if message.HasField("train") else None,
     )
 
 
 def check_reward(reward: float, field: str) -> float:
     """Returns the reward. Raises InvalidArgument unless it is a finite number."""
-    if not np.isfinite(reward):
+    if not math.isfinite(reward):
         raise InvalidArgument(field, f"{reward} is not a finite number")
     return reward
+
+
+def check_components(components: Mapping[str, float], field: str) -> dict[str, float]:
+    """Returns the parts of a reward by name. Raises InvalidArgument unless each is a finite number."""
+    return {name: check_reward(part, f"{field}[{name}]") for name, part in components.items()} if components else {}
+
+
+def _chat_rewards(rewards: Sequence[pb.ChatReward], field: str) -> tuple[ChatReward, ...]:
+    """Returns the rewards of chats. Raises InvalidArgument if one is no number, or if two are for the same chat."""
+    found = tuple(_CHAT_REWARD.from_wire(reward, f"{field}[{i}].") for i, reward in enumerate(rewards))
+    if len({reward.chat_number for reward in found}) < len(found):
+        raise InvalidArgument(field, "two rewards are for the same chat")
+    return found
+
+
+_CHAT_REF = Converter(ChatRef, pb.ChatRef)
+_CHAT_REWARD = Converter(
+    ChatReward, pb.ChatReward, reward=Codec(float, check_reward), reward_components=Codec(dict, check_components)
+)
 
 
 def _read(message: pb.TokenBlock | pb.Segment) -> tuple[Ids, Logprobs]:

@@ -78,7 +78,7 @@ async def test_the_reason_of_a_server_that_shuts_down(hosting):
 async def test_the_reason_of_a_lost_trainer(hosting):
     async with hosting(hangs) as h:
         record = await h.start()
-        h.engine.lose(record.tenant, 1.0)
+        h.engine.lose(record.tenant, "the trainer was away")
         assert (await h.settled(record)).failure.reason is FailureReason.TRAINER_LOST
 
 

@@ -14,7 +14,14 @@ from typing import Any, ClassVar
 import grpc
 from grpc_health.v1 import health_pb2
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, message_pb2, outcome_pb2, rollout_pb2, tokens_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import (
+    annotation_pb2,
+    chat_pb2,
+    message_pb2,
+    outcome_pb2,
+    rollout_pb2,
+    tokens_pb2,
+)
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer, ServerConfig
@@ -142,17 +149,17 @@ class Deployment(logging.Handler):
         request.callback.target = self.callbacks.address
         request.callback.credential = self.callbacks.callback().credential
         request.callback.state = b"state"
-        request.sampling.temperature = 1.0
-        request.sampling.extra_json = '{"min_p": 0.1}'
-        request.agent_timeout.seconds = 5
-        request.group.id, request.group.size = "group", 4
+        request.spec.sampling.temperature = 1.0
+        request.spec.sampling.extra_json = '{"min_p": 0.1}'
+        request.spec.agent_timeout.seconds = 5
+        request.spec.group.id, request.spec.group.size = "group", 4
         request.trace_context.traceparent = f"00-{'1' * 32}-{'2' * 16}-01"
-        request.messages.add(
+        request.spec.messages.add(
             role="assistant", null_content=message_pb2.NullContent(), extra_json='{"x": null}'
         ).tool_calls.add(id="c", type="function").function.MergeFrom(
             message_pb2.FunctionCall(name="nod", arguments='{"a": 1}')
         )
-        request.messages.add(role="tool", tool_call_id="c").parts.parts.add(type="text", text="part")
+        request.spec.messages.add(role="tool", tool_call_id="c").parts.parts.add(type="text", text="part")
         return request
 
     def chat(self, rollout_id: str = "") -> chat_pb2.ChatRequest:
@@ -177,15 +184,21 @@ class Deployment(logging.Handler):
             reward=1.0,
             extra_json="{}",
         )
-        received.messages.add(role="user", text="Hello")
         received.metrics.num_llm_calls = 1
         received.metrics.total_latency.seconds = 1
         segment = tokens_pb2.Segment(ids=[1, 2, 3], logprobs=[-1.0], mask_runs=[2, 1], chats=[1])
         segment.versions.add(version="v", tokens=1)
-        sample = received.samples["main"]
+        sample = received.samples.add(name="main")
+        sample.messages.add(role="user", text="Hello")
         sample.segments.append(segment)
         sample.trainable, sample.reward = True, 1.0
         return outcome_pb2.CompleteRequest(outcome=received, state=b"s")
+
+    def abandoned(self) -> chat_pb2.AbandonChatRequest:
+        """A good AbandonChatRequest."""
+        return chat_pb2.AbandonChatRequest(
+            rollout_id="c", attempt=1, sample="main", chat_number=1, reason="cancelled", state=b"s"
+        )
 
     async def call(self, address: str, method: str, data: bytes, *, stream: bool) -> str:
         """Send bytes to a method: the name of the status that comes; OK also where none comes soon."""
@@ -207,3 +220,15 @@ class Deployment(logging.Handler):
             if not stream:
                 raise
         return "OK"
+
+
+def annotation() -> annotation_pb2.AnnotateRequest:
+    """A good AnnotateRequest with every field."""
+    request = annotation_pb2.AnnotateRequest(rollout_id="r", attempt=1)
+    note = request.annotation
+    note.id, note.author, note.note, note.dropped_reason = "a1", "trainer", "seen", "stale"
+    note.advantage, note.reward, note.trained, note.sample = 0.5, 1.0, True, "main"
+    note.weight_step = "7"
+    note.labels.append("tool misuse")
+    note.segments.add(sample="main", index=0, logprobs=[-1.0], entropies=[0.5], advantages=[0.5])
+    return request

@@ -12,13 +12,13 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, chat_pb2, message_p
 from osmosis_grpc.testing.raw import RawAgentServer, RawStream, RawTrainer
 from osmosis_grpc.testing.raw.server_frames import accepted, chat, complete
 from osmosis_grpc.testing.raw.trainer_frames import cancel, init, recorded
-from tests.faults.fuzzed import LIMIT, NUMBERS, Deployment
+from tests.faults.fuzzed import LIMIT, NUMBERS, Deployment, annotation
 
 LOST = "Internal error from Core"
 """The error of grpc.aio's client for a write after the end of its stream; it does not have the status."""
 _WIDE = 1_000_000
 _LAST = 5000  # frames after which a stream is begun anew
-_CHANGING = {"window", "draining"}  # kinds after which nothing may come any more
+_CHANGING = {"window", "draining", "goodbye"}  # kinds after which nothing may come any more
 
 
 class _Forgetful(RawTrainer):
@@ -159,6 +159,11 @@ class Serverly:
             received.MergeFrom(_SERVERS[kind])
             received.event.response.event.rollout_id = rollout.rollout_id
             return received
+        if kind == "abandon_chat":
+            received = attach_pb2.ServerFrame()
+            received.MergeFrom(_SERVERS[kind])
+            received.abandon_chat.rollout_id, received.abandon_chat.chat_number = rollout.rollout_id, 1
+            return received
         frame = attach_pb2.ServerFrame()
         frame.MergeFrom(_SERVERS[kind])
         return frame
@@ -242,9 +247,13 @@ _SMALL = {
     "unsubscribe": attach_pb2.TrainerFrame(unsubscribe=attach_pb2.Unsubscribe(id="a subscription")),
     "window": attach_pb2.TrainerFrame(window=attach_pb2.TrainerWindow(max_open_chats=100)),
     "heartbeat": attach_pb2.TrainerFrame(heartbeat=attach_pb2.Heartbeat()),
+    "annotate": attach_pb2.TrainerFrame(annotate=attach_pb2.AnnotateFrame(id="an annotation")),
+    "goodbye": attach_pb2.TrainerFrame(goodbye=attach_pb2.Goodbye()),
+    "unknown_frame": attach_pb2.TrainerFrame(unknown_frame=attach_pb2.UnknownFrame(frame_number=20)),
 }
 _SMALL["cancel"].cancel.request.rollout_id = "r"
 _SMALL["subscribe"].subscribe.request.rollout_id = "r"
+_SMALL["annotate"].annotate.request.MergeFrom(annotation())
 _SERVERS = {
     "unknown_rollouts": attach_pb2.ServerFrame(unknown_rollouts=attach_pb2.UnknownRollouts(rollouts=_REFS)),
     "cancel_reply": attach_pb2.ServerFrame(cancel_reply=attach_pb2.CancelReply(id="1")),
@@ -252,9 +261,14 @@ _SERVERS = {
     "unsubscribed": attach_pb2.ServerFrame(unsubscribed=attach_pb2.Unsubscribed(id="s1")),
     "window": attach_pb2.ServerFrame(window=attach_pb2.ServerWindow(max_open_rollouts=50)),
     "heartbeat": attach_pb2.ServerFrame(heartbeat=attach_pb2.Heartbeat()),
-    "draining": attach_pb2.ServerFrame(draining=attach_pb2.Draining(kept=_REFS)),
+    "draining": attach_pb2.ServerFrame(draining=attach_pb2.Draining()),
+    "abandon_chat": attach_pb2.ServerFrame(abandon_chat=chat_pb2.AbandonChatRequest(attempt=1, sample="main")),
+    "goodbye": attach_pb2.ServerFrame(goodbye=attach_pb2.Goodbye(kept=_REFS)),
+    "annotate_reply": attach_pb2.ServerFrame(annotate_reply=attach_pb2.AnnotateReply(id="an annotation")),
+    "unknown_frame": attach_pb2.ServerFrame(unknown_frame=attach_pb2.UnknownFrame(frame_number=20)),
 }
 _SERVERS["cancel_reply"].cancel_reply.response.results.add(rollout_id="r", attempt=1)
+_SERVERS["annotate_reply"].annotate_reply.response.event_number = 7
 _SERVERS["event"].event.response.event.MergeFrom(
     _SERVERS["event"].event.response.event.__class__(attempt=1, event_number=1)
 )

@@ -155,7 +155,7 @@ async def canary(tmp_path):
 
 
 def init(target: str, rollout_id: str = "r", credential: str = "") -> rollout_pb2.InitRequest:
-    made = rollout_pb2.InitRequest(rollout_id=rollout_id, messages=[USER])
+    made = rollout_pb2.InitRequest(rollout_id=rollout_id, spec=rollout_pb2.RolloutSpec(messages=[USER]))
     made.callback.target = target
     made.callback.credential = credential
     return made
@@ -350,5 +350,5 @@ async def test_an_agent_loop_is_one_that_the_operator_named():
     async with AgentServer([agent_loop], port=0) as server, channel_to(server.address) as stub:
         for name in ("os:system", "osmosis_grpc.testing.calculator:agent_loop", "tests.faults", "../x", "__import__"):
             made = init("127.0.0.1:1")
-            made.agent_loop = name
+            made.spec.agent_loop = name
             assert (await refused(stub.Init(made))).code() is grpc.StatusCode.NOT_FOUND

@@ -73,6 +73,9 @@ class Recorded:
         receipt = outcome_pb2.RECEIPT_RECORDED
         return outcome_pb2.CompleteResponse(receipt=receipt)
 
+    async def AbandonChat(self, request: Any, context: Any) -> Any:
+        raise NotImplementedError
+
     async def Accept(self, request: Any, context: Any) -> Any:
         raise NotImplementedError
 
@@ -102,10 +105,11 @@ async def serving(stack: Any, config: ServerConfig = FAST, **options: Any) -> tu
 
 
 def request(target: str, rollout_id: str, *, label: str | None = None, turns: int = 1) -> rollout_pb2.InitRequest:
-    made = rollout_pb2.InitRequest(rollout_id=rollout_id, messages=[USER], metadata_json=f'{{"turns": {turns}}}')
+    spec = rollout_pb2.RolloutSpec(messages=[USER], metadata_json=f'{{"turns": {turns}}}')
+    made = rollout_pb2.InitRequest(rollout_id=rollout_id, spec=spec)
     made.callback.target = target
     if label is not None:
-        made.label = label
+        made.spec.label = label
     return made
 
 
@@ -119,13 +123,13 @@ async def stubs(stack: Any, address: str, count: int) -> list[Any]:
 
 
 async def outcome(call: Any) -> tuple[str, bytes]:
-    """The status of a call, and its answer but for `started`."""
+    """The status of a call, and its answer but for `created`."""
     try:
         response = await call
     except grpc.aio.AioRpcError as error:
         return error.code().name, b""
-    started, response.started = response.started, False
-    return ("STARTED" if started else "OK"), response.SerializeToString()
+    created, response.created = response.created, False
+    return ("CREATED" if created else "OK"), response.SerializeToString()
 
 
 @pytest.mark.slow
@@ -137,7 +141,7 @@ async def test_the_same_init_a_thousand_times_over_ten_connections_runs_once(sta
     calls = [stub.Init(request(target, "r"), timeout=SOON) for _ in range(100) for stub in callers]
     received = Counter(await asyncio.gather(*map(outcome, calls)))
     assert sorted(received.values()) == [1, 999]
-    assert {status for status, _ in received} == {"STARTED", "OK"}
+    assert {status for status, _ in received} == {"CREATED", "OK"}
     assert len({body for _, body in received}) == 1
     await until(lambda: trainer.outcomes)
     assert (agent.ran, trainer.results("r")) == ({("r", 1): 1}, 1)
@@ -150,7 +154,7 @@ async def test_of_different_bodies_at_once_one_wins(stack):
     callers = await stubs(stack, server.address, 5)
     calls = [stub.Init(request(target, "r", label=str(n)), timeout=SOON) for n in range(20) for stub in callers]
     received = Counter(status for status, _ in await asyncio.gather(*map(outcome, calls)))
-    assert received == {"STARTED": 1, "OK": 4, "ALREADY_EXISTS": 95}
+    assert received == {"CREATED": 1, "OK": 4, "ALREADY_EXISTS": 95}
     await until(lambda: trainer.outcomes)
     assert (agent.ran, trainer.results("r")) == ({("r", 1): 1}, 1)
 
@@ -167,7 +171,7 @@ async def test_init_cancel_result_and_deadline_raced(stack, seed):
     async def one(rollout_id: str) -> None:
         made = request(target, rollout_id, turns=drawn.randrange(4))
         if drawn.random() < 0.5:
-            made.agent_timeout.FromMicroseconds(drawn.randrange(1, 30_000))
+            made.spec.agent_timeout.FromMicroseconds(drawn.randrange(1, 30_000))
         steps: list[Any] = [lambda: drawn.choice(callers).Init(made)] * drawn.randrange(1, 4)
         cancel = control_pb2.CancelRequest(rollout_id=rollout_id, reason="raced")
         steps += [lambda: drawn.choice(callers).Cancel(cancel)] * drawn.randrange(3)
@@ -218,9 +222,9 @@ async def test_each_call_made_twice_has_the_effect_of_one(stack):
     for name, (call, message) in rows.items():
         first, second = await call(message), await call(message)
         if name == "Init":
-            assert (first.started, second.started) == (True, False)
+            assert (first.created, second.created) == (True, False)
         for answer_ in (first, second):
-            for volatile in ("started", "running"):
+            for volatile in ("created", "running"):
                 if volatile in answer_.DESCRIPTOR.fields_by_name:
                     answer_.ClearField(volatile)
         if name not in ("GetRollout", "ListRollouts", "Drain"):  # their answers change
@@ -331,7 +335,7 @@ async def test_stopped_at_each_await(stack, step, how):
     before = asyncio.all_tasks()
     made = request(target, "r")
     if how == "deadline":
-        made.agent_timeout.FromMilliseconds(150)
+        made.spec.agent_timeout.FromMilliseconds(150)
     starting = asyncio.ensure_future(stub.Init(made))
     await asyncio.wait_for(agent.reached.wait(), SOON)
     if step == "get_tools":
@@ -359,7 +363,7 @@ async def test_a_chat_never_has_more_time_than_its_rollout(stack):
     trainer, target = await recording(stack, delay=0.05)
     (stub,) = await stubs(stack, server.address, 1)
     made = request(target, "r", turns=100)
-    made.agent_timeout.FromMilliseconds(600)
+    made.spec.agent_timeout.FromMilliseconds(600)
     began = time.monotonic()
     await stub.Init(made)
     accepted = time.monotonic()

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, services_pb2
-from tests.faults.fuzzed import Deployment
+from tests.faults.fuzzed import Deployment, annotation
 from tests.faults.fuzzed_streams import LOST, Serverly, Trainerly
 from tests.faults.messages import hostile
 
@@ -36,9 +36,11 @@ DOCUMENTED = {
     "StreamEvents": {"NOT_FOUND", "OUT_OF_RANGE", "FAILED_PRECONDITION"},
     "GetServerInfo": set(),
     "Drain": set(),
+    "Annotate": {"NOT_FOUND", "ALREADY_EXISTS", "UNIMPLEMENTED"},
     "Attach": {"FAILED_PRECONDITION", "ABORTED", "CANCELLED"},
     "Chat": {"ALREADY_EXISTS", "FAILED_PRECONDITION", "ABORTED"},
     "Complete": {"ABORTED"},
+    "AbandonChat": set(),
     "Accept": {"FAILED_PRECONDITION", "ABORTED", "CANCELLED"},
 }
 """Beside OK, INVALID_ARGUMENT and RESOURCE_EXHAUSTED. CANCELLED is what the fuzzing itself cut."""
@@ -131,6 +133,10 @@ def _request(deployment: Deployment, name: str, method: Any) -> Any:
         return deployment.chat()
     if name == "Complete":
         return deployment.outcome()
+    if name == "AbandonChat":
+        return deployment.abandoned()
+    if name == "Annotate":
+        return annotation()
     request = getattr(control_pb2, method.input_type.name)()
     for field in ("rollout_id", "page_token", "cursor"):
         if field in request.DESCRIPTOR.fields_by_name:

@@ -18,7 +18,7 @@ CHAT, COMPLETED, INIT = "/v1/chat/completions", "/v1/rollout/completed", "/v1/ro
 USER = {"role": "user", "content": "Hello"}
 REPLY = {
     "id": "r",
-    "object": "chat.outcome",
+    "object": "chat.completion",
     "created": 1,
     "model": "m",
     "choices": [{"index": 0, "message": {"role": "assistant", "content": "Done."}, "finish_reason": "stop"}],

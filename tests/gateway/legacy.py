@@ -103,7 +103,7 @@ class LegacyTrainer:
         )
         answer = {
             "id": body["rollout_id"],
-            "object": "chat.outcome",
+            "object": "chat.completion",
             "created": 1,
             "model": "default",
             "choices": [{"index": 0, "message": reply.message, "finish_reason": reply.finish_reason}],

@@ -66,7 +66,7 @@ async def test_messages_are_the_same_both_ways(deployment):
     assert status == 200
     [choice] = body["choices"]
     assert choice == {"index": 0, "message": deployment.policy.reply, "finish_reason": "tool_calls"}
-    assert (body["id"], body["object"], body["model"]) == ("r1", "chat.outcome", "default")
+    assert (body["id"], body["object"], body["model"]) == ("r1", "chat.completion", "default")
     usage = body["usage"]
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] > 0
     assert list(deployment.policy.asked[0].messages) == odd

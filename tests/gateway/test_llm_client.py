@@ -40,7 +40,7 @@ class Trainer:
         self.answers: list[Any] = []
         self.reply: dict[str, Any] = {
             "id": "r1",
-            "object": "chat.outcome",
+            "object": "chat.completion",
             "created": 1,
             "model": "default",
             "choices": [{"index": 0, "message": REPLY, "finish_reason": "stop"}],

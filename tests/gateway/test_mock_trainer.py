@@ -53,7 +53,7 @@ def message_of(outcome):
 async def test_a_completion_is_whole(trainer):
     assert await ask(await trainer(), {"role": "system", "content": "Be brief."}, USER) == {
         "id": "r1",
-        "object": "chat.outcome",
+        "object": "chat.completion",
         "created": 0,
         "model": "default",
         "choices": [{"index": 0, "message": {"role": "assistant", "content": "OK."}, "finish_reason": "stop"}],

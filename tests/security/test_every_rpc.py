@@ -67,8 +67,8 @@ async def test_no_service_is_forgotten(channel):
     )
     names = {row.name.rpartition(".")[2] for row in (await asked.read()).list_services_response.service}
     assert names == {*SERVICES, "Health"}
-    assert len(methods(*SERVICES)) == 9
-    assert len(methods("TrainerService")) == 3
+    assert len(methods(*SERVICES)) == 10
+    assert len(methods("TrainerService")) == 4
 
 
 async def test_health_answers_anyone(channel):

@@ -41,7 +41,7 @@ async def test_a_rollout_travels_by_reference(serve):
     async with RawTrainer(server.address) as trainer:
         stream = await trainer.attach()
         answer = await trainer.start("r", turns=3)
-        assert (answer.started, [tool.function.name for tool in answer.tools]) == (True, ["nod"])
+        assert (answer.created, [tool.function.name for tool in answer.tools]) == (True, ["nod"])
         outcome = await trainer.finish()
         first, second, third = stream.all("chat")
         assert texts(first.full.messages) == ["How are you?"]
@@ -49,10 +49,9 @@ async def test_a_rollout_travels_by_reference(serve):
         assert (third.delta.parent_chat, texts(third.delta.messages)) == (2, ["so much for turn 2"])
         assert not any(chat.HasField("tools") for chat in (first, second, third))
 
-        assert (outcome.prefix_chat.sample, outcome.prefix_chat.chat_number) == ("main", 3)
-        assert texts(outcome.messages) == ["so much for turn 3"]
-        sample = outcome.samples["main"]
-        assert (sample.trainable, sample.not_trainable_reason, list(sample.messages)) == (True, "", [])
+        (sample,) = outcome.samples
+        assert (sample.name, sample.prefix_chat, texts(sample.messages)) == ("main", 3, ["so much for turn 3"])
+        assert (sample.trainable, sample.not_trainable_reason) == (True, "")
         (segment,) = sample.segments
         assert (list(segment.ids), list(segment.logprobs)) == ([], [])
         assert (list(segment.chats), list(segment.mask_runs)) == ([1, 2, 3], [1, 1, 1, 1, 1, 1])
@@ -88,8 +87,9 @@ async def test_a_loop_that_rewinds_continues_the_older_chat(serve):
         _, left, right = stream.all("chat")
         assert (left.chat_number, left.delta.parent_chat, texts(left.delta.messages)) == (2, 1, ["left"])
         assert (right.chat_number, right.delta.parent_chat, texts(right.delta.messages)) == (3, 1, ["right"])
-        assert (outcome.prefix_chat.chat_number, texts(outcome.messages)) == (1, ["the end"])
-        assert [list(segment.chats) for segment in outcome.samples["main"].segments] == [[1, 2], [3]]
+        (sample,) = outcome.samples
+        assert (sample.prefix_chat, texts(sample.messages)) == (1, ["the end"])
+        assert [list(segment.chats) for segment in sample.segments] == [[1, 2], [3]]
 
 
 async def test_an_edited_history_goes_in_full(serve):
@@ -106,8 +106,8 @@ async def test_an_edited_history_goes_in_full(serve):
         await trainer.start("r")
         outcome = await trainer.finish()
         assert texts(stream.all("chat")[1].full.messages) == ["How were you?", "fine", "and?"]
-        assert not outcome.HasField("prefix_chat")
-        assert texts(outcome.messages) == ["something else"]
+        (sample,) = outcome.samples
+        assert (sample.prefix_chat, texts(sample.messages)) == (0, ["something else"])
 
 
 async def test_tools_travel_only_where_the_loop_chose_its_own(serve):

@@ -60,7 +60,7 @@ async def test_rollouts_end_when_their_trainer_stays_away_and_are_delivered_when
         assert (outcome.status, outcome.HasField("reward")) == (FAILED, False)
         failure = outcome.failure
         assert (failure.boundary, failure.retryable) == (outcome_pb2.FAILURE_BOUNDARY_TRAINER, True)
-        assert outcome.prefix_chat.chat_number == 1
+        assert outcome.samples[0].prefix_chat == 1
         await trainer.barrier()
         assert stream.count("chat") == 0
         await trainer.start("afterwards")

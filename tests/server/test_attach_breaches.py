@@ -154,7 +154,6 @@ AFTER_HELLO: dict[str, tuple[Sent, str]] = {
     "text that is not UTF-8": (lambda _: frames(init("\x01\x02")).replace(b"\x01\x02", b"\xc3\x28"), ""),
     "more than 4,096 frames": (lambda _: frames(*[HEARTBEAT] * 4097), "frames"),
     "a frame without a kind": (lambda _: frames(attach_pb2.TrainerFrame()), "frames.frame"),
-    "a frame of an unknown kind": (lambda _: bytes([10, 3, 0xFA, 0x01, 0]), "frames.frame"),
     "a second hello": (lambda t: frames(t.hello()), "frames.hello"),
     "the answer to a chat not asked yet": (lambda _: frames(unasked()), "chat_reply"),
     "the answer to a chat 0": (lambda _: frames(unasked(chat_number=0)), "chat_reply"),
@@ -180,6 +179,21 @@ async def test_a_mistake_that_ends_an_attachment_names_itself_and_harms_no_rollo
         assert again == asked
         await trainer.answer(again)
         assert (await trainer.finish()).status == COMPLETED
+
+
+async def test_a_frame_of_an_unknown_kind_is_answered_and_harms_nothing(serve):
+    server = await serve(Talk())
+    async with bystander(server), RawTrainer(server.address) as trainer:
+        stream = await trainer.attach()
+        await trainer.start("mine", turns=2)
+        await trainer.chat()
+        unknown_kind_1000 = bytes([0xC2, 0x3E, 0])
+        await stream.send_bytes(frames() + bytes([10, len(unknown_kind_1000)]) + unknown_kind_1000)
+        assert (await stream.next("unknown_frame")).frame_number == 1000
+        await trainer.answer(stream.all("chat")[0])
+        assert (await trainer.finish()).status == COMPLETED
+        assert trainer.stream is stream
+        assert stream.over is None
 
 
 async def test_exactly_4096_frames_are_taken(serve):
@@ -217,7 +231,7 @@ async def test_an_init_that_crossed_a_lowering_is_answered_singly(serve):
             assert (refused.rollout_id, refused.status.code) == ("crossed", EXHAUSTED)
             assert detail_of(refused.status, error_details_pb2.RetryInfo).retry_delay.ToTimedelta().total_seconds() > 0
             await trainer.send(init("bystander-too"))
-            assert not (await stream.next("init_reply")).response.started, "what is open already is beyond nothing"
+            assert not (await stream.next("init_reply")).response.created, "what is open already is beyond nothing"
         assert (await stream.next("window")).max_open_rollouts == 2
         assert (await trainer.finish()).rollout_id == "bystander-too"
         assert stream.over is None
@@ -228,16 +242,16 @@ MALFORMED: dict[str, tuple[dict[str, Any], str]] = {
     "an id that is a path": ({"rollout_id": "../etc"}, "rollout_id"),
     "a callback": ({"callback": rollout_pb2.Callback(target="127.0.0.1:1")}, "callback"),
     "an empty callback": ({"callback": rollout_pb2.Callback()}, "callback"),
-    "metadata that is no object": ({"metadata_json": "[1]"}, "metadata_json"),
-    "metadata that is no JSON": ({"metadata_json": "{"}, "metadata_json"),
-    "much metadata": ({"metadata_json": '{"a": "' + "a" * 2000 + '"}'}, "metadata_json"),
-    "sampling that is no JSON": ({"sampling": message_pb2.SamplingParams(extra_json="no")}, "sampling.extra_json"),
+    "metadata that is no object": ({"spec": {"metadata_json": "[1]"}}, "spec.metadata_json"),
+    "metadata that is no JSON": ({"spec": {"metadata_json": "{"}}, "spec.metadata_json"),
+    "much metadata": ({"spec": {"metadata_json": '{"a": "' + "a" * 2000 + '"}'}}, "spec.metadata_json"),
+    "sampling that is no JSON": ({"spec": {"sampling": {"extra_json": "no"}}}, "spec.sampling.extra_json"),
     "a message that is no JSON": (
-        {"messages": [message_pb2.Message(role="user", extra_json="no")]},
-        "messages[0].extra_json",
+        {"spec": {"messages": [message_pb2.Message(role="user", extra_json="no")]}},
+        "spec.messages[0].extra_json",
     ),
-    "a group that is too small": ({"group": outcome_pb2.Group(id="g", index=3, size=2)}, "group.index"),
-    "no time at all": ({"agent_timeout": {"seconds": 0}}, "agent_timeout"),
+    "a group that is too small": ({"spec": {"group": {"id": "g", "index": 3, "size": 2}}}, "spec.group.index"),
+    "no time at all": ({"spec": {"agent_timeout": {"seconds": 0}}}, "spec.agent_timeout"),
     "a trace with a line break": (
         {"trace_context": rollout_pb2.TraceContext(traceparent="a\nb")},
         "trace_context.traceparent",
@@ -251,10 +265,12 @@ async def test_a_malformed_init_is_answered_singly_naming_the_field(serve, what)
     server = await serve(Talk(), max_metadata_bytes=1000)
     async with bystander(server), RawTrainer(server.address) as trainer:
         stream = await trainer.attach()
-        request = {"rollout_id": "bad", "agent_loop": "talk", "metadata_json": '{"turns": 1}'} | fields
-        await trainer.send(attach_pb2.TrainerFrame(init=rollout_pb2.InitRequest(**request)), init("good"))
+        rollout_id = fields.get("rollout_id", "bad")
+        spec = {"agent_loop": "talk", "metadata_json": '{"turns": 1}'} | fields.get("spec", {})
+        request = rollout_pb2.InitRequest(**(fields | {"rollout_id": rollout_id, "spec": spec}))
+        await trainer.send(attach_pb2.TrainerFrame(init=request), init("good"))
         refused = await stream.next("init_reply")
-        assert (refused.rollout_id, refused.attempt) == (request["rollout_id"], 1)
+        assert (refused.rollout_id, refused.attempt) == (rollout_id, 1)
         assert (refused.status.code, field_of(refused.status)) == (INVALID, field)
         assert (await trainer.finish()).rollout_id == "good"
 
@@ -411,13 +427,13 @@ async def test_an_init_after_drain_is_answered_singly(serve):
         await trainer.start("before", turns=2)
         await server.drain()
         assert (await stream.next("window")).max_open_rollouts == 0
-        assert not (await stream.next("draining")).last
+        await stream.next("draining")
         await trainer.send(init("after"), init("before", turns=2))
         refused = await stream.next("init_reply")
         assert (refused.rollout_id, refused.status.code) == ("after", UNAVAILABLE)
         assert detail_of(refused.status, error_details_pb2.RetryInfo) is not None
         known = await stream.next("init_reply")
-        assert (known.rollout_id, known.response.started) == ("before", False)
+        assert (known.rollout_id, known.response.created) == ("before", False)
         assert (await trainer.finish()).rollout_id == "before"
         await stream.cut()
         again = (await trainer.attach()).all("hello")[0]
@@ -461,4 +477,4 @@ async def test_somebody_elses_answer_to_my_chat_is_to_a_chat_never_asked(stack):
             await trainer.send(chat_reply(chat, response=reply("not from me")))
             assert await stream.ended() == "INVALID_ARGUMENT"
             await dialled.send(chat_reply(chat, response=reply("fine")))
-            assert (await dialled.next("complete")).outcome.prefix_chat.chat_number == 1
+            assert (await dialled.next("complete")).outcome.samples[0].prefix_chat == 1

@@ -26,7 +26,7 @@ async def test_events_come_in_order_without_their_tokens_unless_asked(serve):
 
         assert blocks(plain) == [[], []]
         assert blocks(full) == [[1001], [1002]]
-        await trainer.send(subscribe("later", "r", after=4))
+        await trainer.send(subscribe("later", "r", after_event=4))
         assert numbers(await kinds_until(trainer, "later", "delivered")) == numbers(plain)[4:]
 
 
@@ -79,7 +79,7 @@ async def test_a_subscription_goes_on_after_a_break_without_gaps(serve):
         await trainer.answer(await trainer.chat())
         assert stream.count("event") == 0, "subscriptions do not outlive their stream"
         assert server.attachments.get(trainer.attachment_id).subscriptions.open == 0
-        await trainer.send(subscribe("s", "r", after=seen[-1].event.event_number))
+        await trainer.send(subscribe("s", "r", after_event=seen[-1].event.event_number))
         await trainer.finish()
         seen += await kinds_until(trainer, "s", "delivered")
         assert numbers(seen) == list(range(1, len(seen) + 1))

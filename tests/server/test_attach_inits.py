@@ -13,7 +13,7 @@ from tests.server.attached import Talk, bystander, key, texts
 COMPLETED = outcome_pb2.OUTCOME_STATUS_COMPLETED
 
 
-async def test_started_is_true_in_one_answer_over_all_streams(serve):
+async def test_created_is_true_in_one_answer_over_all_streams(serve):
     gate = asyncio.Event()
 
     class Slow(Talk):
@@ -36,22 +36,22 @@ async def test_started_is_true_in_one_answer_over_all_streams(serve):
         await trainer.send(init("r"))
         await second.until(lambda: second.count("init_reply") == 4)
         replies = [*first.all("init_reply"), *second.all("init_reply")]
-        assert sorted(r.response.started for r in replies) == [False, False, False, True]
+        assert sorted(r.response.created for r in replies) == [False, False, False, True]
         assert (await trainer.finish()).status == COMPLETED
 
 
-async def test_a_delivered_completion_is_sent_again_to_who_asks_with_its_init(serve):
+async def test_a_delivered_outcome_is_sent_again_to_who_asks_with_its_init(serve):
     server = await serve(Talk())
     async with RawTrainer(server.address) as trainer, RawTrainer(server.address) as other:
         await trainer.attach()
         await trainer.start("r")
         outcome = await trainer.finish()
         await trainer.barrier()
-        assert not (await trainer.start("r")).started
+        assert not (await trainer.start("r")).created
         assert await trainer.settled() == outcome, "the same trainer: nothing says that it is of an earlier run"
         await other.attach()
         answer = await other.start("r")
-        assert not answer.started
+        assert not answer.created
         assert await other.settled() == of_earlier_run(outcome, answer.from_journal)
 
 
@@ -87,7 +87,7 @@ async def test_a_higher_attempt_replaces_the_lower_within_a_full_window(serve):
         await trainer.send(init("r", attempt=2))
         received = await stream.next("init_reply")
         if received.WhichOneof("result") == "response":
-            assert received.response.started
+            assert received.response.created
             chat = await trainer.chat()
             assert key(chat) == ("r", 2, "main", 1)
             await trainer.answer(chat)
@@ -106,7 +106,7 @@ async def test_a_rollout_moves_to_the_attachment_that_asks_for_it(serve):
         await trainer.start("r", turns=2)
         chat = await trainer.chat()
         await other.attach()
-        assert not (await other.start("r", turns=2)).started
+        assert not (await other.start("r", turns=2)).created
         assert await other.chat() == chat
         await trainer.send(chat_reply(chat, response=reply("too late")))
         await trainer.barrier()
@@ -118,7 +118,7 @@ async def test_a_rollout_moves_to_the_attachment_that_asks_for_it(serve):
 
 
 @pytest.mark.parametrize("delivered", [False, True])
-async def test_a_completion_that_moved_to_another_attachment_survives_its_break(serve, delivered):
+async def test_an_outcome_that_moved_to_another_attachment_survives_its_break(serve, delivered):
     server = await serve(Talk())
     async with RawTrainer(server.address) as gone, RawTrainer(server.address) as trainer:
         await gone.attach()

@@ -38,6 +38,15 @@ async def test_never_more_chats_are_open_than_the_trainer_allows(serve):
         assert sorted(chat.sample for chat in stream.all("chat")) == [f"s{n}" for n in range(9)]
 
 
+async def test_p12_a_hello_without_a_window_allows_1024_chats(serve):
+    server = await serve(Wide())
+    async with RawTrainer(server.address) as trainer:
+        stream = await trainer.attach(max_open_chats=None)
+        await trainer.start("r", agent_loop="wide", turns=1030)
+        await asked(trainer, "r", 1030)
+        assert stream.count("chat") == 1024
+
+
 async def test_the_next_streams_window_holds_for_what_comes_again(serve):
     server = await serve(Wide())
     async with RawTrainer(server.address) as trainer:
@@ -91,7 +100,7 @@ async def test_the_servers_window_is_shared_evenly(serve):
         assert one.stream.fresh("window") == 0
         await server.drain()
         assert (await one.stream.next("window")).max_open_rollouts == 0
-        assert not (await one.stream.next("draining")).last
+        await one.stream.next("draining")
 
 
 async def test_everybody_gets_at_least_one(serve):
@@ -113,5 +122,5 @@ async def test_a_server_that_stops_says_so_last(serve):
         stream = await trainer.attach()
         await server.stop(0.0)
         assert await stream.ended() == "UNAVAILABLE"
-        assert [draining.last for draining in stream.all("draining")] == [False, True]
-        assert stream.frames[-1].draining.last
+        assert (stream.count("draining"), stream.count("goodbye")) == (1, 1)
+        assert stream.frames[-1].WhichOneof("frame") == "goodbye"

@@ -19,15 +19,16 @@ SERVICE = "/osmosis.rollout.v1.RolloutService"
 
 
 def changed(**fields):
-    """A good request with some fields replaced; a message field given as a dict is merged."""
+    """A good request with some fields replaced. Fields of RolloutSpec go into its spec."""
 
     def build(trainer):
-        request = rollout_pb2.InitRequest(rollout_id="bad", messages=[USER])
+        request = rollout_pb2.InitRequest(rollout_id="bad", spec=rollout_pb2.RolloutSpec(messages=[USER]))
         request.callback.target = trainer.address
         request.callback.credential = trainer.callback().credential
         for name, value in fields.items():
-            request.ClearField(name)
-            request.MergeFrom(rollout_pb2.InitRequest(**{name: value}))
+            part = request.spec if name in rollout_pb2.RolloutSpec.DESCRIPTOR.fields_by_name else request
+            part.ClearField(name)
+            part.MergeFrom(type(part)(**{name: value}))
         return request
 
     return build
@@ -47,35 +48,35 @@ BAD_INITS = {
     "backslash": (changed(rollout_id="a\\b"), "rollout_id"),
     "NUL": (changed(rollout_id="a\x00b"), "rollout_id"),
     "newline": (changed(rollout_id="a\n[INFO] forged"), "rollout_id"),
-    "bad group id": (changed(group=outcome_pb2.Group(id="..")), "group.id"),
-    "index beyond the group": (changed(group=outcome_pb2.Group(id="g", index=4, size=4)), "group.index"),
-    "metadata over its limit": (changed(metadata_json='{"x": "' + "y" * 2**20 + '"}'), "metadata_json"),
-    "metadata is not JSON": (changed(metadata_json="{nope"), "metadata_json"),
-    "metadata is a list": (changed(metadata_json="[]"), "metadata_json"),
-    "metadata with NaN": (changed(metadata_json='{"x": NaN}'), "metadata_json"),
-    "metadata with a surrogate": (changed(metadata_json='{"x": "\\ud800"}'), "metadata_json"),
-    "metadata too deep": (changed(metadata_json='{"x":' * 300 + "1" + "}" * 300), "metadata_json"),
-    "wrong role": (changed(messages=[message_pb2.Message(role="robot", text="x")]), "messages[0].role"),
-    "no role": (changed(messages=[USER, message_pb2.Message(text="x")]), "messages[1].role"),
+    "bad group id": (changed(group=outcome_pb2.Group(id="..")), "spec.group.id"),
+    "index beyond the group": (changed(group=outcome_pb2.Group(id="g", index=4, size=4)), "spec.group.index"),
+    "metadata over its limit": (changed(metadata_json='{"x": "' + "y" * 2**20 + '"}'), "spec.metadata_json"),
+    "metadata is not JSON": (changed(metadata_json="{nope"), "spec.metadata_json"),
+    "metadata is a list": (changed(metadata_json="[]"), "spec.metadata_json"),
+    "metadata with NaN": (changed(metadata_json='{"x": NaN}'), "spec.metadata_json"),
+    "metadata with a surrogate": (changed(metadata_json='{"x": "\\ud800"}'), "spec.metadata_json"),
+    "metadata too deep": (changed(metadata_json='{"x":' * 300 + "1" + "}" * 300), "spec.metadata_json"),
+    "wrong role": (changed(messages=[message_pb2.Message(role="robot", text="x")]), "spec.messages[0].role"),
+    "no role": (changed(messages=[USER, message_pb2.Message(text="x")]), "spec.messages[1].role"),
     "extra is not JSON": (
         changed(messages=[message_pb2.Message(role="user", extra_json="{")]),
-        "messages[0].extra_json",
+        "spec.messages[0].extra_json",
     ),
-    "negative temperature": (sampling(temperature=-1.0), "sampling.temperature"),
-    "NaN temperature": (sampling(temperature=float("nan")), "sampling.temperature"),
-    "infinite temperature": (sampling(temperature=float("inf")), "sampling.temperature"),
-    "top_p above 1": (sampling(top_p=1.5), "sampling.top_p"),
-    "NaN top_p": (sampling(top_p=float("nan")), "sampling.top_p"),
-    "negative max_tokens": (sampling(max_tokens=-5), "sampling.max_tokens"),
-    "no max_tokens": (sampling(max_tokens=0), "sampling.max_tokens"),
-    "timeout of zero": (changed(agent_timeout=Duration()), "agent_timeout"),
-    "negative timeout": (changed(agent_timeout=Duration(seconds=-1)), "agent_timeout"),
-    "grader timeout": (changed(grader_timeout=Duration(seconds=1)), "grader_timeout"),
+    "negative temperature": (sampling(temperature=-1.0), "spec.sampling.temperature"),
+    "NaN temperature": (sampling(temperature=float("nan")), "spec.sampling.temperature"),
+    "infinite temperature": (sampling(temperature=float("inf")), "spec.sampling.temperature"),
+    "top_p above 1": (sampling(top_p=1.5), "spec.sampling.top_p"),
+    "NaN top_p": (sampling(top_p=float("nan")), "spec.sampling.top_p"),
+    "negative max_tokens": (sampling(max_tokens=-5), "spec.sampling.max_tokens"),
+    "no max_tokens": (sampling(max_tokens=0), "spec.sampling.max_tokens"),
+    "timeout of zero": (changed(agent_timeout=Duration()), "spec.agent_timeout"),
+    "negative timeout": (changed(agent_timeout=Duration(seconds=-1)), "spec.agent_timeout"),
+    "grader timeout": (changed(grader_timeout=Duration(seconds=1)), "spec.grader_timeout"),
     "TLS name that fits no header": (
         changed(callback=rollout_pb2.Callback(target="127.0.0.1:1", tls=rollout_pb2.CallbackTls(server_name="a\nb"))),
         "callback.tls.server_name",
     ),
-    "no callback": (lambda trainer: rollout_pb2.InitRequest(rollout_id="bad", messages=[USER]), "callback"),
+    "no callback": (lambda trainer: rollout_pb2.InitRequest(rollout_id="bad"), "callback"),
     "empty target": (changed(callback=rollout_pb2.Callback()), "callback.target"),
     "metadata address": (changed(callback=rollout_pb2.Callback(target="169.254.169.254:80")), "callback.target"),
     "unix target": (changed(callback=rollout_pb2.Callback(target="unix:/tmp/x")), "callback.target"),
@@ -140,7 +141,7 @@ async def test_undecodable_bytes_too_large_messages_and_unknown_names(serve, tra
 
 BAD_QUERIES = {
     "cancel nothing": ("Cancel", control_pb2.CancelRequest(), "selection"),
-    "cancel all: false": ("Cancel", control_pb2.CancelRequest(all=False), "selection"),
+    "cancel without a selection": ("Cancel", control_pb2.CancelRequest(reason="why"), "selection"),
     "cancel a bad id": ("Cancel", control_pb2.CancelRequest(rollout_id="a/b"), "rollout_id"),
     "attempt of a group": ("Cancel", control_pb2.CancelRequest(group_id="g", attempt=1), "attempt"),
     "get a bad id": ("GetRollout", control_pb2.GetRolloutRequest(), "rollout_id"),
@@ -162,7 +163,7 @@ async def test_bad_queries(serve):
 BAD_STREAMS = {
     "a foreign cursor": (control_pb2.StreamEventsRequest(cursor="x"), "INVALID_ARGUMENT"),
     "another journal's": (control_pb2.StreamEventsRequest(cursor="deadbeef.5"), "FAILED_PRECONDITION"),
-    "after without an id": (control_pb2.StreamEventsRequest(after=1), "INVALID_ARGUMENT"),
+    "after without an id": (control_pb2.StreamEventsRequest(after_event=1), "INVALID_ARGUMENT"),
     "cursor with an id": (control_pb2.StreamEventsRequest(rollout_id="x", cursor="y"), "INVALID_ARGUMENT"),
     "nobody's": (control_pb2.StreamEventsRequest(rollout_id="nobody"), "NOT_FOUND"),
 }
@@ -196,7 +197,7 @@ def outcome(**fields):
 
 def mismatched():
     request = outcome()
-    segment = request.outcome.samples["main"].segments.add()
+    segment = request.outcome.samples.add(name="main").segments.add()
     segment.ids.extend([1, 2, 3])
     segment.mask_runs.extend([1, 2])
     segment.logprobs.extend([-0.1])

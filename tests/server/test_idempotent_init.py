@@ -33,7 +33,7 @@ class CountingAgent(CalculatorAgent):
 def init_request(trainer, question="What is 1 + 1?"):
     message = message_pb2.Message(role="user", text=question)
     callback = rollout_pb2.Callback(target=trainer.address, credential=trainer.callback().credential)
-    return rollout_pb2.InitRequest(rollout_id="same", messages=[message], label="2", callback=callback)
+    return rollout_pb2.InitRequest(rollout_id="same", spec={"messages": [message], "label": "2"}, callback=callback)
 
 
 async def answer(stub, request):
@@ -42,8 +42,8 @@ async def answer(stub, request):
         response = await stub.Init(request, timeout=30)
     except grpc.aio.AioRpcError as error:
         return error.code().name, None
-    started, response.started = response.started, False
-    return response.SerializeToString(), started
+    created, response.created = response.created, False
+    return response.SerializeToString(), created
 
 
 async def connections(stack, address, count=10):
@@ -82,7 +82,7 @@ async def test_all_in_flight_at_once(serve, train, stack):
     assert len({requests[i].SerializeToString() for i in won}) == 1, "one body wins"
     assert len({requests[i].SerializeToString() for i in refused}) == 1
     assert len(refused) in (10, 990)
-    assert sum(started is True for _, started in answers) == 1
+    assert sum(created is True for _, created in answers) == 1
     assert len({body for body, _ in answers if body != "ALREADY_EXISTS"}) == 1, "equal answers"
     agent.finish.set()
     await asyncio.wait_for(trainer.outcome("same"), 10)

@@ -61,7 +61,8 @@ async def raw_trainer():
 def init_request(rollout_id, target, **fields):
     question = message_pb2.Message(role="user", text="What is 2 + 3?")
     callback = rollout_pb2.Callback(target=target, credential="s3cret", state=b"\x00state")
-    return rollout_pb2.InitRequest(rollout_id=rollout_id, messages=[question], label="5", callback=callback, **fields)
+    spec = rollout_pb2.RolloutSpec(messages=[question], label="5")
+    return rollout_pb2.InitRequest(rollout_id=rollout_id, spec=spec, callback=callback, **fields)
 
 
 async def numbers(stream):
@@ -75,7 +76,7 @@ async def test_init_chat_complete_and_every_way_to_read_events(serve):
         trainer.hold.clear()
         trace = rollout_pb2.TraceContext(traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
         answer = await stub.Init(init_request("raw-1", target, trace_context=trace))
-        assert (answer.rollout_id, answer.attempt, answer.started) == ("raw-1", 1, True)
+        assert (answer.rollout_id, answer.attempt, answer.created) == ("raw-1", 1, True)
         assert [tool.function.name for tool in answer.tools] == ["add", "subtract", "multiply", "divide"]
 
         live = asyncio.ensure_future(numbers(stub.StreamEvents(control_pb2.StreamEventsRequest(rollout_id="raw-1"))))
@@ -92,11 +93,12 @@ async def test_init_chat_complete_and_every_way_to_read_events(serve):
         assert outcome.status == outcome_pb2.OUTCOME_STATUS_COMPLETED
         assert outcome.reward == 1.0
         assert outcome.finish_reason == "stop"
-        assert [m.role for m in outcome.messages] == ["user", ASSISTANT, "tool", ASSISTANT]
+        (sample,) = outcome.samples
+        assert [m.role for m in sample.messages] == ["user", ASSISTANT, "tool", ASSISTANT]
         assert outcome.metrics.num_llm_calls == 2
         assert outcome.metrics.num_tool_calls == 1
-        assert not outcome.samples["main"].trainable
-        assert outcome.samples["main"].not_trainable_reason == "chat 1: the reply came without token ids"
+        assert (sample.name, sample.trainable) == ("main", False)
+        assert sample.not_trainable_reason == "chat 1: the reply came without token ids"
 
         first, second = trainer.chats
         assert [m.role for m in second.full.messages] == ["user", ASSISTANT, "tool"]
@@ -106,7 +108,7 @@ async def test_init_chat_complete_and_every_way_to_read_events(serve):
 
         everything = await asyncio.wait_for(live, 10)
         assert everything == list(range(1, len(everything) + 1))
-        stream = control_pb2.StreamEventsRequest(rollout_id="raw-1", after=3)
+        stream = control_pb2.StreamEventsRequest(rollout_id="raw-1", after_event=3)
         assert await numbers(stub.StreamEvents(stream)) == everything[3:]
 
 

@@ -48,9 +48,7 @@ class Writer:
             self.tokens.append(((rollout_id, number), True))
 
     def end(self, rollout_id, status=OutcomeStatus.COMPLETED):
-        outcome = RolloutOutcome(
-            rollout_id=rollout_id, attempt=1, status=status, result_id="r", finish_reason="stop", messages=[]
-        )
+        outcome = RolloutOutcome(rollout_id=rollout_id, attempt=1, status=status, result_id="r", finish_reason="stop")
         self.append(rollout_id, events.Ended(outcome))
         self.append(rollout_id, events.Delivered(Receipt.RECORDED, "", 1))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_grpc.storage import JournalError, Reader, SqliteJournal
+from osmosis_grpc.storage.journal.schema import JOURNAL
 from tests.processes import ROOT, run
 from tests.storage.journals import CALLBACK, OWN, SECRETS, opened
 
@@ -71,22 +72,38 @@ async def test_a_newer_file_is_refused_and_unchanged(tmp_path):
         database.execute("PRAGMA user_version = 99")
     before = (tmp_path / "journal.db").read_bytes()
     told = await refusal(tmp_path)
-    assert "was written by a newer version (schema 99, this one reads 3): move it away, or use another folder" in told
+    assert "was written by a newer version (schema 99, this one reads 4): move it away, or use another folder" in told
     assert (tmp_path / "journal.db").read_bytes() == before
     with pytest.raises(JournalError, match="schema 99"):
         Reader.look(tmp_path)
 
 
-async def test_x09_an_older_file_is_refused_by_name_and_unchanged(tmp_path):
+@pytest.mark.parametrize("version", [1, 2, 3])
+async def test_x09_an_older_file_is_refused_by_name_and_unchanged(tmp_path, version):
     path = tmp_path / "journal.db"
     with closing(sqlite3.connect(path)) as database:
         database.execute("CREATE TABLE rollouts (sequence INTEGER PRIMARY KEY)")
-        database.execute("PRAGMA user_version = 1")
+        database.execute(f"PRAGMA application_id = {JOURNAL.application_id(version) if version > 1 else 0}")
+        database.execute(f"PRAGMA user_version = {version}")
     before = path.read_bytes()
-    told = f"{path} was written by an older version (schema 1, this one reads 3): move it away, or use another folder"
-    assert await refusal(tmp_path) == told
-    with pytest.raises(JournalError, match="schema 1"):
+    told = f"{path} was written by an older version (schema {version}, this one reads 4): move it away"
+    assert await refusal(tmp_path) == f"{told}, or use another folder"
+    with pytest.raises(JournalError, match=f"schema {version}"):
         Reader.look(tmp_path)
+    assert path.read_bytes() == before
+
+
+async def test_a_file_of_schema_3_with_rollouts_is_refused_and_unchanged(tmp_path):
+    """Its tables are the same, but its events were recorded in another form."""
+    async with opened(tmp_path) as user:
+        user.accept()
+        await user.all_reported()
+    path = tmp_path / "journal.db"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA user_version = 3")
+        database.execute(f"PRAGMA application_id = {JOURNAL.application_id(3)}")
+    before = path.read_bytes()
+    assert "was written by an older version (schema 3, this one reads 4)" in await refusal(tmp_path)
     assert path.read_bytes() == before
 
 

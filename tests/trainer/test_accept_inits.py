@@ -31,6 +31,15 @@ async def test_inits_keep_to_the_servers_window(listening):
     await asyncio.gather(*done)
 
 
+async def test_p12_a_hello_without_a_window_allows_1024_rollouts(listening):
+    deployment = await listening()
+    server = await deployment.server()
+    await server.attach(max_open_rollouts=None)
+    done = deployment.run("r")
+    await server.complete(await server.accept())
+    assert (await done).status == OutcomeStatus.COMPLETED
+
+
 async def test_a_refused_init_is_raised_or_sent_again(listening):
     deployment = await listening()
     async with deployment.bystander():
@@ -137,17 +146,17 @@ async def test_events_go_on_after_a_break_without_gaps(listening):
 
     async def read() -> None:
         async for told in deployment.trainer.events("r"):
-            seen.append(told.chat_number)
+            seen.append(told.event_number)
 
     reading = begun(read())
     wanted = await server.stream.next("subscribe")
-    assert wanted.request.after == 0
+    assert wanted.request.after_event == 0
     await server.send(*(event(wanted.id, n, "r", started={}) for n in (1, 2, 3)), chat(request, 0))
     await server.stream.next("chat_reply")
     await server.stream.cut()
     await server.attach()
     again = await server.stream.next("subscribe")
-    assert (again.id, again.request.after) == (wanted.id, 3)
+    assert (again.id, again.request.after_event) == (wanted.id, 3)
     await server.send(
         *(event(wanted.id, n, "r", started={}) for n in (3, 4)), attach_pb2.ServerFrame(unsubscribed={"id": wanted.id})
     )

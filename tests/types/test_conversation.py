@@ -213,7 +213,7 @@ def test_placing_in_full_equals_placing_after_the_chat(turns):
             assert twin.insert_after(parent_chat, new)[1:] == position[1:]
         else:
             assert twin.insert(full)[1:] == position[1:]
-        known = [n for n, h in histories.items() if n and repr(full[: len(h)]) == repr(h)]
+        known = [n for n, h in histories.items() if n and full[: len(h)] == h]
         longest = max((len(histories[n]) for n in known), default=0)
         assert position.prefix_len == longest
         assert position.parent_chat == max((n for n in known if len(histories[n]) == longest), default=0)

@@ -26,11 +26,13 @@ CHAT = ChatRequest(
     attempt=2,
     sample="judge",
     chat_number=3,
-    messages=[USER],
+    messages=[USER, {"role": "assistant", "content": "5"}, USER],
     params={"temperature": 0.5, "min_p": 0.1},
     tools=[TOOL],
     purpose=ChatPurpose.JUDGE,
+    policy="critic",
     parent_chat=2,
+    prefix_len=2,
     state=b"s",
 )
 

@@ -20,6 +20,7 @@ from osmosis_grpc.wire.message import (
     messages_from_wire,
     params_from_wire,
     params_to_wire,
+    tool_call_from_wire,
     tool_from_wire,
     tools_from_wire,
     usage_from_wire,
@@ -176,7 +177,7 @@ def test_a_received_message_can_be_sent_again(levels):
     part = pb.ContentPart(extra_json=f'{{"data":{lists}}}')
     wires = [
         pb.Message(role="user", parts=pb.ContentParts(parts=[part])),
-        pb.Message(role="user", extra_json=f'{{"content":[{{"data":{lists}}}]}}'),
+        pb.Message(role="user", extra_json=f'{{"content":[1,{{"data":{lists}}}]}}'),
     ]
     for wire in wires:
         if levels > jsontext.MAX_DEPTH:
@@ -199,6 +200,61 @@ REPEATED = [
         "m.tool_calls[0].extra_json",
     ),
 ]
+
+
+TYPED = [
+    (message_from_wire, pb.Message(role="user"), "role", '"user"'),
+    *(
+        (message_from_wire, pb.Message(role="user"), "content", text)
+        for text in ('"a"', "null", "[]", '[{"text":"a"}]')
+    ),
+    (message_from_wire, pb.Message(role="assistant"), "tool_calls", '[{"id":"a"}]'),
+    (message_from_wire, pb.Message(role="tool"), "tool_call_id", '"a"'),
+    (message_from_wire, pb.Message(role="tool"), "name", '"a"'),
+    (tool_call_from_wire, pb.ToolCall(), "id", '"a"'),
+    (tool_call_from_wire, pb.ToolCall(), "type", '"function"'),
+    (tool_call_from_wire, pb.ToolCall(), "function", "{}"),
+    (tool_from_wire, pb.Tool(), "type", '"function"'),
+    (tool_from_wire, pb.Tool(), "function", '{"name":"a"}'),
+    (params_from_wire, pb.SamplingParams(), "temperature", "1"),
+    (params_from_wire, pb.SamplingParams(), "top_p", "0.5"),
+    (params_from_wire, pb.SamplingParams(), "max_tokens", "7"),
+    (params_from_wire, pb.SamplingParams(), "seed", "-7"),
+    (params_from_wire, pb.SamplingParams(), "logprobs", "true"),
+    (params_from_wire, pb.SamplingParams(), "stop", '["a"]'),
+    *((usage_from_wire, pb.Usage(), f"{of}_tokens", "7") for of in ("prompt", "completion", "total")),
+]
+INNER = [
+    (lambda m, f: message_from_wire(pb.Message(role="user", parts=pb.ContentParts(parts=[m])), f), pb.ContentPart()),
+    (lambda m, f: tool_call_from_wire(pb.ToolCall(function=m), f), pb.FunctionCall()),
+    (lambda m, f: tool_from_wire(pb.Tool(function=m), f), pb.FunctionSchema()),
+]
+INNER_KEYS = [("type", "text"), ("name", "arguments"), ("name", "description", "parameters")]
+TYPED += [(*inner, key, '"a"') for inner, keys in zip(INNER, INNER_KEYS, strict=True) for key in keys]
+UNTYPED = {"content": "7", "tool_calls": "null", "function": "[]", "parameters": None, "role": None, "stop": '"a"'}
+"""A value that does not fit the typed field of a key; None if each value fits. Other keys refuse an empty object."""
+
+
+@pytest.mark.parametrize(("read", "message", "key", "value"), TYPED)
+def test_p07_a_typed_key_that_fits_its_field_is_refused_in_extra_json(read, message, key, value):
+    wire = type(message).FromString(message.SerializeToString())
+    wire.extra_json = f'{{"{key}":{value}}}'
+    assert named(read, wire, "m").endswith("extra_json")
+    unfit = UNTYPED.get(key, "{}")
+    if unfit is not None and type(message) is not pb.SamplingParams:
+        wire.extra_json = f'{{"{key}":{unfit}}}'
+        read(wire, "m")
+
+
+def test_p07_null_content_is_a_message_without_a_value():
+    """A boolean would have a second value, false, that promises nothing."""
+    field = pb.Message.DESCRIPTOR.fields_by_name["null_content"]
+    assert field.message_type.full_name == "osmosis.rollout.v1.NullContent"
+    assert not field.message_type.fields
+    assert message_from_wire(pb.Message(role="user", null_content=pb.NullContent()), "m") == {
+        "role": "user",
+        "content": None,
+    }
 
 
 @pytest.mark.parametrize(("message", "place"), REPEATED)
@@ -245,7 +301,8 @@ def test_sampling_parameters_out_of_bounds_are_refused_by_name(key, value):
         assert named(params_from_wire, pb.SamplingParams(**{key: value}), "sampling") == f"sampling.{key}"
     else:
         message = pb.SamplingParams(extra_json=json.dumps({key: value}))
-        assert named(params_from_wire, message, "sampling") == f"sampling.{key}"
+        typed = type(value) is (int if key == "max_tokens" else float)
+        assert named(params_from_wire, message, "sampling") == ("sampling.extra_json" if typed else f"sampling.{key}")
 
 
 @pytest.mark.parametrize(

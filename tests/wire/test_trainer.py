@@ -22,6 +22,7 @@ CHAT = ChatRequest(
     params={"temperature": 0.5, "min_p": 0.1},
     tools=[{"type": "function", "function": {"name": "f"}}],
     purpose=ChatPurpose.JUDGE,
+    policy="critic",
     state=b"\x00state",
 )
 REPLY = ChatResponse(
@@ -89,8 +90,8 @@ def test_a_delta_has_only_the_new_messages(delta, parent_chat):
     back = chat_from_wire(wire)
     refers = bool(delta and parent_chat)
     assert wire.WhichOneof("history") == ("delta" if refers else "full")
-    assert back.parent_chat == (1 if refers else 0)
-    assert (back.prefix_len, back.known_ids) == (0, None)
+    assert back.parent_chat == parent_chat
+    assert (back.prefix_len, back.known_ids) == (0 if refers else 2 * parent_chat, None)
     assert list(back.messages) == (HISTORY[2:] if refers else HISTORY)
 
 

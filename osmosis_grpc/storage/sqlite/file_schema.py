@@ -10,8 +10,10 @@ from typing import Any
 
 from osmosis_grpc.storage.sqlite.checksum import row_sum
 
-SCHEMA_VERSION = 3
-"""The version of the journal and the ledger. It grows with each change of a table. Other versions are refused."""
+SCHEMA_VERSION = 4
+"""The version of the journal and the ledger. Other versions are refused.
+
+It grows with each change of a table, and with each change of a recorded message that cannot be read as before."""
 
 Row = Sequence[Any]
 

@@ -11,11 +11,11 @@ import numpy as np
 from osmosis_grpc.errors import CallError
 from osmosis_grpc.types import (
     ChatPurpose,
-    ChatRef,
     ChatRequest,
     ChatResponse,
     Ids,
     Message,
+    PrefixChat,
     Sample,
     SampledChat,
     Segment,
@@ -28,8 +28,9 @@ from osmosis_grpc.types.segment_assembly import Assembler
 if TYPE_CHECKING:
     from osmosis_grpc.storage.ledger import ChatRow
 
-Body = tuple[Node, str, str, ChatPurpose]
-"""The last node of the history (equal histories have the same node), parameters, digest of the tools, purpose."""
+Body = tuple[Node, str, str, ChatPurpose, str]
+"""The last node of the history (equal histories have the same node), parameters, digest of the tools, purpose, policy.
+"""
 
 
 class PendingChat:
@@ -71,12 +72,12 @@ class PendingChat:
         self.response = response
 
     def kept(self) -> ChatResponse:
-        """Returns the kept reply. Its prompt leaves out the tokens of chat `continues`."""
+        """Returns the kept reply. Its prompt leaves out the tokens of the parent chat."""
         assert self.response is not None
         return self.response
 
     def as_kept(self, parent_chat: int) -> bool:
-        """Returns whether reply(continues) is the kept reply."""
+        """Returns whether reply(parent_chat) is the kept reply."""
         response = self.kept()
         return response.prompt_ids is None or (
             parent_chat == self.parent_chat and bool(parent_chat or not response.prompt_prefix)
@@ -90,7 +91,7 @@ class PendingChat:
         self.done.exception()  # no error is logged if the caller has left
 
     def reply(self, parent_chat: int = 0) -> ChatResponse:
-        """Returns the reply. Its prompt leaves out the tokens of chat `continues`. With 0, the prompt is whole."""
+        """Returns the reply. Its prompt leaves out the tokens of `parent_chat`. With 0, the prompt is whole."""
         response = self.kept()
         if self.as_kept(parent_chat):
             return response
@@ -169,24 +170,24 @@ class SampleState:
         tools: str,
         response: ChatResponse,
     ) -> None:
-        body = (position.node, jsontext.canonical(dict(asked.params)), tools, asked.purpose)
+        body = (position.node, jsontext.canonical(dict(asked.params)), tools, asked.purpose, asked.policy)
         chat = self.asked[asked.chat_number] = PendingChat(self, asked.chat_number, body, parent_chat)
         chat.answer(response)
 
     def reassemble(self, parent_chat: Mapping[int, int]) -> None:
-        """Assemble the tokens again in order. `continues` maps a chat to the chat that it continues on the server."""
+        """Assemble the tokens again in order. `parent_chat` maps a chat to its parent chat on the server."""
         wholes = [(asked, asked.prompt()) for _, asked in sorted(self.asked.items()) if asked.response is not None]
         self.assembler = Assembler()
         for asked, whole in wholes:
             asked.reassemble(parent_chat.get(asked.chat_number), whole)
 
-    def whole(self, begins: ChatRef, messages: Sequence[Message]) -> tuple[ChatRef, Sequence[Message]]:
+    def whole(self, begins: PrefixChat, messages: Sequence[Message]) -> tuple[PrefixChat, Sequence[Message]]:
         """Returns a whole conversation. The messages to which `begins` refers are added at the start."""
         reply = self.tree.reply(begins.chat_number)
         if begins.prefix_len or reply is None:
             return begins, messages
         known = path(reply)
-        return ChatRef(begins.sample, begins.chat_number, len(known)), [*known, *messages]
+        return PrefixChat(begins.sample, begins.chat_number, len(known)), [*known, *messages]
 
     def report(self, reported: Sample, omitted: bool) -> Sample:
         """Returns the sample with segments assembled from the cached chats that its segments name.

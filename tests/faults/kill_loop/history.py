@@ -36,7 +36,7 @@ class Line:
 
     def __str__(self) -> str:
         summary = " ".join(str(part) for part in (self.op, self.id, self.key or "", self.outcome or "") if part != "")
-        return f"line {self.chat_number}: {self.t:.3f} {self.who}[{self.pid}] {summary}"
+        return f"line {self.number}: {self.t:.3f} {self.who}[{self.pid}] {summary}"
 
 
 class History:

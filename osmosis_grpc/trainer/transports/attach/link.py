@@ -21,7 +21,7 @@ from osmosis_grpc.trainer.transports.attach.cancels import Cancels
 from osmosis_grpc.trainer.transports.attach.event_subscriptions import Subscription, Subscriptions
 from osmosis_grpc.trainer.transports.attach.open_chats import OpenChats
 from osmosis_grpc.types import CancelResult, InitRequest, Receipt, TrajectoryEvent
-from osmosis_grpc.wire.attach import refusal, refused, trainer_frame, unknown_kind
+from osmosis_grpc.wire.attach import refusal, refused, trainer_frame, unknown_kind, window_of
 from osmosis_grpc.wire.chat import RECEIPTS
 from osmosis_grpc.wire.control import PROTOCOL
 from osmosis_grpc.wire.features import FEATURES, GOODBYE, features_from_wire
@@ -29,7 +29,7 @@ from osmosis_grpc.wire.rollout import init_to_wire, outcome_from_wire
 
 log = logging.getLogger(__name__)
 
-PROCESS_UUID = secrets.token_hex(16)
+PROCESS_ID = secrets.token_hex(16)
 REFS = 1000
 """The most rollouts that one frame names."""
 
@@ -77,7 +77,7 @@ class AttachedServer(AgentServerLink):
             "hello",
             pb.TrainerHello(
                 attachment_id=self.attachment_id,
-                process_id=PROCESS_UUID,
+                process_id=PROCESS_ID,
                 journal_id=self.identity.journal_id,
                 version=__version__,
                 protocol_min=PROTOCOL[0],
@@ -97,7 +97,7 @@ class AttachedServer(AgentServerLink):
             ServerIdentity(hello.journal_id, hello.process_id, hello.version, tuple(map(str, hello.agent_loops)))
         )
         self.features = features_from_wire(hello.features)
-        self.window = hello.max_open_rollouts
+        self.window = window_of(hello)
         self.chats.take(stream, granted)
         for key in self.leaving:
             self.cancel_attempt(key)
