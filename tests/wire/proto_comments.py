@@ -28,8 +28,8 @@ def descriptors() -> list[FileDescriptorProto]:
 def comments() -> dict[str, str]:
     """Returns each declaration's comment on one line.
 
-    The names are `Message`, `Message.field`, `Service.Method` and so on. The comment of a whole file has the name of the
-    file, for example `attach.proto`.
+    The names are `Message`, `Message.field`, `Service.Method` and so on. The comment of a whole file has the name of
+    the file, for example `attach.proto`.
     """
     found: dict[str, str] = {}
     for file in descriptors():

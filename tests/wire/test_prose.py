@@ -14,8 +14,8 @@ def test_s01_a_segment_grows_from_its_newest_chat():
     says(
         "Segment",
         "A segment grows from its newest chat only.",
-        "If two chats continue the same chat, the one with the lower number extends the segment, and the other begins a "
-        "new segment.",
+        "If two chats continue the same chat, the one with the lower number extends the segment, and the other begins "
+        "a new segment.",
     )
 
 
@@ -52,13 +52,13 @@ def test_s04_how_long_a_chat_stays_open_and_when_it_is_asked_again():
 def test_s05_what_a_trainer_answers_for_an_unknown_rollout():
     says(
         "TrainerService.Chat",
-        "A trainer answers a chat of a rollout that it does not know with NOT_FOUND. It answers a chat after the outcome "
-        "with FAILED_PRECONDITION",
+        "A trainer answers a chat of a rollout that it does not know with NOT_FOUND. It answers a chat after the "
+        "outcome with FAILED_PRECONDITION",
     )
     says(
         "TrainerService.Complete",
-        "A trainer answers the outcome of an unknown rollout with UNAVAILABLE and RetryInfo while one of its callers may "
-        "still claim the rollout, and with INVALID_ARGUMENT if it never started it.",
+        "A trainer answers the outcome of an unknown rollout with UNAVAILABLE and RetryInfo while one of its callers "
+        "may still claim the rollout, and with INVALID_ARGUMENT if it never started it.",
     )
 
 
@@ -137,8 +137,8 @@ def test_s13_sampling_parameters_and_replies():
     says("ChatResponse.usage", "May be unset.")
     says(
         "ChatResponse",
-        "A reply that cannot be read, or that contradicts itself, ends the rollout FAILED with the boundary TRAINER and "
-        "the reason REPLY_UNREADABLE.",
+        "A reply that cannot be read, or that contradicts itself, ends the rollout FAILED with the boundary TRAINER "
+        "and the reason REPLY_UNREADABLE.",
     )
 
 
