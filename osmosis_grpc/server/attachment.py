@@ -32,7 +32,7 @@ from osmosis_grpc.errors import (
 from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES
 from osmosis_grpc.link.frame_stream import FrameStream
 from osmosis_grpc.server.event_subscriptions import Subscriptions
-from osmosis_grpc.server.requests import cancel, init_answer
+from osmosis_grpc.server.requests import annotate, cancel, init_answer
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.types import AbandonReason, ChatRequest, ChatResponse, Receipt, RolloutOutcome
 from osmosis_grpc.wire.attach import chat_frame, complete_frame, refusal, refused, server_frame, unknown_kind, window_of
@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 ASK_AGAIN = job("server.ask_again", OnFailure.RESTART)
 ACCEPTED = job("server.answer_init", OnFailure.REPORT, "callback")
 CANCELLED = job("server.answer_cancel", OnFailure.REPORT, "callback")
+ANNOTATE = job("server.annotate", OnFailure.REPORT)
 
 RESEND_INTERVAL = 5.0
 MAX_EQUAL_INITS = 64
@@ -54,6 +55,8 @@ MAX_CANCELLING = 4 * 1024 * 1024
 
 While more than this many bytes of such replies wait, further cancels are refused.
 """
+MAX_ANNOTATING = 64 * 1024 * 1024
+"""While more than this many bytes of annotations wait for the journal, further annotations are refused."""
 
 ResultKey = tuple[str, int, str]
 
@@ -112,6 +115,8 @@ class Attachment:
         """For each rollout that is being accepted, the number of Inits that wait for the answer."""
         self._cancelling = 0
         """The bytes of the replies that wait until their cancels are committed."""
+        self._annotating = 0
+        """The bytes of the annotations that wait for the journal."""
         self._stream: FrameStream | None = None
         self._features: frozenset[str] = frozenset()
         self.done = False
@@ -127,6 +132,7 @@ class Attachment:
             "cancel": self._on_cancel,
             "chat_reply": self._on_chat_reply,
             "complete_reply": self._on_complete_reply,
+            "annotate": self._on_annotate,
             "subscribe": self._on_subscribe,
             "unsubscribe": lambda message: self.subscriptions.end(message.id),
             "window": self._on_window,
@@ -399,6 +405,28 @@ class Attachment:
         if error is not None:
             reply.status.CopyFrom(refusal(error))
         self._send("cancel_reply", reply)
+
+    def _on_annotate(self, ask: pb.AnnotateFrame) -> None:
+        size = ask.ByteSize()
+        reply = pb.AnnotateReply(id=ask.id)
+        if self._annotating > MAX_ANNOTATING:
+            problem = f"{self._annotating} bytes of earlier annotations wait for the journal"
+            reply.status.CopyFrom(refusal(ResourceExhausted(problem, retry_after=1.0)))
+            self._send("annotate_reply", reply)
+            return
+
+        async def answer() -> None:
+            try:
+                reply.response.CopyFrom(await annotate(self._engine, self.owner, ask.request))
+            except CallError as error:
+                reply.status.CopyFrom(refusal(error))
+            self._send("annotate_reply", reply)
+
+        def done(_: Any) -> None:
+            self._annotating -= size
+
+        self._annotating += size
+        self._engine.supervisor.start(ANNOTATE, answer, self._failed).add_done_callback(done)
 
     def _on_chat_reply(self, reply: pb.ChatReply) -> None:
         key = (reply.rollout_id, reply.attempt, reply.sample, reply.chat_number)

@@ -49,6 +49,7 @@ from osmosis_grpc.trainer.server_availability import Server
 from osmosis_grpc.trainer.sync import SyncTrainer
 from osmosis_grpc.trainer.trainer import Trainer, TransportName
 from osmosis_grpc.types import (
+    Annotation,
     Callback,
     CallbackTls,
     CancelResult,
@@ -58,6 +59,7 @@ from osmosis_grpc.types import (
     Group,
     RolloutOutcome,
     RolloutRequest,
+    SegmentAnnotation,
     TokenBlock,
     TrajectoryEvent,
     VersionSpan,
@@ -68,6 +70,7 @@ __all__ = [
     "Aborted",
     "Advantages",
     "AlreadyExists",
+    "Annotation",
     "Batch",
     "CallError",
     "Callback",
@@ -95,6 +98,7 @@ __all__ = [
     "RolloutOutcome",
     "RolloutRequest",
     "Row",
+    "SegmentAnnotation",
     "Server",
     "ServerInfo",
     "ServerSecurity",

@@ -63,8 +63,8 @@ class AttemptCache:
     def chat(self, request: ChatRequest, sampler: Sampler) -> PendingChat:
         """Returns a chat. Starts its sampling unless it was started before.
 
-        Raises AlreadyExists if the number was used with another body, UnknownChat for a delta on an unknown chat, and
-        FailedPrecondition after the rollout has ended.
+        Raises AlreadyExists if the number was used with another body, UnknownChat for a delta on an unknown chat,
+        InvalidArgument for an unknown policy, and FailedPrecondition after the rollout has ended.
         """
         if self.result_id is not None:
             raise FailedPrecondition(
@@ -81,7 +81,7 @@ class AttemptCache:
         if position is None:  # the history is whole, and continues no chat or one that an earlier process answered
             position = sample.tree.insert(request.messages)
         params = jsontext.canonical(dict(request.params)) if request.params else "{}"
-        body = (position.node, params, self._tools_of(request), request.purpose)
+        body = (position.node, params, self._tools_of(request), request.purpose, request.policy)
         known = sample.asked.get(request.chat_number)
         if known is not None:
             if known.body != body:
@@ -105,6 +105,7 @@ class AttemptCache:
             tools=self.tools if request.tools is None else request.tools,
             tools_overridden=request.tools_overridden,
             purpose=request.purpose,
+            policy=request.policy,
             parent_chat=position.parent_chat,
             prefix_len=position.prefix_len,
             known_ids=tokens if len(tokens) else None,
@@ -193,7 +194,7 @@ class AttemptCache:
 
     def lacks(self, outcome: RolloutOutcome) -> bool:
         """Returns whether the rollout's events are needed to record an outcome."""
-        left_out = any(name.endswith(("segments", "messages")) for name in outcome.omitted)
+        left_out = any(name.endswith("messages") for name in outcome.omitted)
         return left_out or self.refers_beyond(outcome)
 
     def refers_beyond(self, outcome: RolloutOutcome) -> bool:
@@ -228,9 +229,7 @@ class AttemptCache:
         """Set the result. Returns the outcome with its references resolved and its samples assembled."""
         self.result_id = outcome.result_id
         samples = {
-            name: self.samples.setdefault(name, SampleState(name)).report(
-                reported, f"samples[{name}].segments" in outcome.omitted
-            )
+            name: self.samples.setdefault(name, SampleState(name)).report(reported)
             for name, reported in outcome.samples.items()
         }
         return replace(outcome, samples=samples)
@@ -250,7 +249,7 @@ def names(sample: str, chat_number: int, of_sample: str, of_number: int) -> bool
 
 
 def reply_of(asked: PendingChat, parent_chat: int) -> bytes:
-    """Returns the reply of an answered chat as bytes to send. Its prompt leaves out the tokens of chat `continues`.
+    """Returns the reply of an answered chat as bytes to send. Its prompt leaves out the tokens of `parent_chat`.
 
     Raises the CallError of the sampling, and Internal for a reply that cannot be sent.
     """
