@@ -12,7 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types.jsontext import check_text
 from osmosis_grpc.types.samples import Sample
-from osmosis_grpc.types.tokens import ArrayEquality, Logprobs, check_logprobs
+from osmosis_grpc.types.tensors import ArrayEquality
+from osmosis_grpc.types.tokens import Logprobs, check_logprobs
 
 MAX_ID_CHARS = 256
 """The longest id, author, label and weight step of an annotation, in characters."""

@@ -44,7 +44,9 @@ def event_to_wire(event: TrajectoryEvent, *, tokens: bool = True) -> pb.Trajecto
     """
     field, to_wire, _ = _KINDS[type(event.kind)]
     if not tokens and isinstance(event.kind, events.ChatAnswered):
-        bare = replace(event.kind.response, tokens=None, prompt_ids=None, prompt_prefix=0, wire=b"")
+        bare = replace(
+            event.kind.response, tokens=None, prompt_ids=None, prompt_extras=jsontext.NOTHING, prompt_prefix=0, wire=b""
+        )
         event = replace(event, kind=replace(event.kind, response=bare))
     return pb.TrajectoryEvent(
         rollout_id=event.rollout_id,

@@ -22,6 +22,7 @@ from osmosis_grpc.types import (
     Failure,
     InitRequest,
     OutcomeStatus,
+    RaggedTensor,
     Receipt,
     RolloutOutcome,
     RolloutRequest,
@@ -41,7 +42,15 @@ from osmosis_grpc.wire.rollout import MAX_METADATA_BYTES, init_from_wire
 USER = {"role": "user", "content": [{"type": "text", "text": "2+3?"}], "vendor": None}
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2, "b": 3}'}, "index": 0}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-SEGMENT = Segment(ids=np.arange(3, dtype="<u4"), logprobs=np.zeros(2, dtype="<f4"), mask_runs=(1, 2), chats=(1,))
+SEGMENT = Segment(
+    ids=np.arange(3, dtype="<u4"),
+    logprobs=np.zeros(2, dtype="<f4"),
+    mask_runs=(1, 2),
+    chats=(1,),
+    sampled_extras={"entropy": Tensor.of(np.float32([0.5, 1.5]))},
+    token_extras={"sampling_mask": RaggedTensor.of([[], [1, 2], [3]], "uint32")},
+    incomplete_extras=("temperature",),
+)
 INIT = InitRequest(
     request=RolloutRequest(rollout_id="r", messages=[USER], metadata={"n": 1}),
     callback=Callback(target="127.0.0.1:1", credential="the-secret-token", state=b"the-secret-state", run_id="run-1"),
@@ -51,8 +60,9 @@ RESPONSE = ChatResponse(
     message={"role": "assistant", "content": None, "tool_calls": [CALL]},
     finish_reason="tool_calls",
     usage={"prompt_tokens": 7, "details": {"cached": 1}},
-    tokens=TokenBlock.of([5, 6], [-0.5, np.nan], {"entropy": Tensor.of([1.5, 2.5])}),
+    tokens=TokenBlock.of([5, 6], [-0.5, np.nan], {"entropy": Tensor.of(np.float32([1.5, 2.5]))}),
     prompt_ids=np.array([1, 2, 3], dtype="<u4"),
+    prompt_extras={"sampling_mask": RaggedTensor.of([[7], [], [8, 9]], "uint32")},
     prompt_prefix=4,
     versions=(VersionSpan("v1", 1), VersionSpan("v2", 1)),
     extra={"matched_stop": 1},

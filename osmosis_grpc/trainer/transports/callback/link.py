@@ -33,6 +33,7 @@ from osmosis_grpc.trainer.agent_server_state import (
 )
 from osmosis_grpc.trainer.transports.callback.calls import Calls, NoAnswer, raise_if_cancelled
 from osmosis_grpc.types import Callback, CancelResult, InitRequest, TrajectoryEvent, events
+from osmosis_grpc.types.jsontext import NOTHING
 from osmosis_grpc.wire.attach import check_protocol
 from osmosis_grpc.wire.control import CANCEL_RESULT
 from osmosis_grpc.wire.event import event_from_wire
@@ -370,5 +371,5 @@ def _window(info: control_pb2.GetServerInfoResponse) -> int:
 def _without_tokens(event: TrajectoryEvent) -> TrajectoryEvent:
     if not isinstance(event.kind, events.ChatAnswered):
         return event
-    reply = replace(event.kind.response, tokens=None, prompt_ids=None, prompt_prefix=0)
+    reply = replace(event.kind.response, tokens=None, prompt_ids=None, prompt_extras=NOTHING, prompt_prefix=0)
     return replace(event, kind=replace(event.kind, response=reply))
