@@ -215,7 +215,9 @@ class RolloutSession:
         try:
             response = await self._ask_or_abandon(request) if recorded is None else recorded.response
             self.check_open()
-            prompt_length = state.assemble(number, position.parent_chat, response, purpose)
+            prompt_length = state.assemble(
+                number, position.parent_chat, response, purpose, refer=record.peer.accepts_references
+            )
         except CallError as error:
             self._log_failed(request, error, will_retry=False)
             if isinstance(error, Aborted):

@@ -6,7 +6,7 @@ from typing import Any
 
 from osmosis_grpc.engine.rewards import Rewards
 from osmosis_grpc.errors import InvalidArgument, ReplyUnreadable
-from osmosis_grpc.types import ChatPurpose, ChatRef, ChatResponse, Ids, Message, PrefixChat, Sample
+from osmosis_grpc.types import ChatPurpose, ChatRef, ChatResponse, Ids, Message, PrefixChat, Sample, jsontext
 from osmosis_grpc.types.conversation_tree import Conversation, Node, count_tool_message, path
 from osmosis_grpc.types.segment_assembly import Assembler
 from osmosis_grpc.types.tool_dicts import dump_model
@@ -18,12 +18,14 @@ ConversationStart = tuple[list[Message], PrefixChat | None]
 class SampleState:
     """One sample while its agent runs. `policy`, `parent` and `train` are those of Sample."""
 
-    __slots__ = ("_assembler", "chats", "conversation", "newest", "parent", "policy", "train")
+    __slots__ = ("_assembler", "_lacks_extras", "chats", "conversation", "newest", "parent", "policy", "train")
 
     def __init__(self, policy: str = "", parent: ChatRef | None = None, train: bool | None = None) -> None:
         self.policy, self.parent, self.train = policy, parent, train
         self.conversation = Conversation()
         self._assembler = Assembler()
+        self._lacks_extras = False
+        """Whether extras of replies were left out, because the trainer has them."""
         self.chats = 0
         """The number of the newest chat."""
         self.newest: Node | None = None
@@ -34,11 +36,19 @@ class SampleState:
         ids = self._assembler.tokens(parent_chat)
         return ids if len(ids) else None
 
-    def assemble(self, number: int, parent_chat: int, response: ChatResponse, purpose: ChatPurpose) -> int:
+    def assemble(
+        self, number: int, parent_chat: int, response: ChatResponse, purpose: ChatPurpose, *, refer: bool = False
+    ) -> int:
         """Add the tokens of a reply. Returns the length of the prompt.
 
-        Raises ReplyUnreadable if the tokens do not fit the earlier chats.
+        With `refer`, the outcome is going to refer to the chat, and the extras of the reply are not kept here. Raises
+        ReplyUnreadable if the tokens do not fit the earlier chats.
         """
+        tokens = response.tokens
+        if refer and (response.prompt_extras or (tokens is not None and tokens.extras)):
+            self._lacks_extras = True
+            bare = None if tokens is None else replace(tokens, extras=jsontext.NOTHING)
+            response = replace(response, tokens=bare, prompt_extras=jsontext.NOTHING)
         try:
             return self._assembler.add(number, parent_chat, response, purpose) or 0
         except InvalidArgument as error:
@@ -58,9 +68,14 @@ class SampleState:
         return messages, PrefixChat(name, self.newest.chat, len(messages))
 
     def assembled(self, name: str, *, refer: bool) -> Sample:
-        """Return the sample. With `refer`, its segments refer to chats and have no tokens."""
+        """Return the sample. With `refer`, its segments refer to chats and have no tokens.
+
+        If extras were left out, its segments refer to chats, too. Before the outcome goes to a trainer without these
+        chats, the tokens and extras are read from the journal.
+        """
         messages, begins = self.up_to_newest(name)
         reason = self._assembler.reason
+        refer = refer or self._lacks_extras
         return replace(
             self.unsampled(messages),
             begins=begins,

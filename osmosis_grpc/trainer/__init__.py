@@ -48,6 +48,7 @@ from osmosis_grpc.trainer.server_availability import Server
 from osmosis_grpc.trainer.sync import SyncTrainer
 from osmosis_grpc.trainer.trainer import Trainer, TransportName
 from osmosis_grpc.types import (
+    Annotation,
     Callback,
     CallbackTls,
     CancelResult,
@@ -57,6 +58,7 @@ from osmosis_grpc.types import (
     Group,
     RolloutOutcome,
     RolloutRequest,
+    SegmentAnnotation,
     TokenBlock,
     TrajectoryEvent,
     VersionSpan,
@@ -67,6 +69,7 @@ __all__ = [
     "Aborted",
     "Advantages",
     "AlreadyExists",
+    "Annotation",
     "Batch",
     "CallError",
     "Callback",
@@ -94,6 +97,7 @@ __all__ = [
     "RolloutOutcome",
     "RolloutRequest",
     "Row",
+    "SegmentAnnotation",
     "Server",
     "ServerInfo",
     "ServerSecurity",

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import OutcomeStatus, RolloutOutcome
-from osmosis_grpc.types.tokens import ArrayEquality
+from osmosis_grpc.types.tensors import ArrayEquality
 
 Floats = NDArray[np.float64]
 _Row = tuple[int, str, float]

@@ -14,6 +14,7 @@ from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, Internal, Led
 from osmosis_grpc.storage.ledger import Ledger, LedgerRollout
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Owner, Report, Rollout, job_failed, retrieve
+from osmosis_grpc.trainer.annotate import RecentServers
 from osmosis_grpc.trainer.chats.attempt_cache import UNWRITTEN_RETRY
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.chats.ledger_codec import init_bytes, request_of
@@ -60,6 +61,7 @@ class Scheduler(Owner):
             supervisor, config=config, lost=self._lost, stuck=self._stuck, none_attached=self._none_attached
         )
         self._outcomes = OutcomeRecorder(cache, self.rollouts, self._recorded, self.refused, supervisor)
+        self.recent_servers = RecentServers()
         self._max_attempts = config.max_attempts
         self._queue = RolloutQueue()
         self._loop = asyncio.get_running_loop()
@@ -338,6 +340,8 @@ class Scheduler(Owner):
 
     def _recorded(self, rollout: Rollout, outcome: RolloutOutcome) -> None:
         """End a rollout whose outcome is recorded."""
+        if rollout.server is not None:
+            self.recent_servers.add(outcome.rollout_id, rollout.server)
         if not rollout.done.done():
             rollout.done.set_result(outcome)
         self.forget(rollout)

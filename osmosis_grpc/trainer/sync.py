@@ -108,6 +108,7 @@ class SyncTrainer:
     events = _iterates(Trainer.events)
     groups = _iterates(Trainer.groups)
     evaluate = _waits(Trainer.evaluate)
+    annotate = _waits(Trainer.annotate)
 
     def confirm(self, outcome: Confirmable) -> None:
         """Confirm an outcome; see RolloutOutcome.confirm."""

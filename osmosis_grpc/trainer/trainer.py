@@ -4,17 +4,18 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from osmosis_grpc.errors import NotFound, TrainerFailed
+from osmosis_grpc.errors import NotFound, TrainerFailed, Unavailable
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.supervise import Supervisor
+from osmosis_grpc.trainer.annotate import AnnotationFields, annotate
 from osmosis_grpc.trainer.chats.chat_cache import SWEEP, ChatCache
 from osmosis_grpc.trainer.chats.policy_table import Policies, PolicyTable
 from osmosis_grpc.trainer.chats.sampler import entered, version_text
@@ -28,7 +29,7 @@ from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.trainer.server_availability import Server
 from osmosis_grpc.trainer.transports.attach.connections import AttachTransport
 from osmosis_grpc.trainer.transports.callback.transport import CallbackTransport
-from osmosis_grpc.types import CancelResult, RolloutOutcome, RolloutRequest, TrajectoryEvent
+from osmosis_grpc.types import Annotation, CancelResult, RolloutOutcome, RolloutRequest, TrajectoryEvent
 
 if TYPE_CHECKING:
     from osmosis_grpc.observability.exposition import PrometheusCollector
@@ -319,7 +320,8 @@ class Trainer:
         if rollout is not None:
             await rollout.wait_until_opened()
         first = rollout.server if rollout is not None else None
-        servers = [first] if first is not None else self.scheduler.servers.attached
+        attached = self.scheduler.recent_servers.first(rollout_id, self.scheduler.servers.attached)
+        servers = [first] if first is not None else attached
         for server in servers:
             begun = False
             try:
@@ -332,6 +334,32 @@ class Trainer:
                 if begun:
                     raise
         raise NotFound(f"no agent server knows rollout {rollout_id}", kind="rollout", name=rollout_id)
+
+    async def annotate(
+        self, outcome: RolloutOutcome, annotation: Annotation | None = None, **fields: Unpack[AnnotationFields]
+    ) -> tuple[int, bool]:
+        """Store an annotation with a rollout that has ended. Takes an Annotation, or its fields by name.
+
+            await trainer.annotate(outcome, id=f"step-{step}", trained=True, advantage=0.7, weight_step=str(step))
+
+        The server stores it as an event of the rollout. Returns the number of this event, and whether this call has
+        added it. Storing an equal annotation under the same id again adds nothing. If the connection breaks, the call
+        continues on the next connection.
+
+        Raises InvalidArgument for an annotation that does not fit the outcome, AlreadyExists if another annotation has
+        the id, NotFound if no attached server has the rollout, Unavailable if its server is not attached now or cannot
+        write, and Unimplemented if its server does not store annotations.
+        """
+        if annotation is not None and not isinstance(annotation, Annotation):
+            raise TypeError(f"an Annotation or its fields by name is needed, not a {type(annotation).__name__}")
+        if self.scheduler.failure is not None:
+            raise self.scheduler.failure
+        full = replace(annotation, **fields) if annotation is not None else Annotation(**fields)
+        reported = self.scheduler.recent_servers.get(outcome.rollout_id)
+        if reported is not None and not reported.attached:
+            raise Unavailable(f"agent server {reported.name} has the rollout and is not attached now", retry_after=1.0)
+        servers = self.scheduler.recent_servers.first(outcome.rollout_id, self.scheduler.servers.attached)
+        return await annotate(servers, outcome.rollout_id, outcome.attempt, full)
 
     def pause(self, *, idle: bool = False) -> Awaitable[None]:
         """Stop servers from opening chats, for example while weights are swapped. Open chats are still answered.

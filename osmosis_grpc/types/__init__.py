@@ -4,9 +4,11 @@ Nothing in this package imports grpc, google or asyncio. Messages and tool schem
 frozen dataclasses.
 """
 
+from osmosis_grpc.types.annotation import Annotation, SegmentAnnotation
 from osmosis_grpc.types.chat import ChatPurpose, ChatRequest, ChatResponse
 from osmosis_grpc.types.earlier_run import EarlierRun, EndedBy
 from osmosis_grpc.types.events import EventKind, TrajectoryEvent
+from osmosis_grpc.types.extras import Extra, Extras
 from osmosis_grpc.types.failure_reasons import FailureReason
 from osmosis_grpc.types.messages import Message
 from osmosis_grpc.types.outcome import (
@@ -22,11 +24,13 @@ from osmosis_grpc.types.requests import Callback, CallbackTls, Group, InitReques
 from osmosis_grpc.types.rollout_info import Activity, CancelResult, Capacity, JournaledRollout, RolloutInfo
 from osmosis_grpc.types.samples import ChatRef, ChatReward, PrefixChat, Sample, SampledChat, Segment
 from osmosis_grpc.types.stack_frames import StackFrame
-from osmosis_grpc.types.tokens import Ids, Logprobs, Tensor, TokenBlock, VersionSpan
+from osmosis_grpc.types.tensors import RaggedTensor, Tensor
+from osmosis_grpc.types.tokens import Ids, Logprobs, TokenBlock, VersionSpan
 from osmosis_grpc.types.tool_dicts import ToolDict
 
 __all__ = [
     "Activity",
+    "Annotation",
     "Callback",
     "CallbackTls",
     "CancelResult",
@@ -40,6 +44,8 @@ __all__ = [
     "EarlierRun",
     "EndedBy",
     "EventKind",
+    "Extra",
+    "Extras",
     "Failure",
     "FailureReason",
     "Group",
@@ -50,6 +56,7 @@ __all__ = [
     "Message",
     "OutcomeStatus",
     "PrefixChat",
+    "RaggedTensor",
     "Receipt",
     "RolloutInfo",
     "RolloutMetrics",
@@ -59,6 +66,7 @@ __all__ = [
     "Sample",
     "SampledChat",
     "Segment",
+    "SegmentAnnotation",
     "StackFrame",
     "Tensor",
     "TokenBlock",

@@ -6,9 +6,12 @@ from enum import StrEnum
 from typing import Any
 
 from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types.extras import Extras, check_extras
 from osmosis_grpc.types.fast_init import fast_init
+from osmosis_grpc.types.jsontext import NOTHING
 from osmosis_grpc.types.messages import Message
-from osmosis_grpc.types.tokens import ArrayEquality, Ids, TokenBlock, VersionSpan
+from osmosis_grpc.types.tensors import ArrayEquality
+from osmosis_grpc.types.tokens import Ids, TokenBlock, VersionSpan
 
 
 class ChatPurpose(StrEnum):
@@ -84,6 +87,9 @@ class ChatResponse(ArrayEquality):
     """uint32, shape (p,): the prompt without its first `prompt_prefix` ids; None if the sampler does not return it."""
     prompt_prefix: int = 0
     """The number of leading ids that `prompt_ids` leaves out. They are the first tokens of the chat `parent_chat`."""
+    prompt_extras: Extras = field(default_factory=lambda: NOTHING)
+    """Further values of the prompt by name, with one row for each id of `prompt_ids`. TokenBlock.extras is for the
+    sampled tokens."""
     versions: tuple[VersionSpan, ...] = ()
     """The policy versions that sampled the tokens, in order. A single span counts for all tokens."""
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -100,6 +106,10 @@ class ChatResponse(ArrayEquality):
             raise InvalidArgument("tokens", f"is a {type(self.tokens).__name__}; use TokenBlock.of(ids, logprobs)")
         if self.prompt_ids is not None and getattr(self.prompt_ids, "dtype", None) != "uint32":
             raise InvalidArgument("prompt_ids", "is not an array of uint32; use TokenBlock.of(ids).ids")
+        if self.prompt_extras and arrays:
+            if self.prompt_ids is None:
+                raise InvalidArgument("prompt_extras", "is set without prompt_ids")
+            check_extras(self.prompt_extras, len(self.prompt_ids), "prompt")
         if self.message.get("role") != "assistant":
             raise InvalidArgument("message.role", f"a reply's role is assistant, not {self.message.get('role')!r}")
         if self.tokens is not None:

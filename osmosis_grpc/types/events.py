@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from osmosis_grpc.types.annotation import Annotation
 from osmosis_grpc.types.chat import ChatPurpose, ChatResponse
 from osmosis_grpc.types.earlier_run import EndedBy
 from osmosis_grpc.types.fast_init import fast_init
@@ -171,6 +172,13 @@ class Delivered:
     tries: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Annotated:
+    """The trainer, or a person, annotated the rollout. This event may follow the end."""
+
+    annotation: Annotation
+
+
 EventKind = (
     Accepted
     | Started
@@ -187,6 +195,7 @@ EventKind = (
     | Graded
     | Ended
     | Delivered
+    | Annotated
 )
 
 

@@ -7,9 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types.extras import Extra, Extras, check_extras
 from osmosis_grpc.types.fast_init import fast_init
+from osmosis_grpc.types.jsontext import NOTHING
 from osmosis_grpc.types.messages import Message
-from osmosis_grpc.types.tokens import ArrayEquality, Ids, Logprobs, TokenBlock, VersionSpan, check_logprobs
+from osmosis_grpc.types.segment_extras import spread
+from osmosis_grpc.types.tensors import ArrayEquality
+from osmosis_grpc.types.tokens import Ids, Logprobs, TokenBlock, VersionSpan, check_logprobs
 
 
 @fast_init
@@ -32,6 +36,12 @@ class Segment(ArrayEquality):
     """The numbers of the chats whose replies are in the segment."""
     drift_index: int | None = None
     """The index at which the first prompt differs from the tokens of the earlier chat. None if it does not differ."""
+    sampled_extras: Extras = field(default_factory=lambda: NOTHING)
+    """Extras of the replies by name, with one row for each token with mask 1."""
+    token_extras: Extras = field(default_factory=lambda: NOTHING)
+    """Extras of the prompts and the replies by name, with one row for each token."""
+    incomplete_extras: tuple[str, ...] = ()
+    """The names of extras that were left out, sorted. A reply lacks the extra, or has it with another type or shape."""
 
     @property
     def referred(self) -> bool:
@@ -61,15 +71,40 @@ class Segment(ArrayEquality):
         aligned[self.mask()] = self.logprobs
         return aligned
 
+    def aligned_extra(self, name: str) -> Extra:
+        """Returns an extra aligned with `ids`: a tensor or a ragged tensor with n rows.
+
+        An extra of the replies only has zeros, or empty rows, where the mask is 0. Raises InvalidArgument if the
+        segment does not have the extra.
+        """
+        if name in self.token_extras:
+            return self.token_extras[name]
+        if name in self.sampled_extras:
+            return spread(self.sampled_extras[name], self.mask())
+        why = "a reply or its prompt lacks it" if name in self.incomplete_extras else "no reply has it"
+        raise InvalidArgument(f"extras[{name}]", f"is not in the segment: {why}")
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all arrays."""
+        extras = (*self.sampled_extras.values(), *self.token_extras.values())
+        return self.ids.nbytes + self.logprobs.nbytes + sum(extra.nbytes for extra in extras)
+
     def check(self, field_path: str) -> None:
         """Raises InvalidArgument for a segment whose parts do not agree."""
         if self.referred and not len(self.logprobs) and not self.versions and self.chats:
+            if self.sampled_extras or self.token_extras:
+                raise InvalidArgument(f"{field_path}.ids", "are empty, so the segment has no extras")
             return
         if sum(self.mask_runs) != len(self.ids):
             raise InvalidArgument(f"{field_path}.mask_runs", f"cover {sum(self.mask_runs)} of {len(self.ids)} ids")
         check_logprobs(self.logprobs, self.sampled, "sampled ids", field_path)
         if self.versions and sum(span.tokens for span in self.versions) != self.sampled:
             raise InvalidArgument(f"{field_path}.versions", f"do not add up to {self.sampled} sampled ids")
+        if self.sampled_extras:
+            check_extras(self.sampled_extras, self.sampled, f"{field_path}.sampled_extras")
+        if self.token_extras:
+            check_extras(self.token_extras, len(self.ids), f"{field_path}.token_extras")
 
 
 @fast_init

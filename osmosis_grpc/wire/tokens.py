@@ -8,22 +8,21 @@ later.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import tokens_pb2 as pb
 from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types.extras import Extras, check_extras
 from osmosis_grpc.types.jsontext import NOTHING
 from osmosis_grpc.types.samples import ChatRef, ChatReward, PrefixChat, Sample, Segment
-from osmosis_grpc.types.tokens import TENSOR_DTYPES, Ids, Logprobs, Tensor, TokenBlock, VersionSpan, check_logprobs
+from osmosis_grpc.types.tokens import Ids, Logprobs, TokenBlock, VersionSpan, check_logprobs
+from osmosis_grpc.wire.extras import extras_from_wire, extras_to_wire
 from osmosis_grpc.wire.field_conversion import Codec, Converter
 from osmosis_grpc.wire.message import message_to_wire, messages_from_wire
 from osmosis_grpc.wire.protobuf_encoding import head
 
 _IDS, _LOGPROBS = 1, 2  # the field numbers, in TokenBlock and in Segment
-_TENSOR_TYPES = {name: pb.TensorType.Value(f"TENSOR_TYPE_{name.upper()}") for name in TENSOR_DTYPES}
-_TENSOR_NAMES = {number: name for name, number in _TENSOR_TYPES.items()}
 _UINT32, _FLOAT32 = np.dtype("<u4"), np.dtype("<f4")
 _NO_IDS: Ids = np.empty(0, dtype="<u4")
 _NO_LOGPROBS: Logprobs = np.empty(0, dtype="<f4")
@@ -36,24 +35,16 @@ def block_to_wire(block: TokenBlock) -> pb.TokenBlock:
 
 def block_from_wire(message: pb.TokenBlock, field: str) -> TokenBlock:
     """Returns a checked token block. Its arrays are read-only views. Raises InvalidArgument."""
-    ids, logprobs = _read(message)
-    block = TokenBlock(
-        ids, logprobs if len(logprobs) else None, _extras(message.extras, field) if message.extras else NOTHING
-    )
+    extras = extras_from_wire(message.extras, len(message.ids), f"{field}.extras") if message.extras else NOTHING
+    ids, logprobs = _read(message, alone=not extras)
+    block = TokenBlock(ids, logprobs if len(logprobs) else None, extras)
     block.check(field)
     return block
 
 
 def block_bytes(block: TokenBlock) -> bytes:
     """Returns a serialized token block."""
-    arrays = array_bytes(block.ids, block.logprobs)
-    if not block.extras:
-        return arrays
-    extras = {
-        name: pb.Extra(tensor=pb.Tensor(type=_TENSOR_TYPES[tensor.dtype], shape=tensor.shape, data=tensor.data))
-        for name, tensor in block.extras.items()
-    }
-    return arrays + pb.TokenBlock(extras=extras).SerializeToString()
+    return array_bytes(block.ids, block.logprobs) + extra_bytes(block.extras)
 
 
 def array_bytes(ids: Ids, logprobs: Logprobs | None = None) -> bytes:
@@ -64,12 +55,22 @@ def array_bytes(ids: Ids, logprobs: Logprobs | None = None) -> bytes:
     return b"".join(parts)
 
 
-def ids_from_wire(message: pb.TokenBlock, field: str) -> Ids:
-    """Returns the ids of a block as a read-only view. The block needs no logprobs. Raises InvalidArgument."""
-    ids, logprobs = _read(message)
+def extra_bytes(extras: Extras) -> bytes:
+    """Returns the serialized extras of a token block."""
+    if not extras:
+        return b""
+    return pb.TokenBlock(extras=extras_to_wire(extras)).SerializeToString()
+
+
+def prompt_from_wire(message: pb.TokenBlock, field: str) -> tuple[Ids, Extras]:
+    """Returns the ids and the extras of a block that needs no logprobs. Raises InvalidArgument."""
+    extras = extras_from_wire(message.extras, len(message.ids), f"{field}.extras") if message.extras else NOTHING
+    ids, logprobs = _read(message, alone=not extras)
     if len(logprobs):
         check_logprobs(logprobs, len(ids), "ids", field)
-    return ids
+    if extras:
+        check_extras(extras, len(ids), field)
+    return ids, extras
 
 
 def spans_to_wire(spans: Sequence[VersionSpan]) -> list[pb.VersionSpan]:
@@ -89,6 +90,9 @@ def segment_to_wire(segment: Segment) -> pb.Segment:
         versions=spans_to_wire(segment.versions),
         chats=segment.chats,
         drift_index=segment.drift_index,
+        incomplete_extras=segment.incomplete_extras,
+        sampled_extras=extras_to_wire(segment.sampled_extras),
+        token_extras=extras_to_wire(segment.token_extras),
     )
     out.MergeFromString(array_bytes(segment.ids, segment.logprobs))
     return out
@@ -96,7 +100,7 @@ def segment_to_wire(segment: Segment) -> pb.Segment:
 
 def segment_from_wire(message: pb.Segment, field: str) -> Segment:
     """Returns a checked segment. Raises InvalidArgument."""
-    ids, logprobs = _read(message)
+    ids, logprobs = _read(message, alone=not (message.sampled_extras or message.token_extras))
     versions = spans_from_wire(message.versions)
     if len(versions) == 1 and len(ids):  # the count of a single span is ignored
         versions = (VersionSpan(versions[0].version, sum(message.mask_runs[1::2])),)
@@ -107,6 +111,9 @@ def segment_from_wire(message: pb.Segment, field: str) -> Segment:
         chats=tuple(message.chats),
         versions=versions,
         drift_index=message.drift_index if message.HasField("drift_index") else None,
+        sampled_extras=extras_from_wire(message.sampled_extras, len(logprobs), f"{field}.sampled_extras"),
+        token_extras=extras_from_wire(message.token_extras, len(ids), f"{field}.token_extras"),
+        incomplete_extras=tuple(message.incomplete_extras),
     )
     segment.check(field)
     return segment
@@ -183,23 +190,19 @@ _CHAT_REWARD = Converter(
 )
 
 
-def _read(message: pb.TokenBlock | pb.Segment) -> tuple[Ids, Logprobs]:
+def _read(message: pb.TokenBlock | pb.Segment, *, alone: bool = True) -> tuple[Ids, Logprobs]:
+    """Returns ids and logprobs. If they are `alone`, they are views of the serialized message, otherwise copies.
+
+    A view would keep the bytes of all extras in memory.
+    """
     count, known = len(message.ids), len(message.logprobs)
     if not count and not known:
         return _NO_IDS, _NO_LOGPROBS
     data = message.SerializeToString()  # fields are in the order of their numbers, so these two come first
     at = len(head(_IDS, 4 * count)) if count else 0
+    if not alone:
+        data = data[: at + 4 * count + (len(head(_LOGPROBS, 4 * known)) + 4 * known if known else 0)]
     ids = np.frombuffer(data, _UINT32, count, at)
     if not known:
         return ids, _NO_LOGPROBS
     return ids, np.frombuffer(data, _FLOAT32, known, at + 4 * count + len(head(_LOGPROBS, 4 * known)))
-
-
-def _extras(extras: Mapping[str, Any], field: str) -> dict[str, Tensor]:
-    found = {}
-    for name, extra in extras.items():
-        tensor = extra.tensor
-        if tensor.type not in _TENSOR_NAMES:
-            raise InvalidArgument(f"{field}.extras[{name}].tensor.type", f"{tensor.type} is not a tensor type")
-        found[name] = Tensor(dtype=_TENSOR_NAMES[tensor.type], shape=tuple(tensor.shape), data=tensor.data)
-    return found

@@ -17,6 +17,7 @@ from osmosis_grpc.types import (
     Failure,
     Group,
     OutcomeStatus,
+    RaggedTensor,
     RolloutInfo,
     RolloutMetrics,
     RolloutOutcome,
@@ -24,11 +25,18 @@ from osmosis_grpc.types import (
     Sample,
     Segment,
     StackFrame,
+    Tensor,
 )
 from osmosis_grpc.wire.rollout import ROLLOUT, STATES, fit, outcome_from_wire, outcome_to_wire
 
 SEGMENT = Segment(
-    ids=np.arange(500, dtype="<u4"), logprobs=np.full(200, -0.5, dtype="<f4"), mask_runs=(300, 200), chats=(1,)
+    ids=np.arange(500, dtype="<u4"),
+    logprobs=np.full(200, -0.5, dtype="<f4"),
+    mask_runs=(300, 200),
+    chats=(1,),
+    sampled_extras={"sampling_mask": RaggedTensor.of([[1]] * 200, "uint32")},
+    token_extras={"routed_experts": Tensor.of(np.ones((500, 2, 1), np.uint8))},
+    incomplete_extras=("entropy",),
 )
 ALONE = Sample(messages=[{"role": "user", "content": "x" * 100}], segments=(SEGMENT,), reward=0.0, trainable=True)
 METRICS = RolloutMetrics(**{field.name: index + 1 for index, field in enumerate(fields(RolloutMetrics))})
@@ -92,7 +100,7 @@ FIXTURES = {
     "cancelled": replace(BROKEN, status=OutcomeStatus.CANCELLED, failure=None),
     "evaluation": replace(DONE, evaluation=True),
     "nothing said": RolloutOutcome(rollout_id="r", status=OutcomeStatus.COMPLETED),
-    "something left out": replace(JUDGED, omitted=("samples[main].segments", "extra_json")),
+    "something left out": replace(JUDGED, omitted=("samples[main].segments[0]", "extra_json")),
 }
 
 
@@ -222,12 +230,20 @@ def test_a_field_out_of_bounds_is_refused_by_name(field, changes):
 # What `fit` leaves out, in its order; messages go all at once.
 STEPS = [
     [],
-    ["samples[main].segments"],
-    ["samples[main].segments", "samples[sample-2].segments"],
-    ["samples[main].segments", "samples[sample-2].segments", "samples[main].messages", "samples[sample-2].messages"],
+    ["samples[main].segments[0]"],
+    ["samples[main].segments[0]", "samples[sample-2].segments[0]"],
+    ["samples[main].segments[0]", "samples[sample-2].segments[0]", "samples[sample-2].segments[1]"],
     [
-        "samples[main].segments",
-        "samples[sample-2].segments",
+        "samples[main].segments[0]",
+        "samples[sample-2].segments[0]",
+        "samples[sample-2].segments[1]",
+        "samples[main].messages",
+        "samples[sample-2].messages",
+    ],
+    [
+        "samples[main].segments[0]",
+        "samples[sample-2].segments[0]",
+        "samples[sample-2].segments[1]",
         "samples[main].messages",
         "samples[sample-2].messages",
         "extra_json",
@@ -240,7 +256,7 @@ LARGE = replace(
 )
 
 
-def test_fit_leaves_out_segments_then_messages_then_extra():
+def test_p20_fit_leaves_out_segments_then_messages_then_extra():
     whole = outcome_to_wire(LARGE)
     seen = []
     for limit in range(whole.ByteSize() + 10, 300, -50):
@@ -250,7 +266,11 @@ def test_fit_leaves_out_segments_then_messages_then_extra():
         if not seen or omitted != seen[-1]:
             seen.append(omitted)
         for sample in fitted.samples:
-            assert bool(sample.segments) == (f"samples[{sample.name}].segments" not in omitted)
+            for index, segment in enumerate(sample.segments):
+                left_out = f"samples[{sample.name}].segments[{index}]" in omitted
+                arrays = (segment.ids, segment.logprobs, segment.token_extras, segment.sampled_extras)
+                assert [bool(array) for array in arrays] == [not left_out] * 4
+                assert (list(segment.mask_runs), list(segment.chats)) == ([300, 200], [1])
             assert bool(sample.messages) == (f"samples[{sample.name}].messages" not in omitted)
         assert bool(fitted.extra_json) == ("extra_json" not in omitted)
         back = outcome_from_wire(over_the_wire(fitted), "outcome")

@@ -191,7 +191,7 @@ class AttemptCache:
 
     def lacks(self, outcome: RolloutOutcome) -> bool:
         """Returns whether the rollout's events are needed to record an outcome."""
-        left_out = any(name.endswith(("segments", "messages")) for name in outcome.omitted)
+        left_out = any(name.endswith("messages") for name in outcome.omitted)
         return left_out or self.refers_beyond(outcome)
 
     def refers_beyond(self, outcome: RolloutOutcome) -> bool:
@@ -226,9 +226,7 @@ class AttemptCache:
         """Set the result. Returns the outcome with its references resolved and its samples assembled."""
         self.result_id = outcome.result_id
         samples = {
-            name: self.samples.setdefault(name, SampleState(name)).report(
-                reported, f"samples[{name}].segments" in outcome.omitted
-            )
+            name: self.samples.setdefault(name, SampleState(name)).report(reported)
             for name, reported in outcome.samples.items()
         }
         return replace(outcome, samples=samples)
