@@ -32,7 +32,8 @@ from osmosis_grpc.errors import (
 from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES
 from osmosis_grpc.link.frame_stream import FrameStream
 from osmosis_grpc.server.event_subscriptions import Subscriptions
-from osmosis_grpc.server.requests import annotate, cancel, init_answer
+from osmosis_grpc.server.journaled_requests import JournaledRequests
+from osmosis_grpc.server.requests import init_answer
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.types import AbandonReason, ChatRequest, ChatResponse, Receipt, RolloutOutcome
 from osmosis_grpc.wire.attach import chat_frame, complete_frame, refusal, refused, server_frame, unknown_kind, window_of
@@ -44,19 +45,10 @@ log = logging.getLogger(__name__)
 
 ASK_AGAIN = job("server.ask_again", OnFailure.RESTART)
 ACCEPTED = job("server.answer_init", OnFailure.REPORT, "callback")
-CANCELLED = job("server.answer_cancel", OnFailure.REPORT, "callback")
-ANNOTATE = job("server.annotate", OnFailure.REPORT)
 
 RESEND_INTERVAL = 5.0
 MAX_EQUAL_INITS = 64
 """At most this many equal Inits wait for the same answer. Equal Inits have the same id, attempt and spec."""
-MAX_CANCELLING = 4 * 1024 * 1024
-"""The reply to a cancel waits until the cancel is committed.
-
-While more than this many bytes of such replies wait, further cancels are refused.
-"""
-MAX_ANNOTATING = 64 * 1024 * 1024
-"""While more than this many bytes of annotations wait for the journal, further annotations are refused."""
 
 ResultKey = tuple[str, int, str]
 
@@ -113,10 +105,6 @@ class Attachment:
         """The delivered outcomes that were sent again on the present stream."""
         self._accepting: Counter[Record] = Counter()
         """For each rollout that is being accepted, the number of Inits that wait for the answer."""
-        self._cancelling = 0
-        """The bytes of the replies that wait until their cancels are committed."""
-        self._annotating = 0
-        """The bytes of the annotations that wait for the journal."""
         self._stream: FrameStream | None = None
         self._features: frozenset[str] = frozenset()
         self.done = False
@@ -126,13 +114,14 @@ class Attachment:
         self._rollout_window = 0
         self._largest_rollout_window = 0
         self._ticking: asyncio.Task[None] | None = None
+        waiting = JournaledRequests(engine, owner, self._send, self._failed)
         self.handlers: dict[str, Callable[[Any], None]] = {
             "open_rollouts": self._on_open_rollouts,
             "init": self._on_init,
-            "cancel": self._on_cancel,
+            "cancel": waiting.on_cancel,
             "chat_reply": self._on_chat_reply,
             "complete_reply": self._on_complete_reply,
-            "annotate": self._on_annotate,
+            "annotate": waiting.on_annotate,
             "subscribe": self._on_subscribe,
             "unsubscribe": lambda message: self.subscriptions.end(message.id),
             "window": self._on_window,
@@ -373,26 +362,6 @@ class Attachment:
     def _refuse_init(self, rollout_id: str, attempt: int, error: CallError) -> None:
         self._send("init_reply", pb.InitReply(rollout_id=rollout_id, attempt=attempt, status=refusal(error)))
 
-    def _on_cancel(self, ask: pb.CancelFrame) -> None:
-        reply = pb.CancelReply(id=ask.id)
-        try:
-            if self._cancelling > MAX_CANCELLING:
-                raise ResourceExhausted(
-                    f"{self._cancelling} bytes of replies to earlier cancels wait for the journal", retry_after=1.0
-                )
-            reply.response.CopyFrom(cancel(self._engine, self.owner, ask.request))
-        except CallError as error:
-            self._answer_cancel(reply, error)
-            return
-        size = reply.ByteSize()
-        self._cancelling += size
-
-        def committed(error: CallError | None) -> None:
-            self._cancelling -= size
-            self._engine.supervisor.call(CANCELLED, self._answer_cancel, reply, error, report=self._failed)
-
-        self._engine.log.barrier(committed)
-
     def _failed(self, error: BaseException) -> None:
         """End the stream, because an answer could not be sent.
 
@@ -400,33 +369,6 @@ class Attachment:
         """
         if self._stream is not None:
             self._stream.end(Internal("an answer could not be sent; the server's log says why"))
-
-    def _answer_cancel(self, reply: pb.CancelReply, error: CallError | None) -> None:
-        if error is not None:
-            reply.status.CopyFrom(refusal(error))
-        self._send("cancel_reply", reply)
-
-    def _on_annotate(self, ask: pb.AnnotateFrame) -> None:
-        size = ask.ByteSize()
-        reply = pb.AnnotateReply(id=ask.id)
-        if self._annotating > MAX_ANNOTATING:
-            problem = f"{self._annotating} bytes of earlier annotations wait for the journal"
-            reply.status.CopyFrom(refusal(ResourceExhausted(problem, retry_after=1.0)))
-            self._send("annotate_reply", reply)
-            return
-
-        async def answer() -> None:
-            try:
-                reply.response.CopyFrom(await annotate(self._engine, self.owner, ask.request))
-            except CallError as error:
-                reply.status.CopyFrom(refusal(error))
-            self._send("annotate_reply", reply)
-
-        def done(_: Any) -> None:
-            self._annotating -= size
-
-        self._annotating += size
-        self._engine.supervisor.start(ANNOTATE, answer, self._failed).add_done_callback(done)
 
     def _on_chat_reply(self, reply: pb.ChatReply) -> None:
         key = (reply.rollout_id, reply.attempt, reply.sample, reply.chat_number)
