@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from osmosis_grpc.types import (
     ChatPurpose,
+    ChatRef,
     ChatRequest,
     ChatResponse,
     EventKind,
@@ -67,10 +68,14 @@ class Session(Protocol):
         purpose: ChatPurpose,
         tools: Sequence[Any] | None,
         params: Mapping[str, Any],
-    ) -> ChatResponse: ...
+    ) -> tuple[int, ChatResponse]:
+        """Ask for a reply. Return the number of the chat within its sample, and the reply."""
 
-    def add_sample(self, name: str | None) -> str:
-        """Begin another sample."""
+    def add_sample(self, name: str | None, *, policy: str, parent: ChatRef | None, train: bool | None) -> str:
+        """Begin another sample, and return its name. Raises ValueError."""
+
+    def set_reward(self, value: float, *, sample: str, chat: int, name: str) -> None:
+        """Set a reward. Raises ValueError for an unknown sample or chat, and for a wrong name."""
 
     def record(self, kind: EventKind) -> None:
         """Append to the trajectory."""

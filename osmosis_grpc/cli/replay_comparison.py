@@ -7,7 +7,7 @@ import asyncio
 import difflib
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any, NoReturn
 
@@ -198,6 +198,7 @@ def _parts(recorded: events.ChatRequested, now: events.ChatRequested) -> Iterato
     """Yield the name of each part of a question, its recorded value, and its new value. Each message is a part."""
     yield "parent_chat", recorded.parent_chat, now.parent_chat
     yield "purpose", recorded.purpose.value, now.purpose.value
+    yield "policy", recorded.policy, now.policy
     for number, both in enumerate(zip_longest(recorded.messages, now.messages, fillvalue=_ABSENT), 1):
         yield f"message {number} of the new ones", *both
     yield "params", dict(recorded.params), dict(now.params)
@@ -211,6 +212,7 @@ def result_differences(recorded: RolloutOutcome, now: RolloutOutcome) -> list[Di
     for where, before, after in (
         ("status", _status(recorded), _status(now)),
         ("reward", recorded.reward, now.reward),
+        ("reward components", dict(recorded.reward_components), dict(now.reward_components)),
         ("final messages", list(recorded.messages), list(now.messages)),
         ("extra_fields", dict(recorded.extra_fields), dict(now.extra_fields)),
         ("samples", sorted(recorded.samples), sorted(now.samples)),
@@ -219,6 +221,9 @@ def result_differences(recorded: RolloutOutcome, now: RolloutOutcome) -> list[Di
             found.append(Difference.of(where, before, after))
     for name in sorted(recorded.samples.keys() & now.samples.keys()):
         one, other = recorded.samples[name], now.samples[name]
+        before, after = (_sample_rewards(outcome, name) for outcome in (recorded, now))
+        if before != after:
+            found.append(Difference.of(f"rewards of sample {name}", before, after))
         if one.segments != other.segments or one.trainable != other.trainable:
             found.append(Difference.of(f"tokens of sample {name}", _tokens(one), _tokens(other)))
     return found
@@ -231,6 +236,13 @@ def _status(outcome: RolloutOutcome) -> dict[str, Any]:
         "finish_reason": outcome.finish_reason,
         "failure": None if failure is None else {"boundary": failure.boundary, "message": failure.message},
     }
+
+
+def _sample_rewards(outcome: RolloutOutcome, name: str) -> dict[str, Any]:
+    """Return the rewards of a sample and its chats. Leave out those that a single sample shares with its rollout."""
+    sample = outcome.samples[name]
+    own = {"reward": sample.reward, "reward_components": dict(sample.reward_components)}
+    return {**(own if len(outcome.samples) > 1 else {}), "chat_rewards": [asdict(each) for each in sample.chat_rewards]}
 
 
 def _tokens(sample: Any) -> list[dict[str, Any]]:

@@ -127,7 +127,7 @@ class Acceptance:
         """Return the name of the agent that will run. If the request names no agent, the server must have only one."""
         names = sorted(self._context.runnables)
         if not name and len(names) != 1:
-            raise InvalidArgument("agent_loop", f"name one of: {', '.join(names)}")
+            raise InvalidArgument("spec.agent_loop", f"name one of: {', '.join(names)}")
         if name and name not in names:
             raise NotFound(
                 f"there is no agent loop {name!r}; there are: {', '.join(names)}", kind="agent_loop", name=name

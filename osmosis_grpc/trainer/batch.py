@@ -16,7 +16,7 @@ from osmosis_grpc.trainer.advantage import Advantages
 from osmosis_grpc.trainer.groups import OutcomeGroup
 from osmosis_grpc.types import RolloutOutcome, Segment
 from osmosis_grpc.types.outcome import lacks
-from osmosis_grpc.types.tokens import ArrayEquality
+from osmosis_grpc.types.tensors import ArrayEquality
 
 Side = Literal["right", "left"]
 TooLong = Literal["raise", "truncate", "skip"]

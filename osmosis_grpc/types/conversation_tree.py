@@ -49,7 +49,7 @@ class Position(NamedTuple):
     parent_chat: int
     """The answered chat that the history continues; 0 for none."""
     prefix_len: int
-    """The number of leading messages that come from the chat `continues`, its reply included."""
+    """The number of leading messages that come from the chat `parent_chat`, its reply included."""
 
 
 class Conversation:

@@ -17,7 +17,10 @@ import numpy as np
 
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types.chat import ChatPurpose, ChatResponse
+from osmosis_grpc.types.extras import Extras
+from osmosis_grpc.types.jsontext import NOTHING
 from osmosis_grpc.types.samples import Segment
+from osmosis_grpc.types.segment_extras import Part, bare_parts, cut, gather, join
 from osmosis_grpc.types.tokens import Ids, Logprobs, VersionSpan
 
 _NO_IDS: Ids = np.empty(0, dtype="<u4")
@@ -36,13 +39,20 @@ class _Growing:
     versions: list[VersionSpan] = field(default_factory=list)
     versioned: bool = True
     chats: list[int] = field(default_factory=list)
+    parts: list[Part] | None = None
+    """The extras of all tokens; None while no token has extras. freeze() joins them."""
     _array: Ids = field(default_factory=lambda: _NO_IDS)
     _filled: int = 0
 
-    def append(self, ids: Ids, mask: int) -> None:
+    def append(self, ids: Ids, mask: int, extras: Extras = NOTHING, first: int = 0) -> None:
+        """Appends tokens. Their extras are the rows of `extras` from row `first` on."""
         count, runs = len(ids), self.runs
         if not count and runs:
             return
+        if extras and self.parts is None:
+            self.parts = bare_parts(runs)
+        if self.parts is not None and count:
+            self.parts.append(Part(extras, first, first + count, mask))
         self.pieces.append(ids)
         self.length += count
         if mask and not runs:
@@ -73,7 +83,11 @@ class _Growing:
         logprobs = np.concatenate(self.logprobs) if self.logprobs else np.empty(0, dtype="<f4")
         ids.flags.writeable = logprobs.flags.writeable = False
         versions = tuple(self.versions) if self.versioned else ()
-        return replace(self.reference(), ids=ids, logprobs=logprobs, versions=versions)
+        whole = replace(self.reference(), ids=ids, logprobs=logprobs, versions=versions)
+        if self.parts is None:
+            return whole
+        sampled, of_tokens, incomplete = gather(self.parts)
+        return replace(whole, sampled_extras=sampled, token_extras=of_tokens, incomplete_extras=incomplete)
 
     def reference(self) -> Segment:
         return Segment(
@@ -122,12 +136,19 @@ class Assembler:
         place = self._ends.get(chat)
         return None if place is None else place.segment.ids(0, place.prompt_end)
 
+    def prompt_extras(self, chat: int, first: int) -> Extras:
+        """Returns the extras of a chat's prompt from token `first` on, as far as all these tokens have them."""
+        place = self._ends.get(chat)
+        if place is None or place.segment.parts is None:
+            return NOTHING
+        return join(cut(place.segment.parts, first, place.prompt_end))
+
     def prompt_length(self, parent_chat: int, response: ChatResponse) -> int | None:
         """Returns the number of ids in the whole prompt of a reply; None if the reply came without its prompt.
 
-        `continues` is the number of the earlier chat. The reply leaves out the first `prompt_prefix` ids of its prompt,
-        because they are also the first tokens of the earlier chat. Raises InvalidArgument if the earlier chat has fewer
-        tokens than `prompt_prefix`.
+        `parent_chat` is the number of the earlier chat. The reply leaves out the first `prompt_prefix` ids of its
+        prompt, because they are also the first tokens of the earlier chat. Raises InvalidArgument if the earlier chat
+        has fewer tokens than `prompt_prefix`.
         """
         if response.prompt_ids is None:
             return None
@@ -169,15 +190,18 @@ class Assembler:
             shared += _common(before.segment.ids(prefix, end), new_ids)
         if before is not None and shared == end == before.segment.length:
             segment = before.segment
-            segment.append(new_ids[end - prefix :] if end > prefix else new_ids, mask=0)
+            known = end - prefix
+            segment.append(new_ids[known:] if known else new_ids, mask=0, extras=response.prompt_extras, first=known)
         else:
             segment = _Growing(shared if shared < end else None)
             self._segments.append(segment)
             if before is not None and prefix:
                 segment.append(before.segment.ids(0, prefix), mask=0)
-            segment.append(new_ids, mask=0)
+                if before.segment.parts is not None:
+                    segment.parts = cut(before.segment.parts, 0, prefix)
+            segment.append(new_ids, mask=0, extras=response.prompt_extras)
         prompt_end = segment.length
-        segment.append(tokens.ids, mask=1)
+        segment.append(tokens.ids, mask=1, extras=tokens.extras)
         logprobs = np.full(len(tokens.ids), np.nan, dtype="<f4") if tokens.logprobs is None else tokens.logprobs
         segment.logprobs.append(logprobs)
         if response.versions:

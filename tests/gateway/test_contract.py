@@ -152,6 +152,7 @@ async def test_the_same_init_again_answers_the_same_and_starts_nothing():
     assert all(answer == answers[0][1] for _, answer, _ in answers)
     assert len(trainer.outcomes) == 1
     assert (other[0], again[0], alias[0]) == (409, 202, 409)
+    assert other[1]["detail"].endswith("was started with another body; it differs in max_turns")
 
 
 async def test_at_capacity_and_while_draining():

@@ -27,7 +27,7 @@ class Session:
         self.gate.set()
         self.faults: list[Exception] = []
 
-    async def chat(self, messages: Any, **more: Any) -> ChatResponse:
+    async def chat(self, messages: Any, **more: Any) -> tuple[int, ChatResponse]:
         self.chats.append((messages, more["params"]))
         number = len(self.chats)
         try:
@@ -37,7 +37,7 @@ class Session:
             raise
         if self.faults:
             raise self.faults.pop(0)
-        return ChatResponse(message={"role": "assistant", "content": str(number)}, finish_reason="stop")
+        return number, ChatResponse(message={"role": "assistant", "content": str(number)}, finish_reason="stop")
 
     def check_open(self) -> None:
         """It always is."""

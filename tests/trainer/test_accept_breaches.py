@@ -64,7 +64,6 @@ AFTER_HELLO: dict[str, tuple[Any, str]] = {
     "bytes that are no message": (lambda _: b"\xff\xfe\xfd\xfc", ""),
     "more than 4,096 frames": (lambda _: frames(*[HEARTBEAT] * 4097), "frames"),
     "a frame without a kind": (lambda _: frames(attach_pb2.ServerFrame()), "frames.frame"),
-    "a frame of an unknown kind": (lambda _: bytes([10, 3, 0xFA, 0x01, 0]), "frames.frame"),
     "a second hello": (lambda s: frames(s.hello()), "frames.hello"),
 }
 
@@ -89,6 +88,19 @@ async def test_a_mistake_that_ends_an_attachment_names_itself_and_loses_no_rollo
         await server.complete(request, **referring(1, runs=(1, 2)))
         assert (await done).attempt == 1
     assert sorted(policy.asked) == [("bystander", 1, "main", 1), ("r", 1, "main", 1)]
+
+
+async def test_p14_a_frame_of_an_unknown_kind_is_answered_and_the_stream_goes_on(listening):
+    deployment = await listening()
+    server = await deployment.server()
+    await server.attach()
+    done = deployment.run("r")
+    request = await server.accept()
+    await server.stream.send_bytes(bytes([10, 3, 0xFA, 0x01, 0]))  # one frame: an empty message as field 31
+    assert (await server.stream.next("unknown_frame")).frame_number == 31
+    await server.complete(request)
+    assert (await done).attempt == 1
+    assert server.stream.over is None
 
 
 async def test_the_trainer_shows_signs_of_life_and_wants_some(listening, monkeypatch):

@@ -124,7 +124,7 @@ async def test_a_full_history_after_an_unknown_delta_is_answered_with_the_whole_
     request = await server.accept()
     first = (await server.ask(request)).response
     assert (await server.ask(request, 2, delta=delta(9, "and?"))).status.code == CODE["FAILED_PRECONDITION"]
-    history = [*request.messages, first.message, message_pb2.Message(role="user", text="and?")]
+    history = [*request.spec.messages, first.message, message_pb2.Message(role="user", text="and?")]
     second = (await server.ask(request, 2, full={"messages": history})).response
     assert second.prompt_prefix == 0
     assert list(second.prompt.ids[: len(first.prompt.ids) + 2]) == [*first.prompt.ids, *first.tokens.ids]

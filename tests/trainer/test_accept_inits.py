@@ -146,17 +146,17 @@ async def test_events_go_on_after_a_break_without_gaps(listening):
 
     async def read() -> None:
         async for told in deployment.trainer.events("r"):
-            seen.append(told.chat_number)
+            seen.append(told.event_number)
 
     reading = begun(read())
     wanted = await server.stream.next("subscribe")
-    assert wanted.request.after == 0
+    assert wanted.request.after_event == 0
     await server.send(*(event(wanted.id, n, "r", started={}) for n in (1, 2, 3)), chat(request, 0))
     await server.stream.next("chat_reply")
     await server.stream.cut()
     await server.attach()
     again = await server.stream.next("subscribe")
-    assert (again.id, again.request.after) == (wanted.id, 3)
+    assert (again.id, again.request.after_event) == (wanted.id, 3)
     await server.send(
         *(event(wanted.id, n, "r", started={}) for n in (3, 4)), attach_pb2.ServerFrame(unsubscribed={"id": wanted.id})
     )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1.chat_pb2 import ChatRequest as ChatRequestMessage
-from osmosis_grpc._gen.osmosis.rollout.v1.chat_pb2 import CompleteRequest
+from osmosis_grpc._gen.osmosis.rollout.v1.outcome_pb2 import CompleteRequest
 from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import TrainerServiceStub
 from osmosis_grpc.errors import Aborted, AlreadyExists, Cancelled, FailedPrecondition, Internal, Unavailable
 from osmosis_grpc.link.client_calls import call
@@ -195,7 +195,7 @@ async def test_policies_see_the_new_messages_and_samples_come_from_the_trainers_
     assert [c.chat_number for c in sample.chats] == [1, 2]
 
 
-async def test_a_completions_segments_are_used_where_the_trainer_did_not_answer(ask):
+async def test_an_outcomes_segments_are_used_where_the_trainer_did_not_answer(ask):
     told = Segment(
         ids=np.array([1, 2], dtype="<u4"), logprobs=np.array([-0.5], dtype="<f4"), mask_runs=(1, 1), chats=(1,)
     )
@@ -203,7 +203,7 @@ async def test_a_completions_segments_are_used_where_the_trainer_did_not_answer(
     assert (await ask.trainer.outcome("r")).samples["main"].segments == (told,)
 
 
-async def test_completions_in_the_order_of_their_coming(ask):
+async def test_outcomes_in_the_order_of_their_coming(ask):
     async def three():
         ids = []
         async for outcome in ask.trainer.outcomes():

@@ -122,7 +122,7 @@ def alike(outcome, *, chats=True):
 async def test_references_are_resolved(run):
     whole, own, told = run
     short = referring(own)
-    assert short.begins is not None
+    assert all(sample.begins is not None for sample in short.samples.values())
     assert [m["content"] for m in short.messages] == ["the end" if len(own.samples) > 1 else USER["content"]]
     assert all(segment.referred for sample in short.samples.values() for segment in sample.segments)
     assert len(outcome_to_wire(own, refer=True).SerializeToString()) < len(outcome_to_wire(own).SerializeToString())
@@ -132,10 +132,10 @@ async def test_references_are_resolved(run):
     assert outcome == "RECORDED"
     assert alike(recorded) == alike(whole)
     assert alike(recorded, chats=False) == alike(own, chats=False)
-    assert recorded.begins == own.begins
     for name, sample in recorded.samples.items():
         assert sample.trainable
         assert sample.segments == own.samples[name].segments
+        assert sample.begins == own.samples[name].begins
     assert book.complete(short, 0.0) == ("ALREADY_RECORDED", None)
     assert book.complete(replace(short, result_id="another"), 0.0) == ("CONFLICT", None)
 

@@ -5,10 +5,11 @@ import asyncio
 import pytest
 
 from osmosis_grpc.errors import CallError, Unavailable
-from osmosis_grpc.trainer import RolloutRequest, Trainer, TrainerConfig
+from osmosis_grpc.trainer import RolloutClient, RolloutRequest, Trainer, TrainerConfig
 from osmosis_grpc.types import OutcomeStatus
+from tests.attach.cutting_proxy import CuttingProxy
 from tests.trainer.conftest import PATIENCE, USER, attached, reply, talker
-from tests.waiting import until
+from tests.waiting import ended, until
 
 CANCELLED, COMPLETED, FAILED = OutcomeStatus.CANCELLED, OutcomeStatus.COMPLETED, OutcomeStatus.FAILED
 
@@ -79,8 +80,8 @@ async def test_every_waiting_call_raises_unavailable_without_a_server():
             await trainer.rollout(rollout_id="r2")
 
 
-async def test_the_next_process_continues_the_running_rollouts(serve):
-    """It asks for the same rollout; the chat that was open is asked there, the others are read from the events."""
+async def test_the_next_process_continues_the_rollouts_of_one_that_was_cut_off(serve, stack):
+    """It asks for the same rollout. The open chat is asked there; the other chats are read from the events."""
     sampled, held = [], asyncio.Event()
 
     def policy(who):
@@ -95,11 +96,13 @@ async def test_the_next_process_continues_the_running_rollouts(serve):
 
     request = RolloutRequest(rollout_id="r", messages=[USER], metadata={"turns": 4})
     server = await serve(talker())
-    for who in ("first", "second"):
-        async with Trainer([server.address], policy(who)) as trainer:
+    proxy = await stack.enter_async_context(CuttingProxy(server.address))
+    for who, address in (("first", proxy.address), ("second", server.address)):
+        async with Trainer([address], policy(who)) as trainer:
             running = start(trainer.rollout(request))
             if who == "first":
                 await within(held.wait())
+                await cut_off(proxy, trainer)
             else:
                 outcome = await running
         if who == "first":
@@ -114,7 +117,14 @@ async def test_the_next_process_continues_the_running_rollouts(serve):
     assert [chat.chat_number for chat in sample.chats] == [1, 2, 3, 4]
 
 
-async def test_a_trainer_that_was_dialled_leaves_its_rollouts_to_its_successor(serve):
+async def cut_off(proxy, trainer):
+    """Cut the trainer's connection for good, so that it leaves without a Goodbye, as a process that is killed."""
+    proxy.refusing = True
+    proxy.cut()
+    await until(lambda: not any(server.attached for server in trainer.servers))
+
+
+async def test_a_trainer_that_was_dialled_and_cut_off_leaves_its_rollouts_to_its_successor(serve, stack):
     held = asyncio.Event()
 
     async def never(request):
@@ -127,11 +137,45 @@ async def test_a_trainer_that_was_dialled_leaves_its_rollouts_to_its_successor(s
         async with Trainer([], policy, listen=address) as trainer:
             if policy is never:
                 address = trainer.address
-                server.attachments.dial(address)
+                proxy = await stack.enter_async_context(CuttingProxy(address))
+                server.attachments.dial(proxy.address)
             running = start(trainer.rollout(rollout_id="r"))
+            proxy.refusing = False
             if policy is never:
                 await within(held.wait())
+                await cut_off(proxy, trainer)
             else:
                 outcome = await running
         await asyncio.gather(running, return_exceptions=True)
     assert outcome.status is COMPLETED, outcome.failure
+
+
+async def test_p17_closing_a_trainer_without_a_ledger_ends_its_rollouts_at_once(serve):
+    agent = talker()
+    agent.gate("r")
+    server = await serve(agent)
+    async with RolloutClient(server.address) as client:
+        async with attached(reply, server) as trainer:
+            running = start(trainer.rollout(rollout_id="r"))
+            await until(lambda: agent.running["r"])
+        with pytest.raises(Unavailable, match="closed"):
+            await running
+        outcome = await ended(client, "r")
+    assert (outcome.status, outcome.failure.boundary, outcome.failure.reason) == (FAILED, "trainer", "TRAINER_LOST")
+    assert outcome.failure.retryable
+
+
+async def test_p17_closing_a_trainer_with_a_ledger_leaves_its_rollouts_to_the_next_process(serve, tmp_path):
+    agent, path = talker(), tmp_path / "ledger"
+    agent.gate("r")
+    server = await serve(agent)
+    async with attached(reply, server, ledger=path) as trainer:
+        running = start(trainer.rollout(rollout_id="r"))
+        await until(lambda: agent.running["r"])
+    await asyncio.gather(running, return_exceptions=True)
+    async with attached(reply, server, ledger=path) as trainer:
+        running = start(trainer.rollout(rollout_id="r"))
+        agent.release("r")
+        outcome = await running
+    assert (outcome.status, outcome.attempt) == (COMPLETED, 1)
+    assert agent.attempts == [("r", 1)]

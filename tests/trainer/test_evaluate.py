@@ -123,7 +123,7 @@ async def test_u08_an_older_server_does_not_echo_the_mark(tmp_path):
         asked = [RolloutRequest(rollout_id="e", agent_loop="talk", messages=QUESTION)]
         done = asyncio.ensure_future(trainer.evaluate(asked))
         request = await server.accept()
-        assert request.evaluation
+        assert request.spec.evaluation
         await server.ask(request)
         await server.complete(request, **referring(1, runs=(1, 2)), reward=1.0)
         (outcome,) = (await asyncio.wait_for(done, PATIENCE)).outcomes

@@ -73,7 +73,7 @@ BOTH = pytest.mark.parametrize("transport", ["attach", "callback"])
 
 
 @BOTH
-async def test_an_unconfirmed_completion_is_yielded_again_unchanged(serve, tmp_path, transport):
+async def test_an_unconfirmed_outcome_is_yielded_again_unchanged(serve, tmp_path, transport):
     server, path, asked = await serve(talker()), tmp_path / "ledger", []
     async with Trainer([server.address], reply, transport=transport, ledger=path) as trainer:
         first = await collect(trainer.run(requests(4, metadata={"turns": 3})))
@@ -99,7 +99,7 @@ async def test_an_unconfirmed_completion_is_yielded_again_unchanged(serve, tmp_p
     assert kept == [(f"r{n}", 1, results[f"r{n}"]) for n in range(4)]
 
 
-async def test_another_request_with_the_id_of_an_unconfirmed_completion_is_refused(serve, tmp_path):
+async def test_another_request_with_the_id_of_an_unconfirmed_outcome_is_refused(serve, tmp_path):
     server, path = await serve(talker()), tmp_path / "ledger"
     async with Trainer([server.address], reply, ledger=path) as trainer:
         await trainer.rollout(rollout_id="r", messages=[USER])
@@ -250,7 +250,7 @@ async def test_an_agent_server_that_dials_out_is_known_by_its_journal(stack, tmp
 
 
 @BOTH
-async def test_a_higher_attempt_replaces_an_unconfirmed_completion(serve, tmp_path, transport):
+async def test_a_higher_attempt_replaces_an_unconfirmed_outcome(serve, tmp_path, transport):
     server, path = await serve(talker()), tmp_path / "ledger"
     (request,) = requests(1)
     for attempt in (1, 2):
@@ -286,7 +286,7 @@ async def test_a_receipt_is_copied_and_does_not_travel(serve, tmp_path):
         assert trainer.scheduler.ledger.unconfirmed == {}
 
 
-async def test_a_confirmed_completion_is_forgotten_after_the_ttl(serve, tmp_path):
+async def test_a_confirmed_outcome_is_forgotten_after_the_ttl(serve, tmp_path):
     server, path = await serve(talker()), tmp_path / "ledger"
     async with Trainer([server.address], reply, ledger=path) as trainer:
         first = await collect(trainer.run(requests(2)))
@@ -298,7 +298,7 @@ async def test_a_confirmed_completion_is_forgotten_after_the_ttl(serve, tmp_path
     assert {row[0] for row in rows(path, "SELECT rollout_id FROM chat")} == {first[1].rollout_id}
 
 
-async def test_the_sweep_forgets_confirmed_completions_only(serve, tmp_path):
+async def test_the_sweep_forgets_confirmed_outcomes_only(serve, tmp_path):
     server, path = await serve(talker()), tmp_path / "ledger"
     async with Trainer([server.address], reply, ledger=path, config=TrainerConfig(ttl=0.2)) as trainer:
         first = await collect(trainer.run(requests(2)))
@@ -308,7 +308,7 @@ async def test_the_sweep_forgets_confirmed_completions_only(serve, tmp_path):
         assert await trainer.rollout(requests(2)[int(first[1].rollout_id[1:])]) == first[1]
 
 
-async def test_the_file_space_of_confirmed_completions_is_used_again(tmp_path, serve):
+async def test_the_file_space_of_confirmed_outcomes_is_used_again(tmp_path, serve):
     server, path = await serve(talker()), tmp_path / "ledger"
     sizes = []
     async with Trainer([server.address], reply, ledger=path) as trainer:

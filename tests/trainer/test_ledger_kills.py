@@ -112,7 +112,7 @@ async def test_killed_between_the_commit_of_an_init_and_its_sending(serve, tmp_p
 
 @pytest.mark.slow
 @WAYS
-async def test_completions_without_a_caller_are_yielded_by_unconfirmed(serve, tmp_path, way):
+async def test_outcomes_without_a_caller_are_yielded_by_unconfirmed(serve, tmp_path, way):
     server, ledger = await serve(Talker()), tmp_path / "ledger"
     assert await trainer(way, server.address, ledger, "k", "ledger.complete.committed:2") == -signal.SIGKILL
     assert await trainer(way, server.address, ledger, "", count=0) == 0

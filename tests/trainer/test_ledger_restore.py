@@ -109,7 +109,7 @@ WAITS = st.lists(st.integers(0, 9), max_size=4)
 @example([A, Together((A, A, A)), A], {}, [3, 2, 1, 0], "attach")
 @example([A, Ask("second", ("y",)), A, Ask("second", (), tools_overridden=True)], {2: "no logprobs"}, [], "full")
 @example([A, Ask("main", ("is it?",), judge=True), A], {}, [], "deltas")
-def test_a_completion_from_the_ledger_is_the_one_that_was_handed_out(deployment, plan, odd, waits, way):
+def test_an_outcome_from_the_ledger_is_the_one_that_was_handed_out(deployment, plan, odd, waits, way):
     runner, home = deployment
     handed, read = runner.run(home.play(plan, odd, waits, way))
     assert handed == read

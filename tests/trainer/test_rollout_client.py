@@ -137,7 +137,9 @@ async def test_signs_of_life(pair):
     client, trainer = pair
     await client.init(rollout_id="s", agent_loop="sleeper", callback=trainer.callback())
     async with grpc.aio.insecure_channel(client.target) as channel:
-        stream = RolloutServiceStub(channel).StreamEvents(control_pb2.StreamEventsRequest(rollout_id="s", after=2))
+        stream = RolloutServiceStub(channel).StreamEvents(
+            control_pb2.StreamEventsRequest(rollout_id="s", after_event=2)
+        )
         response = await stream.read()
     assert not response.HasField("event")
     assert response.idle.last_event_number == 2
@@ -181,7 +183,7 @@ async def test_a_trainer_that_comes_back_elsewhere_is_found_by_an_equal_init(ser
         await client.init(**(request | {"label": "21"}), callback=second.callback())
 
 
-async def test_a_completion_waits_for_its_trainer(serve, train, stack):
+async def test_an_outcome_waits_for_its_trainer(serve, train, stack):
     server = await serve(outbox_delay=(0.05, 0.1))
     client = await stack.enter_async_context(RolloutClient(server.address))
     async with CallbackTrainer(EchoPolicy(), tokens="the same in both") as trainer:

@@ -173,7 +173,7 @@ def test_chats_at_the_same_time(deployment, plan, odd, forgets, waits):
 
 @pytest.mark.parametrize("steps", [[Ask("main", ("x",), judge=True)], [Ask("second", ("x",), judge=True)]])
 def test_a_sample_in_which_only_a_judge_was_asked(deployment, steps):
-    """The outcome begins with the judge's reply; it has to come at all."""
+    """It is in the outcome only if it has the agent's final messages, and it is not trainable."""
     plan = steps if steps[0].sample == "main" else [*steps, Ask("main", ("x",), judge=True)]
     runner, transports = deployment
     transport, name = transports["attach"], f"r{next(names)}"
@@ -182,4 +182,7 @@ def test_a_sample_in_which_only_a_judge_was_asked(deployment, steps):
     outcome = runner.run(asyncio.wait_for(transport.play(RolloutRequest(rollout_id=name)), 0.7))
     assert outcome.status is OutcomeStatus.COMPLETED
     assert list(outcome.messages) == transport.agent.final[name]
-    assert outcome.samples == {}
+    assert list(outcome.samples) == ["main"]
+    sample = outcome.samples["main"]
+    assert (sample.trainable, sample.segments) == (False, ())
+    assert sample.not_trainable_reason == "the policy answered no chat of this sample"

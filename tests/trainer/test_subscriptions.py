@@ -154,7 +154,7 @@ def response(number):
 
 async def test_an_event_out_of_order_is_left_out():
     subscription = Subscription("r", 0, 3, tokens=True)
-    assert (subscription.message().request.after, subscription.message().tokens) == (3, True)
+    assert (subscription.message().request.after_event, subscription.message().tokens) == (3, True)
     for number in (3, 5, 4, 4, 6, 5, 6):
         assert subscription.put(response(number))
     assert subscription.put(control_pb2.StreamEventsResponse(idle=control_pb2.Idle(last_event_number=99)))

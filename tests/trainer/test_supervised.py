@@ -257,6 +257,35 @@ async def keep_reply(tools, name):
     assert f"{name} failed" in tools.text()
 
 
+@scenario("trainer.cancel_policy")
+async def cancel_policy(tools, name):
+    class Policy:
+        def __init__(self):
+            self.asked, self.cancelled = asyncio.Event(), []
+
+        async def __call__(self, request):
+            if request.rollout_id in ("lost", "held"):
+                self.asked.set()
+                await asyncio.sleep(3600)
+            return reply(request)
+
+        def cancel(self, request):
+            self.cancelled.append(request.rollout_id)
+
+    policy = Policy()
+    trainer = await tools.attach_to(policy, await tools.serve(talker()))
+    inject(name)
+    for rollout_id in ("lost", "held"):
+        running = asyncio.ensure_future(within(trainer.rollout(rollout_id=rollout_id)))
+        await within(policy.asked.wait())
+        policy.asked.clear()
+        await within(trainer.cancel(rollout_id))
+        assert (await running).status is OutcomeStatus.CANCELLED
+        await until(lambda: f"{name} failed" in tools.text())
+    await until(lambda: policy.cancelled == ["held"])
+    assert (await within(trainer.rollout(rollout_id="r"))).status is COMPLETED
+
+
 @scenario("trainer.recorder")
 async def recorder(tools, name):
     recorded = []

@@ -105,8 +105,8 @@ class SpecDiffers(google.protobuf.message.Message):
     FIELDS_FIELD_NUMBER: builtins.int
     @property
     def fields(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The paths of the fields that differ, for example `messages[1]` and
-        `sampling.temperature`. At most 20.
+        """The paths of the fields that differ, for example `spec.messages` and
+        `spec.sampling`.
         """
 
     def __init__(

@@ -1,5 +1,6 @@
 """What a trainer does with the outcomes that a raw agent server reports."""
 
+import re
 from typing import Any
 
 import grpc
@@ -33,7 +34,8 @@ async def test_a_whole_rollout(listening, policy):
     assert server.stream.frames[0].WhichOneof("frame") == "hello"
     done = deployment.run("r", metadata={"n": 1}, label="5")
     request = await server.accept()
-    assert (request.rollout_id, request.attempt, request.metadata_json, request.label) == ("r", 1, '{"n":1}', "5")
+    assert (request.rollout_id, request.attempt) == ("r", 1)
+    assert (request.spec.metadata_json, request.spec.label) == ('{"n":1}', "5")
     assert not request.HasField("callback")
     first = await server.ask(request)
     assert (len(first.response.tokens.ids), first.response.prompt_prefix) == (2, 0)
@@ -64,25 +66,30 @@ async def test_a_result_is_recorded_once(listening):
     assert refused.status.code == CODE["FAILED_PRECONDITION"], "it has ended"
 
 
-BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str, str]] = {
+BAD_OUTCOMES: dict[str, tuple[dict[str, Any], str, str]] = {
     "no status": ({"status": 0}, "INVALID_ARGUMENT", "outcome.status"),
     "no rollout": ({"rollout_id": ""}, "INVALID_ARGUMENT", "outcome.rollout_id"),
     "a failure with a reward": ({"status": 2, "reward": 0.0}, "INVALID_ARGUMENT", "outcome.reward"),
     "no number for a reward": ({"reward": float("nan")}, "INVALID_ARGUMENT", "outcome.reward"),
     "no JSON": ({"extra_json": "no"}, "INVALID_ARGUMENT", "outcome.extra_json"),
-    "a reference to no sample": (
-        {"prefix_chat": tokens_pb2.ChatRef(sample="x", chat_number=1)},
+    "two samples with one name": (
+        {"samples": [tokens_pb2.Sample(name="main"), tokens_pb2.Sample(name="main")]},
         "INVALID_ARGUMENT",
-        "outcome.prefix_chat",
+        "outcome.samples",
+    ),
+    "a sample without a name": (
+        {"samples": [tokens_pb2.Sample(name="main"), tokens_pb2.Sample()]},
+        "INVALID_ARGUMENT",
+        "outcome.samples[1].name",
     ),
     "an unknown rollout": ({"rollout_id": "nobody's"}, "UNAVAILABLE", ""),
 }
 
 
-@pytest.mark.parametrize("what", BAD_COMPLETIONS)
-async def test_a_bad_completion_is_answered_singly(listening, what):
+@pytest.mark.parametrize("what", BAD_OUTCOMES)
+async def test_a_bad_outcome_is_answered_singly(listening, what):
     deployment = await listening()
-    fields, code, field = BAD_COMPLETIONS[what]
+    fields, code, field = BAD_OUTCOMES[what]
     async with deployment.bystander():
         server = await deployment.server()
         await server.attach()
@@ -95,14 +102,14 @@ async def test_a_bad_completion_is_answered_singly(listening, what):
         else:
             assert detail_of(refused.status, error_details_pb2.RetryInfo) is not None
         if code == "INVALID_ARGUMENT" and what != "no rollout":  # the server sends no other one
-            with pytest.raises(Internal, match=field):
+            with pytest.raises(Internal, match=re.escape(field)):
                 await done
             return
         assert (await server.complete(request)).receipt == outcome_pb2.RECEIPT_RECORDED
         assert (await done).status is OutcomeStatus.COMPLETED
 
 
-async def test_a_completion_that_refers_to_unknown_chats_is_not_recorded(listening):
+async def test_an_outcome_that_refers_to_unknown_chats_is_not_recorded(listening):
     deployment = await listening()
     async with deployment.bystander():
         server = await deployment.server()
@@ -121,7 +128,7 @@ async def test_a_completion_that_refers_to_unknown_chats_is_not_recorded(listeni
         assert (await done).samples["main"].segments
 
 
-async def test_completions_that_wait_for_events_are_bounded_for_each_server(listening, monkeypatch):
+async def test_outcomes_that_wait_for_events_are_bounded_for_each_server(listening, monkeypatch):
     monkeypatch.setattr(outcome_recorder, "READING_BYTES", 2 * outcome_recorder.READING_COST + 4096)
     deployment = await listening()
     server, other = await deployment.server(), await deployment.server()
@@ -169,7 +176,7 @@ def trajectory(name: str, request: rollout_pb2.InitRequest) -> list[attach_pb2.S
         rollout_id=request.rollout_id, attempt=1, result_id="any", status=outcome_pb2.OUTCOME_STATUS_COMPLETED
     )
     kinds: list[dict[str, Any]] = [
-        {"chat_requested": {"sample": "main", "chat_number": 1, "messages": request.messages}},
+        {"chat_requested": {"sample": "main", "chat_number": 1, "messages": request.spec.messages}},
         {"chat_answered": {"sample": "main", "chat_number": 1, "response": reply}},
         {"ended": {"outcome": head}},
     ]
@@ -182,7 +189,7 @@ async def test_a_lower_attempts_chats_and_results_are_answered_aborted(listening
     await server.attach()
     done = deployment.run("r", attempt=3)
     request = await server.accept()
-    older = rollout_pb2.InitRequest(rollout_id="r", attempt=2, messages=request.messages)
+    older = rollout_pb2.InitRequest(rollout_id="r", attempt=2, spec=request.spec)
     for refused in (await server.ask(older), await server.complete(older)):
         assert refused.status.code == CODE["ABORTED"]
         assert detail_of(refused.status, error_pb2.CurrentAttempt).attempt == 3
