@@ -2,17 +2,34 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from osmosis_grpc.agent.ports import Session
 from osmosis_grpc.agent.results import CompletionsResult, RolloutResult
 from osmosis_grpc.agent.reward_decorator import BadRewardError
-from osmosis_grpc.agent.tools import note_error
+from osmosis_grpc.agent.tools import (
+    create_tool_error_result,
+    create_tool_result,
+    execute_tool_calls,
+    get_tool_call_info,
+    note_error,
+    serialize_tool_result,
+)
 from osmosis_grpc.types import ChatPurpose, ChatRef, Message, RolloutRequest, ToolDict, events, jsontext
 from osmosis_grpc.types.outcome import is_reward
 
 MAX_LATENCY_MS = 365 * 24 * 3600 * 1000.0
 """The longest latency of a tool call that can be recorded: a year."""
+
+
+@runtime_checkable
+class RunnableTool(Protocol):
+    """A tool that can be run, for example what `@tool` makes."""
+
+    name: str
+
+    async def run(self, arguments: Mapping[str, Any], context: "RolloutContext") -> Any:
+        """Return the result of a call with these arguments."""
 
 
 class RolloutContext:
@@ -24,6 +41,11 @@ class RolloutContext:
         self.tools = list(tools)
         """The tools that get_tools returned, as dicts."""
         self._session = session
+        self._runnable_tools: dict[str, RunnableTool] = {}
+
+    def bind_tools(self, tools: Sequence[Any]) -> None:
+        """Let run_tools() run the tools that `@tool` has made. Schemas without a function are left out."""
+        self._runnable_tools = {tool.name: tool for tool in tools if isinstance(tool, RunnableTool)}
 
     @property
     def llm(self) -> "ModelClient":
@@ -129,6 +151,24 @@ class RolloutContext:
         return RolloutResult(
             status="ERROR", final_messages=final_messages or (), finish_reason="error", error_message=error_message
         )
+
+    async def run_tools(self, reply: CompletionsResult | Mapping[str, Any]) -> list[Message]:
+        """Run the tool calls of a reply at the same time, and return their messages in the order of the calls.
+
+        Takes the result of chat(), or its message. The tools are those of the agent that `@tool` has made. If a call
+        fails, its message tells the model the error: an unknown tool, wrong arguments, an exception, or a timeout.
+        """
+        self._session.check_open()
+        calls = reply.tool_calls if isinstance(reply, CompletionsResult) else reply.get("tool_calls") or ()
+        return await execute_tool_calls(calls, self._run_tool)
+
+    async def _run_tool(self, call: Any) -> Message:
+        call_id, name, arguments = get_tool_call_info(call)
+        tool = self._runnable_tools.get(name)
+        if tool is None:
+            known = ", ".join(self._runnable_tools) or "none"
+            return create_tool_error_result(call_id, f"there is no tool {name!r}; the tools are: {known}")
+        return create_tool_result(call_id, serialize_tool_result(await tool.run(arguments, self)))
 
     def record_tool_call(self, latency_ms: float = 0.0) -> None:
         """Count a tool call and its latency in the rollout's metrics.

@@ -4,8 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
 from typing import Any, ClassVar
 
-from osmosis_grpc.agent.context import RolloutContext
-from osmosis_grpc.agent.results import RolloutResult
 from osmosis_grpc.types import RolloutRequest
 
 MAX_NAME_CHARS = 256
@@ -36,19 +34,24 @@ class RolloutAgentLoop(ABC):
     The tools run again.
     """
 
-    @abstractmethod
+    tools: ClassVar[Sequence[Any]] = ()
+    """The tools that the model may call: functions with `@tool`, dicts in OpenAI's format, or schema objects."""
+
     def get_tools(self, request: RolloutRequest) -> Sequence[Any] | Awaitable[Sequence[Any] | None] | None:
-        """Return the tools that the model may call: dicts in OpenAI's format, or schema objects.
+        """Return the tools of one rollout; without this method, `tools`.
 
         The server calls it once, before it accepts the rollout. The method can be async, with a limit of 10 s. An
         exception refuses the rollout. None means no tools.
         """
+        return self.tools
 
     @abstractmethod
-    async def run(self, ctx: RolloutContext) -> RolloutResult:
+    def run(self, ctx: Any) -> Any:
         """Run a rollout: begin with ctx.request.messages, return ctx.complete(...) or ctx.error(...).
 
-        Only append to the messages. After an exception, the status of the rollout is FAILED.
+        `async def run(self, ctx: RolloutContext) -> RolloutResult` runs on the event loop. A plain `def run(self, ctx:
+        SyncRolloutContext) -> RolloutResult` runs on a thread, and may block. Only append to the messages. After an
+        exception, the status of the rollout is FAILED.
         """
 
     def ended(self, rollout_id: str, attempt: int) -> None:  # noqa: B027 - few need it
@@ -57,7 +60,9 @@ class RolloutAgentLoop(ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         abstract = any(getattr(getattr(cls, m, None), "__isabstractmethod__", False) for m in dir(cls))
-        problem = None if abstract else name_problem(getattr(cls, "name", None))
+        without_tools = cls.get_tools is RolloutAgentLoop.get_tools and cls.tools is RolloutAgentLoop.tools
+        base = abstract or (without_tools and not hasattr(cls, "name"))
+        problem = None if base else name_problem(getattr(cls, "name", None))
         if problem:
             raise AgentNameError(problem[0], f"{cls.__name__}: {problem[1]}")
 

@@ -4,12 +4,14 @@
 """
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
-from osmosis_grpc.agent.context import RolloutContext
-from osmosis_grpc.agent.loop import RolloutAgentLoop
+from osmosis_grpc.agent.context import RolloutContext, RunnableTool
+from osmosis_grpc.agent.loop import AgentNameError, RolloutAgentLoop, name_problem
 from osmosis_grpc.agent.result_check import RunOutcome, outcome_of
+from osmosis_grpc.agent.sync_agents import is_async, run_on_thread
 from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.types import RolloutRequest
 
@@ -49,19 +51,54 @@ class Runnable(Protocol):
 
 
 class AgentLoopRunnable:
-    """The adapter for agent loops."""
+    """The adapter for agent loops. It keeps the tools of a rollout until its end, for run_tools()."""
 
     def __init__(self, loop: RolloutAgentLoop) -> None:
+        problem = name_problem(getattr(loop, "name", None))
+        if problem:
+            raise AgentNameError(problem[0], f"{type(loop).__name__}: {problem[1]}")
         self.source = loop
         self.name = loop.name
-        self.tools = loop.get_tools
-        self.ended = loop.ended
         self.replayable = loop.replayable
         self.lists_tools_without_request = loop.lists_tools_without_request
+        self._tools: dict[tuple[str, int], Sequence[Any]] = {}
+
+    def tools(self, request: RolloutRequest) -> Sequence[Any] | Awaitable[Sequence[Any] | None] | None:
+        """Return what get_tools returns."""
+        found = self.source.get_tools(request)
+        return self._kept_later(request, found) if inspect.isawaitable(found) else self._kept(request, found)
+
+    async def _kept_later(
+        self, request: RolloutRequest, found: Awaitable[Sequence[Any] | None]
+    ) -> Sequence[Any] | None:
+        return self._kept(request, await found)
+
+    def _kept(self, request: RolloutRequest, found: Sequence[Any] | None) -> Sequence[Any] | None:
+        if isinstance(found, list | tuple) and any(isinstance(tool, RunnableTool) for tool in found):
+            self._tools[request.rollout_id, request.attempt] = found
+        return found
 
     async def run(self, context: RolloutContext) -> RunOutcome:
-        """Run the agent loop, and check its result."""
-        return outcome_of(await self.source.run(context))
+        """Run the agent loop, and check its result. If its method run is not async, it runs on a thread."""
+        await self._bind(context)
+        if is_async(self.source.run):
+            return outcome_of(await self.source.run(context))
+        return outcome_of(await run_on_thread(self.source.run, context))
+
+    async def _bind(self, context: RolloutContext) -> None:
+        """Give the context the tools of its rollout. After a restart of the server, ask the agent for them again."""
+        key = context.request.rollout_id, context.request.attempt
+        found: Any = self._tools.get(key)
+        if found is None and context.tools:
+            found = self.source.get_tools(context.request)
+            found = await found if inspect.isawaitable(found) else found
+        if isinstance(found, list | tuple):
+            context.bind_tools(found)
+
+    def ended(self, rollout_id: str, attempt: int) -> None:
+        """Forget the tools of a rollout, and tell the agent loop about its end."""
+        self._tools.pop((rollout_id, attempt), None)
+        self.source.ended(rollout_id, attempt)
 
 
 def as_runnable(agent: RolloutAgentLoop | Runnable) -> Runnable:

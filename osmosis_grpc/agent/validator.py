@@ -22,7 +22,7 @@ from osmosis_grpc.errors import InvalidArgument, OsmosisRolloutError
 from osmosis_grpc.types import RolloutRequest, jsontext
 from osmosis_grpc.types.outcome import clip, describe
 from osmosis_grpc.types.stack_frames import own_lines
-from osmosis_grpc.types.tool_dicts import dump_model
+from osmosis_grpc.types.tool_dicts import plain_tool
 
 Severity = Literal["error", "warning"]
 Place = tuple[str | None, int | None]
@@ -57,7 +57,7 @@ HINTS = {
     "MISSING_GET_TOOLS_METHOD": "add a method get_tools(self, request) that returns a list of tools",
     "MISSING_RUN_METHOD": "add a method: async def run(self, ctx)",
     "RUN_NOT_CALLABLE": "make `run` a method: async def run(self, ctx)",
-    "RUN_NOT_ASYNC": "write async def run(self, ctx), and end it with return ctx.complete(...)",
+    "RUN_NOT_ASYNC": "write async def run(self, ctx) without yield, and end it with return ctx.complete(...)",
     "AGENT_INIT_FAILED": "give every parameter of __init__ a default, or name an instance in place of the class",
     "NOT_AN_AGENT_LOOP": "derive the class from osmosis_grpc.rollout.RolloutAgentLoop; a server hosts nothing else",
     "DUPLICATE_NAME": "give each agent loop a name of its own; trainers choose by it",
@@ -228,9 +228,9 @@ def _run(agent_loop: object, cls: type) -> Iterator[Finding]:
         yield _finding("MISSING_RUN_METHOD", f"{cls.__name__} has no method run", cls)
     elif not callable(run):
         yield _finding("RUN_NOT_CALLABLE", f"run of {cls.__name__} is a {type(run).__name__}, not a method", cls)
-    elif not any(map(inspect.iscoroutinefunction, (run, inspect.unwrap(run), getattr(run, "__call__", None)))):  # noqa: B004
-        kind = "an async generator: it yields" if inspect.isasyncgenfunction(run) else "not an async function"
-        yield _finding("RUN_NOT_ASYNC", f"run of {cls.__name__} is {kind}", run, cls)
+    elif inspect.isasyncgenfunction(run) or inspect.isgeneratorfunction(run):
+        kind = "an async generator" if inspect.isasyncgenfunction(run) else "a generator"
+        yield _finding("RUN_NOT_ASYNC", f"run of {cls.__name__} is {kind}: it yields", run, cls)
 
 
 def _get_tools(agent_loop: object, instance: object | None, cls: type) -> tuple[Sequence[Any], list[Finding]]:
@@ -323,7 +323,7 @@ A field is checked if its parent is a dict.
 def _tool(tool: object, label: str, place: Place) -> Iterator[Finding]:
     """Yield the findings about one tool. `label` names the tool in the texts of the findings."""
     try:
-        plain = dump_model(tool)
+        plain = plain_tool(tool)
     except Exception as error:
         yield make("INVALID_TOOL_TYPE", f"{label} cannot be made a dict: {one_line(error)}", place)
         return

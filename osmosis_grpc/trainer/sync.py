@@ -24,7 +24,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from osmosis_grpc.errors import CallError
-from osmosis_grpc.policies.threads import DaemonThreads, ThreadedPolicy, is_async
+from osmosis_grpc.policies.threads import ThreadedPolicy, is_async
+from osmosis_grpc.supervise import DaemonThreads
 from osmosis_grpc.trainer.chats.policy_table import Policies
 from osmosis_grpc.trainer.loop_thread import LoopThread
 from osmosis_grpc.trainer.server_availability import Server

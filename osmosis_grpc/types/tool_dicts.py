@@ -19,8 +19,16 @@ def dump_model(value: Any) -> Any:
     return value
 
 
+def plain_tool(tool: Any) -> Any:
+    """Returns the schema of a tool as a dict, and a value that is no tool unchanged."""
+    schema = getattr(tool, "openai_schema", None)
+    return schema() if callable(schema) else dump_model(tool)
+
+
 def tool_dicts(tools: Iterable[Any] | None, field: str = "tools") -> list[ToolDict]:
-    """Returns the tools of an agent as checked dicts. Tools are dicts or schema objects; None means no tools.
+    """Returns the tools of an agent as checked dicts. None means no tools.
+
+    Tools are dicts, schema objects, or objects with a method openai_schema().
 
     Raises InvalidArgument naming a tool that is neither a dict nor a schema.
     """
@@ -28,7 +36,7 @@ def tool_dicts(tools: Iterable[Any] | None, field: str = "tools") -> list[ToolDi
     if tools is not None and not isinstance(tools, list | tuple):
         raise InvalidArgument(field, f"tools are a list, not a {type(tools).__name__}")
     for index, tool in enumerate(tools or ()):
-        plain = dump_model(tool)
+        plain = plain_tool(tool)
         if not isinstance(plain, dict):
             raise InvalidArgument(f"{field}[{index}]", f"a tool is a dict or a schema, not a {type(tool).__name__}")
         made.append(jsontext.copy(plain, f"{field}[{index}]"))

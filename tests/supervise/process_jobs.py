@@ -15,8 +15,8 @@ from osmosis_grpc.agent.tools import execute_tool_calls
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
 from osmosis_grpc.cli.trial import try_out
 from osmosis_grpc.console.logs import BackgroundHandler
-from osmosis_grpc.policies.threads import DaemonThreads
 from osmosis_grpc.serve.rollout_log import RolloutLog
+from osmosis_grpc.supervise import DaemonThreads
 from osmosis_grpc.testing.raw import RawTrainer
 from tests.deployment import PATIENCE, Talk
 from tests.processes import run
@@ -140,7 +140,7 @@ SCENARIOS = {
     "gateway.await_head": await_head,
     "gateway.relay_chat": relay_chat,
     "gateway.serve_http": serve_http,
-    "policies.work": work,
+    "supervise.work": work,
     "serve.end": end,
     "serve.summary": summary,
     "testing.read": read,

@@ -1,0 +1,184 @@
+"""`@tool` makes a tool of a typed function: its schema, the check of its arguments, its timeout.
+
+    @tool
+    async def add(a: float, b: float) -> float:
+        "Adds two numbers."
+        return a + b
+
+An agent loop lists its tools in `tools`, and `ctx.run_tools(reply)` runs the calls of a reply.
+"""
+
+import asyncio
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, ParamSpec, TypeVar, get_type_hints, overload
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ArgsKwargs
+
+from osmosis_grpc.agent.context import RolloutContext
+from osmosis_grpc.errors import ToolArgumentError
+from osmosis_grpc.supervise import DaemonThreads
+from osmosis_grpc.types import ToolDict
+
+TIMEOUT = 60.0
+"""The seconds after which a call fails, unless the tool has a timeout of its own."""
+THREADS = 64
+"""At most this many calls of sync tools run at once in a process."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_threads = DaemonThreads(THREADS)
+_PROBLEMS = {"missing_keyword_only_argument": "is missing", "unexpected_keyword_argument": "is not a parameter"}
+"""The texts for two errors of pydantic, by their type. The texts of other errors are pydantic's."""
+_PARAMETER = re.compile(r"^\s*(\w+)\s*(?:\([^)]*\))?:\s*(.+)$")
+_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+class Tool(Generic[P, R]):
+    """A tool of an agent, made by `@tool`. Calling it calls the function itself.
+
+    A parameter with the type RolloutContext gets the context of the rollout. The model does not see it.
+    """
+
+    def __init__(
+        self, function: Callable[P, R], *, name: str = "", description: str = "", timeout: float | None = TIMEOUT
+    ) -> None:
+        self.function = function
+        self.name = name or function.__name__
+        """The name by which the model calls the tool."""
+        self.timeout = timeout
+        """The seconds after which a call fails. None means no limit."""
+        self.__doc__ = function.__doc__
+        self.__name__ = function.__name__
+        text, descriptions = _documentation(function)
+        signature, self._context_name = _signature(function)
+        self._arguments: TypeAdapter[Any] = TypeAdapter(_collector(function, signature))
+        self._schema: ToolDict = {
+            "type": "function",
+            "function": {
+                "name": self.name,
+                "description": description or text or self.name,
+                "parameters": _parameters(self._arguments.json_schema(), descriptions),
+            },
+        }
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    def openai_schema(self) -> ToolDict:
+        """Returns the schema in OpenAI's function format."""
+        return self._schema
+
+    def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the arguments with the types of the function's parameters. Raises ToolArgumentError."""
+        try:
+            checked: dict[str, Any] = self._arguments.validate_python(ArgsKwargs((), dict(arguments)))
+        except ValidationError as error:
+            raise ToolArgumentError("; ".join(map(_problem, error.errors())), "", self.name) from None
+        return checked
+
+    async def run(self, arguments: Mapping[str, Any], context: RolloutContext | None = None) -> Any:
+        """Call the function with arguments of a model, and return its result. A sync function runs on a thread.
+
+        Raises ToolArgumentError for arguments that do not fit, TimeoutError after `timeout` seconds, and the errors of
+        the function. A sync function that does not return keeps its thread.
+        """
+        function: Callable[..., Any] = self.function
+        known = self.check(arguments)
+        if self._context_name:
+            known[self._context_name] = context
+        try:
+            async with asyncio.timeout(self.timeout) as limit:
+                if inspect.iscoroutinefunction(function):
+                    return await function(**known)
+                result = await _threads.run(lambda: function(**known))
+                return await result if inspect.isawaitable(result) else result
+        except TimeoutError:
+            if not limit.expired():  # the function itself raised it
+                raise
+            raise TimeoutError(f"{self.name} took longer than {self.timeout:g} s") from None
+
+
+@overload
+def tool(function: Callable[P, R], /) -> Tool[P, R]: ...
+@overload
+def tool(
+    *, name: str = "", description: str = "", timeout: float | None = TIMEOUT
+) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
+def tool(function: Any = None, /, **options: Any) -> Any:
+    """Make a tool of a function with typed parameters, sync or async.
+
+    The docstring is the description. Its section `Args:` describes the parameters. `name`, `description` and `timeout`
+    (in seconds) replace the defaults. Raises TypeError for a function whose parameters a model cannot give by name.
+    """
+    if function is None:
+        return lambda given: Tool(given, **options)
+    return Tool(function, **options)
+
+
+def _signature(function: Callable[..., Any]) -> tuple[inspect.Signature, str]:
+    """Returns the signature that the model sees, and the name of the parameter for the context; empty if none."""
+    hints = get_type_hints(function, include_extras=True)
+    context, seen = "", []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind not in _KINDS:
+            raise TypeError(f"tool {function.__name__}: a model cannot give the parameter {parameter} by name")
+        if parameter.name not in hints:
+            raise TypeError(f"tool {function.__name__}: the parameter {parameter.name!r} has no type")
+        hint = hints[parameter.name]
+        if isinstance(hint, type) and issubclass(hint, RolloutContext):
+            context = parameter.name
+        else:
+            seen.append(parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
+    return inspect.Signature(seen), context
+
+
+def _collector(function: Callable[..., Any], signature: inspect.Signature) -> Any:
+    """Returns a function with this signature that returns its arguments. pydantic makes the check and the schema."""
+
+    def collect(**arguments: Any) -> dict[str, Any]:
+        return arguments
+
+    collect.__signature__ = signature  # type: ignore[attr-defined]
+    collect.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+    collect.__name__ = collect.__qualname__ = function.__name__
+    collect.__module__ = function.__module__
+    return collect
+
+
+def _problem(error: Mapping[str, Any]) -> str:
+    """Returns the text of one of pydantic's errors, with the path of the argument."""
+    return f"{'.'.join(map(str, error['loc']))}: {_PROBLEMS.get(error['type'], error['msg'])}"
+
+
+def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """Returns the text of a docstring before its sections, and the descriptions of its parameters."""
+    lines = inspect.getdoc(function) or ""
+    text, _, rest = lines.partition("\nArgs:\n")
+    descriptions: dict[str, str] = {}
+    last = ""
+    for line in rest.splitlines():
+        if line.strip() and not line.startswith(" "):
+            break  # the next section
+        found = _PARAMETER.match(line)
+        if found:
+            last = found[1]
+            descriptions[last] = found[2].strip()
+        elif last and line.strip():
+            descriptions[last] += f" {line.strip()}"
+    text = re.split(r"\n(?:Returns|Raises|Yields):\n", text)[0]
+    return " ".join(text.split()), descriptions
+
+
+def _parameters(schema: dict[str, Any], descriptions: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the JSON schema of the arguments, with the docstring's descriptions, without pydantic's titles."""
+    properties = schema.get("properties", {})
+    for name, inner in properties.items():
+        inner.pop("title", None)
+        if name in descriptions:
+            inner.setdefault("description", descriptions[name])
+    made = {"type": "object", "properties": properties}
+    return made | {key: schema[key] for key in ("required", "$defs", "additionalProperties") if key in schema}

@@ -1,0 +1,203 @@
+"""@tool: the schema, the check of arguments, timeouts, and ctx.run_tools."""
+
+import asyncio
+import json
+import threading
+import time
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import BaseModel, Field
+
+from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext
+from osmosis_grpc.agent.validator import validate_agent_loop
+from osmosis_grpc.errors import ToolArgumentError
+from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.testing import collect_rollout, run_rollout
+from osmosis_grpc.tools import Tool, tool
+from osmosis_grpc.types import OutcomeStatus, events
+
+
+class Point(BaseModel):
+    """A point of a plane."""
+
+    x: int
+    y: int = 0
+
+
+@tool
+async def add(a: float, b: float = 2, *, mode: Literal["exact", "rounded"] = "exact", at: Point | None = None) -> float:
+    """Adds two numbers.
+
+    The sum is exact.
+
+    Args:
+        a: the first
+            number
+        b (float): the second
+
+    Returns:
+        the sum
+    """
+    return a + b
+
+
+@tool(name="wait", description="Waits.", timeout=0.05)
+def pause(seconds: Annotated[float, Field(ge=0, description="how long")]) -> str:
+    time.sleep(seconds)
+    return threading.current_thread().name
+
+
+@tool
+async def who(greeting: str, ctx: RolloutContext) -> dict[str, str]:
+    """Greets the rollout."""
+    return {"text": f"{greeting} {ctx.request.rollout_id}"}
+
+
+@tool
+def fails(text: str) -> None:
+    """Raises an error."""
+    raise ValueError(text)
+
+
+def test_the_schema_is_made_of_types_and_docstring():
+    function = add.openai_schema()["function"]
+    assert (function["name"], function["description"]) == ("add", "Adds two numbers. The sum is exact.")
+    parameters = function["parameters"]
+    assert parameters["required"] == ["a"]
+    assert parameters["additionalProperties"] is False
+    assert parameters["properties"]["a"] == {"type": "number", "description": "the first number"}
+    assert parameters["properties"]["b"] == {"type": "number", "default": 2, "description": "the second"}
+    assert parameters["properties"]["mode"]["enum"] == ["exact", "rounded"]
+    assert "Point" in parameters["$defs"]
+    assert who.openai_schema()["function"]["parameters"]["properties"].keys() == {"greeting"}
+    named = pause.openai_schema()["function"]
+    assert (named["name"], named["description"]) == ("wait", "Waits.")
+    assert named["parameters"]["properties"]["seconds"]["description"] == "how long"
+
+
+async def test_arguments_get_the_types_of_the_parameters():
+    assert add.check({"a": "3", "at": {"x": "1"}}) == {"a": 3.0, "b": 2, "mode": "exact", "at": Point(x=1)}
+    assert await add.run({"a": "3"}) == 5.0
+    assert await add(1, 2) == 3, "calling the tool calls the function"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({}, "a: is missing"),
+        ({"a": 1, "c": 2}, "c: is not a parameter"),
+        ({"a": "x"}, "a: Input should be a valid number"),
+        ({"a": 1, "mode": "no"}, "mode: Input should be 'exact' or 'rounded'"),
+        ({"a": 1, "at": {}}, "at.x: Field required"),
+    ],
+)
+async def test_wrong_arguments_name_the_parameter(arguments, problem):
+    with pytest.raises(ToolArgumentError, match=problem) as caught:
+        await add.run(arguments)
+    assert caught.value.tool_name == "add"
+
+
+async def test_a_sync_tool_runs_on_a_thread_and_has_a_timeout():
+    assert await pause.run({"seconds": 0}) != threading.current_thread().name
+    with pytest.raises(TimeoutError, match=r"wait took longer than 0\.05 s"):
+        await pause.run({"seconds": 1})
+
+    @tool
+    async def own() -> None:
+        """Raises a TimeoutError of its own."""
+        raise TimeoutError("the database")
+
+    with pytest.raises(TimeoutError, match="the database"):
+        await own.run({})
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [(lambda a: a, "'a' has no type"), (lambda *args: args, r"\*args"), (lambda **kwargs: kwargs, r"\*\*kwargs")],
+)
+def test_a_function_that_a_model_cannot_call_is_refused(function, problem):
+    with pytest.raises(TypeError, match=problem):
+        Tool(function)
+
+
+class Agent(RolloutAgentLoop):
+    """Runs the calls of each reply."""
+
+    name = "agent"
+    tools = (add, pause, who, fails)
+
+    async def run(self, ctx):
+        messages = list(ctx.request.messages)
+        while True:
+            reply = await ctx.chat(messages)
+            messages.append(reply.message)
+            if not reply.has_tool_calls:
+                return ctx.complete(messages, reward=1.0)
+            messages += await ctx.run_tools(reply)
+
+
+def calls(*wanted):
+    """A policy whose first reply has these calls."""
+
+    def reply(request):
+        if request.chat_number > 1:
+            return answer(request, "done")
+        listed = [
+            {"id": f"c{n}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            for n, (name, arguments) in enumerate(wanted)
+        ]
+        return answer(request, {"role": "assistant", "content": None, "tool_calls": listed})
+
+    return reply
+
+
+async def test_run_tools_runs_all_calls_and_tells_the_model_what_went_wrong():
+    policy = calls(
+        ("add", '{"a": 1, "b": 3}'),
+        ("who", '{"greeting": "hello"}'),
+        ("nobody", "{}"),
+        ("add", '{"a": "x"}'),
+        ("add", "{not json"),
+        ("fails", '{"text": "on purpose"}'),
+        ("wait", '{"seconds": 1}'),
+    )
+    outcome, trail = await collect_rollout(Agent(), policy, [{"role": "user", "content": "?"}], rollout_id="r1")
+    assert outcome.status is OutcomeStatus.COMPLETED
+    texts = [message["content"] for message in outcome.messages if message["role"] == "tool"]
+    assert texts[0] == "4.0"
+    assert json.loads(texts[1]) == {"text": "hello r1"}
+    assert texts[2] == "Error: there is no tool 'nobody'; the tools are: add, wait, who, fails"
+    assert texts[3].startswith("Error: ")
+    assert "a: Input should be a valid number" in texts[3]
+    assert "are not JSON" in texts[4]
+    assert "on purpose" in texts[5]
+    assert "wait took longer than 0.05 s" in texts[6]
+    returned = [event.kind for event in trail if isinstance(event.kind, events.ToolReturned)]
+    assert sorted(kind.tool_call_id for kind in returned) == [f"c{n}" for n in range(7)]
+    assert outcome.metrics.num_tool_calls == 7
+
+
+async def test_tools_of_one_rollout_are_those_that_its_get_tools_returned():
+    class Own(Agent):
+        name = "own"
+
+        async def get_tools(self, request):
+            secret = request.rollout_id
+
+            @tool
+            async def tell() -> str:
+                """Tells the secret."""
+                return secret
+
+            return [tell]
+
+    policy = calls(("tell", "{}"))
+    results = await asyncio.gather(*(run_rollout(Own(), policy, rollout_id=f"r{n}") for n in range(3)))
+    told = [next(m["content"] for m in result.messages if m["role"] == "tool") for result in results]
+    assert told == ["r0", "r1", "r2"]
+
+
+def test_the_validator_accepts_tools():
+    result = validate_agent_loop(Agent())
+    assert (result.findings, result.tool_count) == ((), 4)
