@@ -9,7 +9,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow check faults bench plots generate image clients compat-newest clean
+.PHONY: help venv demo test test-slow test-adapters check faults bench plots generate image clients compat-newest clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -42,6 +42,9 @@ check: .venv/.dev ## All linters, type checks, import contracts, generated files
 
 clients: .venv/.dev ## Run trainers made from stubs: TypeScript (needs npm), Go (needs Debian's packages), betterproto2
 	$(BIN)/pytest -m clients --timeout 300 tests/clients
+
+test-adapters: .venv/.adapters ## Run the tests that drive rollouts with other libraries: openai, anthropic, mcp, openai-agents
+	$(BIN)/pytest -m adapters -n 2 --timeout 300 tests
 
 faults: .venv/.dev ## Break everything: all fault tests, 900 kills of server, trainer and both, a soak (an hour)
 	$(BIN)/pytest -m "" -n 2 --timeout 600 tests/faults tests/attach/test_breaks.py
@@ -87,4 +90,9 @@ clean: ## Remove what make made
 .venv/.dev: .venv/.server
 	@echo "installing what development needs into .venv ..."
 	@$(INSTALL) '.[dev]'
+	@touch $@
+
+.venv/.adapters: .venv/.dev
+	@echo "installing the libraries of agents into .venv ..."
+	@$(INSTALL) '.[adapters]'
 	@touch $@
