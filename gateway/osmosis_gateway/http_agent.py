@@ -6,9 +6,6 @@ run to the listener must contain this key.
 """
 
 import asyncio
-import hashlib
-import hmac
-import secrets
 import time
 from contextlib import AsyncExitStack
 from typing import Any
@@ -22,6 +19,7 @@ from osmosis_gateway.http_bodies import ChatBody, CompletedBody
 from osmosis_gateway.http_server import HttpServer
 from osmosis_gateway.outgoing_calls import Base, Calls
 from osmosis_gateway.relay import Relay, count_tool_messages
+from osmosis_gateway.rollout_keys import RolloutKeys
 from osmosis_gateway.routes import body_of, gateway_app, invalid, responses
 from osmosis_grpc.agent import RolloutContext, RolloutResult
 from osmosis_grpc.agent.loop import name_problem
@@ -34,7 +32,6 @@ from osmosis_grpc.errors import (
     OsmosisValidationError,
     ResourceExhausted,
     RolloutEndedError,
-    Unauthenticated,
     Unavailable,
 )
 from osmosis_grpc.link.bearer_tokens import bearer
@@ -81,7 +78,7 @@ class HttpAgent:
         self._given_name = name
         self._key = api_key
         self._silence = silence
-        self._secret = secrets.token_bytes(32)
+        self._run_keys = RolloutKeys()
         self._relays: dict[str, Relay] = {}
         """The relay of each run, by the key of the run."""
         self._keys: dict[tuple[str, int], str] = {}
@@ -121,8 +118,7 @@ class HttpAgent:
         legacy_id = request.rollout_id if request.attempt == 1 else f"{request.rollout_id}~{request.attempt}"
         if len(legacy_id) > MAX_ID_CHARS:
             raise FailedPrecondition(f"the id {legacy_id!r} has more than {MAX_ID_CHARS} characters", kind="ROLLOUT_ID")
-        nonce = secrets.token_hex(16)
-        key = f"{nonce}.{self._sign(nonce)}"  # the listener recognises it even after the run has ended
+        key = self._run_keys.make()
         self._keys[request.rollout_id, request.attempt], self._relays[key] = key, Relay()
         server_url = self._public_url or f"http://{self._listener.address}"
         body = http_bodies.init_body(request, legacy_id, server_url, key)
@@ -199,18 +195,13 @@ class HttpAgent:
             raise Internal(f"{self._base.authority}/health has no valid agent_loop ({problem[1]}); pass a name")
         return str(health["agent_loop"])
 
-    def _sign(self, nonce: str) -> str:
-        return hmac.new(self._secret, nonce.encode(), hashlib.sha256).hexdigest()
-
     def _relay(self, request: Request) -> Relay | None:
         """Return the relay that belongs to a call's key; None if the run has ended.
 
         Raises Unauthenticated if the key is missing or has a wrong signature.
         """
         key = bearer(request.headers.get("authorization", ""))
-        nonce, _, signature = key.partition(".")
-        if not hmac.compare_digest(signature.encode(), self._sign(nonce).encode()):
-            raise Unauthenticated("the bearer token is not the key of a rollout of this server")
+        self._run_keys.check(key)
         return self._relays.get(key)
 
     def _app(self) -> FastAPI:

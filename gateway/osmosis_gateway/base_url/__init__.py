@@ -1,0 +1,1 @@
+"""A base URL for each rollout: an unmodified OpenAI or Anthropic program gets its replies from the trainer."""

@@ -1,0 +1,37 @@
+"""The parts of a model request that every API has."""
+
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types import Message
+
+T = TypeVar("T")
+
+_NAMES: dict[type, str] = {dict: "an object", list: "a list", str: "a text"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRequest:
+    """A request for one reply."""
+
+    messages: list[Message]
+    """The history in OpenAI's chat format."""
+    params: dict[str, Any]
+    """Sampling parameters under OpenAI's names."""
+    tools: list[Any] | None = None
+    """In OpenAI's function format; None if the request has none."""
+    model: str = ""
+    stream: bool = False
+    stream_usage: bool = False
+    """Whether a stream ends with the token counts."""
+    echo: dict[str, Any] = field(default_factory=dict)
+    """Keys of the request that its API repeats in the reply."""
+
+
+def typed(value: Any, kind: type[T], path: str) -> T:
+    """Return a value of a JSON type. Raises InvalidArgument with the path of the value."""
+    if not isinstance(value, kind):
+        found = "missing" if value is None else f"a {type(value).__name__}"
+        raise InvalidArgument(path, f"is {found}, not {_NAMES[kind]}")
+    return value

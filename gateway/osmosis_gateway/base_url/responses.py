@@ -1,0 +1,229 @@
+"""OpenAI's Responses: reads the items of a request as a history of chat messages, and writes a reply as items."""
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from osmosis_gateway.base_url import chat_completions
+from osmosis_gateway.base_url.requests import ModelRequest, typed
+from osmosis_grpc.agent import CompletionsResult
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types import Message
+
+_OWN = frozenset(
+    {"input", "instructions", "model", "stream", "stream_options", "tools", "tool_choice", "text", "max_output_tokens"}
+    | {"store", "metadata", "user", "include", "truncation", "background", "previous_response_id", "prompt_cache_key"}
+    | {"conversation", "service_tier", "safety_identifier"}
+)
+"""Keys of a body that are no sampling parameters, or have another name in the chat format."""
+_ECHO = ("instructions", "tools", "tool_choice", "parallel_tool_calls", "temperature", "top_p", "text", "metadata")
+"""Keys that a reply repeats."""
+_REFUSED = ("previous_response_id", "conversation", "background")
+"""Keys that need stored responses, which a rollout does not have."""
+
+error = chat_completions.error
+
+
+def read(body: Any) -> ModelRequest:
+    """Return the request in a body. Raises InvalidArgument."""
+    body = typed(body, dict, "body")
+    for name in _REFUSED:
+        if body.get(name):
+            raise InvalidArgument(name, "is not served here: send the whole history as `input`")
+    messages: list[Message] = []
+    if body.get("instructions"):
+        messages.append({"role": "system", "content": typed(body["instructions"], str, "instructions")})
+    given = body.get("input")
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else typed(given, list, "input")
+    for index, item in enumerate(items):
+        _add(messages, typed(item, dict, f"input[{index}]"), f"input[{index}]")
+    params = {name: value for name, value in body.items() if name not in _OWN and value is not None}
+    if body.get("max_output_tokens") is not None:
+        params["max_tokens"] = body["max_output_tokens"]
+    if body.get("tool_choice"):
+        params["tool_choice"] = _tool_choice(body["tool_choice"])
+    if format_ := typed(body.get("text") or {}, dict, "text").get("format"):
+        params["response_format"] = _response_format(typed(format_, dict, "text.format"))
+    tools = body.get("tools")
+    return ModelRequest(
+        messages=messages,
+        params=params,
+        tools=[_tool(tool, f"tools[{n}]") for n, tool in enumerate(typed(tools, list, "tools"))] if tools else None,
+        model=str(body.get("model") or ""),
+        stream=bool(body.get("stream")),
+        echo={name: body[name] for name in _ECHO if name in body},
+    )
+
+
+def write(request: ModelRequest, result: CompletionsResult) -> dict[str, Any]:
+    """Return the body of a reply."""
+    return _response(request, "completed") | {"output": list(_items(result.message)), "usage": _usage(result)}
+
+
+def stream(request: ModelRequest, result: CompletionsResult) -> Iterator[str]:
+    """Yield the reply as server-sent events."""
+    number = iter(range(10_000_000))
+
+    def event(kind: str, **fields: Any) -> str:
+        data = {"type": kind, "sequence_number": next(number)} | fields
+        return f"event: {kind}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
+
+    begun, done = _response(request, "in_progress"), write(request, result)
+    done["id"], done["created_at"] = begun["id"], begun["created_at"]
+    yield event("response.created", response=begun)
+    yield event("response.in_progress", response=begun)
+    for index, item in enumerate(done["output"]):
+        place = {"output_index": index, "item_id": item["id"]}
+        empty = {"message": {"content": []}, "function_call": {"arguments": ""}, "reasoning": {"summary": []}}
+        yield event(
+            "response.output_item.added",
+            output_index=index,
+            item=item | empty[item["type"]] | {"status": "in_progress"},
+        )
+        if item["type"] == "message":
+            for at, part in enumerate(item["content"]):
+                here = place | {"content_index": at}
+                yield event("response.content_part.added", **here, part=part | {"text": ""})
+                yield event("response.output_text.delta", **here, delta=part["text"], logprobs=[])
+                yield event("response.output_text.done", **here, text=part["text"], logprobs=[])
+                yield event("response.content_part.done", **here, part=part)
+        elif item["type"] == "function_call":
+            yield event("response.function_call_arguments.delta", **place, delta=item["arguments"])
+            yield event(
+                "response.function_call_arguments.done", **place, name=item["name"], arguments=item["arguments"]
+            )
+        yield event("response.output_item.done", output_index=index, item=item)
+    yield event("response.completed", response=done)
+
+
+# The request.
+
+
+def _add(messages: list[Message], item: Mapping[str, Any], path: str) -> None:
+    """Add one item of the input to the messages. The items of one reply become one message."""
+    kind = item.get("type") or "message"
+    if kind == "message":
+        message: Message = {"role": item.get("role"), "content": _content(item.get("content"), f"{path}.content")}
+        last = messages[-1] if messages else {}
+        if message["role"] == "assistant" and last.get("role") == "assistant" and last.get("content") is None:
+            last["content"] = message["content"]
+        else:
+            messages.append(message)
+    elif kind == "function_call":
+        function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
+        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        _reply(messages).setdefault("tool_calls", []).append(call)
+    elif kind == "function_call_output":
+        output = _content(item.get("output"), f"{path}.output")
+        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
+    elif kind == "reasoning":
+        texts = [
+            part.get("text") for part in (item.get("content") or item.get("summary") or []) if isinstance(part, dict)
+        ]
+        _reply(messages, new=True)["reasoning_content"] = "\n".join(filter(None, texts))
+    else:
+        raise InvalidArgument(f"{path}.type", f"{kind!r} is not served here")
+
+
+def _reply(messages: list[Message], *, new: bool = False) -> Message:
+    """Return the last message if it is a reply; otherwise add an empty reply and return it."""
+    if new or not messages or messages[-1].get("role") != "assistant":
+        messages.append({"role": "assistant", "content": None})
+    return messages[-1]
+
+
+def _content(content: Any, path: str) -> Any:
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = [
+        _part(typed(part, dict, f"{path}[{n}]"), f"{path}[{n}]") for n, part in enumerate(typed(content, list, path))
+    ]
+    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
+
+
+def _part(part: Mapping[str, Any], path: str) -> dict[str, Any]:
+    kind = part.get("type")
+    if kind in ("input_text", "output_text", "text"):
+        return {"type": "text", "text": typed(part.get("text"), str, f"{path}.text")}
+    if kind == "refusal":
+        return {"type": "text", "text": typed(part.get("refusal"), str, f"{path}.refusal")}
+    if kind == "input_image" and part.get("image_url"):
+        detail = {"detail": part["detail"]} if part.get("detail") else {}
+        return {"type": "image_url", "image_url": {"url": part["image_url"]} | detail}
+    raise InvalidArgument(f"{path}.type", f"{kind!r} is not served here; text and images by URL are")
+
+
+def _tool(tool: Any, path: str) -> dict[str, Any]:
+    tool = typed(tool, dict, path)
+    if tool.get("type") != "function":
+        raise InvalidArgument(f"{path}.type", f"{tool.get('type')!r} runs on OpenAI's servers and is not served here")
+    keys = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {name: tool[name] for name in keys if tool.get(name) is not None}}
+
+
+def _tool_choice(choice: Any) -> Any:
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    return choice
+
+
+def _response_format(given: Mapping[str, Any]) -> dict[str, Any]:
+    if given.get("type") != "json_schema":
+        return dict(given)
+    return {"type": "json_schema", "json_schema": {name: value for name, value in given.items() if name != "type"}}
+
+
+# The reply.
+
+
+def _response(request: ModelRequest, status: str) -> dict[str, Any]:
+    defaults: dict[str, Any] = {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True}
+    return {
+        "id": f"resp_{uuid.uuid4().hex}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": status,
+        "model": request.model,
+        "output": [],
+        "error": None,
+        "incomplete_details": None,
+        "usage": None,
+    } | (defaults | request.echo)
+
+
+def _items(message: Message) -> Iterator[dict[str, Any]]:
+    """Yield the items of a reply."""
+    if message.get("reasoning_content"):
+        text = {"type": "summary_text", "text": str(message["reasoning_content"])}
+        yield {"id": f"rs_{uuid.uuid4().hex}", "type": "reasoning", "summary": [text], "status": "completed"}
+    content = message.get("content")
+    texts = [content] if isinstance(content, str) else [p.get("text") for p in content or () if isinstance(p, dict)]
+    parts: list[dict[str, Any]] = [
+        {"type": "output_text", "text": text, "annotations": [], "logprobs": []} for text in texts if text
+    ]
+    if parts or not message.get("tool_calls"):
+        made = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "status": "completed"}
+        yield made | {"content": parts}
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {}
+        yield {
+            "id": f"fc_{uuid.uuid4().hex}",
+            "type": "function_call",
+            "status": "completed",
+            "call_id": call.get("id"),
+            "name": function.get("name"),
+            "arguments": function.get("arguments") or "{}",
+        }
+
+
+def _usage(result: CompletionsResult) -> dict[str, Any]:
+    prompt, reply = result.usage.get("prompt_tokens", 0), result.usage.get("completion_tokens", 0)
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": reply,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": prompt + reply,
+    }

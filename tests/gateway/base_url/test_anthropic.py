@@ -1,0 +1,110 @@
+"""The official anthropic package drives a rollout through its base URL."""
+
+import anthropic
+import numpy as np
+import pytest
+
+from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.types import OutcomeStatus
+from tests.gateway.base_url.programs import outcome_of
+
+pytestmark = pytest.mark.adapters
+
+TOOL = {"name": "add", "description": "Adds.", "input_schema": {"type": "object", "properties": {"a": {}}}}
+USER = {"role": "user", "content": "What is 1 + 1?"}
+
+
+def client(endpoint, **options):
+    return anthropic.AsyncAnthropic(base_url=endpoint.base_url, api_key=endpoint.api_key, **options)
+
+
+def policy(request):
+    if request.chat_number == 1:
+        calls = [
+            {"id": name, "type": "function", "function": {"name": "add", "arguments": '{"a":  1}'}} for name in "ab"
+        ]
+        message = {"role": "assistant", "content": "I add.", "tool_calls": calls, "reasoning_content": "sums"}
+        return answer(request, message, tokens=7)
+    return answer(request, f"reply {request.chat_number}", tokens=5)
+
+
+async def created(model, stream, **body):
+    body = {"model": "policy", "max_tokens": 99} | body
+    if not stream:
+        return await model.messages.create(**body)
+    async with model.messages.stream(**body) as events:
+        return await events.get_final_message()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_content_blocks_become_one_conversation_in_one_segment(stream):
+    given, seen = [], []
+
+    def watched(request):
+        seen.append(request)
+        given.append(policy(request))
+        return given[-1]
+
+    async def program(endpoint):
+        messages = [USER]
+        async with client(endpoint) as model:
+            for turn in range(3):
+                reply = await created(model, stream, system="Be short.", messages=messages, tools=[TOOL])
+                assert reply.usage.output_tokens in (5, 7)
+                messages.append({"role": "assistant", "content": [block.model_dump() for block in reply.content]})
+                used = [block for block in reply.content if block.type == "tool_use"]
+                assert reply.stop_reason == ("tool_use" if used else "end_turn")
+                assert [block.input for block in used] == [{"a": 1}] * len(used)
+                results = [{"type": "tool_result", "tool_use_id": block.id, "content": "2"} for block in used]
+                messages.append({"role": "user", "content": results or f"again {turn}"})
+            assert reply.content[0].text == "reply 3"
+        return 1.0
+
+    outcome = await outcome_of(program, watched)
+    assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
+    (segment,) = outcome.samples["main"].segments
+    assert segment.chats == (1, 2, 3)
+    assert np.array_equal(segment.ids[segment.mask()], np.concatenate([reply.tokens.ids for reply in given]))
+    assert [message["role"] for message in seen[1].messages] == ["system", "user", "assistant", "tool", "tool"]
+    assert seen[0].params == {"max_tokens": 99}
+    assert seen[0].tools[0]["function"]["name"] == "add"
+
+
+async def test_parameters_images_and_errors():
+    seen = []
+
+    def watched(request):
+        seen.append(request)
+        return answer(request, "fine")
+
+    async def program(endpoint):
+        image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+        async with client(endpoint) as model:
+            await model.messages.create(
+                model="policy",
+                max_tokens=5,
+                stop_sequences=["END"],
+                extra_body={"temperature": 0.5},
+                tools=[TOOL],
+                tool_choice={"type": "any", "disable_parallel_tool_use": True},
+                messages=[{"role": "user", "content": [{"type": "text", "text": "look"}, image]}],
+            )
+            with pytest.raises(anthropic.BadRequestError) as caught:
+                await model.messages.create(
+                    model="policy", max_tokens=5, messages=[USER], tools=[{"type": "web_search_20250305", "name": "x"}]
+                )
+            assert "not served here" in str(caught.value)
+        async with anthropic.AsyncAnthropic(base_url=endpoint.base_url, api_key="wrong") as model:
+            with pytest.raises(anthropic.AuthenticationError):
+                await model.messages.create(model="policy", max_tokens=5, messages=[USER])
+
+    outcome = await outcome_of(program, watched)
+    assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
+    assert seen[0].params == {
+        "max_tokens": 5,
+        "temperature": 0.5,
+        "stop": ["END"],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+    }
+    assert seen[0].messages[0]["content"][1]["image_url"]["url"] == "data:image/png;base64,AAAA"
