@@ -29,6 +29,7 @@ from osmosis_grpc.errors import (
 )
 from osmosis_grpc.supervise import Backoff, OnFailure, future, job
 from osmosis_grpc.types import (
+    AbandonReason,
     ChatPurpose,
     ChatRef,
     ChatRequest,
@@ -254,12 +255,17 @@ class RolloutSession:
             raise RolloutEndedError(str(error)) from None
 
     async def _ask_or_abandon(self, request: ChatRequest) -> ChatResponse:
-        """Return the reply of _ask(). If no reply is wanted any more, tell the peer to stop its sampling."""
+        """Return the reply of _ask(). If the reply is no longer wanted, tell the peer to stop its sampling.
+
+        The reply of a parked rollout is still wanted, because the next process asks the same chat again.
+        """
         try:
             return await self._ask(request)
         except (asyncio.CancelledError, RolloutEndedError):
-            end = self._record.run.termination
-            self._record.peer.abandon(request, end.finish_reason if end is not None else "the agent cancelled the chat")
+            end, chat = self._record.run.termination, (request.sample, request.chat_number)
+            if not self._record.run.parked:
+                reason = end.abandon_reason if end is not None else AbandonReason.ENDED
+                self._record.peer.abandon((request.rollout_id, request.attempt, *chat), reason)
             raise
 
     async def _ask(self, request: ChatRequest) -> ChatResponse:

@@ -31,6 +31,7 @@ from osmosis_grpc.errors import (
     MissingExtraError,
     NotFound,
     PermissionDenied,
+    Superseded,
     TrainerFailed,
     Unavailable,
 )
@@ -103,6 +104,7 @@ __all__ = [
     "ServerSecurity",
     "ServerTls",
     "Skipped",
+    "Superseded",
     "SyncTrainer",
     "TokenBlock",
     "Trainer",

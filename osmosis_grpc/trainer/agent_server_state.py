@@ -124,6 +124,9 @@ class Owner(Protocol):
     def refused(self, rollout: Rollout, error: CallError) -> None:
         """End a rollout with an error. The rollout is not retried."""
 
+    def superseded(self, rollout_id: str, attempt: int, newest: int = 0) -> None:
+        """End an attempt that another attempt has replaced. `newest` is the other attempt; 0 if it is unknown."""
+
     def unwritten(self, rollout: Rollout, error: LedgerError) -> None:
         """Handle a rollout whose Init the ledger could not commit."""
 

@@ -5,7 +5,7 @@ frozen dataclasses.
 """
 
 from osmosis_grpc.types.annotation import Annotation, SegmentAnnotation
-from osmosis_grpc.types.chat import ChatPurpose, ChatRequest, ChatResponse
+from osmosis_grpc.types.chat import AbandonReason, ChatPurpose, ChatRequest, ChatResponse
 from osmosis_grpc.types.earlier_run import EarlierRun, EndedBy
 from osmosis_grpc.types.events import EventKind, TrajectoryEvent
 from osmosis_grpc.types.extras import Extra, Extras
@@ -29,6 +29,7 @@ from osmosis_grpc.types.tokens import Ids, Logprobs, TokenBlock, VersionSpan
 from osmosis_grpc.types.tool_dicts import ToolDict
 
 __all__ = [
+    "AbandonReason",
     "Activity",
     "Annotation",
     "Callback",

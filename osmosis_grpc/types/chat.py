@@ -23,6 +23,19 @@ class ChatPurpose(StrEnum):
     """A reply for a grader. It is never trained on."""
 
 
+class AbandonReason(StrEnum):
+    """Why the replies to open chats are no longer wanted."""
+
+    CANCELLED = "CANCELLED"
+    """The rollout was cancelled."""
+    SUPERSEDED = "SUPERSEDED"
+    """A higher attempt of the rollout has replaced the attempt."""
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    """A time limit of the rollout ended."""
+    ENDED = "ENDED"
+    """The rollout ended in another way, or its agent no longer waits for the reply."""
+
+
 @fast_init
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChatRequest(ArrayEquality):
@@ -109,7 +122,7 @@ class ChatResponse(ArrayEquality):
         if self.prompt_extras and arrays:
             if self.prompt_ids is None:
                 raise InvalidArgument("prompt_extras", "is set without prompt_ids")
-            check_extras(self.prompt_extras, len(self.prompt_ids), "prompt")
+            check_extras(self.prompt_extras, len(self.prompt_ids), "prompt_extras")
         if self.message.get("role") != "assistant":
             raise InvalidArgument("message.role", f"a reply's role is assistant, not {self.message.get('role')!r}")
         if self.tokens is not None:

@@ -9,9 +9,10 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import annotation_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub
 from osmosis_grpc.link.client_calls import error_of
-from osmosis_grpc.server import AgentServer, ServerSecurity
+from osmosis_grpc.server import AgentServer, ServerSecurity, journaled_requests
 from osmosis_grpc.testing.raw import RawTrainer
 from tests.server.attached import Talk, plays
+from tests.storage.disk import Disk
 
 
 @asynccontextmanager
@@ -25,6 +26,13 @@ async def finished(trainer, rollout_id="r", turns=2):
     await trainer.attach()
     await trainer.start(rollout_id, turns=turns)
     return await trainer.finish()
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    disk = Disk(monkeypatch)
+    yield disk
+    disk.go()
 
 
 def request(rollout_id="r", attempt=0, **fields):
@@ -172,3 +180,34 @@ async def test_p25_equal_annotations_at_once_are_one(tmp_path):
         answers = [await trainer.stream.next("annotate_reply") for _ in range(count)]
         assert sum(answer.response.created for answer in answers) == 2
         assert len({answer.response.event_number for answer in answers}) == 2
+
+
+async def test_p25_annotations_that_wait_for_the_disk_are_bounded(tmp_path, disk, monkeypatch):
+    monkeypatch.setattr(journaled_requests, "MAX_ANNOTATING", 50)
+    async with AgentServer([Talk()], port=0, state_dir=tmp_path) as server, RawTrainer(server.address) as trainer:
+        await finished(trainer)
+        disk.hold()
+        for name in ("one", "two"):
+            ask = attach_pb2.AnnotateFrame(id=name, request=request(id=name, note="x" * 40))
+            await trainer.send(attach_pb2.TrainerFrame(annotate=ask))
+        refused = await trainer.stream.next("annotate_reply")
+        assert (refused.id, refused.status.code) == ("two", grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
+        disk.go()
+        answered = await trainer.stream.next("annotate_reply")
+        assert (answered.id, answered.response.created) == ("one", True)
+
+
+async def test_p25_what_the_disk_refuses_is_reported_and_can_be_sent_again_after_a_restart(tmp_path, disk):
+    async with (
+        AgentServer([Talk()], port=0, state_dir=tmp_path) as server,
+        RawTrainer(server.address) as trainer,
+        service(server) as stub,
+    ):
+        await finished(trainer)
+        disk.failing = True
+        error = await refusal(stub.Annotate(request()))
+        assert (error.code, error.retryable) == (grpc.StatusCode.UNAVAILABLE.value[0], True)
+        assert "disk is full" in str(error)
+        disk.failing = False
+    async with AgentServer([Talk()], port=0, state_dir=tmp_path) as server, service(server) as stub:
+        assert (await stub.Annotate(request())).created

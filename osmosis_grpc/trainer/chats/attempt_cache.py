@@ -123,11 +123,14 @@ class AttemptCache:
         return asked
 
     def abandon(self, sample: str, chat_number: int) -> None:
-        """Stop the sampling of a chat. If the server sends the chat again, the policy is called again."""
-        known = self.samples.get(sample)
-        asked = known.asked.get(chat_number) if known is not None else None
-        if asked is not None and asked.task is not None:
-            asked.task.cancel()
+        """Stop the sampling of chats. If the server sends such a chat again, the policy is called again.
+
+        An empty sample means all samples. Chat number 0 means all chats.
+        """
+        for name, state in self.samples.items():
+            for number, asked in list(state.asked.items()):
+                if asked.task is not None and names(sample, chat_number, name, number):
+                    asked.task.cancel()
 
     def _sampled(self, asked: PendingChat, request: ChatRequest, failures: Throttled, reply: object) -> bool:
         """Keep the reply or the exception of a policy call. Returns whether the chat is answered."""
@@ -238,6 +241,11 @@ class AttemptCache:
                 if asked.task is not None:
                     asked.task.cancel()
         self.samples.clear()
+
+
+def names(sample: str, chat_number: int, of_sample: str, of_number: int) -> bool:
+    """Returns whether the sample and the chat number of an AbandonChatRequest name the other sample and chat number."""
+    return sample in ("", of_sample) and chat_number in (0, of_number)
 
 
 def reply_of(asked: PendingChat, parent_chat: int) -> bytes:

@@ -113,7 +113,10 @@ class ChatCache:
         return rollout_id in self._rollouts and self._rollouts[rollout_id].restored
 
     def abandon(self, rollout_id: str, attempt: int, sample: str, chat_number: int) -> None:
-        """Stop the sampling of a chat whose reply is no longer wanted. Does nothing for an unknown chat."""
+        """Stop the sampling of chats whose replies are no longer wanted. Does nothing for unknown chats.
+
+        An empty sample means all samples. Chat number 0 means all chats.
+        """
         entry = self._rollouts.get(rollout_id)
         if entry is not None and entry.attempt == (attempt or 1):
             entry.abandon(sample, chat_number)

@@ -43,7 +43,7 @@ class AttachedServer(AgentServerLink):
         self._delta = delta
         self.stream: FrameStream | None = None
         """The newest stream; None while the server is not attached."""
-        self.chats = OpenChats(self.cache, self._unopened, owner.supervisor)
+        self.chats = OpenChats(self.cache, owner.supervisor, unopened=self._unopened, superseded=owner.superseded)
         self.cancels = OpenRequests("cancel", pb.CancelFrame, self._send, _cancel_results)
         self.annotations: OpenRequests[annotation_pb2.AnnotateResponse] = OpenRequests(
             "annotate", pb.AnnotateFrame, self._send, lambda response: response

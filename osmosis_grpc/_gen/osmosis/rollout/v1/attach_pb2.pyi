@@ -25,7 +25,7 @@ the server does not know again, with a higher attempt.
 
 Windows limit open requests. An Init is open until its outcome frame
 arrives; its slot is free from then on. A chat is open until it is
-answered. A side sends its window again when it changes. 0 pauses. A lower
+answered or abandoned. A side sends its window again when it changes. 0 pauses. A lower
 window does not affect open requests. A request beyond the newest window is
 refused with RESOURCE_EXHAUSTED, because it may have crossed a lower window
 on its way. A request beyond the largest window of the stream ends the

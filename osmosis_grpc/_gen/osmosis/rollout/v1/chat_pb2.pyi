@@ -276,6 +276,9 @@ class AbandonChatRequest(google.protobuf.message.Message):
     """Says that the reply to a chat is no longer wanted: its rollout was
     cancelled or superseded, or its time limit ended. The trainer stops
     sampling. No answer to the chat is needed; one that is sent is dropped.
+
+    With the reason SUPERSEDED it is also sent for an attempt without an open
+    chat, so that the trainer no longer waits for the outcome of the attempt.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -296,7 +299,8 @@ class AbandonChatRequest(google.protobuf.message.Message):
     """The number of the chat. 0: all open chats of the sample."""
     reason: builtins.str
     """The reason, in upper snake case: CANCELLED, SUPERSEDED, DEADLINE_EXCEEDED
-    or ENDED.
+    or ENDED. ENDED means that the rollout ended in another way, or that the
+    agent no longer waits for the reply.
     """
     state: builtins.bytes
     """The `state` of the callback."""
