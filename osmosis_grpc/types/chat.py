@@ -122,7 +122,7 @@ class ChatResponse(ArrayEquality):
         if self.prompt_extras and arrays:
             if self.prompt_ids is None:
                 raise InvalidArgument("prompt_extras", "is set without prompt_ids")
-            check_extras(self.prompt_extras, len(self.prompt_ids), "prompt")
+            check_extras(self.prompt_extras, len(self.prompt_ids), "prompt_extras")
         if self.message.get("role") != "assistant":
             raise InvalidArgument("message.role", f"a reply's role is assistant, not {self.message.get('role')!r}")
         if self.tokens is not None:

@@ -48,12 +48,12 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
 """The layouts by name. An extra with any other name may have any type and shape."""
 
 
-def check_extras(extras: Extras, tokens: int, field_path: str) -> None:
+def check_extras(extras: Extras, tokens: int, field: str) -> None:
     """Raises InvalidArgument for an extra without one row for each token, and for a wrong layout; see LAYOUTS."""
     if len(extras) > MAX_EXTRAS:
-        raise InvalidArgument(f"{field_path}.extras", f"has {len(extras)} names, more than {MAX_EXTRAS}")
+        raise InvalidArgument(field, f"has {len(extras)} names, more than {MAX_EXTRAS}")
     for name, extra in extras.items():
-        path = f"{field_path}.extras[{name[:MAX_NAME]}]"
+        path = f"{field}[{name[:MAX_NAME]}]"
         if not name or len(name) > MAX_NAME or not name.isprintable():
             raise InvalidArgument(path, f"a name has 1 to {MAX_NAME} printable characters")
         if not isinstance(extra, Tensor | RaggedTensor):
@@ -62,8 +62,7 @@ def check_extras(extras: Extras, tokens: int, field_path: str) -> None:
         extra.check(tokens, f"{path}.ragged" if isinstance(extra, RaggedTensor) else f"{path}.tensor")
     ids, top = extras.get("top_logprob_ids"), extras.get("top_logprobs")
     if isinstance(ids, Tensor) and isinstance(top, Tensor) and ids.shape != top.shape:
-        path = f"{field_path}.extras[top_logprob_ids]"
-        raise InvalidArgument(path, f"has the shape {ids.shape}, and top_logprobs {top.shape}")
+        raise InvalidArgument(f"{field}[top_logprob_ids]", f"has the shape {ids.shape}, and top_logprobs {top.shape}")
 
 
 def _check_layout(name: str, extra: Extra, path: str) -> None:

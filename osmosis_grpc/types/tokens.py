@@ -59,7 +59,7 @@ class TokenBlock(ArrayEquality):
             complete = check_logprobs(self.logprobs, count, "ids", field_path)
             object.__setattr__(self, "_complete", complete)
         if self.extras:
-            check_extras(self.extras, count, field_path)
+            check_extras(self.extras, count, f"{field_path}.extras")
 
     @property
     def complete(self) -> bool:

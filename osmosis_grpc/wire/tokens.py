@@ -69,7 +69,7 @@ def prompt_from_wire(message: pb.TokenBlock, field: str) -> tuple[Ids, Extras]:
     if len(logprobs):
         check_logprobs(logprobs, len(ids), "ids", field)
     if extras:
-        check_extras(extras, len(ids), field)
+        check_extras(extras, len(ids), f"{field}.extras")
     return ids, extras
 
 
