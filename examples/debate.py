@@ -12,13 +12,14 @@ import uuid
 
 from osmosis_grpc.rollout import RolloutAgentLoop, RolloutContext, RolloutRequest, RolloutResult
 from osmosis_grpc.server import AgentServer
-from osmosis_grpc.trainer import ChatRequest, ChatResponse, TokenBlock, Trainer, advantages, pad
+from osmosis_grpc.trainer import ChatRequest, ChatResponse, Policy, TokenBlock, Trainer, advantages, pad
+from osmosis_grpc.types import ToolDict
 
 
 class Debate(RolloutAgentLoop):
     name = "debate"
 
-    def get_tools(self, request: RolloutRequest) -> list:
+    def get_tools(self, request: RolloutRequest) -> list[ToolDict]:
         return []
 
     async def run(self, ctx: RolloutContext) -> RolloutResult:
@@ -37,7 +38,7 @@ class Debate(RolloutAgentLoop):
         return ctx.complete([*speech, claim.message])
 
 
-def coin(*words: str):
+def coin(*words: str) -> Policy:
     """Returns a policy that says one of these words. Its token is the index of the word."""
 
     def policy(request: ChatRequest) -> ChatResponse:
@@ -58,6 +59,7 @@ async def main() -> None:
     async with AgentServer([Debate()], port=0) as server, Trainer([server.address], policies) as trainer:
         async for group in trainer.groups([request], group_size=4):
             batch = pad(group, advantages=advantages(group))
+            assert batch.advantages is not None  # pad() has got advantages
             for name in ("proposer", "critic"):
                 rows = [index for index, row in enumerate(batch.rows) if row.policy == name]
                 print(name, "rewards", batch.rewards[rows], "advantages", batch.advantages[rows].round(2))
