@@ -230,7 +230,7 @@ async def test_a_failure_without_a_receiver_is_not_kept(relay, session, context)
     assert await Asker(relay).reply() == "2"
 
 
-async def test_the_first_completion_counts(relay):
+async def test_the_first_outcome_counts(relay):
     relay.complete(DONE)
     relay.complete(CompletedBody(rollout_id="r1", status="ERROR"))
     assert await relay.completed(0.01) is DONE
@@ -282,7 +282,7 @@ async def test_a_chat_that_begins_as_the_same_one_ends_is_no_silence(relay, sess
     assert await waiting is DONE
 
 
-async def test_a_completion_ends_the_wait_beside_an_open_chat(relay, session, context):
+async def test_an_outcome_ends_the_wait_beside_an_open_chat(relay, session, context):
     session.gate.clear()
     relay.begin(context)
     asker = Asker(relay)

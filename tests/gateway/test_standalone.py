@@ -164,8 +164,9 @@ async def test_a_chat_that_is_asked_before_its_init_is_answered_carries_no_tools
     ):
         server.engine.log.add_sink(seen.append)
         await init(session, trainer.init_body())
-        await trainer.completed()
+        done = await trainer.completed()
     assert not any("tools" in chat for chat in trainer.chats)
+    assert [message["role"] for message in done["final_messages"]] == ["user", "assistant", "tool", "assistant"]
 
 
 async def test_its_refusals_name_keys_of_the_body_and_not_fields_of_the_protocol():
