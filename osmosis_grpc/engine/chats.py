@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from osmosis_grpc.agent.call_origins import CallOrigins
 from osmosis_grpc.engine import failpoints
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.record import Peer, Record
@@ -63,7 +64,7 @@ class RolloutSession:
     rollout. `on_diverged` is called when the agent runs again and asks a different question than in its earlier run.
     """
 
-    __slots__ = ("_context", "_on_diverged", "_on_superseded", "_record", "open", "samples")
+    __slots__ = ("_context", "_on_diverged", "_on_superseded", "_record", "calls", "open", "samples")
 
     def __init__(
         self,
@@ -77,6 +78,7 @@ class RolloutSession:
         self._on_superseded = on_superseded
         self._on_diverged = on_diverged
         self.samples = Samples()
+        self.calls = CallOrigins()
         self.open = True
 
     def check_open(self) -> None:
@@ -87,6 +89,10 @@ class RolloutSession:
         """Refuse every further call, and cancel the open chats."""
         self.open = False
         self._record.cancel_calls()
+
+    def newest_chat(self, sample: str) -> int:
+        self.check_open()
+        return self.samples[sample].chats if sample in self.samples else 0
 
     def record(self, kind: EventKind) -> None:
         self.check_open()
