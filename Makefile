@@ -9,7 +9,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow check faults bench plots generate compat-newest clean
+.PHONY: help venv demo test test-slow check faults bench plots generate image clients compat-newest clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -34,9 +34,14 @@ check: .venv/.dev ## All linters, type checks, import contracts, generated files
 	$(BIN)/python scripts/lint_tests.py
 	$(BIN)/python scripts/lint_constructors.py
 	$(BIN)/buf lint
+	$(BIN)/buf breaking --against proto/image.binpb
 	$(BIN)/python scripts/generate.py --check
+	$(BIN)/python scripts/protocol_docs.py --check
 	$(BIN)/python scripts/settings.py --check
 	$(MAKE) test
+
+clients: .venv/.dev ## Run trainers made from stubs: TypeScript (needs npm), Go (needs Debian's packages), betterproto2
+	$(BIN)/pytest -m clients --timeout 300 tests/clients
 
 faults: .venv/.dev ## Break everything: all fault tests, 900 kills of server, trainer and both, a soak (an hour)
 	$(BIN)/pytest -m "" -n 2 --timeout 600 tests/faults tests/attach/test_breaks.py
@@ -57,8 +62,12 @@ bench: .venv/.dev ## Run the benchmarks and print the table of their figures (mi
 plots: .venv/.dev ## Measure and draw how cost grows, into docs/plots (many minutes)
 	$(BIN)/python -m benchmarks.plots --folder docs/plots --record docs/plots/sweeps.json
 
-generate: .venv/.dev ## Make the stubs from proto/
+generate: .venv/.dev ## Make the stubs and docs/protocol.md from proto/
 	$(BIN)/python scripts/generate.py
+	$(BIN)/python scripts/protocol_docs.py
+
+image: .venv/.dev ## Make proto/image.binpb from proto/: the contract that `make check` protects (with each release)
+	$(BIN)/buf build --exclude-source-info -o proto/image.binpb
 
 compat-newest: .venv/.dev ## Run the compatibility test with the newest protobuf and grpcio there are
 	OSMOSIS_COMPAT=newest $(BIN)/pytest -m slow --timeout 600 tests/compat

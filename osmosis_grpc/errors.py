@@ -51,6 +51,7 @@ __all__ = [
     "ReplyUnreadable",
     "ResourceExhausted",
     "RolloutEndedError",
+    "Superseded",
     "TlsMismatch",
     "ToolArgumentError",
     "ToolExecutionError",
@@ -160,6 +161,10 @@ class Aborted(OsmosisValidationError, code=10, status_code=409):
 
     rollout_id: str = ""
     attempt: int = 0
+
+
+class Superseded(Aborted):
+    """The awaited attempt ends without an outcome, because a higher attempt of the rollout has replaced it."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,13 +10,16 @@ from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
-from osmosis_grpc.errors import CallError, InvalidArgument, Unauthenticated
+from osmosis_grpc.errors import AlreadyExists, CallError, InvalidArgument, Unauthenticated
 from osmosis_grpc.types import jsontext
 from osmosis_grpc.types.outcome import clip, describe
 
 _MIB = 1024 * 1024
 MAX_PARTS = 1_000_000
 """The most lists and objects in a body. With more, even a small body takes long to read."""
+
+_KEYS = {"sampling": "completion_params", "metadata_json": "metadata", "label": "metadata"}
+"""The keys of an Init's body that are named differently from the field of RolloutSpec that they fill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,27 @@ async def refusal(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, Unauthenticated):
         headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse({"detail": clip(describe(error), 4000)}, error.status_code, headers)
+
+
+def init_refusal(error: CallError) -> CallError:
+    """Return the refusal of an Init with paths of its body in place of paths of RolloutSpec."""
+    if isinstance(error, InvalidArgument):
+        first, *more = ((_in_body(path), problem) for path, problem in error.violations)
+        return InvalidArgument(*first, more)
+    if isinstance(error, AlreadyExists) and error.fields:
+        differing = tuple(dict.fromkeys(map(_in_body, error.fields)))
+        problem = f"rollout {error.rollout_id} was started with another body; it differs in {', '.join(differing)}"
+        return AlreadyExists(problem, rollout_id=error.rollout_id, attempt=error.attempt, fields=differing)
+    return error
+
+
+def _in_body(path: str) -> str:
+    """Return spec.sampling.top_p as completion_params.top_p. Return a path outside of RolloutSpec as it is."""
+    inner = path.removeprefix("spec.")
+    if inner == path:
+        return path
+    field = re.split(r"[.\[]", inner, maxsplit=1)[0]
+    return _KEYS.get(field, field) + inner[len(field) :]
 
 
 async def internal(request: Request, error: Exception) -> JSONResponse:

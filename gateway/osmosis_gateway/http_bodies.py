@@ -4,7 +4,6 @@ Nulls at the top level of a body are left out. Nulls within messages are kept. T
 the contract and the engine need. It passes on all other fields unchanged.
 """
 
-import hashlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -38,6 +37,7 @@ from osmosis_grpc.types.requests import (
     check_header,
     check_id,
     own_params,
+    spec_digest,
 )
 
 log = logging.getLogger(__name__)
@@ -175,12 +175,11 @@ def read_init(body: Any, size: int, max_metadata_bytes: int, trace: TraceContext
         idempotency_key=given.idempotency_key,
         server_url=given.server_url,
     )
-    reported = {name: getattr(given, name) for name in InitBody.model_fields if name not in ("server_url", "api_key")}
     return InitRequest(
         request=request,
         callback=Callback(target=given.server_url, credential=given.api_key or ""),
         trace=trace,
-        digest=hashlib.sha256(jsontext.canonical(reported).encode()).digest(),
+        digest=spec_digest(request),
         size=size,
     )
 

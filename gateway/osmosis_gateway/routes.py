@@ -12,7 +12,7 @@ from fastapi.security import HTTPBearer
 from starlette.middleware import Middleware
 
 from osmosis_gateway import http_bodies
-from osmosis_gateway.bounded_json import Bounds, internal, read_json, refusal
+from osmosis_gateway.bounded_json import Bounds, init_refusal, internal, read_json, refusal
 from osmosis_gateway.guard import Guard, bound_to_loopback
 from osmosis_gateway.http1 import OneBody
 from osmosis_gateway.http_bodies import Health, InitAnswer, InitBody
@@ -116,12 +116,13 @@ def add_routes(app: FastAPI, access: HttpAccess) -> None:
         """Start a rollout. The same request again gives the same answer and starts nothing."""
         body, size = await read_json(request, access.bounds)
         init = http_bodies.read_init(body, size, access.max_metadata_bytes, _trace(request))
-        rollout_id, tools = await rollouts_of(request).init(
-            init,
-            owner=getattr(request.state, "owner", ""),
-            authenticated=access.guarded,
-            loopback=bound_to_loopback(request.scope, access.loopback),
-        )
+        owner, loopback = getattr(request.state, "owner", ""), bound_to_loopback(request.scope, access.loopback)
+        try:
+            rollout_id, tools = await rollouts_of(request).init(
+                init, owner=owner, authenticated=access.guarded, loopback=loopback
+            )
+        except CallError as error:
+            raise init_refusal(error) from None
         return JSONResponse({"rollout_id": rollout_id, "tools": list(tools)}, 202)
 
     @app.get("/health", response_model=Health, responses=responses(503))

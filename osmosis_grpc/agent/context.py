@@ -8,7 +8,7 @@ from osmosis_grpc.agent.ports import Session
 from osmosis_grpc.agent.results import CompletionsResult, RolloutResult
 from osmosis_grpc.agent.reward_decorator import BadRewardError
 from osmosis_grpc.agent.tools import note_error
-from osmosis_grpc.types import ChatPurpose, Message, RolloutRequest, ToolDict, events, jsontext
+from osmosis_grpc.types import ChatPurpose, ChatRef, Message, RolloutRequest, ToolDict, events, jsontext
 from osmosis_grpc.types.outcome import is_reward
 
 MAX_LATENCY_MS = 365 * 24 * 3600 * 1000.0
@@ -46,20 +46,58 @@ class RolloutContext:
         refuses the chat or cannot be reached. Raises ValueError for a history that cannot be sent, and
         RolloutEndedError after the end of the rollout.
         """
-        response = await self._session.chat(messages, sample=sample, purpose=purpose, tools=tools, params=params)
-        block = response.tokens
+        number, response = await self._session.chat(
+            messages, sample=sample, purpose=purpose, tools=tools, params=params
+        )
+        block, message = response.tokens, jsontext.copy(response.message, "message")
+        self._session.calls.add(message, sample, number)
         return CompletionsResult(
-            message=jsontext.copy(response.message, "message"),
+            message=message,
             token_ids=None if block is None else block.ids,
             logprobs=None if block is None else block.logprobs,
             usage=dict(response.usage or {}),
             finish_reason=response.finish_reason or None,
             extra=response.extra,
+            chat_number=number,
         )
 
-    def add_sample(self, name: str | None = None) -> str:
-        """Begin another conversation and return its name. Without `name`, the name is sample-2, sample-3 and so on."""
-        return self._session.add_sample(name)
+    def add_sample(
+        self,
+        name: str | None = None,
+        *,
+        policy: str = "",
+        parent: ChatRef | tuple[str, int] | None = None,
+        train: bool | None = None,
+    ) -> str:
+        """Begin another conversation and return its name. Without `name`, the name is sample-2, sample-3 and so on.
+
+        `policy` names the policy of the trainer that answers the chats of the sample. Empty means the trainer's only
+        policy. `parent` is the sample and the chat from which this sample is branched or called, for example
+        ("main", reply.chat_number); chat 0 is the beginning of the sample. `train=False` asks the trainer not to train
+        on the sample. Call add_sample("main", policy=...) before the first chat to choose the policy of `main`.
+
+        Raises ValueError for a name that is in use or cannot be used, and for a parent that does not exist.
+        """
+        if train is not None and not isinstance(train, bool):
+            raise ValueError(f"train: is a {type(train).__name__}, not a bool")
+        return self._session.add_sample(name, policy=policy, parent=_ref(parent), train=train)
+
+    def set_reward(self, value: float, *, sample: str = "main", chat: int = 0, name: str = "") -> None:
+        """Set a reward of a sample, of one of its chats, or of the whole rollout. Setting it again replaces it.
+
+        `sample` is the name of the sample, or empty for the whole rollout. `chat` is the number of an answered chat of
+        the sample (reply.chat_number); 0 means the whole sample. `name` names a part of the reward, for example
+        "format": 1 to 64 printable characters, at most 64 names. Parts explain the reward and are not added to it.
+        An empty name sets the reward itself. If the rollout has one sample, the sample and the rollout have the same
+        reward. A rollout that fails has no rewards.
+
+        Raises BadRewardError, a ValueError, for a value that is not a finite number, and ValueError for a sample or a
+        chat that does not exist.
+        """
+        self._session.check_open()
+        if not is_reward(value):
+            raise BadRewardError(value)
+        self._session.set_reward(float(value), sample=sample, chat=chat, name=name)
 
     def complete(
         self,
@@ -109,9 +147,16 @@ class RolloutContext:
             note_error("")
 
     def log_event(self, event_name: str, /, **data: Any) -> None:
-        """Add an event to the trajectory. A value that is not JSON is logged as its repr."""
+        """Add an event to the trajectory. A value that is not JSON is logged as its repr.
+
+        If `data` has the key `sample` with the name of a sample that has a chat, the event belongs to the newest chat
+        of that sample.
+        """
         loggable = {_text(str(key)): _loggable(value) for key, value in data.items()}
-        self._session.record(events.Logged(_text(str(event_name)), loggable))
+        named = loggable.get("sample")
+        sample = named if isinstance(named, str) else ""
+        number = self._session.newest_chat(sample)
+        self._session.record(events.Logged(_text(str(event_name)), loggable, sample if number else "", number))
 
 
 class ModelClient:
@@ -128,6 +173,15 @@ class ModelClient:
     async def chat_completions(self, messages: Sequence[Mapping[str, Any]], **params: Any) -> CompletionsResult:
         """Return the reply of RolloutContext.chat."""
         return await self._context.chat(messages, **params)
+
+
+def _ref(parent: Any) -> ChatRef | None:
+    """Return a parent as a ChatRef. Raises ValueError for a value that is no ChatRef and no pair."""
+    if parent is None or isinstance(parent, ChatRef):
+        return parent
+    if not isinstance(parent, tuple) or len(parent) != 2:
+        raise ValueError(f'parent: {parent!r:.80} is not (SAMPLE, CHAT), for example ("main", reply.chat_number)')
+    return ChatRef(*parent)
 
 
 def _loggable(value: Any, levels: int = 32) -> Any:

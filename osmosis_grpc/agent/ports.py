@@ -7,8 +7,10 @@ transport.
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from osmosis_grpc.agent.call_origins import CallOrigins
 from osmosis_grpc.types import (
     ChatPurpose,
+    ChatRef,
     ChatRequest,
     ChatResponse,
     EventKind,
@@ -56,6 +58,9 @@ class Clock(Protocol):
 class Session(Protocol):
     """The engine's side of a RolloutContext. Every method raises RolloutEndedError after the end."""
 
+    calls: CallOrigins
+    """The tool calls of the replies that the agent got."""
+
     def check_open(self) -> None:
         """Raise RolloutEndedError if the rollout has ended."""
 
@@ -67,10 +72,17 @@ class Session(Protocol):
         purpose: ChatPurpose,
         tools: Sequence[Any] | None,
         params: Mapping[str, Any],
-    ) -> ChatResponse: ...
+    ) -> tuple[int, ChatResponse]:
+        """Ask for a reply. Return the number of the chat within its sample, and the reply."""
 
-    def add_sample(self, name: str | None) -> str:
-        """Begin another sample."""
+    def add_sample(self, name: str | None, *, policy: str, parent: ChatRef | None, train: bool | None) -> str:
+        """Begin another sample, and return its name. Raises ValueError."""
+
+    def set_reward(self, value: float, *, sample: str, chat: int, name: str) -> None:
+        """Set a reward. Raises ValueError for an unknown sample or chat, and for a wrong name."""
+
+    def newest_chat(self, sample: str) -> int:
+        """Return the number of the newest chat of a sample. Return 0 if it has none, or if there is no such sample."""
 
     def record(self, kind: EventKind) -> None:
         """Append to the trajectory."""

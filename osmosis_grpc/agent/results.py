@@ -25,6 +25,8 @@ class CompletionsResult:
     """Why sampling stopped: stop, length, tool_calls."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of the sampler's reply."""
+    chat_number: int = 0
+    """The number of the chat within its sample, for ctx.set_reward(chat=...) and ctx.add_sample(parent=...)."""
 
     @property
     def tool_calls(self) -> list[dict[str, Any]]:

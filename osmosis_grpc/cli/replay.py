@@ -14,6 +14,7 @@ from osmosis_grpc.agent.validator import one_line
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
 from osmosis_grpc.cli.replay_comparison import Difference, Recorded, Row, rerun, result_differences
 from osmosis_grpc.cli.state_folder import state_folder
+from osmosis_grpc.cli.transcript import reward_text
 from osmosis_grpc.errors import DataLoss, InvalidArgument, OsmosisRolloutError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
@@ -139,9 +140,8 @@ class _Report:
         elif not found:
             assert outcome is not None
             segments = [segment for sample in outcome.samples.values() for segment in sample.segments]
-            reward = "none" if outcome.reward is None else f"{outcome.reward:g}"
             self._out.say(
-                f"result same: {outcome.status} ({outcome.finish_reason}), reward {reward}, "
+                f"result same: {outcome.status} ({outcome.finish_reason}), {reward_text(outcome)}, "
                 f"{len(outcome.messages)} messages, {sum(len(segment.ids) for segment in segments)} tokens"
             )
         else:

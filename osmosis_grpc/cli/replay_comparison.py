@@ -7,7 +7,7 @@ import asyncio
 import difflib
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any, NoReturn
 
@@ -115,7 +115,7 @@ class _Replaying:
         self._until = until_turn
         self._show = show
         self._shown = 0
-        self._callers: dict[str, Row] = {}
+        self._callers: dict[tuple[str, int], Row] = {}
         self.rows: list[Row] = []
         self.asked: dict[tuple[str, int], events.ChatRequested] = {}
         self.over: asyncio.Future[tuple[str, RolloutOutcome | None]] = asyncio.get_running_loop().create_future()
@@ -126,7 +126,7 @@ class _Replaying:
         if isinstance(kind, events.ChatRequested):
             self.asked[kind.sample, kind.chat_number] = kind
         elif isinstance(kind, events.ToolCalled) and self.rows:
-            row = self._callers.get(str(kind.call.get("id")), self.rows[-1])
+            row = self._callers.get((kind.sample, kind.chat_number), self.rows[-1])
             row.tools.append(str((kind.call.get("function") or {}).get("name")))
 
     async def chat(self, request: ChatRequest, /) -> ChatResponse:
@@ -137,14 +137,12 @@ class _Replaying:
         self.flush()
         row = Row(*name, difference=question_difference(self._recorded.questions.get(name), self.asked[name]))
         self.rows.append(row)
+        self._callers[name] = row
         if name not in self._recorded.ends or (
             self._recorded.cut and self._recorded.questions.keys() <= self.asked.keys()
         ):
             await self._stop("recording_ended")
-        response = self._recorded.reply(*name)
-        for call in response.message.get("tool_calls") or ():
-            self._callers[str(call.get("id"))] = row
-        return response
+        return self._recorded.reply(*name)
 
     async def complete(self, outcome: RolloutOutcome, /) -> Receipt:
         """Record that the agent has ended."""
@@ -198,6 +196,7 @@ def _parts(recorded: events.ChatRequested, now: events.ChatRequested) -> Iterato
     """Yield the name of each part of a question, its recorded value, and its new value. Each message is a part."""
     yield "parent_chat", recorded.parent_chat, now.parent_chat
     yield "purpose", recorded.purpose.value, now.purpose.value
+    yield "policy", recorded.policy, now.policy
     for number, both in enumerate(zip_longest(recorded.messages, now.messages, fillvalue=_ABSENT), 1):
         yield f"message {number} of the new ones", *both
     yield "params", dict(recorded.params), dict(now.params)
@@ -211,6 +210,7 @@ def result_differences(recorded: RolloutOutcome, now: RolloutOutcome) -> list[Di
     for where, before, after in (
         ("status", _status(recorded), _status(now)),
         ("reward", recorded.reward, now.reward),
+        ("reward components", dict(recorded.reward_components), dict(now.reward_components)),
         ("final messages", list(recorded.messages), list(now.messages)),
         ("extra_fields", dict(recorded.extra_fields), dict(now.extra_fields)),
         ("samples", sorted(recorded.samples), sorted(now.samples)),
@@ -219,6 +219,9 @@ def result_differences(recorded: RolloutOutcome, now: RolloutOutcome) -> list[Di
             found.append(Difference.of(where, before, after))
     for name in sorted(recorded.samples.keys() & now.samples.keys()):
         one, other = recorded.samples[name], now.samples[name]
+        before, after = (_sample_rewards(outcome, name) for outcome in (recorded, now))
+        if before != after:
+            found.append(Difference.of(f"rewards of sample {name}", before, after))
         if one.segments != other.segments or one.trainable != other.trainable:
             found.append(Difference.of(f"tokens of sample {name}", _tokens(one), _tokens(other)))
     return found
@@ -231,6 +234,13 @@ def _status(outcome: RolloutOutcome) -> dict[str, Any]:
         "finish_reason": outcome.finish_reason,
         "failure": None if failure is None else {"boundary": failure.boundary, "message": failure.message},
     }
+
+
+def _sample_rewards(outcome: RolloutOutcome, name: str) -> dict[str, Any]:
+    """Return the rewards of a sample and its chats. Leave out those that a single sample shares with its rollout."""
+    sample = outcome.samples[name]
+    own = {"reward": sample.reward, "reward_components": dict(sample.reward_components)}
+    return {**(own if len(outcome.samples) > 1 else {}), "chat_rewards": [asdict(each) for each in sample.chat_rewards]}
 
 
 def _tokens(sample: Any) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from osmosis_grpc.agent.current_context import ToolRun
-from osmosis_grpc.types import ChatRequest, Message, RolloutOutcome
+from osmosis_grpc.types import ChatRequest, Message, RolloutOutcome, Sample
 from osmosis_grpc.types.outcome import printable
 
 Chats = Sequence[tuple[ChatRequest, Message]]
@@ -26,22 +26,55 @@ def transcript(outcome: RolloutOutcome, runs: Sequence[ToolRun], chats: Chats = 
 
     `chats` are the requests with their replies. If the chats of a sample branch, each branch is shown separately.
     """
-    latencies = {run.call_id: run.latency for run in runs if run.latency is not None}
-    samples = {name: sample.messages for name, sample in outcome.samples.items()}
-    for name, messages in (samples or {"no chat": ()}).items():
-        yield f"conversation ({_line(name)})"
-        for number, part in _branches([chat for chat in chats if chat[0].sample == name], messages):
+    timed = [run for run in runs if run.latency is not None]
+    for name, sample in (outcome.samples or {"no chat": Sample()}).items():
+        yield f"conversation ({_line(', '.join([name, *_origin(sample)]))})"
+        latencies = {run.call_id: run.latency or 0.0 for run in timed if run.sample in ("", name)}
+        for number, part in _branches([chat for chat in chats if chat[0].sample == name], sample.messages):
             if number > 1:
                 yield f"  -- chat {number} begins another branch --"
             for line in _conversation(part, latencies, number):
                 yield f"  {line}"
+        for line in _rewards(sample, several=len(outcome.samples) > 1):
+            yield _line(f"  {line}")
     metrics = outcome.metrics
     counts = f"{counted(metrics.num_llm_calls, 'turn')}, {counted(metrics.num_tool_calls, 'tool call')}"
-    reward = "no reward" if outcome.reward is None else f"reward {outcome.reward:g}"
-    yield f"{outcome.status}: {counts}, {reward}, {metrics.total_latency_ms / 1000:.2f} s"
+    yield f"{outcome.status}: {counts}, {reward_text(outcome)}, {metrics.total_latency_ms / 1000:.2f} s"
     if outcome.failure:
         for frame in outcome.failure.frames:
             yield _line(f"  {frame.file}:{frame.line} in {frame.function}: {frame.code}")
+
+
+def reward_text(outcome: RolloutOutcome) -> str:
+    """Return the rollout's reward as a text. Without one, return how many samples have a reward of their own."""
+    if outcome.reward is not None:
+        return f"reward {outcome.reward:g}"
+    rewarded = sum(sample.reward is not None for sample in outcome.samples.values())
+    return f"rewards of {counted(rewarded, 'sample')}" if rewarded else "no reward"
+
+
+def _origin(sample: Sample) -> Iterator[str]:
+    """Yield a sample's policy, its parent, and whether it is not trained on."""
+    if sample.policy:
+        yield f"policy {sample.policy}"
+    if sample.parent is not None:
+        chat = f" chat {sample.parent.chat_number}" if sample.parent.chat_number else ""
+        yield f"from {sample.parent.sample}{chat}"
+    if sample.train is False:
+        yield "not trained on"
+
+
+def _rewards(sample: Sample, *, several: bool) -> Iterator[str]:
+    """Yield the rewards of a sample and its chats. The last line of the transcript has a single sample's reward."""
+    if (several and sample.reward is not None) or sample.reward_components:
+        yield _graded(sample.reward, sample.reward_components)
+    for chat in sample.chat_rewards:
+        yield f"chat {chat.chat_number}: {_graded(chat.reward, chat.reward_components)}"
+
+
+def _graded(reward: float | None, components: Mapping[str, float]) -> str:
+    parts = ", ".join(f"{name} {value:g}" for name, value in components.items())
+    return ("no reward" if reward is None else f"reward {reward:g}") + (f" ({parts})" if parts else "")
 
 
 def _branches(chats: Chats, messages: Sequence[Mapping[str, Any]]) -> Sequence[Part]:

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from osmosis_grpc.agent.call_origins import CallOrigins
 from osmosis_grpc.engine import failpoints
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.record import Peer, Record
@@ -29,7 +30,9 @@ from osmosis_grpc.errors import (
 )
 from osmosis_grpc.supervise import Backoff, OnFailure, future, job
 from osmosis_grpc.types import (
+    AbandonReason,
     ChatPurpose,
+    ChatRef,
     ChatRequest,
     ChatResponse,
     EventKind,
@@ -39,7 +42,7 @@ from osmosis_grpc.types import (
     jsontext,
 )
 from osmosis_grpc.types.outcome import clip, describe
-from osmosis_grpc.types.requests import check_id, own_params
+from osmosis_grpc.types.requests import check_id, check_policy_name, own_params
 from osmosis_grpc.types.tool_dicts import tool_dicts
 
 log = logging.getLogger(__name__)
@@ -61,7 +64,7 @@ class RolloutSession:
     rollout. `on_diverged` is called when the agent runs again and asks a different question than in its earlier run.
     """
 
-    __slots__ = ("_context", "_on_diverged", "_on_superseded", "_record", "open", "samples")
+    __slots__ = ("_context", "_on_diverged", "_on_superseded", "_record", "calls", "open", "samples")
 
     def __init__(
         self,
@@ -75,6 +78,7 @@ class RolloutSession:
         self._on_superseded = on_superseded
         self._on_diverged = on_diverged
         self.samples = Samples()
+        self.calls = CallOrigins()
         self.open = True
 
     def check_open(self) -> None:
@@ -85,6 +89,10 @@ class RolloutSession:
         """Refuse every further call, and cancel the open chats."""
         self.open = False
         self._record.cancel_calls()
+
+    def newest_chat(self, sample: str) -> int:
+        self.check_open()
+        return self.samples[sample].chats if sample in self.samples else 0
 
     def record(self, kind: EventKind) -> None:
         self.check_open()
@@ -126,19 +134,33 @@ class RolloutSession:
 
         return end
 
-    def add_sample(self, name: str | None) -> str:
+    def set_reward(self, value: float, *, sample: str, chat: int, name: str) -> None:
+        self.check_open()
+        if sample != "":
+            self.samples.check_ref(sample, chat, ("sample", "chat"))
+        elif chat != 0:
+            raise ValueError(f"chat: {chat!r} needs a sample; the whole rollout has no chats of its own")
+        self.samples.rewards.set(value, sample, chat, name)
+        self._context.log.append(self._record, events.Graded(sample, value, chat, name))
+
+    def add_sample(
+        self, name: str | None, *, policy: str = "", parent: ChatRef | None = None, train: bool | None = None
+    ) -> str:
         self.check_open()
         if name is None:
             numbers = itertools.count(len(self.samples) + 1)
             name = next(made for n in numbers if (made := f"sample-{n}") not in self.samples)
         try:
             check_id(name, "sample")
+            check_policy_name(policy, "policy")
         except InvalidArgument as error:
             raise ValueError(str(error)) from error
         if name in self.samples:
             raise ValueError(f"the rollout already has a sample named {name!r}; choose another name")
-        self.samples[name] = SampleState()
-        self._context.log.append(self._record, events.SampleAdded(name))
+        if parent is not None:
+            self.samples.check_ref(parent.sample, parent.chat_number, ("parent", "parent"))
+        self.samples[name] = SampleState(policy, parent, train)
+        self._context.log.append(self._record, events.SampleAdded(name, policy, parent, train))
         return name
 
     async def chat(
@@ -149,7 +171,7 @@ class RolloutSession:
         purpose: ChatPurpose,
         tools: Sequence[Any] | None,
         params: Mapping[str, Any],
-    ) -> ChatResponse:
+    ) -> tuple[int, ChatResponse]:
         if not self.open:
             await asyncio.sleep(0)  # an agent that ignores RolloutEndedError in a loop must not block the event loop
         self.check_open()
@@ -176,6 +198,7 @@ class RolloutSession:
             tools=record.tools if chat_tools is None else chat_tools,
             tools_overridden=chat_tools is not None,
             purpose=purpose,
+            policy=state.policy,
             parent_chat=position.parent_chat,
             prefix_len=position.prefix_len,
             known_ids=None if record.peer.has_tokens else state.known_ids(position.parent_chat),
@@ -190,6 +213,7 @@ class RolloutSession:
             params=params,
             tools=chat_tools,
             purpose=purpose,
+            policy=state.policy,
         )
         recorded = self._recorded(asked)
         self._context.log.append(record, asked)
@@ -198,7 +222,9 @@ class RolloutSession:
         try:
             response = await self._ask_or_abandon(request) if recorded is None else recorded.response
             self.check_open()
-            prompt_length = state.assemble(number, position.parent_chat, response, purpose)
+            prompt_length = state.assemble(
+                number, position.parent_chat, response, purpose, refer=record.peer.accepts_references
+            )
         except CallError as error:
             self._log_failed(request, error, will_retry=False)
             if isinstance(error, Aborted):
@@ -219,7 +245,7 @@ class RolloutSession:
         )
         self._context.log.append(record, answered)
         run.called = _called(response.message)
-        return response
+        return number, response
 
     def _recorded(self, asked: events.ChatRequested) -> Reply | None:
         """Return the reply that this chat got before the restart of the server; None for a new chat.
@@ -235,12 +261,17 @@ class RolloutSession:
             raise RolloutEndedError(str(error)) from None
 
     async def _ask_or_abandon(self, request: ChatRequest) -> ChatResponse:
-        """Return the reply of _ask(). If no reply is wanted any more, tell the peer to stop its sampling."""
+        """Return the reply of _ask(). If the reply is no longer wanted, tell the peer to stop its sampling.
+
+        The reply of a parked rollout is still wanted, because the next process asks the same chat again.
+        """
         try:
             return await self._ask(request)
         except (asyncio.CancelledError, RolloutEndedError):
-            end = self._record.run.termination
-            self._record.peer.abandon(request, end.finish_reason if end is not None else "the agent cancelled the chat")
+            end, chat = self._record.run.termination, (request.sample, request.chat_number)
+            if not self._record.run.parked:
+                reason = end.abandon_reason if end is not None else AbandonReason.ENDED
+                self._record.peer.abandon((request.rollout_id, request.attempt, *chat), reason)
             raise
 
     async def _ask(self, request: ChatRequest) -> ChatResponse:

@@ -15,6 +15,7 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.ports import Clock, EndSink, EventSink
 from osmosis_grpc.agent.runnable import Runnable, as_runnable
 from osmosis_grpc.engine.acceptance import Acceptance
+from osmosis_grpc.engine.annotations import Annotations
 from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.eventlog import Then
@@ -78,6 +79,7 @@ class Engine:
         self.outbox = Outbox(context)
         self.runner = Runner(context, self.outbox)
         self.rollouts = Rollouts(context)
+        self.annotations = Annotations(context, self.rollouts)
         self.shutdown = Shutdown(context, self.runner, self.outbox)
         self.recovery = Recovery(context, self.runner, self.outbox)
         self.acceptance = Acceptance(context, self.runner, self.shutdown)

@@ -163,7 +163,9 @@ class EventLog:
         The iteration ends when the rollout can have no further event.
         """
         if after > record.trail.last_event_number:
-            raise InvalidArgument("after", f"{after} is ahead of the newest event, {record.trail.last_event_number}")
+            raise InvalidArgument(
+                "after_event", f"{after} is ahead of the newest event, {record.trail.last_event_number}"
+            )
         waiter = asyncio.Event()
         record.trail.waiters.add(waiter)
         try:
@@ -231,13 +233,14 @@ def _answered(kind: events.ChatAnswered) -> int:
     response = kind.response
     if response.size:
         return 2 * response.size
-    arrays = sum(block.nbytes for block in (response.tokens, response.prompt_ids) if block is not None)
+    blocks = (response.tokens, response.prompt_ids, *response.prompt_extras.values())
+    arrays = sum(block.nbytes for block in blocks if block is not None)
     return 2 * arrays + 2 * text_size([response.message])
 
 
 def _ended(kind: events.Ended) -> int:
     outcome = kind.outcome
-    arrays = sum(s.ids.nbytes * 2 for sample in outcome.samples.values() for s in sample.segments)
+    arrays = sum(s.nbytes for sample in outcome.samples.values() for s in sample.segments)
     texts = sum(text_size(sample.messages) for sample in outcome.samples.values())
     return arrays + texts + text_size([dict(outcome.extra_fields)])
 
@@ -250,5 +253,6 @@ _EXTRA: dict[type[EventKind], Callable[[Any], int]] = {
     events.ToolReturned: lambda kind: text_size([dict(kind.message or {})]),
     events.Logged: lambda kind: text_size([dict(kind.data)]),
     events.Ended: _ended,
+    events.Annotated: lambda kind: kind.annotation.nbytes,
 }
 """For each kind, a function that returns the bytes of an event beyond the 400 of every event."""

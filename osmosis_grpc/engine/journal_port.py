@@ -86,7 +86,7 @@ class Journal(ABC):
         """Append an event of about `size` bytes.
 
         Returns True if the event is committed at once. Otherwise `on_commit` gets `token` later. The first event of a
-        rollout comes with the entry of the rollout.
+        rollout comes with the entry of the rollout. A settled rollout gets only events of the kind Annotated.
         """
 
     @abstractmethod
@@ -127,6 +127,10 @@ class Journal(ABC):
     @abstractmethod
     def events(self, rollout_id: str, attempt: int, after: int, limit: int) -> Sequence[TrajectoryEvent]:
         """Return the next events of a rollout after number `after`. Return at most `limit`, or fewer large events."""
+
+    @abstractmethod
+    def annotations(self, rollout_id: str, attempt: int) -> Sequence[TrajectoryEvent]:
+        """Return the committed events of the kind Annotated of a rollout, in order."""
 
     @abstractmethod
     def all_events(self, owner: str, after: int, limit: int) -> tuple[Sequence[tuple[int, TrajectoryEvent]], int]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from osmosis_grpc.engine.record import Record
+from osmosis_grpc.engine.rewards import Graded
 from osmosis_grpc.engine.samples import Samples
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.errors import InvalidArgument
@@ -20,17 +21,18 @@ def build_outcome(record: Record, termination: Termination, result_id: str, now:
         why, reason = f"the result cannot be sent: {error}", FailureReason.AGENT_RESULT_INVALID
         termination, extra = Termination.failed("agent", why, reason=reason), {}
     samples = states.assembled(refer=record.peer.accepts_references)
-    reward, outcome = None, termination.outcome
+    graded, outcome = Graded(samples), termination.outcome
     if termination.status is OutcomeStatus.COMPLETED and outcome is not None:
-        reward = outcome.reward
-        samples = {name: replace(s, reward=outcome.sample_rewards.get(name)) for name, s in samples.items()}
-        if len(samples) == 1:
-            ((name, sample),) = samples.items()
-            samples = {name: replace(sample, reward=reward if sample.reward is None else sample.reward)}
+        if outcome.reward is not None:
+            states.rewards.set(outcome.reward, "")
+        for name, reward in outcome.sample_rewards.items():
+            states.rewards.set(reward, name)
+        graded = states.rewards.grade(samples)
     return replace(
         bare_outcome(record, termination, result_id),
-        reward=reward,
-        samples=samples,
+        reward=graded.reward,
+        reward_components=graded.components,
+        samples=graded.samples,
         metrics=record.run.meter.total(now, states.tool_messages(record.init.request.messages)),
         extra_fields=extra,
     )

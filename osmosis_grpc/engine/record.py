@@ -10,8 +10,8 @@ from osmosis_grpc.engine.meter import Meter
 from osmosis_grpc.engine.recorded_chats import Recording
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.types import (
+    AbandonReason,
     Activity,
-    ChatRequest,
     EndedBy,
     InitRequest,
     JournaledRollout,
@@ -59,7 +59,14 @@ class Tenant:
     """Whether the trainer was away for longer than the grace period."""
 
 
-def _ignore(request: ChatRequest, reason: str, /) -> None:
+ChatKey = tuple[str, int, str, int]
+"""Names a chat: rollout id, attempt, sample, chat number.
+
+As the argument of Peer.abandon, an empty sample means all samples, and chat number 0 means all chats.
+"""
+
+
+def _ignore(chat: ChatKey, reason: AbandonReason, /) -> None:
     """Do nothing: the peer cannot stop a sampling."""
 
 
@@ -86,8 +93,11 @@ class Peer:
     """A public name for the run of the trainer. Empty if the run has no name."""
     destination_key: object = None
     """Equal for all peers at one trainer address. None if no other peer has the same address."""
-    abandon: Callable[[ChatRequest, str], None] = _ignore
-    """Called when the reply to an open chat is no longer wanted, with the reason. Must not block or raise."""
+    abandon: Callable[[ChatKey, AbandonReason], None] = _ignore
+    """Called when replies to open chats are no longer wanted, with the reason.
+
+    Also called for an attempt that a higher attempt replaces, even if no chat is open. Must not block or raise.
+    """
 
 
 @dataclass(slots=True, eq=False)

@@ -199,6 +199,14 @@ class RecordTable:
         self._ended[record] = size
         self.settled(record)
 
+    def resized(self, record: Record) -> None:
+        """Count the bytes of an ended record again, because it has a new event."""
+        counted = self._ended.get(record)
+        if counted is not None:
+            size = self._ended[record] = self._journal.size(record.rollout_id, record.attempt)
+            self._sizes.add(record.owner, size - counted)
+            self.drop_over_budget()
+
     def check_budget(self, owner: str) -> None:
         """Raise ResourceExhausted if live rollouts and undelivered outcomes fill the memory or disk budget.
 

@@ -73,5 +73,5 @@ class Recording:
 
 def question(asked: events.ChatRequested) -> str:
     """Return a text for a question. Two texts are equal only if the questions are equal."""
-    body = [asked.parent_chat, list(asked.messages), dict(asked.params), asked.purpose.value]
+    body = [asked.parent_chat, list(asked.messages), dict(asked.params), asked.purpose.value, asked.policy]
     return jsontext.canonical([*body, None if asked.tools is None else list(asked.tools)])

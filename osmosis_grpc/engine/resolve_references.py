@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.engine.recorded_chats import ChatName
-from osmosis_grpc.types import ChatRef, Message, RolloutOutcome, TrajectoryEvent, events
+from osmosis_grpc.types import Message, PrefixChat, RolloutOutcome, TrajectoryEvent, events
 from osmosis_grpc.types.segment_assembly import Assembler
 
 
@@ -57,11 +57,11 @@ def _has_referred_segments(outcome: RolloutOutcome) -> bool:
 
 
 def _resolved(
-    begins: ChatRef | None,
+    begins: PrefixChat | None,
     messages: Sequence[Message],
     asked: Mapping[ChatName, events.ChatRequested],
     answered: Mapping[ChatName, events.ChatAnswered],
-) -> tuple[ChatRef | None, Sequence[Message]]:
+) -> tuple[PrefixChat | None, Sequence[Message]]:
     """Return a conversation. If it begins with a reference to a chat, add the messages of this chat."""
     if begins is None or begins.prefix_len:
         return begins, messages
@@ -72,7 +72,7 @@ def _resolved(
     known: list[Message] = []
     for number in reversed(line):
         known += [*asked[begins.sample, number].messages, answered[begins.sample, number].response.message]
-    return ChatRef(begins.sample, begins.chat_number, len(known)), [*known, *messages]
+    return PrefixChat(begins.sample, begins.chat_number, len(known)), [*known, *messages]
 
 
 def _assembled(

@@ -85,6 +85,14 @@ class Rollouts:
         record = self._context.table.find(rollout_id, attempt)
         return record is not None and record.owner == owner and record.accepted.done()
 
+    def superseded(self, owner: str, rollout_id: str, attempt: int) -> bool:
+        """Return whether this attempt of the owner has ended, and a higher attempt of the rollout was accepted."""
+        record = self._context.table.find(rollout_id, attempt)
+        if record is None or record.owner != owner or record.live:
+            return False
+        newest = self._context.table.accepted(rollout_id)
+        return newest is not None and newest.attempt > attempt
+
     def was_asked(self, owner: str, rollout_id: str, attempt: int, sample: str, number: int) -> bool:
         """Return whether this chat was ever asked.
 

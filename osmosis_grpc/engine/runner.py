@@ -27,6 +27,7 @@ from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.errors import Boundary
 from osmosis_grpc.supervise import Job, OnFailure, child, job
 from osmosis_grpc.types import (
+    AbandonReason,
     FailureReason,
     OutcomeStatus,
     RolloutOutcome,
@@ -122,6 +123,8 @@ class Runner:
 
     def supersede(self, record: Record) -> None:
         """End a rollout CANCELLED because a higher attempt replaces it. Its outcome is not delivered."""
+        if not record.delivery.settled:
+            record.peer.abandon((record.rollout_id, record.attempt, "", 0), AbandonReason.SUPERSEDED)
         if record.delivery.ended is not None:
             self._outbox.drop(record)
         elif not self.decide(record, Termination(OutcomeStatus.CANCELLED, "superseded", deliver=False)):

@@ -4,24 +4,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from osmosis_grpc.engine.rewards import Rewards
 from osmosis_grpc.errors import InvalidArgument, ReplyUnreadable
-from osmosis_grpc.types import ChatPurpose, ChatRef, ChatResponse, Ids, Message, Sample
+from osmosis_grpc.types import ChatPurpose, ChatRef, ChatResponse, Ids, Message, PrefixChat, Sample, jsontext
 from osmosis_grpc.types.conversation_tree import Conversation, Node, count_tool_message, path
 from osmosis_grpc.types.segment_assembly import Assembler
 from osmosis_grpc.types.tool_dicts import dump_model
 
-ConversationStart = tuple[list[Message], ChatRef | None]
+ConversationStart = tuple[list[Message], PrefixChat | None]
 """A conversation, and a reference to the answered chat that the conversation begins with."""
 
 
 class SampleState:
-    """One sample while its agent runs."""
+    """One sample while its agent runs. `policy`, `parent` and `train` are those of Sample."""
 
-    __slots__ = ("_assembler", "chats", "conversation", "newest")
+    __slots__ = ("_assembler", "_lacks_extras", "chats", "conversation", "newest", "parent", "policy", "train")
 
-    def __init__(self) -> None:
+    def __init__(self, policy: str = "", parent: ChatRef | None = None, train: bool | None = None) -> None:
+        self.policy, self.parent, self.train = policy, parent, train
         self.conversation = Conversation()
         self._assembler = Assembler()
+        self._lacks_extras = False
+        """Whether extras of replies were left out, because the trainer has them."""
         self.chats = 0
         """The number of the newest chat."""
         self.newest: Node | None = None
@@ -32,11 +36,19 @@ class SampleState:
         ids = self._assembler.tokens(parent_chat)
         return ids if len(ids) else None
 
-    def assemble(self, number: int, parent_chat: int, response: ChatResponse, purpose: ChatPurpose) -> int:
+    def assemble(
+        self, number: int, parent_chat: int, response: ChatResponse, purpose: ChatPurpose, *, refer: bool = False
+    ) -> int:
         """Add the tokens of a reply. Returns the length of the prompt.
 
-        Raises ReplyUnreadable if the tokens do not fit the earlier chats.
+        With `refer`, the outcome is going to refer to the chat, and the extras of the reply are not kept here. Raises
+        ReplyUnreadable if the tokens do not fit the earlier chats.
         """
+        tokens = response.tokens
+        if refer and (response.prompt_extras or (tokens is not None and tokens.extras)):
+            self._lacks_extras = True
+            bare = None if tokens is None else replace(tokens, extras=jsontext.NOTHING)
+            response = replace(response, tokens=bare, prompt_extras=jsontext.NOTHING)
         try:
             return self._assembler.add(number, parent_chat, response, purpose) or 0
         except InvalidArgument as error:
@@ -53,31 +65,62 @@ class SampleState:
         if self.newest is None:
             return [], None
         messages = path(self.newest)
-        return messages, ChatRef(name, self.newest.chat, len(messages))
+        return messages, PrefixChat(name, self.newest.chat, len(messages))
 
     def assembled(self, name: str, *, refer: bool) -> Sample:
-        """Return the sample. With `refer`, its segments refer to chats and have no tokens."""
+        """Return the sample. With `refer`, its segments refer to chats and have no tokens.
+
+        If extras were left out, its segments refer to chats, too. Before the outcome goes to a trainer without these
+        chats, the tokens and extras are read from the journal.
+        """
         messages, begins = self.up_to_newest(name)
         reason = self._assembler.reason
-        return Sample(
-            messages=messages,
+        refer = refer or self._lacks_extras
+        return replace(
+            self.unsampled(messages),
             begins=begins,
             segments=self._assembler.references() if refer else self._assembler.segments(),
             trainable=not reason,
             not_trainable_reason=reason,
         )
 
+    def unsampled(self, messages: list[Message]) -> Sample:
+        """Return a sample with messages and without tokens."""
+        return Sample(
+            messages=messages,
+            not_trainable_reason="the policy answered no chat of this sample",
+            policy=self.policy,
+            parent=self.parent,
+            train=self.train,
+        )
+
 
 class Samples(dict[str, SampleState]):
     """The samples of one run by name, in the order in which they began."""
 
-    __slots__ = ("_final", "_unsampled")
+    __slots__ = ("_final", "_unsampled", "rewards")
 
     def __init__(self) -> None:
+        self.rewards = Rewards()
+        """The rewards that the agent has set."""
         self._final: tuple[str, ConversationStart] | None = None
         """The agent's final messages, and the sample that they belong to."""
         self._unsampled: SampleState | None = None
         """The final messages of a run without a sample."""
+
+    def check_ref(self, sample: Any, chat: Any, fields: tuple[str, str]) -> None:
+        """Raise ValueError unless the sample has begun, and the chat is 0 or an answered chat of the sample.
+
+        `fields` are the names of the two arguments for the error.
+        """
+        if not isinstance(sample, str) or sample not in self:
+            names = ", ".join(map(repr, self)) or "none yet"
+            raise ValueError(f"{fields[0]}: the rollout has no sample named {sample!r}; its samples: {names}")
+        if isinstance(chat, bool) or not isinstance(chat, int) or chat < 0:
+            raise ValueError(f"{fields[1]}: {chat!r} is not the number of a chat")
+        if chat and self[sample].conversation.reply(chat) is None:
+            problem = "has no reply" if chat <= self[sample].chats else "does not exist"
+            raise ValueError(f"{fields[1]}: chat {chat} of sample {sample!r} {problem}")
 
     def conclude(self, messages: Sequence[Any], field: str) -> None:
         """Make own copies of the agent's final messages the conversation of `main`, or of the first sample.
@@ -89,7 +132,7 @@ class Samples(dict[str, SampleState]):
         if state is None:
             state = self._unsampled = SampleState()
         position = state.conversation.insert(plain(messages, field), field)
-        begins = ChatRef(name, position.parent_chat, position.prefix_len) if position.parent_chat else None
+        begins = PrefixChat(name, position.parent_chat, position.prefix_len) if position.parent_chat else None
         self._final = name, (state.conversation.messages(position.node), begins)
 
     def turns(self) -> int:
@@ -122,7 +165,7 @@ class Samples(dict[str, SampleState]):
         if name in made:
             made[name] = replace(made[name], messages=messages, begins=begins)
         elif messages:
-            made[name] = Sample(messages=messages, not_trainable_reason="the policy answered no chat of this sample")
+            made[name] = (self.get(name) or SampleState()).unsampled(messages)
         return made
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from osmosis_grpc.agent.result_check import RunOutcome
 from osmosis_grpc.errors import Boundary
-from osmosis_grpc.types import Failure, FailureReason, OutcomeStatus
+from osmosis_grpc.types import AbandonReason, Failure, FailureReason, OutcomeStatus
 from osmosis_grpc.types.outcome import clip
 
 
@@ -18,6 +18,17 @@ class Termination:
     outcome: RunOutcome | None = None
     deliver: bool = True
     """False for a superseded attempt, which sends no outcome."""
+
+    @property
+    def abandon_reason(self) -> AbandonReason:
+        """The reason for which the replies to open chats are no longer wanted."""
+        if not self.deliver:
+            return AbandonReason.SUPERSEDED
+        of_status = {
+            OutcomeStatus.CANCELLED: AbandonReason.CANCELLED,
+            OutcomeStatus.DEADLINE_EXCEEDED: AbandonReason.DEADLINE_EXCEEDED,
+        }
+        return of_status.get(self.status, AbandonReason.ENDED)
 
     @classmethod
     def failed(

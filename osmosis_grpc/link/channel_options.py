@@ -10,6 +10,8 @@ MIN_PING_INTERVAL = 10.0
 """Our servers accept an HTTP/2 ping every 10 seconds."""
 PING_INTERVAL = 20.0
 """A client pings a peer that accepts it after this many seconds of silence."""
+MAX_INT32 = 2**31 - 1
+"""The largest value of a channel option."""
 
 Options = Sequence[tuple[str, int | str]]
 
@@ -70,7 +72,8 @@ def client_options(**more: int | str) -> Options:
 def callback_options(authority: str, min_ping_interval: float | None) -> Options:
     """Returns the options of a channel to a trainer. The channel does not retry calls, because the engine does.
 
-    `min_ping_interval` is the interval, in seconds, of the pings that the trainer accepts; None if it is unknown.
+    `min_ping_interval` is the shortest interval, in seconds, between two pings that the trainer accepts; None if it is
+    unknown. The channel pings once in PING_INTERVAL at most, and never more often than the trainer accepts.
     """
     own: dict[str, int | str] = {
         "grpc.enable_retries": 0,
@@ -78,7 +81,7 @@ def callback_options(authority: str, min_ping_interval: float | None) -> Options
         "grpc.max_receive_message_length": MAX_REPLY_BYTES,
     }
     if min_ping_interval is not None:
-        own["grpc.keepalive_time_ms"] = int(min(max(PING_INTERVAL, min_ping_interval), 300.0) * 1000)
+        own["grpc.keepalive_time_ms"] = int(min(max(PING_INTERVAL, min_ping_interval) * 1000, MAX_INT32))
     return tuple((CLIENT_DEFAULTS | own).items())
 
 

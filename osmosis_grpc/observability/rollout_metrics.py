@@ -136,9 +136,10 @@ class EngineMetrics:
         self._durations.of(agent).observe(outcome.metrics.total_latency_ms / 1000)
         self._prompt_tokens += outcome.metrics.prompt_tokens
         self._response_tokens += outcome.metrics.response_tokens
-        if outcome.reward is not None:
-            self._rewards.of(agent).observe(outcome.reward)
-            self._newest_rewards.setdefault(agent, deque(maxlen=RECENT)).append(outcome.reward)
+        reward = outcome.mean_reward
+        if reward is not None:
+            self._rewards.of(agent).observe(reward)
+            self._newest_rewards.setdefault(agent, deque(maxlen=RECENT)).append(reward)
         for sample in outcome.samples.values():
             if len(sample.segments) > 1:
                 self._breaks += sum(segment.drift_index is not None for segment in sample.segments)

@@ -13,8 +13,13 @@ from osmosis_grpc.policies.threads import ThreadedPolicy
 from osmosis_grpc.types import ChatRequest, ChatResponse
 
 Policy = Callable[[ChatRequest], ChatResponse | Awaitable[ChatResponse]]
-"""Answers a trainer's chats. If the policy is an async context manager, the trainer enters the policy at its start
-and exits the policy at its end. Several trainers may enter the same policy."""
+"""Answers a trainer's chats.
+
+If the policy is an async context manager, the trainer enters the policy at its start and exits the policy at its end.
+Several trainers may enter the same policy.
+
+If the reply to a chat is no longer wanted, the trainer cancels the task of an async policy. If the policy has a method
+`cancel`, the trainer then calls `cancel(request)` on the thread of its event loop. The method must not block."""
 
 __all__ = [
     "EchoPolicy",

@@ -60,6 +60,8 @@ class ThreadedPolicy:
     ) -> None:
         check_policy(policy)
         self._policy = policy
+        self.cancel: Callable[[ChatRequest], object] | None = getattr(policy, "cancel", None)
+        """The policy's `cancel` hook, see Policy; None if it has none."""
         self._threads = DaemonThreads(threads)
         self._users = 0
 

@@ -35,15 +35,16 @@ class RolloutLog:
             return
         self._ended += 1
         self._failed += outcome.status is not OutcomeStatus.COMPLETED
-        if outcome.reward is not None:
+        reward = outcome.mean_reward
+        if reward is not None:
             self._rewarded += 1
-            self._rewards += outcome.reward
+            self._rewards += reward
         fields = {
             "rollout_id": rollout.rollout_id,
             "agent_loop": rollout.agent_loop,
             "attempt": rollout.attempt if rollout.attempt > 1 else None,
             "status": outcome.status.value,
-            "reward": outcome.reward,
+            "reward": reward,
             "turns": outcome.metrics.num_llm_calls,
             "tokens": outcome.metrics.response_tokens,
             "seconds": round(outcome.metrics.total_latency_ms / 1000, 3),

@@ -18,6 +18,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, rollout_pb2
 from osmosis_grpc.engine import Engine, Peer, Record, Tenant
 from osmosis_grpc.engine.find_earlier_run import run_name
+from osmosis_grpc.engine.record import ChatKey
 from osmosis_grpc.errors import (
     Aborted,
     CallError,
@@ -31,9 +32,10 @@ from osmosis_grpc.errors import (
 from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES
 from osmosis_grpc.link.frame_stream import FrameStream
 from osmosis_grpc.server.event_subscriptions import Subscriptions
-from osmosis_grpc.server.requests import cancel, init_answer
+from osmosis_grpc.server.journaled_requests import JournaledRequests
+from osmosis_grpc.server.requests import init_answer
 from osmosis_grpc.supervise import OnFailure, job
-from osmosis_grpc.types import ChatRequest, ChatResponse, Receipt, RolloutOutcome
+from osmosis_grpc.types import AbandonReason, ChatRequest, ChatResponse, Receipt, RolloutOutcome
 from osmosis_grpc.wire.attach import chat_frame, complete_frame, refusal, refused, server_frame, unknown_kind, window_of
 from osmosis_grpc.wire.chat import RECEIPTS, chat_bytes, reply_from_wire
 from osmosis_grpc.wire.features import ABANDON_CHAT, features_from_wire
@@ -43,18 +45,11 @@ log = logging.getLogger(__name__)
 
 ASK_AGAIN = job("server.ask_again", OnFailure.RESTART)
 ACCEPTED = job("server.answer_init", OnFailure.REPORT, "callback")
-CANCELLED = job("server.answer_cancel", OnFailure.REPORT, "callback")
 
 RESEND_INTERVAL = 5.0
 MAX_EQUAL_INITS = 64
 """At most this many equal Inits wait for the same answer. Equal Inits have the same id, attempt and spec."""
-MAX_CANCELLING = 4 * 1024 * 1024
-"""The reply to a cancel waits until the cancel is committed.
 
-While more than this many bytes of such replies wait, further cancels are refused.
-"""
-
-ChatKey = tuple[str, int, str, int]
 ResultKey = tuple[str, int, str]
 
 
@@ -110,8 +105,6 @@ class Attachment:
         """The delivered outcomes that were sent again on the present stream."""
         self._accepting: Counter[Record] = Counter()
         """For each rollout that is being accepted, the number of Inits that wait for the answer."""
-        self._cancelling = 0
-        """The bytes of the replies that wait until their cancels are committed."""
         self._stream: FrameStream | None = None
         self._features: frozenset[str] = frozenset()
         self.done = False
@@ -121,12 +114,14 @@ class Attachment:
         self._rollout_window = 0
         self._largest_rollout_window = 0
         self._ticking: asyncio.Task[None] | None = None
+        waiting = JournaledRequests(engine, owner, self._send, self._failed)
         self.handlers: dict[str, Callable[[Any], None]] = {
             "open_rollouts": self._on_open_rollouts,
             "init": self._on_init,
-            "cancel": self._on_cancel,
+            "cancel": waiting.on_cancel,
             "chat_reply": self._on_chat_reply,
             "complete_reply": self._on_complete_reply,
+            "annotate": waiting.on_annotate,
             "subscribe": self._on_subscribe,
             "unsubscribe": lambda message: self.subscriptions.end(message.id),
             "window": self._on_window,
@@ -167,15 +162,18 @@ class Attachment:
                 self._waiting.append(chat)
         return future
 
-    def abandon(self, request: ChatRequest, reason: str, /) -> None:
-        """Tell the trainer that the reply to an open chat is no longer wanted."""
-        key = (request.rollout_id, request.attempt, request.sample, request.chat_number)
-        if key in self._open and ABANDON_CHAT in self._features:
-            rollout_id, attempt, sample, number = key
-            message = chat_pb2.AbandonChatRequest(
-                rollout_id=rollout_id, attempt=attempt, sample=sample, chat_number=number, reason=reason
-            )
-            self._send("abandon_chat", message, answer=False)
+    def abandon(self, chat: ChatKey, reason: AbandonReason, /) -> None:
+        """Tell the trainer that replies to open chats are no longer wanted. An abandoned chat is no longer open."""
+        rollout_id, attempt, sample, number = chat
+        if ABANDON_CHAT not in self._features or (number and chat not in self._open):
+            return
+        if number:
+            del self._open[chat]
+        message = chat_pb2.AbandonChatRequest(
+            rollout_id=rollout_id, attempt=attempt, sample=sample, chat_number=number, reason=reason
+        )
+        self._send("abandon_chat", message, answer=False)
+        self._ask()
 
     def complete(self, outcome: RolloutOutcome, /, *, again: bool = False) -> "asyncio.Future[Receipt]":
         """Send an outcome at once. Implements ResultSink.
@@ -304,6 +302,9 @@ class Attachment:
             ref for ref in message.rollouts if not self._engine.rollouts.knows(self.owner, ref.rollout_id, ref.attempt)
         ]
         self._send("unknown_rollouts", pb.UnknownRollouts(rollouts=unknown))
+        for ref in message.rollouts:  # an earlier stream possibly ended before the trainer read this
+            if self._engine.rollouts.superseded(self.owner, ref.rollout_id, ref.attempt):
+                self.abandon((ref.rollout_id, ref.attempt, "", 0), AbandonReason.SUPERSEDED)
 
     def _on_init(self, message: rollout_pb2.InitRequest) -> None:
         rollout_id, attempt = message.rollout_id, message.attempt or 1
@@ -361,26 +362,6 @@ class Attachment:
     def _refuse_init(self, rollout_id: str, attempt: int, error: CallError) -> None:
         self._send("init_reply", pb.InitReply(rollout_id=rollout_id, attempt=attempt, status=refusal(error)))
 
-    def _on_cancel(self, ask: pb.CancelFrame) -> None:
-        reply = pb.CancelReply(id=ask.id)
-        try:
-            if self._cancelling > MAX_CANCELLING:
-                raise ResourceExhausted(
-                    f"{self._cancelling} bytes of replies to earlier cancels wait for the journal", retry_after=1.0
-                )
-            reply.response.CopyFrom(cancel(self._engine, self.owner, ask.request))
-        except CallError as error:
-            self._answer_cancel(reply, error)
-            return
-        size = reply.ByteSize()
-        self._cancelling += size
-
-        def committed(error: CallError | None) -> None:
-            self._cancelling -= size
-            self._engine.supervisor.call(CANCELLED, self._answer_cancel, reply, error, report=self._failed)
-
-        self._engine.log.barrier(committed)
-
     def _failed(self, error: BaseException) -> None:
         """End the stream, because an answer could not be sent.
 
@@ -388,11 +369,6 @@ class Attachment:
         """
         if self._stream is not None:
             self._stream.end(Internal("an answer could not be sent; the server's log says why"))
-
-    def _answer_cancel(self, reply: pb.CancelReply, error: CallError | None) -> None:
-        if error is not None:
-            reply.status.CopyFrom(refusal(error))
-        self._send("cancel_reply", reply)
 
     def _on_chat_reply(self, reply: pb.ChatReply) -> None:
         key = (reply.rollout_id, reply.attempt, reply.sample, reply.chat_number)

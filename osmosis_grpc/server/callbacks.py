@@ -15,6 +15,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, outcome_pb2
 from osmosis_grpc.agent.ports import ChatModel, ResultSink
 from osmosis_grpc.engine import Peer
 from osmosis_grpc.engine.find_earlier_run import run_name
+from osmosis_grpc.engine.record import ChatKey
 from osmosis_grpc.errors import Internal, InvalidArgument, ReplyUnreadable, Unavailable, UnknownChat
 from osmosis_grpc.link.call_metrics import Asking, CallSink
 from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES, callback_options
@@ -22,7 +23,16 @@ from osmosis_grpc.link.client_calls import DETAILS_KEY, call, error_of
 from osmosis_grpc.link.credentials import channel
 from osmosis_grpc.link.target_policy import Address, TargetPolicy
 from osmosis_grpc.link.tls import ClientTls
-from osmosis_grpc.types import Callback, ChatRequest, ChatResponse, InitRequest, Receipt, RolloutOutcome, TraceContext
+from osmosis_grpc.types import (
+    AbandonReason,
+    Callback,
+    ChatRequest,
+    ChatResponse,
+    InitRequest,
+    Receipt,
+    RolloutOutcome,
+    TraceContext,
+)
 from osmosis_grpc.wire.chat import RECEIPTS, chat_bytes, reply_from_wire
 from osmosis_grpc.wire.features import ABANDON_CHAT
 from osmosis_grpc.wire.rollout import fit, outcome_to_wire
@@ -41,7 +51,10 @@ ABANDON = "/osmosis.rollout.v1.TrainerService/AbandonChat"
 ABANDON_TIMEOUT = 10.0
 """The timeout of the one call that tells a trainer to stop a sampling, in seconds."""
 
-Abandon = Callable[[ChatRequest, str], None]
+_abandoning: set[Any] = set()
+"""The open calls of AbandonChat. They are kept here because grpc cancels a call that has no reference."""
+
+Abandon = Callable[[ChatKey, AbandonReason], None]
 ChannelKey = tuple[Address, ClientTls | None, float | None]
 MakePeer = Callable[..., Awaitable[Peer]]
 """Makes the peer for an InitRequest. `authenticated` says whether the caller is identified."""
@@ -50,8 +63,8 @@ MakePeer = Callable[..., Awaitable[Peer]]
 class Callbacks:
     """Makes the peers for callbacks. Trainers at one address share a channel while a rollout needs it.
 
-    `schemes` has the peer factory of each URL scheme. `authenticated` says whether callers are
-    identified. `tls` has the files for callbacks over TLS.
+    `schemes` has the peer factory of each URL scheme, for recorded rollouts that came over HTTP. `authenticated` says
+    whether callers are identified. `tls` has the files for callbacks over TLS.
     """
 
     def __init__(self, policy: TargetPolicy, *, authenticated: bool = False, tls: ClientTls | None = None) -> None:
@@ -68,11 +81,10 @@ class Callbacks:
         callback = init.callback
         if callback is None:
             raise InvalidArgument("callback", "is missing: say where chats and the outcome go")
-        make = self.schemes.get(callback.target.partition("://")[0])
-        if make is not None:
-            if callback.tls:
-                raise InvalidArgument("callback.tls", "does not go with a URL, whose scheme says it")
-            return await make(init, authenticated=self._authenticated)
+        if "://" in callback.target:
+            raise InvalidArgument(
+                "callback.target", "is a URL; send HOST:PORT, and set callback.tls if the trainer speaks TLS"
+            )
         address = await self.policy.check(callback.target, "callback.target", authenticated=self._authenticated)
         trainer = _Trainer(self._channel(address, callback), callback, init.trace, self.calls)
         return _peer(trainer.chat, trainer.complete, callback, trainer.abandon)
@@ -94,13 +106,18 @@ class Callbacks:
     def later(self, init: InitRequest) -> Peer:
         """Return the peer for a rollout of the previous process.
 
-        The peer resolves the target at its first call, because the target possibly has no address before.
+        The peer resolves the target at its first call, because the target possibly has no address before. The target
+        is a URL if the rollout came over HTTP.
         """
         found: list[Peer] = []
+        scheme = init.callback.target.partition("://")[0] if init.callback is not None else ""
 
         async def peer() -> Peer:
+            make = self.schemes.get(scheme)
             try:
-                found[:] = found or [await self.peer(init)]
+                found[:] = found or [
+                    await (self.peer(init) if make is None else make(init, authenticated=self._authenticated))
+                ]
             except InvalidArgument as error:
                 raise Unavailable(f"the trainer cannot be called: {error}") from None
             return found[0]
@@ -111,9 +128,9 @@ class Callbacks:
         async def complete(outcome: RolloutOutcome, /) -> Receipt:
             return await (await peer()).complete(outcome)
 
-        def abandon(request: ChatRequest, reason: str, /) -> None:
+        def abandon(chat: ChatKey, reason: AbandonReason, /) -> None:
             for known in found:
-                known.abandon(request, reason)
+                known.abandon(chat, reason)
 
         if init.callback is None:
             return Peer(chat, complete)
@@ -166,19 +183,22 @@ class _Trainer:
             raise InvalidArgument("messages", f"the chat has {len(message)} bytes, more than {MAX_MESSAGE_BYTES}")
         return Asking(self._calls, CHAT, self._chat, message, timeout=timeout, metadata=self._metadata)
 
-    def abandon(self, request: ChatRequest, reason: str, /) -> None:
-        """Tell the trainer once that the reply to a chat is no longer wanted. The answer is not needed."""
+    def abandon(self, chat: ChatKey, reason: AbandonReason, /) -> None:
+        """Tell the trainer once that replies to open chats are no longer wanted. The answer is not needed."""
         if ABANDON_CHAT not in self.callback.features:
             return
+        rollout_id, attempt, sample, number = chat
         message = chat_pb2.AbandonChatRequest(
-            rollout_id=request.rollout_id,
-            attempt=request.attempt,
-            sample=request.sample,
-            chat_number=request.chat_number,
+            rollout_id=rollout_id,
+            attempt=attempt,
+            sample=sample,
+            chat_number=number,
             reason=reason,
             state=self.callback.state,
         )
-        self._abandon(message.SerializeToString(), timeout=ABANDON_TIMEOUT, metadata=self._metadata)
+        call = self._abandon(message.SerializeToString(), timeout=ABANDON_TIMEOUT, metadata=self._metadata)
+        _abandoning.add(call)
+        call.add_done_callback(_abandoning.discard)
 
     async def complete(self, outcome: RolloutOutcome, /) -> Receipt:
         message = fit(outcome_to_wire(outcome, refer=self.callback.outcome_by_reference))

@@ -1,12 +1,16 @@
-"""Requests that come both as RPCs and as frames of an attachment: Init, Cancel, events."""
+"""Requests that come both as RPCs and as frames of an attachment: Init, Cancel, events, annotations."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
+from osmosis_grpc._gen.osmosis.rollout.v1.annotation_pb2 import AnnotateRequest, AnnotateResponse
 from osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2 import InitResponse
 from osmosis_grpc.engine import Engine, Record
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types.requests import check_id
 from osmosis_grpc.wire import control
+from osmosis_grpc.wire.annotation import annotation_from_wire
 from osmosis_grpc.wire.event import event_to_wire
 from osmosis_grpc.wire.message import tool_to_wire
 from osmosis_grpc.wire.rollout import ACTIVITY, EARLIER_RUN
@@ -16,6 +20,16 @@ def cancel(engine: Engine, owner: str, request: pb.CancelRequest) -> pb.CancelRe
     """Cancel the selected rollouts. The caller sends the response after the log's barrier. Raises InvalidArgument."""
     rows = engine.cancel(owner, attempt=request.attempt, reason=request.reason, **control.selection_from_wire(request))
     return pb.CancelResponse(results=map(control.CANCEL_RESULT.to_wire, rows))
+
+
+async def annotate(engine: Engine, owner: str, request: AnnotateRequest) -> AnnotateResponse:
+    """Store an annotation, and return the response after the commit. Raises CallError."""
+    check_id(request.rollout_id, "rollout_id")
+    if not request.HasField("annotation"):
+        raise InvalidArgument("annotation", "is unset")
+    annotation = annotation_from_wire(request.annotation)
+    number, created = await engine.annotations.add(owner, request.rollout_id, request.attempt, annotation)
+    return AnnotateResponse(event_number=number, created=created)
 
 
 def init_answer(record: Record, started: bool) -> InitResponse:

@@ -10,7 +10,6 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
 from osmosis_grpc._gen.osmosis.rollout.v1.annotation_pb2 import AnnotateRequest, AnnotateResponse
 from osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2 import InitRequest, InitResponse
 from osmosis_grpc.engine import Engine
-from osmosis_grpc.errors import Unimplemented
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.server import requests
 from osmosis_grpc.server.attachment_registry import Attachments
@@ -115,7 +114,7 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
         return wire.SERVER_INFO.to_wire(info)
 
     async def Annotate(self, request: AnnotateRequest, context: Any) -> AnnotateResponse:
-        raise Unimplemented("annotations are not served yet")
+        return await requests.annotate(self._engine, self._owner(context), request)
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:
         self._check_admin(context)

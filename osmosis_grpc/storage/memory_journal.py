@@ -96,6 +96,10 @@ class MemoryJournal(Journal):
         positions = rollout.positions[after : after + limit] if rollout else ()
         return [event for position in positions if (event := self._pages[position // PAGE][position % PAGE])]
 
+    def annotations(self, rollout_id: str, attempt: int) -> Sequence[TrajectoryEvent]:
+        found = self.events(rollout_id, attempt, 0, sys.maxsize)
+        return [event for event in found if type(event.kind) is events.Annotated]
+
     def all_events(self, owner: str, after: int, limit: int) -> tuple[Sequence[tuple[int, TrajectoryEvent]], int]:
         after = max(after, next(iter(self._pages)) * PAGE - 1)
         reached = min(self.last_position, after + STEP)

@@ -31,6 +31,7 @@ from osmosis_grpc.errors import (
     MissingExtraError,
     NotFound,
     PermissionDenied,
+    Superseded,
     TrainerFailed,
     Unavailable,
 )
@@ -48,6 +49,7 @@ from osmosis_grpc.trainer.server_availability import Server
 from osmosis_grpc.trainer.sync import SyncTrainer
 from osmosis_grpc.trainer.trainer import Trainer, TransportName
 from osmosis_grpc.types import (
+    Annotation,
     Callback,
     CallbackTls,
     CancelResult,
@@ -57,6 +59,7 @@ from osmosis_grpc.types import (
     Group,
     RolloutOutcome,
     RolloutRequest,
+    SegmentAnnotation,
     TokenBlock,
     TrajectoryEvent,
     VersionSpan,
@@ -67,6 +70,7 @@ __all__ = [
     "Aborted",
     "Advantages",
     "AlreadyExists",
+    "Annotation",
     "Batch",
     "CallError",
     "Callback",
@@ -94,11 +98,13 @@ __all__ = [
     "RolloutOutcome",
     "RolloutRequest",
     "Row",
+    "SegmentAnnotation",
     "Server",
     "ServerInfo",
     "ServerSecurity",
     "ServerTls",
     "Skipped",
+    "Superseded",
     "SyncTrainer",
     "TokenBlock",
     "Trainer",

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import OutcomeStatus, RolloutOutcome
-from osmosis_grpc.types.tokens import ArrayEquality
+from osmosis_grpc.types.tensors import ArrayEquality
 
 Floats = NDArray[np.float64]
+_Row = tuple[int, str, float]
 Method = Literal["grpo", "grpo_no_std", "rloo"]
 
 EPSILON = 1e-6
@@ -25,13 +26,13 @@ _METHODS: dict[str, Callable[[Floats], Floats]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Advantages(ArrayEquality):
-    """The advantages of a group: one for each sample of each outcome, in order.
+    """The advantages of a group: one for each rewarded sample of each outcome, in order.
 
-    If every rollout has one sample, there is one advantage for each outcome.
+    If every rollout has one sample, there is one advantage for each outcome. Samples with `train=False` have none.
     """
 
     keys: tuple[tuple[str, str], ...]
-    """The rollout id and the sample name of each value. The name is empty for a rollout without a sample."""
+    """The rollout id and the sample name of each value. The name is empty if no sample is to be trained on."""
     values: NDArray[np.float32]
     """float32, shape (n,)."""
     rewards: NDArray[np.float32]
@@ -45,8 +46,9 @@ def advantages(group: Iterable[RolloutOutcome], method: Method = "grpo") -> Adva
 
     `group` is an OutcomeGroup, or the outcomes of one group. "grpo" is the reward minus the group's
     mean, divided by its standard deviation (with n - 1, as in TRL and verl); "grpo_no_std" leaves out
-    the division; "rloo" is the reward minus the mean of the other rewards. If any rollout has samples
-    with different rewards, each sample is compared only with the samples of the same name.
+    the division; "rloo" is the reward minus the mean of the other rewards. A sample without a reward of its own has
+    the reward of its rollout. If any rollout has samples with different rewards, each sample is compared only with the
+    samples of the same name. Samples without any reward, and samples with `train=False`, are left out.
 
     Raises InvalidArgument for an unknown method, and for a rollout that failed, was an evaluation or has no reward.
     """
@@ -54,15 +56,15 @@ def advantages(group: Iterable[RolloutOutcome], method: Method = "grpo") -> Adva
     if compare is None:
         raise InvalidArgument("method", f"{method!r} is not one of {', '.join(get_args(Method))}")
     outcomes = _checked(group)
-    rows = [
-        (index, name, _reward(outcome, name))
-        for index, outcome in enumerate(outcomes)
-        for name in outcome.samples or ("",)
-    ]
-    apart = len({(index, reward) for index, _, reward in rows}) > len(outcomes)
-    compared: dict[str, dict[int, float]] = {}
-    for index, name, reward in rows:
-        compared.setdefault(name if apart else "", {})[index] = reward
+    for outcome in outcomes:
+        if not _rewards(outcome):
+            raise InvalidArgument(
+                "group",
+                f"rollout {outcome.rollout_id} has no advantage: it has no reward; "
+                "set one with dataclasses.replace(outcome, reward=...)",
+            )
+    rows = _rows(outcomes)
+    apart, compared = _compared(rows)
     rewards = {name: np.array(list(members.values()), dtype=np.float64) for name, members in compared.items()}
     values = {
         name: dict(zip(compared[name], np.zeros(len(found)) if equal(found) else compare(found), strict=True))
@@ -74,6 +76,12 @@ def advantages(group: Iterable[RolloutOutcome], method: Method = "grpo") -> Adva
         rewards=np.array([reward for _, _, reward in rows], dtype=np.float32),
         zero_variance=all(equal(found) for found in rewards.values()),
     )
+
+
+def compared_rewards(outcomes: Iterable[RolloutOutcome]) -> list[Floats]:
+    """Returns the rewards that advantages() compares with each other: one array for each comparison, float64."""
+    _, compared = _compared(_rows(outcomes))
+    return [np.array(list(members.values()), dtype=np.float64) for members in compared.values()]
 
 
 def equal(rewards: Floats) -> bool:
@@ -100,12 +108,23 @@ def _checked(group: Iterable[RolloutOutcome]) -> tuple[RolloutOutcome, ...]:
     return outcomes
 
 
-def _reward(outcome: RolloutOutcome, sample: str) -> float:
-    reward = outcome.reward_of(sample)
-    if reward is None:
-        raise InvalidArgument(
-            "group",
-            f"rollout {outcome.rollout_id} has no advantage: it has no reward; "
-            "set one with dataclasses.replace(outcome, reward=...)",
-        )
-    return reward
+def _rows(outcomes: Iterable[RolloutOutcome]) -> list[_Row]:
+    """Returns the rewarded samples of all outcomes: the index of the outcome, the name of the sample, the reward."""
+    return [(index, *found) for index, outcome in enumerate(outcomes) for found in _rewards(outcome).items()]
+
+
+def _rewards(outcome: RolloutOutcome) -> dict[str, float]:
+    """Returns the rewards of an outcome's samples by name. Leaves out samples that are not to be trained on."""
+    names = [name for name, sample in outcome.samples.items() if sample.train is not False] or [""]
+    rewards = {name: outcome.reward_of(name) for name in names}
+    return {name: reward for name, reward in rewards.items() if reward is not None}
+
+
+def _compared(rows: Iterable[_Row]) -> tuple[bool, dict[str, dict[int, float]]]:
+    """Returns whether samples are compared by name, and the rewards of each comparison by the index of the outcome."""
+    rows = list(rows)
+    apart = len({(index, reward) for index, _, reward in rows}) > len({index for index, _, _ in rows})
+    compared: dict[str, dict[int, float]] = {}
+    for index, name, reward in rows:
+        compared.setdefault(name if apart else "", {})[index] = reward
+    return apart, compared

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, outcome_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import annotation_pb2, message_pb2, outcome_pb2
 from osmosis_grpc.engine.failpoints import reach
 from osmosis_grpc.errors import CallError, Internal, LedgerError
 from osmosis_grpc.storage.ledger import Ledger
@@ -124,6 +124,9 @@ class Owner(Protocol):
     def refused(self, rollout: Rollout, error: CallError) -> None:
         """End a rollout with an error. The rollout is not retried."""
 
+    def superseded(self, rollout_id: str, attempt: int, newest: int = 0) -> None:
+        """End an attempt that another attempt has replaced. `newest` is the other attempt; 0 if it is unknown."""
+
     def unwritten(self, rollout: Rollout, error: LedgerError) -> None:
         """Handle a rollout whose Init the ledger could not commit."""
 
@@ -166,6 +169,8 @@ class AgentServerLink(ABC):
         self.kept_attachment_id = kept
         self.identity = ServerIdentity(journal_id=journal_id)
         """The newest identity that the server reported."""
+        self.features: frozenset[str] = frozenset()
+        """The features of the server on the newest connection."""
         self.window = 0
         """How many rollouts may be open on the server."""
         self.rollouts: dict[RolloutKey, Rollout] = {}
@@ -197,6 +202,10 @@ class AgentServerLink(ABC):
     @abstractmethod
     def cancel_attempt(self, key: RolloutKey) -> None:
         """Cancel an attempt in `leaving`, now or on the next connection."""
+
+    @abstractmethod
+    async def annotate(self, request: annotation_pb2.AnnotateRequest) -> annotation_pb2.AnnotateResponse:
+        """Store an annotation, across breaks. Raises the CallError of a server that refuses it."""
 
     @abstractmethod
     def events(

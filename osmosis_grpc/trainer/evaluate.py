@@ -23,8 +23,11 @@ class Evaluation:
 
     @property
     def mean_reward(self) -> float | None:
-        """The mean reward; None without a reward."""
-        rewards = [outcome.reward for outcome in self.outcomes if outcome.reward is not None]
+        """The mean of the rollouts' rewards; None without a reward.
+
+        A rollout without a reward of its own counts with the mean of its samples' rewards.
+        """
+        rewards = [reward for outcome in self.outcomes if (reward := outcome.mean_reward) is not None]
         return sum(rewards) / len(rewards) if rewards else None
 
     def __repr__(self) -> str:

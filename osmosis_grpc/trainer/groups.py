@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.trainer.advantage import equal
+from osmosis_grpc.trainer.advantage import compared_rewards, equal
 from osmosis_grpc.trainer.run import Requests, Run, RunOptions, reason_of
 from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.types import OutcomeStatus, RolloutOutcome
@@ -53,13 +53,31 @@ class OutcomeGroup:
 
     @property
     def rewards(self) -> NDArray[np.float64]:
-        """The rewards of `outcomes`: float64, shape (n,), NaN for an outcome without a reward."""
+        """The rewards of the rollouts in `outcomes`: float64, shape (n,), NaN for an outcome without a reward.
+
+        If the agent rewards each sample and not the whole rollout, `sample_rewards` has the rewards.
+        """
         return np.array([np.nan if outcome.reward is None else outcome.reward for outcome in self.outcomes])
 
     @property
+    def sample_rewards(self) -> dict[str, NDArray[np.float64]]:
+        """The rewards of the samples by name: float64, shape (n,), NaN for an outcome without the sample's reward.
+
+        A sample without a reward of its own has the reward of its rollout; see RolloutOutcome.reward_of().
+        """
+        names = dict.fromkeys(name for outcome in self.outcomes for name in outcome.samples)
+        rewards = {
+            name: [outcome.reward_of(name) if name in outcome.samples else None for outcome in self.outcomes]
+            for name in names
+        }
+        return {name: np.array(found, dtype=np.float64) for name, found in rewards.items()}
+
+    @property
     def zero_variance(self) -> bool:
-        """Whether all rewards are equal. Such a group has no learning signal."""
-        return equal(self.rewards)
+        """Whether all compared rewards are equal, see advantages(). Such a group has no learning signal."""
+        if any(outcome.mean_reward is None for outcome in self.outcomes):
+            return False
+        return all(equal(rewards) for rewards in compared_rewards(self.outcomes))
 
     async def confirm(self) -> None:
         """Confirm every outcome of the group, see RolloutOutcome.confirm(). Raises LedgerError."""

@@ -75,8 +75,9 @@ class Tally:
         if outcome.failure is not None:
             reason = _NOT_IN_NAMES.sub("_", (outcome.failure.reason or outcome.finish_reason)[:_REASON_CHARS])
             self._failed(f"{outcome.failure.boundary}/{reason or 'error'}")
-        if outcome.reward is not None:
-            self._rewards.add(outcome.reward)
+        reward = outcome.mean_reward
+        if reward is not None:
+            self._rewards.add(reward)
         if outcome.from_journal is not None:  # its times and versions belong to an earlier run
             self.counts["rollouts/from_journal"] += 1
             return

@@ -84,9 +84,10 @@ class Progress:
 
     def _count(self, done: "asyncio.Future[RolloutOutcome]") -> None:
         outcome = None if done.cancelled() or done.exception() is not None else done.result()
-        if outcome is not None and outcome.reward is not None:
+        reward = None if outcome is None else outcome.mean_reward
+        if reward is not None:
             self._rewarded += 1
-            self._rewards += outcome.reward
+            self._rewards += reward
         self._ended += 1
         self._failed += outcome is None or outcome.status is not OutcomeStatus.COMPLETED
         self._ends.append(time.monotonic())

@@ -32,7 +32,9 @@ from osmosis_grpc.types import (
     ToolDict,
     TrajectoryEvent,
 )
+from osmosis_grpc.types.annotation import Annotation
 from osmosis_grpc.types.server_info import DrainResult, ServerInfo
+from osmosis_grpc.wire.annotation import annotate_request
 from osmosis_grpc.wire.control import CANCEL_RESULT, DRAIN_RESULT, SERVER_INFO
 from osmosis_grpc.wire.event import event_from_wire
 from osmosis_grpc.wire.message import tools_from_wire
@@ -149,6 +151,16 @@ class RolloutClient:
         else:
             setattr(request, "rollout_id" if rollout_id else "group_id", rollout_id or group_id)
         return [CANCEL_RESULT.from_wire(row) for row in (await self._call(self._stub.Cancel, request)).results]
+
+    async def annotate(self, rollout_id: str, annotation: Annotation, *, attempt: int = 0) -> tuple[int, bool]:
+        """Store an annotation with a rollout of the caller. Attempt 0 means the newest attempt.
+
+        Returns the number of its event, and whether this call has added it. Raises NotFound, AlreadyExists if another
+        annotation has the id, and InvalidArgument if the annotation does not fit the outcome.
+        """
+        request = annotate_request(rollout_id, attempt, annotation)
+        response = await self._call(self._stub.Annotate, request)
+        return response.event_number, response.created
 
     async def events(
         self, rollout_id: str, *, after: int = 0, attempt: int = 0

@@ -7,7 +7,15 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterab
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, InvalidArgument, LedgerError, OsmosisValidationError
+from osmosis_grpc.errors import (
+    Aborted,
+    AlreadyExists,
+    CallError,
+    InvalidArgument,
+    LedgerError,
+    OsmosisValidationError,
+    Superseded,
+)
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer.agent_server_state import Rollout, job_failed
 from osmosis_grpc.trainer.progress_bar import Progress, shown
@@ -272,17 +280,18 @@ def _ended(rollout: Rollout) -> RolloutOutcome:
     if error is None:
         return rollout.done.result()
     own = isinstance(error, OsmosisValidationError | LedgerError)
+    superseded = isinstance(error, Superseded)
     failure = Failure(
         "trainer" if own else "server",
-        f"refused: {error}",
+        str(error) if superseded else f"refused: {error}",
         getattr(error, "retryable", False),
-        reason=FailureReason.REFUSED,
+        reason=FailureReason.SUPERSEDED if superseded else FailureReason.REFUSED,
     )
     return RolloutOutcome(
         rollout_id=request.rollout_id,
         attempt=request.attempt,
         status=OutcomeStatus.FAILED,
-        finish_reason="refused",
+        finish_reason="superseded" if superseded else "refused",
         failure=failure,
         group=request.group,
         evaluation=request.evaluation,

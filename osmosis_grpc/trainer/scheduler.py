@@ -10,10 +10,28 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, Internal, LedgerError, TrainerFailed, Unavailable
+from osmosis_grpc.errors import (
+    Aborted,
+    AlreadyExists,
+    CallError,
+    Internal,
+    LedgerError,
+    Superseded,
+    TrainerFailed,
+    Unavailable,
+)
 from osmosis_grpc.storage.ledger import Ledger, LedgerRollout
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Owner, Report, Rollout, job_failed, retrieve
+from osmosis_grpc.trainer.agent_server_state import (
+    AgentServerLink,
+    Owner,
+    Report,
+    Rollout,
+    RolloutKey,
+    job_failed,
+    retrieve,
+)
+from osmosis_grpc.trainer.annotate import RecentServers
 from osmosis_grpc.trainer.chats.attempt_cache import UNWRITTEN_RETRY
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.chats.ledger_codec import init_bytes, request_of
@@ -60,6 +78,7 @@ class Scheduler(Owner):
             supervisor, config=config, lost=self._lost, stuck=self._stuck, none_attached=self._none_attached
         )
         self._outcomes = OutcomeRecorder(cache, self.rollouts, self._recorded, self.refused, supervisor)
+        self.recent_servers = RecentServers()
         self._max_attempts = config.max_attempts
         self._queue = RolloutQueue()
         self._loop = asyncio.get_running_loop()
@@ -100,9 +119,9 @@ class Scheduler(Owner):
                     rollout_id=request.rollout_id,
                     attempt=known.request.attempt,
                 )
-            if request.attempt > known.request.attempt:
-                self._supersede(known, request)
-            return known
+            if request.attempt <= known.request.attempt:
+                return known
+            self._supersede(known, request.attempt)
         try:
             cache = self.cache.rollout(request.rollout_id, request.attempt, time.monotonic())
         except Aborted as error:
@@ -119,7 +138,8 @@ class Scheduler(Owner):
             )
         if self.servers.given_up:
             raise self.servers.why_none()
-        rollout = Rollout(request, self._loop.create_future(), affinity_key)
+        begun = known is not None and known.begun
+        rollout = Rollout(request, self._loop.create_future(), affinity_key, begun=begun)
         rollout.done.add_done_callback(partial(self._count, request))
         self.rollouts[request.rollout_id] = rollout
         self._queue.add(rollout)
@@ -153,6 +173,8 @@ class Scheduler(Owner):
             rollout.server.release(rollout)
 
     def refused(self, rollout: Rollout, error: CallError | LedgerError) -> None:
+        if isinstance(error, Aborted) and error.attempt > rollout.request.attempt:
+            error = _superseded(rollout.key, error.attempt)
         self._drop(rollout)
         self.forget(rollout)
         if not rollout.done.done():
@@ -203,14 +225,25 @@ class Scheduler(Owner):
                 )
             )
 
-    def _supersede(self, rollout: Rollout, request: RolloutRequest) -> None:
-        """Run the higher attempt of `request`. Callers of the lower attempt get the higher attempt's outcome."""
-        if rollout.server is None:  # no server has the lower attempt, so the queued rollout only changes its request
-            rollout.request = request
-            return
-        rollout.server.abandon(rollout)
-        rollout.request = replace(request, attempt=request.attempt - 1)  # restart() adds 1
-        self.restart(rollout, "a higher attempt was asked for")
+    def _supersede(self, rollout: Rollout, attempt: int) -> None:
+        """End a rollout, because a caller asks for the higher attempt `attempt`. Its callers get Superseded."""
+        self._queue.remove(rollout)
+        if rollout.server is not None:
+            rollout.server.abandon(rollout)
+        self.forget(rollout)
+        if not rollout.done.done():
+            rollout.done.set_exception(_superseded(rollout.key, attempt))
+
+    def superseded(self, rollout_id: str, attempt: int, newest: int = 0) -> None:
+        """End an attempt that another attempt has replaced. Its callers get Superseded.
+
+        `newest` is the number of the other attempt; 0 if it is unknown. Does nothing if the rollout has ended, or runs
+        as another attempt.
+        """
+        rollout = self.rollouts.get(rollout_id)
+        if rollout is not None and rollout.request.attempt == attempt:
+            self.refused(rollout, _superseded(rollout.key, newest))
+            self.changed()
 
     def lost(self, rollout: Rollout, why: str) -> None:
         """Run a lost rollout again after a pause. After `max_attempts` losses, end the rollout with an error.
@@ -338,6 +371,8 @@ class Scheduler(Owner):
 
     def _recorded(self, rollout: Rollout, outcome: RolloutOutcome) -> None:
         """End a rollout whose outcome is recorded."""
+        if rollout.server is not None:
+            self.recent_servers.add(outcome.rollout_id, rollout.server)
         if not rollout.done.done():
             rollout.done.set_result(outcome)
         self.forget(rollout)
@@ -413,3 +448,14 @@ class Scheduler(Owner):
             if not rollout.done.done():
                 rollout.done.set_exception(error)
         self.rollouts.clear()
+
+
+def _superseded(key: RolloutKey, newest: int) -> Superseded:
+    """Returns the error for the callers of an attempt that ends without an outcome."""
+    rollout_id, attempt = key
+    by = f"attempt {newest}" if newest else "another attempt"
+    return Superseded(
+        f"attempt {attempt} of rollout {rollout_id} ends without an outcome: {by} has replaced it",
+        rollout_id=rollout_id,
+        attempt=newest,
+    )

@@ -15,6 +15,7 @@ from collections.abc import (
     Generator,
     Iterable,
     Iterator,
+    Mapping,
 )
 from contextlib import closing, contextmanager
 from functools import partial, wraps
@@ -23,8 +24,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from osmosis_grpc.errors import CallError
-from osmosis_grpc.policies import Policy
 from osmosis_grpc.policies.threads import DaemonThreads, ThreadedPolicy, is_async
+from osmosis_grpc.trainer.chats.policy_table import Policies
 from osmosis_grpc.trainer.loop_thread import LoopThread
 from osmosis_grpc.trainer.server_availability import Server
 from osmosis_grpc.trainer.trainer import Trainer
@@ -87,7 +88,7 @@ class SyncTrainer:
 
     SyncTrainer has a thread with an event loop. So it also works in a notebook, where another loop already runs. In a
     notebook, call open() and close() instead of using `with`. Any thread may call the methods. An async policy runs on
-    the loop of SyncTrainer. A sync policy runs on its own thread, one call at a time. ThreadedPolicy(policy,
+    the loop of SyncTrainer. Each sync policy runs on its own thread, one call at a time. ThreadedPolicy(policy,
     threads=16) gives a sync policy more threads. Each iterator of requests is read on its own thread.
 
     Ctrl-C cancels the unfinished rollouts, closes the trainer and raises KeyboardInterrupt. Raises the errors of
@@ -95,8 +96,8 @@ class SyncTrainer:
     """
 
     @_typed_as(Trainer)
-    def __init__(self, servers: Any, policy: Policy, **options: Any) -> None:
-        self._trainer = Trainer(servers, policy if is_async(policy) else ThreadedPolicy(policy), **options)
+    def __init__(self, servers: Any, policy: Policies, **options: Any) -> None:
+        self._trainer = Trainer(servers, _off_loop(policy), **options)
         self._thread = LoopThread("osmosis-trainer")
 
     rollout = _waits(Trainer.rollout)
@@ -107,6 +108,7 @@ class SyncTrainer:
     events = _iterates(Trainer.events)
     groups = _iterates(Trainer.groups)
     evaluate = _waits(Trainer.evaluate)
+    annotate = _waits(Trainer.annotate)
 
     def confirm(self, outcome: Confirmable) -> None:
         """Confirm an outcome; see RolloutOutcome.confirm."""
@@ -223,6 +225,14 @@ def _requests_on_thread(args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
         return
     with closing(_Reader(requests)) as reader:
         yield ((reader, *args[1:]), kwargs) if args else (args, kwargs | {"requests": reader})
+
+
+def _off_loop(policy: Policies) -> Policies:
+    """Returns the policies, with each sync policy on a thread of its own, also if it has several names."""
+    if not isinstance(policy, Mapping):
+        return policy if is_async(policy) else ThreadedPolicy(policy)
+    made = {id(each): each if is_async(each) else ThreadedPolicy(each) for each in policy.values()}
+    return {name: made[id(each)] for name, each in policy.items()}
 
 
 def _hide_own_frames(trace: TracebackType | None) -> None:

@@ -4,20 +4,20 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from osmosis_grpc.errors import NotFound, TrainerFailed
+from osmosis_grpc.errors import NotFound, TrainerFailed, Unavailable
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.server_security import ServerSecurity
-from osmosis_grpc.policies import Policy
-from osmosis_grpc.policies.threads import check_policy
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.supervise import Supervisor
+from osmosis_grpc.trainer.annotate import AnnotationFields, annotate
 from osmosis_grpc.trainer.chats.chat_cache import SWEEP, ChatCache
+from osmosis_grpc.trainer.chats.policy_table import Policies, PolicyTable
 from osmosis_grpc.trainer.chats.sampler import entered, version_text
 from osmosis_grpc.trainer.collector import TrainerMetrics
 from osmosis_grpc.trainer.config import TrainerConfig
@@ -29,7 +29,7 @@ from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.trainer.server_availability import Server
 from osmosis_grpc.trainer.transports.attach.connections import AttachTransport
 from osmosis_grpc.trainer.transports.callback.transport import CallbackTransport
-from osmosis_grpc.types import CancelResult, RolloutOutcome, RolloutRequest, TrajectoryEvent
+from osmosis_grpc.types import Annotation, CancelResult, RolloutOutcome, RolloutRequest, TrajectoryEvent
 
 if TYPE_CHECKING:
     from osmosis_grpc.observability.exposition import PrometheusCollector
@@ -52,6 +52,9 @@ class Trainer:
     - "callback": the trainer calls the servers, and the servers call the trainer at `listen`. The default of `listen`
       is a free port of 127.0.0.1.
 
+    `policy` answers the chats. For agents that name several policies, it is a mapping from name to policy; the policy
+    with the name "" answers the chats that name none. A chat with another name is refused with InvalidArgument.
+
     Port 0 in `listen` means a free port. `address` has the bound port.
 
     The file `ledger` stores the sent rollouts and the answers to chats. It stores each outcome until
@@ -63,14 +66,14 @@ class Trainer:
     callers have to send, and the files for TLS. With callbacks the trainer makes a credential for each rollout.
 
     Raises OSError when the port is taken, LedgerError when the ledger cannot be opened, ValueError for a server that
-    is not HOST:PORT, an unknown transport or an address that needs more security, TypeError for a policy that is not
-    callable.
+    is not HOST:PORT, an unknown transport, a mapping without a policy or an address that needs more security,
+    TypeError for a policy that is not callable.
     """
 
     def __init__(
         self,
         servers: str | Sequence[str],
-        policy: Policy,
+        policy: Policies,
         *,
         transport: TransportName = "attach",
         listen: str = "",
@@ -88,7 +91,7 @@ class Trainer:
             if target.startswith(("http://", "https://")) or ":" not in target:
                 raise ValueError(f"target: {target!r} is not HOST:PORT, for example 127.0.0.1:50051")
             credentials.check_target(target)
-        check_policy(policy)
+        self._policies = PolicyTable(policy)
         self._make_transport = partial(
             TRANSPORTS[transport],
             targets=list(dict.fromkeys(named)),
@@ -97,7 +100,6 @@ class Trainer:
             security=security or ServerSecurity(),
             config=self._config,
         )
-        self._policy = policy
         self._ledger_path = ledger
         self._scheduler: Scheduler | None = None
         self._transport: AttachTransport | CallbackTransport
@@ -120,8 +122,9 @@ class Trainer:
             if self._ledger_path is not None:
                 ledger = await SqliteLedger.open(self._ledger_path, self._config.ttl, supervisor)
                 stack.push_async_callback(ledger.close)
-            await stack.enter_async_context(entered(self._policy))
-            cache = ChatCache(self._policy, ledger, supervisor)
+            for policy in self._policies:
+                await stack.enter_async_context(entered(policy))
+            cache = ChatCache(self._policies, ledger, supervisor)
             scheduler = self._scheduler = Scheduler(cache, supervisor, config=self._config, ledger=ledger)
             stack.callback(scheduler.close)
             supervisor.add_listener(lambda error: scheduler.fail(TrainerFailed(supervisor.failed_job, error)))
@@ -317,7 +320,8 @@ class Trainer:
         if rollout is not None:
             await rollout.wait_until_opened()
         first = rollout.server if rollout is not None else None
-        servers = [first] if first is not None else self.scheduler.servers.attached
+        attached = self.scheduler.recent_servers.first(rollout_id, self.scheduler.servers.attached)
+        servers = [first] if first is not None else attached
         for server in servers:
             begun = False
             try:
@@ -330,6 +334,32 @@ class Trainer:
                 if begun:
                     raise
         raise NotFound(f"no agent server knows rollout {rollout_id}", kind="rollout", name=rollout_id)
+
+    async def annotate(
+        self, outcome: RolloutOutcome, annotation: Annotation | None = None, **fields: Unpack[AnnotationFields]
+    ) -> tuple[int, bool]:
+        """Store an annotation with a rollout that has ended. Takes an Annotation, or its fields by name.
+
+            await trainer.annotate(outcome, id=f"step-{step}", trained=True, advantage=0.7, weight_step=str(step))
+
+        The server stores it as an event of the rollout. Returns the number of this event, and whether this call has
+        added it. Storing an equal annotation under the same id again adds nothing. If the connection breaks, the call
+        continues on the next connection.
+
+        Raises InvalidArgument for an annotation that does not fit the outcome, AlreadyExists if another annotation has
+        the id, NotFound if no attached server has the rollout, Unavailable if its server is not attached now or cannot
+        write, and Unimplemented if its server does not store annotations.
+        """
+        if annotation is not None and not isinstance(annotation, Annotation):
+            raise TypeError(f"an Annotation or its fields by name is needed, not a {type(annotation).__name__}")
+        if self.scheduler.failure is not None:
+            raise self.scheduler.failure
+        full = replace(annotation, **fields) if annotation is not None else Annotation(**fields)
+        reported = self.scheduler.recent_servers.get(outcome.rollout_id)
+        if reported is not None and not reported.attached:
+            raise Unavailable(f"agent server {reported.name} has the rollout and is not attached now", retry_after=1.0)
+        servers = self.scheduler.recent_servers.first(outcome.rollout_id, self.scheduler.servers.attached)
+        return await annotate(servers, outcome.rollout_id, outcome.attempt, full)
 
     def pause(self, *, idle: bool = False) -> Awaitable[None]:
         """Stop servers from opening chats, for example while weights are swapped. Open chats are still answered.

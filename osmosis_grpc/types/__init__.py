@@ -4,9 +4,11 @@ Nothing in this package imports grpc, google or asyncio. Messages and tool schem
 frozen dataclasses.
 """
 
-from osmosis_grpc.types.chat import ChatPurpose, ChatRequest, ChatResponse
+from osmosis_grpc.types.annotation import Annotation, SegmentAnnotation
+from osmosis_grpc.types.chat import AbandonReason, ChatPurpose, ChatRequest, ChatResponse
 from osmosis_grpc.types.earlier_run import EarlierRun, EndedBy
 from osmosis_grpc.types.events import EventKind, TrajectoryEvent
+from osmosis_grpc.types.extras import Extra, Extras
 from osmosis_grpc.types.failure_reasons import FailureReason
 from osmosis_grpc.types.messages import Message
 from osmosis_grpc.types.outcome import (
@@ -20,13 +22,16 @@ from osmosis_grpc.types.outcome import (
 )
 from osmosis_grpc.types.requests import Callback, CallbackTls, Group, InitRequest, RolloutRequest, TraceContext
 from osmosis_grpc.types.rollout_info import Activity, CancelResult, Capacity, JournaledRollout, RolloutInfo
-from osmosis_grpc.types.samples import ChatRef, Sample, SampledChat, Segment
+from osmosis_grpc.types.samples import ChatRef, ChatReward, PrefixChat, Sample, SampledChat, Segment
 from osmosis_grpc.types.stack_frames import StackFrame
-from osmosis_grpc.types.tokens import Ids, Logprobs, Tensor, TokenBlock, VersionSpan
+from osmosis_grpc.types.tensors import RaggedTensor, Tensor
+from osmosis_grpc.types.tokens import Ids, Logprobs, TokenBlock, VersionSpan
 from osmosis_grpc.types.tool_dicts import ToolDict
 
 __all__ = [
+    "AbandonReason",
     "Activity",
+    "Annotation",
     "Callback",
     "CallbackTls",
     "CancelResult",
@@ -36,9 +41,12 @@ __all__ = [
     "ChatRef",
     "ChatRequest",
     "ChatResponse",
+    "ChatReward",
     "EarlierRun",
     "EndedBy",
     "EventKind",
+    "Extra",
+    "Extras",
     "Failure",
     "FailureReason",
     "Group",
@@ -48,6 +56,8 @@ __all__ = [
     "Logprobs",
     "Message",
     "OutcomeStatus",
+    "PrefixChat",
+    "RaggedTensor",
     "Receipt",
     "RolloutInfo",
     "RolloutMetrics",
@@ -57,6 +67,7 @@ __all__ = [
     "Sample",
     "SampledChat",
     "Segment",
+    "SegmentAnnotation",
     "StackFrame",
     "Tensor",
     "TokenBlock",

@@ -6,9 +6,12 @@ from enum import StrEnum
 from typing import Any
 
 from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types.extras import Extras, check_extras
 from osmosis_grpc.types.fast_init import fast_init
+from osmosis_grpc.types.jsontext import NOTHING
 from osmosis_grpc.types.messages import Message
-from osmosis_grpc.types.tokens import ArrayEquality, Ids, TokenBlock, VersionSpan
+from osmosis_grpc.types.tensors import ArrayEquality
+from osmosis_grpc.types.tokens import Ids, TokenBlock, VersionSpan
 
 
 class ChatPurpose(StrEnum):
@@ -18,6 +21,19 @@ class ChatPurpose(StrEnum):
     """A reply of the policy in training."""
     JUDGE = "judge"
     """A reply for a grader. It is never trained on."""
+
+
+class AbandonReason(StrEnum):
+    """Why the replies to open chats are no longer wanted."""
+
+    CANCELLED = "CANCELLED"
+    """The rollout was cancelled."""
+    SUPERSEDED = "SUPERSEDED"
+    """A higher attempt of the rollout has replaced the attempt."""
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    """A time limit of the rollout ended."""
+    ENDED = "ENDED"
+    """The rollout ended in another way, or its agent no longer waits for the reply."""
 
 
 @fast_init
@@ -43,6 +59,8 @@ class ChatRequest(ArrayEquality):
     tools_overridden: bool = True
     """Whether this chat has its own tools, which differ from the rollout's tools."""
     purpose: ChatPurpose = ChatPurpose.POLICY
+    policy: str = ""
+    """The name of the policy to sample from; empty for the trainer's only policy."""
     parent_chat: int = 0
     """The number of the answered chat that the history continues; 0 for none."""
     prefix_len: int = 0
@@ -82,6 +100,9 @@ class ChatResponse(ArrayEquality):
     """uint32, shape (p,): the prompt without its first `prompt_prefix` ids; None if the sampler does not return it."""
     prompt_prefix: int = 0
     """The number of leading ids that `prompt_ids` leaves out. They are the first tokens of the chat `parent_chat`."""
+    prompt_extras: Extras = field(default_factory=lambda: NOTHING)
+    """Further values of the prompt by name, with one row for each id of `prompt_ids`. TokenBlock.extras is for the
+    sampled tokens."""
     versions: tuple[VersionSpan, ...] = ()
     """The policy versions that sampled the tokens, in order. A single span counts for all tokens."""
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -98,6 +119,10 @@ class ChatResponse(ArrayEquality):
             raise InvalidArgument("tokens", f"is a {type(self.tokens).__name__}; use TokenBlock.of(ids, logprobs)")
         if self.prompt_ids is not None and getattr(self.prompt_ids, "dtype", None) != "uint32":
             raise InvalidArgument("prompt_ids", "is not an array of uint32; use TokenBlock.of(ids).ids")
+        if self.prompt_extras and arrays:
+            if self.prompt_ids is None:
+                raise InvalidArgument("prompt_extras", "is set without prompt_ids")
+            check_extras(self.prompt_extras, len(self.prompt_ids), "prompt_extras")
         if self.message.get("role") != "assistant":
             raise InvalidArgument("message.role", f"a reply's role is assistant, not {self.message.get('role')!r}")
         if self.tokens is not None:

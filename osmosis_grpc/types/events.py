@@ -4,12 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from osmosis_grpc.types.annotation import Annotation
 from osmosis_grpc.types.chat import ChatPurpose, ChatResponse
 from osmosis_grpc.types.earlier_run import EndedBy
 from osmosis_grpc.types.fast_init import fast_init
 from osmosis_grpc.types.messages import Message
 from osmosis_grpc.types.outcome import Receipt, RolloutOutcome
 from osmosis_grpc.types.requests import InitRequest
+from osmosis_grpc.types.samples import ChatRef
 from osmosis_grpc.types.tool_dicts import ToolDict
 
 
@@ -51,6 +53,7 @@ class ChatRequested:
     params: Mapping[str, Any] = field(default_factory=dict)
     tools: Sequence[Mapping[str, Any]] | None = None
     purpose: ChatPurpose = ChatPurpose.POLICY
+    policy: str = ""
 
 
 @fast_init
@@ -84,6 +87,10 @@ class ToolCalled:
     """A tool was called."""
 
     call: Mapping[str, Any]
+    sample: str = ""
+    """The sample whose reply asked for the call; empty if it is not known."""
+    chat_number: int = 0
+    """The number of the chat whose reply asked for the call; 0 if it is not known."""
 
 
 @fast_init
@@ -96,6 +103,9 @@ class ToolReturned:
     message: Message | None = None
     error: str = ""
     latency: float = 0.0
+    sample: str = ""
+    """See ToolCalled."""
+    chat_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +114,21 @@ class Logged:
 
     name: str
     data: Mapping[str, Any] = field(default_factory=dict)
+    sample: str = ""
+    """The sample that the agent named; empty if it named none."""
+    chat_number: int = 0
+    """The newest chat of that sample; 0 if there is none."""
 
 
 @fast_init
 @dataclass(frozen=True, slots=True)
 class SampleAdded:
-    """A sample began."""
+    """A sample began. The other fields are those of Sample."""
 
     sample: str
+    policy: str = ""
+    parent: ChatRef | None = None
+    train: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,10 +152,15 @@ class CancelAsked:
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """The grader set a sample's reward."""
+    """The agent or a grader set a reward."""
 
     sample: str
+    """The name of the sample; empty for the whole rollout."""
     reward: float | None = None
+    chat_number: int = 0
+    """The chat that the reward is for; 0 for the whole sample."""
+    name: str = ""
+    """The name of the part of the reward; empty for the reward itself."""
 
 
 @fast_init
@@ -161,6 +183,13 @@ class Delivered:
     tries: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Annotated:
+    """The trainer, or a person, annotated the rollout. This event may follow the end."""
+
+    annotation: Annotation
+
+
 EventKind = (
     Accepted
     | Started
@@ -177,6 +206,7 @@ EventKind = (
     | Graded
     | Ended
     | Delivered
+    | Annotated
 )
 
 

@@ -160,7 +160,12 @@ class RolloutOutcome:
     finish_reason: str = ""
     failure: Failure | None = None
     reward: float | None = None
-    """The reward; None if there is no reward, which differs from 0. Only a rollout that completed has a reward."""
+    """The reward; None if there is no reward, which differs from 0. Only a rollout that completed has a reward.
+
+    If there is one sample, its reward is the same. A rollout with several samples can have rewards of the samples only.
+    """
+    reward_components: Mapping[str, float] = field(default_factory=dict)
+    """Named parts of the reward. If there is one sample, its parts are the same."""
     samples: Mapping[str, Sample] = field(default_factory=dict)
     """The samples by name, in the order of their creation."""
     metrics: RolloutMetrics = field(default_factory=RolloutMetrics)
@@ -195,8 +200,9 @@ class RolloutOutcome:
     def trainable_samples(self) -> dict[str, Sample]:
         """Returns the samples to train on, by name, each with its reward.
 
-        See reward_of() for the reward of a sample. Returns no samples for a rollout that did not complete, that was an
-        evaluation, or that has no reward. `not_trainable_reason` then has the reason.
+        See reward_of() for the reward of a sample. Leaves out samples without a reward, samples without exact tokens,
+        and samples with `train=False`, on which the agent's author does not want to train. Returns no samples for a
+        rollout that did not complete, or that was an evaluation. `not_trainable_reason` then has the reason.
         """
         if self.evaluation or self.status is not OutcomeStatus.COMPLETED:
             return {}
@@ -215,6 +221,14 @@ class RolloutOutcome:
         return second if first is None else first
 
     @property
+    def mean_reward(self) -> float | None:
+        """The rollout's reward, or the mean of the samples' rewards if it has none; None without any reward."""
+        if self.reward is not None:
+            return self.reward
+        rewards = [sample.reward for sample in self.samples.values() if sample.reward is not None]
+        return sum(rewards) / len(rewards) if rewards else None
+
+    @property
     def not_trainable_reason(self) -> str:
         """Why trainable_samples() returns no samples; an empty string if it returns samples."""
         if self.evaluation:
@@ -225,12 +239,15 @@ class RolloutOutcome:
             return ""
         if not self.samples:
             return "no reply of the policy is in it"
-        reasons = [f"{name}: {lacks(sample)}" for name, sample in self.samples.items() if lacks(sample)]
-        return "; ".join(reasons) if len(reasons) == len(self.samples) else "it has no reward"
+        reasons = {name: lacks(sample) for name, sample in self.samples.items()}
+        listed = [f"{name}: {reason}" for name, reason in reasons.items() if reason]
+        return "; ".join(listed) if all(reasons.values()) else "it has no reward"
 
 
 def lacks(sample: Sample) -> str:
-    """Returns why a sample has no tokens to train on; an empty string if it has tokens."""
+    """Returns why a sample is not trained on, whatever its reward; an empty string if it can be trained on."""
+    if sample.train is False:
+        return "its author does not want it trained on (train=False)"
     if not sample.trainable:
         return sample.not_trainable_reason or "it is not trainable"
     if not sample.segments or any(segment.referred for segment in sample.segments):

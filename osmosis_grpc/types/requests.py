@@ -243,6 +243,20 @@ def check_run_id(value: str, name: str) -> str:
     return check_header(value, name)
 
 
+def check_policy_name(value: str, name: str) -> str:
+    """Returns the name of a policy; empty for the only policy. Raises InvalidArgument for a name that is no such name.
+
+    A name has at most 256 characters, and all of them can be printed.
+    """
+    if not isinstance(value, str):
+        raise InvalidArgument(name, f"is a {type(value).__name__}, not a str")
+    if len(value) > MAX_ID_CHARS:
+        raise InvalidArgument(name, f"has {len(value)} characters, more than {MAX_ID_CHARS}")
+    if not value.isprintable():
+        raise InvalidArgument(name, "has a character that cannot be printed")
+    return value
+
+
 def check_params(params: Mapping[str, Any], name: str) -> None:
     """Raises InvalidArgument for a sampling parameter that is out of bounds. Only some parameters have bounds."""
     for key, low, high in (("temperature", 0.0, math.inf), ("top_p", 0.0, 1.0)):

@@ -1,15 +1,19 @@
 """Samples and segments: the data for training."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types.extras import Extra, Extras, check_extras
 from osmosis_grpc.types.fast_init import fast_init
+from osmosis_grpc.types.jsontext import NOTHING
 from osmosis_grpc.types.messages import Message
-from osmosis_grpc.types.tokens import ArrayEquality, Ids, Logprobs, TokenBlock, VersionSpan, check_logprobs
+from osmosis_grpc.types.segment_extras import spread
+from osmosis_grpc.types.tensors import ArrayEquality
+from osmosis_grpc.types.tokens import Ids, Logprobs, TokenBlock, VersionSpan, check_logprobs
 
 
 @fast_init
@@ -32,6 +36,12 @@ class Segment(ArrayEquality):
     """The numbers of the chats whose replies are in the segment."""
     drift_index: int | None = None
     """The index at which the first prompt differs from the tokens of the earlier chat. None if it does not differ."""
+    sampled_extras: Extras = field(default_factory=lambda: NOTHING)
+    """Extras of the replies by name, with one row for each token with mask 1."""
+    token_extras: Extras = field(default_factory=lambda: NOTHING)
+    """Extras of the prompts and the replies by name, with one row for each token."""
+    incomplete_extras: tuple[str, ...] = ()
+    """The names of extras that were left out, sorted. A reply lacks the extra, or has it with another type or shape."""
 
     @property
     def referred(self) -> bool:
@@ -61,15 +71,40 @@ class Segment(ArrayEquality):
         aligned[self.mask()] = self.logprobs
         return aligned
 
+    def aligned_extra(self, name: str) -> Extra:
+        """Returns an extra aligned with `ids`: a tensor or a ragged tensor with n rows.
+
+        An extra of the replies only has zeros, or empty rows, where the mask is 0. Raises InvalidArgument if the
+        segment does not have the extra.
+        """
+        if name in self.token_extras:
+            return self.token_extras[name]
+        if name in self.sampled_extras:
+            return spread(self.sampled_extras[name], self.mask())
+        why = "a reply or its prompt lacks it" if name in self.incomplete_extras else "no reply has it"
+        raise InvalidArgument(f"extras[{name}]", f"is not in the segment: {why}")
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all arrays."""
+        extras = (*self.sampled_extras.values(), *self.token_extras.values())
+        return self.ids.nbytes + self.logprobs.nbytes + sum(extra.nbytes for extra in extras)
+
     def check(self, field_path: str) -> None:
         """Raises InvalidArgument for a segment whose parts do not agree."""
         if self.referred and not len(self.logprobs) and not self.versions and self.chats:
+            if self.sampled_extras or self.token_extras:
+                raise InvalidArgument(f"{field_path}.ids", "are empty, so the segment has no extras")
             return
         if sum(self.mask_runs) != len(self.ids):
             raise InvalidArgument(f"{field_path}.mask_runs", f"cover {sum(self.mask_runs)} of {len(self.ids)} ids")
         check_logprobs(self.logprobs, self.sampled, "sampled ids", field_path)
         if self.versions and sum(span.tokens for span in self.versions) != self.sampled:
             raise InvalidArgument(f"{field_path}.versions", f"do not add up to {self.sampled} sampled ids")
+        if self.sampled_extras:
+            check_extras(self.sampled_extras, self.sampled, f"{field_path}.sampled_extras")
+        if self.token_extras:
+            check_extras(self.token_extras, len(self.ids), f"{field_path}.token_extras")
 
 
 @fast_init
@@ -86,9 +121,28 @@ class SampledChat(ArrayEquality):
     """The tokens of the reply; None if the sampler did not return them."""
 
 
-@fast_init
 @dataclass(frozen=True, slots=True)
 class ChatRef:
+    """The name of a chat within a rollout."""
+
+    sample: str
+    chat_number: int = 0
+    """The number of the chat within the sample; 0 for the beginning of the sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatReward:
+    """The reward of one chat."""
+
+    chat_number: int
+    reward: float | None = None
+    reward_components: Mapping[str, float] = field(default_factory=dict)
+    """Named parts of the reward."""
+
+
+@fast_init
+@dataclass(frozen=True, slots=True)
+class PrefixChat:
     """An answered chat. A conversation begins with its messages and its reply."""
 
     sample: str
@@ -104,14 +158,24 @@ class Sample:
 
     messages: Sequence[Message] = ()
     """The conversation as the agent left it."""
-    begins: ChatRef | None = None
+    begins: PrefixChat | None = None
     """The newest answered chat whose messages and reply are the beginning of `messages`; None if there is none."""
     segments: tuple[Segment, ...] = ()
     """The tokens of the sample; empty if the sample is not trainable. A failed rollout can have segments, too, so use
     RolloutOutcome.trainable_samples() for training."""
     reward: float | None = None
+    reward_components: Mapping[str, float] = field(default_factory=dict)
+    """Named parts of the reward. They explain the reward and need not add up to it."""
+    chat_rewards: tuple[ChatReward, ...] = ()
+    """The rewards of single chats, in the order of their numbers."""
     trainable: bool = False
     """Whether the tokens are exact. It does not depend on how the rollout ended."""
     not_trainable_reason: str = ""
+    policy: str = ""
+    """The name of the policy that answers the chats of the sample; empty for the trainer's only policy."""
+    parent: ChatRef | None = None
+    """The chat from which the agent branched or called this sample; None for a sample that stands alone."""
+    train: bool | None = None
+    """Whether the agent's author wants the trainer to train on the sample. None means yes."""
     chats: tuple[SampledChat, ...] = ()
     """The tokens of every chat, if the trainer assembled the sample from its own chats; otherwise empty."""

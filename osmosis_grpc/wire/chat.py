@@ -10,8 +10,10 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, outcome_pb2
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import jsontext
 from osmosis_grpc.types.chat import ChatPurpose, ChatRequest, ChatResponse
+from osmosis_grpc.types.extras import Extras
 from osmosis_grpc.types.outcome import Receipt
-from osmosis_grpc.types.requests import check_id
+from osmosis_grpc.types.requests import check_id, check_policy_name
+from osmosis_grpc.types.tokens import Ids
 from osmosis_grpc.wire.field_conversion import EnumNames
 from osmosis_grpc.wire.message import (
     frozen_bytes,
@@ -30,7 +32,8 @@ from osmosis_grpc.wire.tokens import (
     array_bytes,
     block_bytes,
     block_from_wire,
-    ids_from_wire,
+    extra_bytes,
+    prompt_from_wire,
     spans_from_wire,
     spans_to_wire,
 )
@@ -42,6 +45,7 @@ _TOKENS, _PROMPT = 4, 5  # the fields of ChatResponse that have arrays
 _FULL, _DELTA = 5, 6  # the fields of ChatRequest that have a history
 _FULL_MESSAGES, _FULL_PARENT, _FULL_PREFIX = 1, 2, 3  # the fields of FullHistory
 _DELTA_PARENT, _DELTA_MESSAGES = 1, 2  # the fields of DeltaHistory
+_NO_PROMPT: tuple[Ids | None, Extras] = None, jsontext.NOTHING
 _NUMBER = pb.ChatRequest.DESCRIPTOR.fields_by_name["chat_number"].number
 
 
@@ -52,7 +56,7 @@ def chat_bytes(request: ChatRequest, *, delta: bool = False, all_tools: bool = T
     `all_tools`, the tools are left out if they are the rollout's tools.
     """
     parts = [
-        _name(request.rollout_id, request.attempt, request.sample, request.purpose),
+        _name(request.rollout_id, request.attempt, request.sample, request.purpose, request.policy),
         varint(_NUMBER, request.chat_number),
     ]
     tools = request.tools if all_tools or request.tools_overridden else None
@@ -76,9 +80,10 @@ def chat_bytes(request: ChatRequest, *, delta: bool = False, all_tools: bool = T
 
 
 @lru_cache(1024)
-def _name(rollout_id: str, attempt: int, sample: str, purpose: ChatPurpose) -> bytes:
+def _name(rollout_id: str, attempt: int, sample: str, purpose: ChatPurpose, policy: str) -> bytes:
     """Returns serialized fields. The chats of a sample with the same purpose begin with these bytes."""
-    name = pb.ChatRequest(rollout_id=rollout_id, attempt=attempt, sample=sample, purpose=PURPOSES.numbers[purpose])
+    number = PURPOSES.numbers[purpose]
+    name = pb.ChatRequest(rollout_id=rollout_id, attempt=attempt, sample=sample, purpose=number, policy=policy)
     return name.SerializeToString()
 
 
@@ -108,6 +113,7 @@ def chat_from_wire(message: pb.ChatRequest, timeout: float | None = None, creden
         tools_overridden=message.HasField("tools"),
         params=params_from_wire(message.sampling, "sampling") if message.HasField("sampling") else {},
         purpose=PURPOSES.read(message.purpose, "purpose"),
+        policy=check_policy_name(message.policy, "policy") if message.policy else "",
         state=message.state,
         credential=credential,
         timeout=timeout,
@@ -136,7 +142,7 @@ def reply_bytes(response: ChatResponse) -> bytes:
         tokens = block_bytes(response.tokens)
         parts += [head(_TOKENS, len(tokens)), tokens]
     if response.prompt_ids is not None:
-        prompt = array_bytes(response.prompt_ids)
+        prompt = array_bytes(response.prompt_ids) + extra_bytes(response.prompt_extras)
         parts += [head(_PROMPT, len(prompt)), prompt]
     return b"".join(parts)
 
@@ -144,12 +150,14 @@ def reply_bytes(response: ChatResponse) -> bytes:
 def reply_from_wire(message: pb.ChatResponse, *, keep: bool = False) -> ChatResponse:
     """Returns a checked reply. With `keep` the reply also has its bytes. Raises InvalidArgument naming the field."""
     finish_reason, data = message.finish_reason, message.SerializeToString() if keep else b""
+    prompt_ids, prompt_extras = prompt_from_wire(message.prompt, "prompt") if message.HasField("prompt") else _NO_PROMPT
     response = ChatResponse(
         message=message_from_wire(message.message, "message"),
         finish_reason=intern(finish_reason) if len(finish_reason) < 16 else finish_reason,
         usage=usage_from_wire(message.usage, "usage") if message.HasField("usage") else None,
         tokens=block_from_wire(message.tokens, "tokens") if message.HasField("tokens") else None,
-        prompt_ids=ids_from_wire(message.prompt, "prompt") if message.HasField("prompt") else None,
+        prompt_ids=prompt_ids,
+        prompt_extras=prompt_extras,
         prompt_prefix=message.prompt_prefix,
         versions=spans_from_wire(message.versions) if message.versions else (),
         extra=jsontext.parse_object(message.extra_json, "extra_json"),

@@ -11,6 +11,7 @@ from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import EndedBy, events, jsontext
 from osmosis_grpc.types.events import TrajectoryEvent
 from osmosis_grpc.wire import times
+from osmosis_grpc.wire.annotation import ANNOTATION
 from osmosis_grpc.wire.chat import PURPOSES, RECEIPTS, reply_bytes, reply_from_wire, tools_to_wire
 from osmosis_grpc.wire.field_conversion import Codec, Converter
 from osmosis_grpc.wire.message import (
@@ -43,7 +44,9 @@ def event_to_wire(event: TrajectoryEvent, *, tokens: bool = True) -> pb.Trajecto
     """
     field, to_wire, _ = _KINDS[type(event.kind)]
     if not tokens and isinstance(event.kind, events.ChatAnswered):
-        bare = replace(event.kind.response, tokens=None, prompt_ids=None, prompt_prefix=0, wire=b"")
+        bare = replace(
+            event.kind.response, tokens=None, prompt_ids=None, prompt_extras=jsontext.NOTHING, prompt_prefix=0, wire=b""
+        )
         event = replace(event, kind=replace(event.kind, response=bare))
     return pb.TrajectoryEvent(
         rollout_id=event.rollout_id,
@@ -100,9 +103,9 @@ def _answered_bytes(kind: events.ChatAnswered) -> bytes:
 
 def _requested_bytes(kind: events.ChatRequested) -> bytes:
     rest = b""
-    if kind.params or kind.tools is not None:
-        sampling = params_to_wire(kind.params) if kind.params else None
-        rest = pb.ChatRequestedEvent(sampling=sampling, tools=tools_to_wire(kind.tools)).SerializeToString()
+    if kind.params or kind.tools is not None or kind.policy:
+        sampling, tools = params_to_wire(kind.params) if kind.params else None, tools_to_wire(kind.tools)
+        rest = pb.ChatRequestedEvent(sampling=sampling, tools=tools, policy=kind.policy).SerializeToString()
     return b"".join(
         (
             _sample(kind.sample),
@@ -130,6 +133,7 @@ def _read_requested(m: pb.ChatRequestedEvent) -> events.ChatRequested:
         params=params_from_wire(m.sampling, "sampling"),
         tools=tools_from_wire(m.tools.tools, "tools.tools") if m.HasField("tools") else None,
         purpose=PURPOSES.read(m.purpose, "purpose"),
+        policy=m.policy,
     )
 
 
@@ -196,6 +200,9 @@ _KINDS: dict[type[events.EventKind], _Row] = {
     events.SegmentClosed: _converter(events.SegmentClosed),
     events.CancelAsked: _converter(events.CancelAsked),
     events.Graded: _converter(events.Graded),
+    events.Annotated: _converter(
+        events.Annotated, annotation=Codec(ANNOTATION.to_wire, lambda m, path: ANNOTATION.from_wire(m))
+    ),
 }
 _TO_BYTES: dict[type[events.EventKind], Callable[[Any], bytes]] = {
     events.ChatRequested: _requested_bytes,
@@ -206,6 +213,8 @@ _TO_BYTES: dict[type[events.EventKind], Callable[[Any], bytes]] = {
 in a journal."""
 _FROM_WIRE = {field: from_wire for field, _, from_wire in _KINDS.values()}
 _NUMBERS = {field.name: field.number for field in _ONEOF}
+ANNOTATED = _NUMBERS["annotated"]
+"""The number of the kind Annotated in a journal."""
 _FIELDS = {number: field for field, number in _NUMBERS.items()}
 _NUMBER, _CONTINUES, _MESSAGES, _PURPOSE = (
     pb.ChatRequestedEvent.DESCRIPTOR.fields_by_name[name].number

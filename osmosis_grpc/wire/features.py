@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 
 ABANDON_CHAT = "abandon_chat"
+ANNOTATE = "annotate"
 GOODBYE = "goodbye"
 
-FEATURES = (ABANDON_CHAT, GOODBYE)
+FEATURES = (ABANDON_CHAT, ANNOTATE, GOODBYE)
 """The features of our servers and trainers, as they list them."""
 
 MAX_FEATURES = 256

@@ -1,5 +1,6 @@
 """rollout.proto: requests to start a rollout, its state, and its outcome."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -32,7 +33,7 @@ from osmosis_grpc.wire import times
 from osmosis_grpc.wire.field_conversion import Codec, Converter, EnumNames
 from osmosis_grpc.wire.message import message_to_wire, messages_from_wire, params_from_wire, params_to_wire
 from osmosis_grpc.wire.protobuf_encoding import remembered
-from osmosis_grpc.wire.tokens import check_reward, sample_from_wire, sample_to_wire
+from osmosis_grpc.wire.tokens import check_components, check_reward, sample_from_wire, sample_to_wire
 
 MAX_METADATA_BYTES = 1024 * 1024
 """The default limit of metadata_json."""
@@ -235,6 +236,7 @@ def outcome_to_wire(outcome: RolloutOutcome, *, head: bool = False, refer: bool 
         failure=FAILURE.to_wire(outcome.failure) if outcome.failure else None,
         group=_GROUP.to_wire(outcome.group) if outcome.group else None,
         reward=outcome.reward,
+        reward_components=outcome.reward_components,
         samples=[sample_to_wire(sample, name, refer=refer) for name, sample in samples.items()],
         metrics=METRICS.to_wire(outcome.metrics),
         extra_json=jsontext.render(outcome.extra_fields) if outcome.extra_fields else "",
@@ -253,13 +255,29 @@ def referring_bytes(outcome: RolloutOutcome) -> bytes:
 
 MAX_OUTCOME_BYTES = 16 * 1024 * 1024
 """The most bytes of an outcome in a message."""
+_SEGMENT_TOKENS: Any = ("ids", "logprobs", "versions", "sampled_extras", "token_extras", "incomplete_extras")
+"""The fields of a segment that depend on its tokens."""
+_FIELD_BYTES = 8
+"""At least the bytes of the tag and the length of a path."""
 
 
 def fit(message: outcome_pb2.RolloutOutcome, limit: int = MAX_OUTCOME_BYTES) -> outcome_pb2.RolloutOutcome:
-    """Cuts an outcome to `limit` bytes and returns it. Its field `omitted` names the fields that were left out."""
+    """Cuts an outcome to `limit` bytes and returns it. Its field `omitted` names the fields that were left out.
+
+    It leaves out the tokens of one segment after another, then all messages, then extra_json. A segment without its
+    tokens refers to its chats.
+    """
+    left = message.ByteSize()
+    for sample in message.samples:
+        for index, segment in enumerate(sample.segments):
+            if left > limit and segment.ids:
+                left -= segment.ByteSize()
+                for field in _SEGMENT_TOKENS:
+                    segment.ClearField(field)
+                message.omitted.append(f"samples[{sample.name}].segments[{index}]")
+                left += segment.ByteSize() + len(message.omitted[-1]) + _FIELD_BYTES
     samples = [(f"samples[{sample.name}].", sample) for sample in message.samples]
     steps: list[list[tuple[str, Any, str]]] = [
-        *([(path, sample, "segments")] for path, sample in samples),
         [(path, sample, "messages") for path, sample in samples],
         [("", message, "extra_json")],
     ]
@@ -279,8 +297,6 @@ def outcome_from_wire(message: outcome_pb2.RolloutOutcome, field: str) -> Rollou
     status = _STATUSES.read(message.status, f"{field}.status")
     failure = FAILURE.field_of(message, "failure", f"{field}.")
     reward = check_reward(message.reward, f"{field}.reward") if message.HasField("reward") else None
-    if reward is not None and status is not OutcomeStatus.COMPLETED:
-        raise InvalidArgument(f"{field}.reward", f"a rollout that ended {status} carries no reward")
     samples: dict[str, Sample] = {}
     for index, part in enumerate(message.samples):
         if not part.name:
@@ -288,9 +304,9 @@ def outcome_from_wire(message: outcome_pb2.RolloutOutcome, field: str) -> Rollou
         if part.name in samples:
             raise InvalidArgument(f"{field}.samples", f"two samples have the name {part.name!r}")
         samples[part.name] = sample_from_wire(part, f"{field}.samples[{part.name}]")
-    for name, sample in samples.items():
-        if sample.reward is not None and status is not OutcomeStatus.COMPLETED:
-            raise InvalidArgument(f"{field}.samples[{name}].reward", f"a rollout that ended {status} carries no reward")
+    components = check_components(message.reward_components, f"{field}.reward_components")
+    if status is not OutcomeStatus.COMPLETED:
+        _check_no_rewards(reward, components, samples, status, field)
     return RolloutOutcome(
         rollout_id=message.rollout_id,
         attempt=message.attempt or 1,
@@ -300,6 +316,7 @@ def outcome_from_wire(message: outcome_pb2.RolloutOutcome, field: str) -> Rollou
         failure=failure,
         group=_checked_group(message.group) if message.HasField("group") else None,
         reward=reward,
+        reward_components=components,
         samples=samples,
         metrics=METRICS.from_wire(message.metrics),
         extra_fields=jsontext.parse_object(message.extra_json, f"{field}.extra_json"),
@@ -308,6 +325,24 @@ def outcome_from_wire(message: outcome_pb2.RolloutOutcome, field: str) -> Rollou
         agent_version=message.agent_version,
         from_journal=EARLIER_RUN.field_of(message, "from_journal"),
     )
+
+
+def _check_no_rewards(
+    reward: float | None,
+    components: Mapping[str, float],
+    samples: Mapping[str, Sample],
+    status: OutcomeStatus,
+    field: str,
+) -> None:
+    """Raises InvalidArgument for a reward of a rollout that did not complete."""
+    found: dict[str, object] = {"reward": reward, "reward_components": components or None}
+    for name, sample in samples.items():
+        found[f"samples[{name}].reward"] = sample.reward
+        found[f"samples[{name}].reward_components"] = sample.reward_components or None
+        found[f"samples[{name}].chat_rewards"] = sample.chat_rewards or None
+    for path, value in found.items():
+        if value is not None:
+            raise InvalidArgument(f"{field}.{path}", f"a rollout that ended {status} carries no reward")
 
 
 ROLLOUT = Converter(

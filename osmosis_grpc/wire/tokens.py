@@ -6,22 +6,23 @@ the array from the arrays' lengths. Both ways copy the array once and convert no
 later.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import tokens_pb2 as pb
 from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types.extras import Extras, check_extras
 from osmosis_grpc.types.jsontext import NOTHING
-from osmosis_grpc.types.samples import ChatRef, Sample, Segment
-from osmosis_grpc.types.tokens import TENSOR_DTYPES, Ids, Logprobs, Tensor, TokenBlock, VersionSpan, check_logprobs
+from osmosis_grpc.types.samples import ChatRef, ChatReward, PrefixChat, Sample, Segment
+from osmosis_grpc.types.tokens import Ids, Logprobs, TokenBlock, VersionSpan, check_logprobs
+from osmosis_grpc.wire.extras import extras_from_wire, extras_to_wire
+from osmosis_grpc.wire.field_conversion import Codec, Converter
 from osmosis_grpc.wire.message import message_to_wire, messages_from_wire
 from osmosis_grpc.wire.protobuf_encoding import head
 
 _IDS, _LOGPROBS = 1, 2  # the field numbers, in TokenBlock and in Segment
-_TENSOR_TYPES = {name: pb.TensorType.Value(f"TENSOR_TYPE_{name.upper()}") for name in TENSOR_DTYPES}
-_TENSOR_NAMES = {number: name for name, number in _TENSOR_TYPES.items()}
 _UINT32, _FLOAT32 = np.dtype("<u4"), np.dtype("<f4")
 _NO_IDS: Ids = np.empty(0, dtype="<u4")
 _NO_LOGPROBS: Logprobs = np.empty(0, dtype="<f4")
@@ -34,24 +35,16 @@ def block_to_wire(block: TokenBlock) -> pb.TokenBlock:
 
 def block_from_wire(message: pb.TokenBlock, field: str) -> TokenBlock:
     """Returns a checked token block. Its arrays are read-only views. Raises InvalidArgument."""
-    ids, logprobs = _read(message)
-    block = TokenBlock(
-        ids, logprobs if len(logprobs) else None, _extras(message.extras, field) if message.extras else NOTHING
-    )
+    extras = extras_from_wire(message.extras, len(message.ids), f"{field}.extras") if message.extras else NOTHING
+    ids, logprobs = _read(message, alone=not extras)
+    block = TokenBlock(ids, logprobs if len(logprobs) else None, extras)
     block.check(field)
     return block
 
 
 def block_bytes(block: TokenBlock) -> bytes:
     """Returns a serialized token block."""
-    arrays = array_bytes(block.ids, block.logprobs)
-    if not block.extras:
-        return arrays
-    extras = {
-        name: pb.Extra(tensor=pb.Tensor(type=_TENSOR_TYPES[tensor.dtype], shape=tensor.shape, data=tensor.data))
-        for name, tensor in block.extras.items()
-    }
-    return arrays + pb.TokenBlock(extras=extras).SerializeToString()
+    return array_bytes(block.ids, block.logprobs) + extra_bytes(block.extras)
 
 
 def array_bytes(ids: Ids, logprobs: Logprobs | None = None) -> bytes:
@@ -62,12 +55,22 @@ def array_bytes(ids: Ids, logprobs: Logprobs | None = None) -> bytes:
     return b"".join(parts)
 
 
-def ids_from_wire(message: pb.TokenBlock, field: str) -> Ids:
-    """Returns the ids of a block as a read-only view. The block needs no logprobs. Raises InvalidArgument."""
-    ids, logprobs = _read(message)
+def extra_bytes(extras: Extras) -> bytes:
+    """Returns the serialized extras of a token block."""
+    if not extras:
+        return b""
+    return pb.TokenBlock(extras=extras_to_wire(extras)).SerializeToString()
+
+
+def prompt_from_wire(message: pb.TokenBlock, field: str) -> tuple[Ids, Extras]:
+    """Returns the ids and the extras of a block that needs no logprobs. Raises InvalidArgument."""
+    extras = extras_from_wire(message.extras, len(message.ids), f"{field}.extras") if message.extras else NOTHING
+    ids, logprobs = _read(message, alone=not extras)
     if len(logprobs):
         check_logprobs(logprobs, len(ids), "ids", field)
-    return ids
+    if extras:
+        check_extras(extras, len(ids), f"{field}.extras")
+    return ids, extras
 
 
 def spans_to_wire(spans: Sequence[VersionSpan]) -> list[pb.VersionSpan]:
@@ -87,6 +90,9 @@ def segment_to_wire(segment: Segment) -> pb.Segment:
         versions=spans_to_wire(segment.versions),
         chats=segment.chats,
         drift_index=segment.drift_index,
+        incomplete_extras=segment.incomplete_extras,
+        sampled_extras=extras_to_wire(segment.sampled_extras),
+        token_extras=extras_to_wire(segment.token_extras),
     )
     out.MergeFromString(array_bytes(segment.ids, segment.logprobs))
     return out
@@ -94,7 +100,7 @@ def segment_to_wire(segment: Segment) -> pb.Segment:
 
 def segment_from_wire(message: pb.Segment, field: str) -> Segment:
     """Returns a checked segment. Raises InvalidArgument."""
-    ids, logprobs = _read(message)
+    ids, logprobs = _read(message, alone=not (message.sampled_extras or message.token_extras))
     versions = spans_from_wire(message.versions)
     if len(versions) == 1 and len(ids):  # the count of a single span is ignored
         versions = (VersionSpan(versions[0].version, sum(message.mask_runs[1::2])),)
@@ -105,6 +111,9 @@ def segment_from_wire(message: pb.Segment, field: str) -> Segment:
         chats=tuple(message.chats),
         versions=versions,
         drift_index=message.drift_index if message.HasField("drift_index") else None,
+        sampled_extras=extras_from_wire(message.sampled_extras, len(logprobs), f"{field}.sampled_extras"),
+        token_extras=extras_from_wire(message.token_extras, len(ids), f"{field}.token_extras"),
+        incomplete_extras=tuple(message.incomplete_extras),
     )
     segment.check(field)
     return segment
@@ -128,8 +137,13 @@ def sample_to_wire(sample: Sample, name: str, *, refer: bool = False) -> pb.Samp
         prefix_chat=begins.chat_number if begins else 0,
         segments=[segment(each) for each in sample.segments],
         reward=sample.reward,
+        reward_components=sample.reward_components,
+        chat_rewards=[_CHAT_REWARD.to_wire(reward) for reward in sample.chat_rewards],
         trainable=sample.trainable,
         not_trainable_reason=sample.not_trainable_reason,
+        policy=sample.policy,
+        parent=_CHAT_REF.to_wire(sample.parent) if sample.parent is not None else None,
+        train=sample.train,
     )
 
 
@@ -137,38 +151,58 @@ def sample_from_wire(message: pb.Sample, field: str) -> Sample:
     """Returns a checked sample. Raises InvalidArgument."""
     return Sample(
         messages=messages_from_wire(message.messages, f"{field}.messages"),
-        begins=ChatRef(message.name, message.prefix_chat) if message.prefix_chat else None,
+        begins=PrefixChat(message.name, message.prefix_chat) if message.prefix_chat else None,
         segments=tuple(segment_from_wire(s, f"{field}.segments[{i}]") for i, s in enumerate(message.segments)),
         reward=check_reward(message.reward, f"{field}.reward") if message.HasField("reward") else None,
+        reward_components=check_components(message.reward_components, f"{field}.reward_components"),
+        chat_rewards=_chat_rewards(message.chat_rewards, f"{field}.chat_rewards"),
         trainable=message.trainable,
         not_trainable_reason=message.not_trainable_reason,
+        policy=message.policy,
+        parent=_CHAT_REF.field_of(message, "parent", f"{field}."),
+        train=message.train if message.HasField("train") else None,
     )
 
 
 def check_reward(reward: float, field: str) -> float:
     """Returns the reward. Raises InvalidArgument unless it is a finite number."""
-    if not np.isfinite(reward):
+    if not math.isfinite(reward):
         raise InvalidArgument(field, f"{reward} is not a finite number")
     return reward
 
 
-def _read(message: pb.TokenBlock | pb.Segment) -> tuple[Ids, Logprobs]:
+def check_components(components: Mapping[str, float], field: str) -> dict[str, float]:
+    """Returns the parts of a reward by name. Raises InvalidArgument unless each is a finite number."""
+    return {name: check_reward(part, f"{field}[{name}]") for name, part in components.items()} if components else {}
+
+
+def _chat_rewards(rewards: Sequence[pb.ChatReward], field: str) -> tuple[ChatReward, ...]:
+    """Returns the rewards of chats. Raises InvalidArgument if one is no number, or if two are for the same chat."""
+    found = tuple(_CHAT_REWARD.from_wire(reward, f"{field}[{i}].") for i, reward in enumerate(rewards))
+    if len({reward.chat_number for reward in found}) < len(found):
+        raise InvalidArgument(field, "two rewards are for the same chat")
+    return found
+
+
+_CHAT_REF = Converter(ChatRef, pb.ChatRef)
+_CHAT_REWARD = Converter(
+    ChatReward, pb.ChatReward, reward=Codec(float, check_reward), reward_components=Codec(dict, check_components)
+)
+
+
+def _read(message: pb.TokenBlock | pb.Segment, *, alone: bool = True) -> tuple[Ids, Logprobs]:
+    """Returns ids and logprobs. If they are `alone`, they are views of the serialized message, otherwise copies.
+
+    A view would keep the bytes of all extras in memory.
+    """
     count, known = len(message.ids), len(message.logprobs)
     if not count and not known:
         return _NO_IDS, _NO_LOGPROBS
     data = message.SerializeToString()  # fields are in the order of their numbers, so these two come first
     at = len(head(_IDS, 4 * count)) if count else 0
+    if not alone:
+        data = data[: at + 4 * count + (len(head(_LOGPROBS, 4 * known)) + 4 * known if known else 0)]
     ids = np.frombuffer(data, _UINT32, count, at)
     if not known:
         return ids, _NO_LOGPROBS
     return ids, np.frombuffer(data, _FLOAT32, known, at + 4 * count + len(head(_LOGPROBS, 4 * known)))
-
-
-def _extras(extras: Mapping[str, Any], field: str) -> dict[str, Tensor]:
-    found = {}
-    for name, extra in extras.items():
-        tensor = extra.tensor
-        if tensor.type not in _TENSOR_NAMES:
-            raise InvalidArgument(f"{field}.extras[{name}].tensor.type", f"{tensor.type} is not a tensor type")
-        found[name] = Tensor(dtype=_TENSOR_NAMES[tensor.type], shape=tuple(tensor.shape), data=tensor.data)
-    return found

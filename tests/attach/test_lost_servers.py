@@ -126,7 +126,7 @@ async def test_a_restarted_server_has_forgotten_and_gets_its_rollouts_again_at_o
 
 
 @pytest.mark.slow
-async def test_late_chats_and_completions_of_a_lower_attempt_do_no_harm(stack):
+async def test_late_chats_and_outcomes_of_a_lower_attempt_do_no_harm(stack):
     proxy, first, second = await two_servers(stack)
     policy, outcomes = CountingPolicy(), []
     trainer = await stack.enter_async_context(trainer_at([proxy.address, second.address], policy, 0.5))

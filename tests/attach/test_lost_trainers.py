@@ -85,7 +85,7 @@ async def test_a_new_trainer_takes_the_same_rollouts_over_whole_and_trainable(se
     assert policy.without_tools == set()
 
 
-async def test_a_new_trainer_gets_completions_that_the_killed_one_did_not_take(serve):
+async def test_a_new_trainer_gets_outcomes_that_the_killed_one_did_not_take(serve):
     server = await serve(Talker(), trainer_grace=0.3)
     async with killed_trainer(server.address, "late", 5):
         await second_chats_asked(server, "late", 5)

@@ -49,7 +49,7 @@ class Always:
 
 
 def places(h, sample="main"):
-    """(number, continues, prefix_len) of the chats of a sample, by number."""
+    """(chat_number, parent_chat, prefix_len) of the chats of a sample, in order."""
     chats = {c.chat_number: (c.chat_number, c.parent_chat, c.prefix_len) for c in h.trainer.chats if c.sample == sample}
     return [chats[number] for number in sorted(chats)]
 

@@ -134,7 +134,7 @@ async def test_ahead_of_the_newest_is_refused(hosting):
         await h.settled(record)
         with pytest.raises(InvalidArgument) as raised:
             await read(h.engine.log.follow(record, record.trail.last_event_number + 1))
-        assert raised.value.violations[0][0] == "after"
+        assert raised.value.violations[0][0] == "after_event"
 
 
 async def test_what_is_gone_is_out_of_range(hosting):

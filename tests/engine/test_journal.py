@@ -24,6 +24,7 @@ from osmosis_grpc.storage.journal import writer
 from osmosis_grpc.storage.sqlite import committer
 from osmosis_grpc.types import (
     CancelResult,
+    ChatRef,
     FailureReason,
     Group,
     InitRequest,
@@ -368,6 +369,61 @@ async def test_a_rollout_goes_on_where_it_was(folder):
         assert h.in_memory == []
     async with keeping(copy, Talker()) as h:
         assert (await h.engine.rollouts.info(h.engine.rollouts.get("me", "r1"))).outcome == info.outcome
+
+
+class Graded(Talker):
+    """Has a reward for each chat, and asks a critic in a sample of its own."""
+
+    async def run(self, ctx):
+        ctx.add_sample("main", policy="solver")
+        messages = [user("start")]
+        for turn in range(1, 4):
+            reply = await ctx.chat(messages)
+            messages += [reply.message, user("go on")]
+            ctx.set_reward(turn / 4, chat=reply.chat_number)
+            ctx.set_reward(float(turn))
+            ctx.set_reward(1.0, name=f"part {turn}")
+        critic = ctx.add_sample("critic", policy="critic", parent=("main", 3), train=False)
+        await ctx.chat([user("judge")], sample=critic)
+        ctx.set_reward(-1.0, sample=critic)
+        return ctx.complete(messages)
+
+
+async def test_p18_p19_an_agent_that_runs_again_sets_the_same_rewards_and_samples(folder):
+    async with keeping(folder.with_name("whole"), Graded()) as h:
+        await h.start()
+        whole = (await h.get()).outcome
+        copy = h.crash()
+    async with keeping(copy, Graded()) as h:  # what is over is read from the disk
+        assert plain((await h.get()).outcome).samples == plain(whole).samples
+    copy = await crashed(folder, Graded(), 3)
+    async with keeping(copy, Graded()) as h:
+        again = (await h.get()).outcome
+        kinds = [event.kind for event in h.engine.log.trajectory("r1", 1)]
+        assert [chat.policy for chat in h.trainer.chats] == ["solver", "critic"]  # the others were answered before
+    assert plain(again).samples == plain(whole).samples
+    assert (again.reward, again.reward_components) == (whole.reward, whole.reward_components)
+    graded = [kind for kind in kinds if isinstance(kind, events.Graded)]
+    assert len(graded) == 2 * 3 + 3 * 3 + 1
+    assert again.samples["critic"].parent == ChatRef("main", 3)
+
+
+class Swapped(Graded):
+    """Names another policy than before."""
+
+    async def run(self, ctx):
+        ctx.add_sample("main", policy="another")
+        await ctx.chat([user("start")])
+        return ctx.complete([])
+
+
+async def test_p19_a_chat_of_another_policy_is_another_question(folder):
+    copy = await crashed(folder, Graded(), 3)
+    async with keeping(copy, Swapped()) as h:
+        outcome = (await h.get()).outcome
+        assert h.trainer.chats == []
+    assert (outcome.status, outcome.failure.reason) == (OutcomeStatus.FAILED, FailureReason.REPLAY_DIVERGED)
+    assert (outcome.reward, outcome.samples) == (None, {})
 
 
 async def test_two_crashes_in_a_row(folder):

@@ -428,6 +428,7 @@ def uses(ctx):
         "log_event": lambda: ctx.log_event("late"),
         "record_tool_call": lambda: ctx.record_tool_call(1.0),
         "add_sample": lambda: ctx.add_sample("late"),
+        "set_reward": lambda: ctx.set_reward(1.0),
         "complete": lambda: ctx.complete([USER], reward=1.0),
         "error": lambda: ctx.error("late"),
     }

@@ -39,10 +39,14 @@ async def test_rollouts_over_cut_calls_cut_callbacks_and_a_killed_server(tmp_pat
             for n in range(CUTS):
                 due = ROLLOUTS * n // (CUTS + 5)
                 await until(lambda due=due: len(outcomes) >= due, f"{due} rollouts done", timeout=60)
+                cut = ((callbacks,), (calls,), (callbacks, calls))[n % 3]
                 await until(
-                    lambda: trainer.servers[0].attached and callbacks.connections and policy.open, "a chat open"
+                    lambda cut=cut: (
+                        trainer.servers[0].attached and policy.open and all(proxy.connections for proxy in cut)
+                    ),
+                    "a chat open",
                 )
-                for proxy in ((callbacks,), (calls,), (callbacks, calls))[n % 3]:
+                for proxy in cut:
                     assert proxy.cut()
                 if n == KILLED_AFTER:
                     await server.end(signal.SIGKILL)

@@ -50,7 +50,8 @@ async def test_x07_metadata_that_no_agent_reads_is_not_parsed(tmp_path):
             await init(rollout_pb2.InitRequest(rollout_id="first", callback=callback))
             before = resident(process)
             for number in range(INITS):
-                request = rollout_pb2.InitRequest(rollout_id=f"r{number}", metadata_json=METADATA, callback=callback)
-                assert (await init(request)).started
+                spec = rollout_pb2.RolloutSpec(metadata_json=METADATA)
+                request = rollout_pb2.InitRequest(rollout_id=f"r{number}", spec=spec, callback=callback)
+                assert (await init(request)).created
             grown = resident(process) - before
     assert grown < INITS * 8 * 1024 * 1024, f"{grown / INITS / 1e6:.1f} MB for each"

@@ -40,12 +40,13 @@ async def a_rollout(address: str, rollout_id: str) -> None:
         assert (await trainer.outcome(rollout_id, 20)).status == "COMPLETED"
 
 
-def padded(message, name: str, size: int):
-    """A message of just so many bytes, one text made long enough."""
-    setattr(message, name, "x" * size)
-    setattr(message, name, "x" * (2 * size - message.ByteSize()))
-    assert message.ByteSize() == size
-    return message
+def padded_init(size: int):
+    """An InitRequest of just so many bytes, its metadata made long enough."""
+    request = rollout_pb2.InitRequest(rollout_id="r")
+    request.spec.metadata_json = "x" * size
+    request.spec.metadata_json = "x" * (2 * size - request.ByteSize())
+    assert request.ByteSize() == size
+    return request
 
 
 @pytest.mark.long
@@ -57,7 +58,7 @@ async def test_the_limit_is_exact(served, where, more, code):
     size = MAX_MESSAGE_BYTES + more
     async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel, RawTrainer(address) as trainer:
         if where == "unary":
-            message = padded(rollout_pb2.InitRequest(rollout_id="r"), "metadata_json", size)
+            message = padded_init(size)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await services_pb2_grpc.RolloutServiceStub(channel).Init(message)
             assert caught.value.code().name == code
@@ -79,9 +80,9 @@ def padded_frame(size: int) -> bytes:
     """An AttachRequest with one Init, of just so many bytes."""
     frame = init("large")
     short = len(services_pb2.AttachRequest(frames=[frame]).SerializeToString())
-    frame.init.metadata_json = "x" * (size - short)
+    frame.init.spec.metadata_json = "x" * (size - short)
     long = services_pb2.AttachRequest(frames=[frame]).ByteSize()
-    frame.init.metadata_json = "x" * (size - short - (long - size))
+    frame.init.spec.metadata_json = "x" * (size - short - (long - size))
     data = services_pb2.AttachRequest(frames=[frame]).SerializeToString()
     assert len(data) == size
     return data
@@ -145,7 +146,7 @@ async def test_a_hostile_trainers_answer_harms_its_own_rollout_alone(served, nam
         stream = await trainer.attach()
         rollout_id = name.replace(" ", "-")
         start = init(rollout_id)
-        start.init.agent_loop = ""
+        start.init.spec.agent_loop = ""
         await stream.send(start)
         while True:
             await stream.until(lambda: stream.fresh("chat") or stream.fresh("complete") or stream.over is not None)

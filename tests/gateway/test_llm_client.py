@@ -353,7 +353,7 @@ async def test_what_cannot_travel(trainer, llm, messages, params):
     assert trainer.chats == []
 
 
-# Completions
+# Outcomes
 
 
 @pytest.mark.parametrize("status", [200, 201, 202, 204])
@@ -363,7 +363,7 @@ async def test_any_2xx_acknowledges(trainer, llm, status):
     assert len(trainer.outcomes) == 1
 
 
-async def test_a_completion(trainer, llm):
+async def test_an_outcome(trainer, llm):
     await llm.chat_completions(QUESTION)
     messages = [*QUESTION, {"role": "assistant", "content": None, "x": None}]
     await llm.complete_rollout("COMPLETED", messages, reward=0.0)
@@ -433,14 +433,14 @@ async def test_a_reward_that_is_no_number(trainer, llm, reward):
     assert trainer.outcomes == []
 
 
-async def test_a_completion_is_tried_again(trainer):
+async def test_an_outcome_is_tried_again(trainer):
     trainer.answers = [500, 503]
     async with OsmosisLLMClient(trainer.url, "r1", complete_rollout_retries=2, settings=SETTINGS) as llm:
         await llm.complete_rollout("COMPLETED", [])
     assert trainer.outcomes == [trainer.outcomes[0]] * 3
 
 
-async def test_a_completion_that_fails(trainer):
+async def test_an_outcome_that_fails(trainer):
     trainer.answers = [500] * 5
     async with OsmosisLLMClient(trainer.url, "r1", complete_rollout_retries=1, settings=SETTINGS) as llm:
         with pytest.raises(OsmosisServerError):

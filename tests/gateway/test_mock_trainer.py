@@ -161,7 +161,7 @@ async def test_a_body_that_no_trainer_understands_is_refused(trainer, path, body
 # Completed rollouts
 
 
-async def test_completions_are_recorded(trainer):
+async def test_outcomes_are_recorded(trainer):
     tracker = RolloutCompletionTracker()
     client = await trainer(tracker)
     final = [USER, {"role": "assistant", "content": None, "tool_calls": []}]

@@ -27,7 +27,7 @@ class Session:
         self.gate.set()
         self.faults: list[Exception] = []
 
-    async def chat(self, messages: Any, **more: Any) -> ChatResponse:
+    async def chat(self, messages: Any, **more: Any) -> tuple[int, ChatResponse]:
         self.chats.append((messages, more["params"]))
         number = len(self.chats)
         try:
@@ -37,7 +37,7 @@ class Session:
             raise
         if self.faults:
             raise self.faults.pop(0)
-        return ChatResponse(message={"role": "assistant", "content": str(number)}, finish_reason="stop")
+        return number, ChatResponse(message={"role": "assistant", "content": str(number)}, finish_reason="stop")
 
     def check_open(self) -> None:
         """It always is."""
@@ -230,7 +230,7 @@ async def test_a_failure_without_a_receiver_is_not_kept(relay, session, context)
     assert await Asker(relay).reply() == "2"
 
 
-async def test_the_first_completion_counts(relay):
+async def test_the_first_outcome_counts(relay):
     relay.complete(DONE)
     relay.complete(CompletedBody(rollout_id="r1", status="ERROR"))
     assert await relay.completed(0.01) is DONE
@@ -282,7 +282,7 @@ async def test_a_chat_that_begins_as_the_same_one_ends_is_no_silence(relay, sess
     assert await waiting is DONE
 
 
-async def test_a_completion_ends_the_wait_beside_an_open_chat(relay, session, context):
+async def test_an_outcome_ends_the_wait_beside_an_open_chat(relay, session, context):
     session.gate.clear()
     relay.begin(context)
     asker = Asker(relay)

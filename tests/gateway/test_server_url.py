@@ -537,7 +537,7 @@ async def test_odd_answers_are_the_trainers_fault_or_ignored(start, trainer):
     await _well(gateway, trainer)
 
 
-async def test_a_broken_answer_to_a_completion_is_not_the_end_of_it(start, trainer, caplog):
+async def test_a_broken_answer_to_an_outcome_is_not_the_end_of_it(start, trainer, caplog):
     gateway = await start(outbox_delay=(0.01, 0.02))
     for number, raw in enumerate(BROKEN.values()):
         trainer.answers[COMPLETED] = [raw, response(b"", 204)]

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 
 import aiohttp
 import pytest
@@ -163,8 +164,34 @@ async def test_a_chat_that_is_asked_before_its_init_is_answered_carries_no_tools
     ):
         server.engine.log.add_sink(seen.append)
         await init(session, trainer.init_body())
-        await trainer.completed()
+        done = await trainer.completed()
     assert not any("tools" in chat for chat in trainer.chats)
+    assert [message["role"] for message in done["final_messages"]] == ["user", "assistant", "tool", "assistant"]
+
+
+async def test_its_refusals_name_keys_of_the_body_and_not_fields_of_the_protocol():
+    class Other(Once):
+        name = "other"
+
+    async with (
+        AgentServer([Once(), Other()], port=0, config=replace(QUICK, max_metadata_bytes=100)) as server,
+        LegacyTrainer() as trainer,
+        serve_standalone(server.address, port=0, callback_port=0) as (http, _),
+        aiohttp.ClientSession(f"http://{http.address}") as session,
+    ):
+        unnamed = await init(session, trainer.init_body())
+        large = await init(session, trainer.init_body(agent_loop="once", metadata={"a": "a" * 100}))
+        body = trainer.init_body(agent_loop="once")
+        assert (await init(session, body))[0] == 202
+        changes = {"completion_params": {"top_p": 0.5}, "metadata": {"ground_truth": "7"}, "max_turns": 3}
+        other = await init(session, body | changes)
+        loop = await init(session, body | {"agent_loop": "other"})
+        await trainer.completed()
+    assert (unnamed[0], large[0], other[0], loop[0]) == (422, 422, 409, 409)
+    assert unnamed[1]["detail"][0]["loc"] == ["body", "agent_loop"]
+    assert large[1]["detail"][0]["loc"] == ["body", "metadata"]
+    assert other[1]["detail"].endswith("it differs in completion_params, max_turns, metadata")
+    assert loop[1]["detail"].endswith("it differs in agent_loop")
 
 
 @pytest.mark.slow

@@ -86,7 +86,7 @@ class Played:
     """Under the name that it was played with: the rollout's id."""
     outcome: Outcome
     error: str
-    """The error text of the completion."""
+    """The error text of the outcome."""
     trainer: OldTrainer | NewTrainer
     sides: Sides
 

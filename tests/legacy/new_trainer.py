@@ -13,9 +13,9 @@ from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import (
     ChatRequest,
     ChatResponse,
-    Completion,
     InitResult,
     RolloutClient,
+    RolloutOutcome,
     RolloutRequest,
     Trainer,
 )
@@ -32,8 +32,8 @@ class NewTrainer:
         """When each chat was asked, whatever came of it."""
         self.chats: list[ChatRequest] = []
         """The chats it answered."""
-        self.completions: list[Completion] = []
-        """The completions it got."""
+        self.outcomes: list[RolloutOutcome] = []
+        """The outcomes it got."""
         self._faults = list(scenario.faults)
         self._server = CallbackTrainer(self.policy)
         self._stack = AsyncExitStack()
@@ -51,9 +51,9 @@ class NewTrainer:
         assert sum(answer.created for answer in answers) == 1
         assert all(answer.tools == answers[0].tools for answer in answers), "the same Init is answered the same"
         self.tools = list(answers[0].tools)
-        completion = await self._server.completion(self.scenario.name, timeout=20)
-        self.completions.append(completion)
-        return outcome_of(completion), completion.failure.message if completion.failure else ""
+        outcome = await self._server.outcome(self.scenario.name, timeout=20)
+        self.outcomes.append(outcome)
+        return outcome_of(outcome), outcome.failure.message if outcome.failure else ""
 
     async def init(self, agent_server: str) -> InitResult:
         """Send the Init, once."""
@@ -106,18 +106,18 @@ class AttachedTrainer(NewTrainer):
         """See NewTrainer. The same Init more than once is the same rollout, joined."""
         trainer = await self.trainer(agent_server)
         async with asyncio.timeout(20):
-            completions = await asyncio.gather(*(trainer.rollout(self.request) for _ in range(self.scenario.inits)))
-        completion = completions[0]
-        assert all(other is completion for other in completions)
-        self.completions.append(completion)
+            outcomes = await asyncio.gather(*(trainer.rollout(self.request) for _ in range(self.scenario.inits)))
+        outcome = outcomes[0]
+        assert all(other is outcome for other in outcomes)
+        self.outcomes.append(outcome)
         self.tools = list(self.chats[0].tools or ()) if self.chats else None
-        return outcome_of(completion), completion.failure.message if completion.failure else ""
+        return outcome_of(outcome), outcome.failure.message if outcome.failure else ""
 
     async def trainer(self, agent_server: str) -> Trainer:
         """Who is attached to it."""
         return await self._stack.enter_async_context(Trainer([agent_server], self.policy))
 
-    async def again(self, agent_server: str) -> Completion | None:
+    async def again(self, agent_server: str) -> RolloutOutcome | None:
         """What a trainer gets that has forgotten everything and asks again; None where it has not."""
         async with asyncio.timeout(20), Trainer([agent_server], self.policy) as fresh:
             return await fresh.rollout(self.request)
@@ -152,14 +152,14 @@ class DialledTrainer(AttachedTrainer):
             await self._hub.trainer.rollout(self.request)
 
 
-def outcome_of(completion: Completion) -> Outcome:
-    """A completion in the words that both kinds of trainer have."""
-    metrics = completion.metrics
+def outcome_of(outcome: RolloutOutcome) -> Outcome:
+    """An outcome in the words that both kinds of trainer have."""
+    metrics = outcome.metrics
     return Outcome(
-        status="COMPLETED" if completion.status == "COMPLETED" else "ERROR",
-        finish_reason=completion.finish_reason,
-        messages=list(completion.messages),
-        reward=completion.reward,
+        status="COMPLETED" if outcome.status == "COMPLETED" else "ERROR",
+        finish_reason=outcome.finish_reason,
+        messages=list(outcome.messages),
+        reward=outcome.reward,
         num_llm_calls=metrics.num_llm_calls,
         num_tool_calls=metrics.num_tool_calls,
         prompt_tokens=metrics.prompt_tokens,

@@ -2,7 +2,7 @@
 
 It starts an agent at once, in the background, asks {server_url} for chats, tries a chat again
 after 5xx, timeouts and cut connections (three times) but never after a 4xx, and takes nothing
-but 200 for an acknowledgement of its completion. An agent that raises is reported ERROR
+but 200 for an acknowledgement of its outcome. An agent that raises is reported ERROR
 without messages, with what the client itself had counted: no tool calls.
 """
 
@@ -123,7 +123,7 @@ class OldAgentServer:
         self.chat_statuses: defaultdict[str, list[int]] = defaultdict(list)
         """The status of every answer to a chat, by rollout id."""
         self.acks: defaultdict[str, list[int]] = defaultdict(list)
-        """The status of every answer to a completion, by rollout id."""
+        """The status of every answer to an outcome, by rollout id."""
         self.patience = 20.0
         """Seconds that one try of a call may take."""
         self._known: dict[str, InitResponse] = {}

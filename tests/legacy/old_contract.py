@@ -1,7 +1,7 @@
 """The old HTTP contract's bodies, as the Osmosis SDK v0.2.14 declared them: fields, defaults, bounds.
 
 Both old sides of these tests read and write through them. What an old side receives is held
-to the contract strictly: an unknown field in a completion is refused, for an old trainer
+to the contract strictly: an unknown field in an outcome is refused, for an old trainer
 cannot know what to do with it.
 """
 

@@ -1,7 +1,7 @@
 """A trainer of the old kind: HTTP, written from the contract.
 
 It posts Inits, answers chats at {server_url}/v1/chat/completions with the scenario's next
-reply, and takes completions at {server_url}/v1/rollout/completed. Tokens stand beside the
+reply, and takes outcomes at {server_url}/v1/rollout/completed. Tokens stand beside the
 choices, by the formula that the new trainer's policy uses, so that both make the same ones.
 """
 
@@ -32,8 +32,8 @@ class OldTrainer:
         """When each chat was asked, whatever came of it."""
         self.chats: list[dict[str, Any]] = []
         """The bodies of the chats it answered."""
-        self.completions: list[dict[str, Any]] = []
-        """The bodies of the completions it got."""
+        self.outcomes: list[dict[str, Any]] = []
+        """The bodies of the outcomes it got."""
         self._faults = list(scenario.faults)
         self._history: list[dict[str, Any]] = []
         self._tokens = np.empty(0, dtype="<u4")
@@ -60,7 +60,7 @@ class OldTrainer:
         self.tools = answers[0].tools
         async with asyncio.timeout(20):
             await self._completed.wait()
-        return self._outcome(RolloutResponse.model_validate(self.completions[0]))
+        return self._outcome(RolloutResponse.model_validate(self.outcomes[0]))
 
     async def init(self, agent_server: str) -> InitResponse:
         """Post the Init, once."""
@@ -102,7 +102,7 @@ class OldTrainer:
     async def _complete(self, request: web.Request) -> web.Response:
         if not _authorized(request):
             return web.json_response({"detail": "who are you?"}, status=401)
-        self.completions.append(await request.json())
+        self.outcomes.append(await request.json())
         self._completed.set()
         return web.json_response({"status": "ok"})
 

@@ -29,7 +29,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A completion, as either kind of trainer got it, without its latencies."""
+    """An outcome, as either kind of trainer got it, without its latencies."""
 
     status: Literal["COMPLETED", "ERROR"]
     finish_reason: str
@@ -48,14 +48,14 @@ class Scenario:
     name: str
     messages: list[Message]
     added: list[Message]
-    """The conversation that follows, as far as the completion tells it."""
+    """The conversation that follows, as far as the outcome tells it."""
 
     status: Literal["COMPLETED", "ERROR"] = "COMPLETED"
     finish_reason: str = "stop"
-    """The completion's."""
+    """The outcome's."""
     reward: float | None = None
     error: str = ""
-    """What the completion's error text must contain."""
+    """What the outcome's error text must contain."""
 
     last_reply: str = "stop"
     """Why the sampler stopped at a reply without tool calls."""

@@ -38,7 +38,7 @@ async def test_they_give_the_scenarios_outcome(scenario):
     assert trainer.tools == SCHEMAS
     assert server.agent.runs == {scenario.name: 1}
     assert server.acks == {scenario.name: [200]}
-    assert len(trainer.completions) == 1
+    assert len(trainer.outcomes) == 1
 
 
 async def test_an_exception_tells_neither_messages_nor_tool_calls():

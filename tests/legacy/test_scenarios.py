@@ -1,4 +1,4 @@
-"""The same scenarios through every combination of old and new give the same completion."""
+"""The same scenarios through every combination of old and new give the same outcome."""
 
 import asyncio
 import dataclasses
@@ -50,7 +50,7 @@ async def kinds_of(played):
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-async def test_the_completion_is_the_same(scenario, play):
+async def test_the_outcome_is_the_same(scenario, play):
     played = await play(scenario)
     assert played.outcome == scenario.outcome
     assert scenario.error in played.error
@@ -65,7 +65,7 @@ async def test_the_completion_is_the_same(scenario, play):
 
 
 @pytest.mark.parametrize("name", ["one-tool", "agent-exception", "duplicate-init"])
-async def test_one_completion_is_delivered(name, play):
+async def test_one_outcome_is_delivered(name, play):
     played = await play(BY_NAME[name])
     scenario, old = played.scenario, played.sides.old_agent_server
     kinds = await kinds_of(played)
@@ -74,7 +74,7 @@ async def test_one_completion_is_delivered(name, play):
     assert sum(isinstance(kind, events.Ended) for kind in kinds) == 1
     assert outcome_of(await ended(played.sides.watch, scenario.name)) == scenario.outcome, "the server holds the same"
     await asyncio.sleep(0.1)  # time for a second result, which must not come
-    assert len(played.trainer.completions) == 1
+    assert len(played.trainer.outcomes) == 1
     if old is not None:
         assert old.acks[scenario.name] == [200], "an old agent knows no other acknowledgement"
         assert old.chat_statuses[scenario.name] == [200] * len(scenario.script)
@@ -87,11 +87,11 @@ async def test_an_init_that_comes_late_starts_nothing(play):
         again = await played.trainer.again(played.sides.address)
         if again is not None:
             assert outcome_of(again) == played.scenario.outcome
-            assert again.samples["main"].segments == played.trainer.completions[0].samples["main"].segments
+            assert again.samples["main"].segments == played.trainer.outcomes[0].samples["main"].segments
     else:
         again = await played.trainer.init(played.sides.address)
         assert list(again.tools) == SCHEMAS
-        assert getattr(again, "started", False) is False
+        assert getattr(again, "created", False) is False
     await asyncio.sleep(0.1)  # time for a second result, which must not come
     assert played.sides.agent.runs[played.scenario.name] == 1
     assert len(played.trainer.tries) == len(played.scenario.script)
@@ -105,11 +105,11 @@ async def test_the_tokens_arrive(name, play):
     assert blocks == [
         formula.reply_tokens(scenario.name, "main", n, REPLY_TOKENS) for n in range(1, len(scenario.script) + 1)
     ]
-    completions = [await ended(played.sides.watch, scenario.name)]
-    completions += [completion for completion in played.trainer.completions if not isinstance(completion, dict)]
+    outcomes = [await ended(played.sides.watch, scenario.name)]
+    outcomes += [outcome for outcome in played.trainer.outcomes if not isinstance(outcome, dict)]
     ids, mask, logprobs = tokens_of(scenario)
-    for completion in completions:
-        sample = completion.samples["main"]
+    for outcome in outcomes:
+        sample = outcome.samples["main"]
         assert sample.trainable, sample.not_trainable_reason
         [segment] = sample.segments
         assert segment.ids.tolist() == ids
@@ -177,7 +177,7 @@ async def test_an_old_trainer_gets_what_the_contract_says(name, play):
         defaults | {"rollout_id": scenario.name, "messages": history} | scenario.params
         for history in scenario.histories
     ]
-    [got] = trainer.completions
+    [got] = trainer.outcomes
     assert set(got) <= set(RolloutResponse.model_fields)
     assert None not in got.values(), "no nulls"
     assert len(got["metrics"]) == 8

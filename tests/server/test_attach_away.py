@@ -78,7 +78,7 @@ async def test_a_trainer_that_comes_within_the_grace_period_finds_everything(ser
         assert (await trainer.finish()).status == COMPLETED
 
 
-async def test_a_completion_whose_trainer_never_comes_expires(serve):
+async def test_an_outcome_whose_trainer_never_comes_expires(serve):
     server = await serve(Talk(), trainer_grace=0.05, record_ttl=0.2, sweep_interval=0.05)
     async with RawTrainer(server.address) as trainer:
         await trainer.attach()

@@ -106,7 +106,7 @@ async def test_a_chat_that_cannot_be_answered_now_is_asked_again(serve):
         assert trainer.stream.count("chat") == 3
 
 
-async def test_a_completion_that_cannot_be_recorded_now_comes_again(serve):
+async def test_an_outcome_that_cannot_be_recorded_now_comes_again(serve):
     server = await serve(Talk())
     async with RawTrainer(server.address) as trainer:
         await trainer.attach()

@@ -121,7 +121,7 @@ async def test_what_is_accepted_while_the_server_closes_is_refused(serve, train)
         assert (await server.engine.rollouts.page(""))[0] == []
 
 
-async def test_a_large_completion_can_be_read_everywhere(serve, train):
+async def test_a_large_outcome_can_be_read_everywhere(serve, train):
     class Large(CalculatorAgent):
         async def run(self, ctx):
             return ctx.complete([], extra_fields={"x": "y" * (17 * 2**20)})

@@ -31,7 +31,7 @@ class Waiter(RolloutAgentLoop):
         return ctx.complete(QUESTION, reward=1.0)
 
 
-async def test_all_completions_come_with_the_first(serve, stack):
+async def test_all_outcomes_come_with_the_first(serve, stack):
     waiter = Waiter()
     server = await serve(waiter, outbox_delay=(3600.0, 3600.0))
     client = await stack.enter_async_context(RolloutClient(server.address))

@@ -7,6 +7,7 @@ import pytest
 from osmosis_grpc.engine.journal_port import RolloutFilter
 from osmosis_grpc.storage import MemoryJournal, SqliteJournal
 from osmosis_grpc.types import (
+    Annotation,
     Group,
     InitRequest,
     JournaledRollout,
@@ -131,6 +132,23 @@ async def test_entries_are_an_owners_rollouts_in_order_of_acceptance(opening):
         assert await names("me", 0, 10, group_id="g0") == ["r0", "r4"]
         assert await names("you", 0, 10, group_id="g0") == []
         assert {"r2", "r4"} <= set(await names("me", 0, 10, unsettled=True))
+
+
+async def test_p25_annotations_may_follow_the_end(opening):
+    async with opening() as writer:
+        writer.accept("r1")
+        writer.append("r1", events.Annotated(Annotation(id="early")))
+        writer.end("r1")
+        await writer.committed()
+        writer.append("r1", events.Annotated(Annotation(id="late")))
+        assert await writer.committed()
+        found = writer.journal.annotations("r1", 1)
+        assert [(event.event_number, event.kind.annotation.id) for event in found] == [(2, "early"), (5, "late")]
+        assert list(writer.journal.annotations("r9", 1)) == []
+        assert writer.all_of("me")[-1] == ("r1", 5)
+        writer.journal.forget("r1", 1)
+        await writer.committed()
+        assert list(writer.journal.annotations("r1", 1)) == []
 
 
 async def test_a_forgotten_rollout_is_gone_and_positions_are_not_reused(opening):

@@ -130,7 +130,7 @@ async def main():
     await ledger.close()
     ledger = await SqliteLedger.open(sys.argv[1], 60.0)
     (row,) = ledger.take_restored()
-    assert {1, 9} <= {chat.number for chat in row.chats}, row.chats
+    assert {1, 9} <= {chat.chat_number for chat in row.chats}, row.chats
     await ledger.close()
 
 asyncio.run(main())

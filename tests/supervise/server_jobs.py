@@ -151,6 +151,16 @@ async def answer_cancel(h, fail):
         await raw.barrier()
 
 
+async def annotate(h, fail):
+    async with h.raw() as raw:
+        stream = await raw.attach()
+        fail()
+        await raw.send(FRAME(annotate=attach_pb2.AnnotateFrame(id="a")))
+        assert await stream.ended() == "INTERNAL"
+        await raw.attach()
+        await raw.barrier()
+
+
 async def serve_grpc(h, fail):
     fail()
     async with AgentServer([Talk()], port=0) as server:
@@ -229,6 +239,7 @@ SCENARIOS = {
     "server.serve_grpc": serve_grpc,
     "server.answer_init": answer_init,
     "server.answer_cancel": answer_cancel,
+    "server.annotate": annotate,
     "server.update_health": update_health,
     "server.trainer_grace": trainer_grace,
 }

@@ -73,7 +73,15 @@ def talker(name="talker", tools=()):
     return type("A", (Talker,), {"name": name})(name, tools)
 
 
-BOTH_TRANSPORTS = {"test_run", "test_groups", "test_evaluate", "test_u03_pause", "test_t09_events_at_once"}
+BOTH_TRANSPORTS = {
+    "test_run",
+    "test_groups",
+    "test_evaluate",
+    "test_u03_pause",
+    "test_t09_events_at_once",
+    "test_p02_superseded",
+    "test_p17_abandoned",
+}
 """Modules whose tests with `attach_to` run over attachments and by callbacks."""
 
 

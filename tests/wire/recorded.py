@@ -26,11 +26,13 @@ CHAT = ChatRequest(
     attempt=2,
     sample="judge",
     chat_number=3,
-    messages=[USER],
+    messages=[USER, {"role": "assistant", "content": "5"}, USER],
     params={"temperature": 0.5, "min_p": 0.1},
     tools=[TOOL],
     purpose=ChatPurpose.JUDGE,
+    policy="critic",
     parent_chat=2,
+    prefix_len=2,
     state=b"s",
 )
 
@@ -49,6 +51,11 @@ def journaled(number_and_body: bytes) -> bytes:
     return event_to_wire(TrajectoryEvent("r", 1, 1, 0.0, kind)).SerializeToString()
 
 
+def chat_again(chat: ChatRequest) -> bytes:
+    """The chat as it came: in full if it has the messages of the chat that it continues."""
+    return chat_bytes(chat, delta=not chat.prefix_len)
+
+
 FORMS = {
     "init": Form(
         lambda: [init_to_wire(INIT).SerializeToString()],
@@ -57,7 +64,7 @@ FORMS = {
     ),
     "chat": Form(
         lambda: [chat_bytes(CHAT, delta=delta) for delta in (False, True)],
-        lambda data: chat_bytes(chat_from_wire(chat_pb2.ChatRequest.FromString(data)), delta=True),
+        lambda data: chat_again(chat_from_wire(chat_pb2.ChatRequest.FromString(data))),
         chat_pb2.ChatRequest,
     ),
     "reply": Form(

@@ -12,9 +12,12 @@ from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import (
     Activity,
     Cause,
+    ChatRef,
+    ChatReward,
     Failure,
     Group,
     OutcomeStatus,
+    RaggedTensor,
     RolloutInfo,
     RolloutMetrics,
     RolloutOutcome,
@@ -22,11 +25,18 @@ from osmosis_grpc.types import (
     Sample,
     Segment,
     StackFrame,
+    Tensor,
 )
 from osmosis_grpc.wire.rollout import ROLLOUT, STATES, fit, outcome_from_wire, outcome_to_wire
 
 SEGMENT = Segment(
-    ids=np.arange(500, dtype="<u4"), logprobs=np.full(200, -0.5, dtype="<f4"), mask_runs=(300, 200), chats=(1,)
+    ids=np.arange(500, dtype="<u4"),
+    logprobs=np.full(200, -0.5, dtype="<f4"),
+    mask_runs=(300, 200),
+    chats=(1,),
+    sampled_extras={"sampling_mask": RaggedTensor.of([[1]] * 200, "uint32")},
+    token_extras={"routed_experts": Tensor.of(np.ones((500, 2, 1), np.uint8))},
+    incomplete_extras=("entropy",),
 )
 ALONE = Sample(messages=[{"role": "user", "content": "x" * 100}], segments=(SEGMENT,), reward=0.0, trainable=True)
 METRICS = RolloutMetrics(**{field.name: index + 1 for index, field in enumerate(fields(RolloutMetrics))})
@@ -46,6 +56,26 @@ JUDGED = replace(
     reward=None,
     samples={"main": ALONE, "sample-2": replace(ALONE, trainable=False, not_trainable_reason="no ids", segments=())},
 )
+GRADED = replace(
+    DONE,
+    reward=None,
+    reward_components={"agreement": 0.5},
+    samples={
+        "plan": replace(ALONE, reward=1.0, policy="planner", train=True),
+        "solve": replace(
+            ALONE,
+            reward=-1.0,
+            reward_components={"format": 0.0, "correct": -1.0},
+            chat_rewards=(
+                ChatReward(chat_number=1, reward=0.0),
+                ChatReward(chat_number=4, reward_components={"short": 1.0}),
+            ),
+            policy="solver",
+            parent=ChatRef("plan", 1),
+        ),
+        "judge": Sample(messages=[], not_trainable_reason="no ids", parent=ChatRef("plan"), train=False),
+    },
+)
 BROKEN = RolloutOutcome(
     rollout_id="r",
     status=OutcomeStatus.FAILED,
@@ -64,12 +94,13 @@ BROKEN = RolloutOutcome(
 FIXTURES = {
     "done": DONE,
     "two samples": JUDGED,
+    "three graded samples": GRADED,
     "failed": BROKEN,
     "late": replace(BROKEN, status=OutcomeStatus.DEADLINE_EXCEEDED, failure=Failure("agent", "late")),
     "cancelled": replace(BROKEN, status=OutcomeStatus.CANCELLED, failure=None),
     "evaluation": replace(DONE, evaluation=True),
     "nothing said": RolloutOutcome(rollout_id="r", status=OutcomeStatus.COMPLETED),
-    "something left out": replace(JUDGED, omitted=("samples[main].segments", "extra_json")),
+    "something left out": replace(JUDGED, omitted=("samples[main].segments[0]", "extra_json")),
 }
 
 
@@ -110,6 +141,20 @@ def test_p03_a_conversation_is_in_its_sample_only():
     assert DONE.messages == outcome_from_wire(outcome_to_wire(DONE), "outcome").messages == ALONE.messages
 
 
+def test_p18_p19_an_outcome_by_reference_has_the_rewards_policies_and_parents_too():
+    back = outcome_from_wire(over_the_wire(outcome_to_wire(GRADED, refer=True)), "outcome")
+    assert (back.reward, back.reward_components) == (GRADED.reward, GRADED.reward_components)
+    for name, sample in GRADED.samples.items():
+        referring = replace(sample, messages=(), segments=())
+        assert replace(back.samples[name], messages=(), segments=()) == referring
+
+
+@pytest.mark.parametrize("train", [None, True, False])
+def test_p19_an_unset_wish_is_not_false(train):
+    outcome = replace(DONE, samples={"main": replace(ALONE, train=train)})
+    assert outcome_from_wire(over_the_wire(outcome_to_wire(outcome)), "outcome").samples["main"].train is train
+
+
 def test_p12_samples_keep_the_order_of_their_creation():
     order = replace(DONE, samples={"z": ALONE, "a": ALONE, "main": ALONE})
     assert list(outcome_from_wire(over_the_wire(outcome_to_wire(order)), "outcome").samples) == ["z", "a", "main"]
@@ -121,7 +166,7 @@ def test_p12_two_samples_of_one_name_are_refused():
 
 
 def test_a_head_has_no_messages_and_no_tokens():
-    for outcome in (DONE, JUDGED):
+    for outcome in (DONE, JUDGED, GRADED):
         back = outcome_from_wire(outcome_to_wire(outcome, head=True), "outcome")
         bare = {name: replace(sample, messages=[], segments=()) for name, sample in outcome.samples.items()}
         assert back == replace(outcome, samples=bare)
@@ -132,6 +177,7 @@ def completion_message(**changes) -> outcome_pb2.RolloutOutcome:
 
 
 FAILED, CANCELLED = outcome_pb2.OUTCOME_STATUS_FAILED, outcome_pb2.OUTCOME_STATUS_CANCELLED
+COMPLETED = outcome_pb2.OUTCOME_STATUS_COMPLETED
 BAD = [
     ("outcome.rollout_id", {"rollout_id": ""}),
     ("outcome.rollout_id", {"rollout_id": "a/b"}),
@@ -148,6 +194,23 @@ BAD = [
     ("outcome.extra_json", {"extra_json": '{"a":NaN}'}),
     ("outcome.samples[a].reward", {"samples": [tokens_pb2.Sample(name="a", reward=math.nan)]}),
     ("outcome.samples[a].reward", {"samples": [tokens_pb2.Sample(name="a", reward=0.0)], "status": FAILED}),
+    ("outcome.reward_components[x]", {"reward_components": {"x": math.inf}}),
+    ("outcome.reward_components", {"reward_components": {"x": 1.0}, "status": CANCELLED}),
+    *(
+        (f"outcome.samples[a].{field}", {"samples": [tokens_pb2.Sample(name="a", **sample)], "status": status})
+        for field, status, sample in [
+            ("reward_components[x]", COMPLETED, {"reward_components": {"x": math.nan}}),
+            ("reward_components", FAILED, {"reward_components": {"x": 0.0}}),
+            ("chat_rewards[0].reward", COMPLETED, {"chat_rewards": [{"chat_number": 1, "reward": math.nan}]}),
+            (
+                "chat_rewards[1].reward_components[y]",
+                COMPLETED,
+                {"chat_rewards": [{"chat_number": 1}, {"chat_number": 2, "reward_components": {"y": -math.inf}}]},
+            ),
+            ("chat_rewards", COMPLETED, {"chat_rewards": [{"chat_number": 1}, {"chat_number": 1}]}),
+            ("chat_rewards", FAILED, {"chat_rewards": [{"chat_number": 1}]}),
+        ]
+    ),
     (
         "outcome.samples[a].segments[0].mask_runs",
         {"samples": [tokens_pb2.Sample(name="a", segments=[tokens_pb2.Segment(ids=[1])])]},
@@ -167,12 +230,20 @@ def test_a_field_out_of_bounds_is_refused_by_name(field, changes):
 # What `fit` leaves out, in its order; messages go all at once.
 STEPS = [
     [],
-    ["samples[main].segments"],
-    ["samples[main].segments", "samples[sample-2].segments"],
-    ["samples[main].segments", "samples[sample-2].segments", "samples[main].messages", "samples[sample-2].messages"],
+    ["samples[main].segments[0]"],
+    ["samples[main].segments[0]", "samples[sample-2].segments[0]"],
+    ["samples[main].segments[0]", "samples[sample-2].segments[0]", "samples[sample-2].segments[1]"],
     [
-        "samples[main].segments",
-        "samples[sample-2].segments",
+        "samples[main].segments[0]",
+        "samples[sample-2].segments[0]",
+        "samples[sample-2].segments[1]",
+        "samples[main].messages",
+        "samples[sample-2].messages",
+    ],
+    [
+        "samples[main].segments[0]",
+        "samples[sample-2].segments[0]",
+        "samples[sample-2].segments[1]",
         "samples[main].messages",
         "samples[sample-2].messages",
         "extra_json",
@@ -185,7 +256,7 @@ LARGE = replace(
 )
 
 
-def test_fit_leaves_out_segments_then_messages_then_extra():
+def test_p20_fit_leaves_out_segments_then_messages_then_extra():
     whole = outcome_to_wire(LARGE)
     seen = []
     for limit in range(whole.ByteSize() + 10, 300, -50):
@@ -195,7 +266,11 @@ def test_fit_leaves_out_segments_then_messages_then_extra():
         if not seen or omitted != seen[-1]:
             seen.append(omitted)
         for sample in fitted.samples:
-            assert bool(sample.segments) == (f"samples[{sample.name}].segments" not in omitted)
+            for index, segment in enumerate(sample.segments):
+                left_out = f"samples[{sample.name}].segments[{index}]" in omitted
+                arrays = (segment.ids, segment.logprobs, segment.token_extras, segment.sampled_extras)
+                assert [bool(array) for array in arrays] == [not left_out] * 4
+                assert (list(segment.mask_runs), list(segment.chats)) == ([300, 200], [1])
             assert bool(sample.messages) == (f"samples[{sample.name}].messages" not in omitted)
         assert bool(fitted.extra_json) == ("extra_json" not in omitted)
         back = outcome_from_wire(over_the_wire(fitted), "outcome")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from osmosis_grpc._gen.osmosis.rollout.v1 import tokens_pb2 as pb
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import Sample, Segment, Tensor, TokenBlock, VersionSpan
-from osmosis_grpc.types.tokens import TENSOR_DTYPES
+from osmosis_grpc.types.tensors import TENSOR_DTYPES
 from osmosis_grpc.wire.tokens import (
     array_bytes,
     block_from_wire,
@@ -164,13 +164,13 @@ BAD_BLOCKS = {
         pb.TokenBlock(ids=[1], extras={"x": pb.Extra(tensor=pb.Tensor(shape=[1], data=b"1"))}),
         pb.TokenBlock(ids=[1], extras={"x": pb.Extra(tensor=pb.Tensor(type=99, shape=[1], data=b"1"))}),
     ],
-    "tokens.extras[x].shape": [
+    "tokens.extras[x].tensor.shape": [
         pb.TokenBlock(
             ids=[1], extras={"x": pb.Extra(tensor=pb.Tensor(type="TENSOR_TYPE_INT8", shape=[2], data=b"12"))}
         ),
         pb.TokenBlock(ids=[1], extras={"x": pb.Extra(tensor=pb.Tensor(type="TENSOR_TYPE_INT8", data=b"1"))}),
     ],
-    "tokens.extras[x].data": [
+    "tokens.extras[x].tensor.data": [
         pb.TokenBlock(
             ids=[1], extras={"x": pb.Extra(tensor=pb.Tensor(type="TENSOR_TYPE_INT16", shape=[1], data=b"1"))}
         ),

@@ -22,13 +22,14 @@ CHAT = ChatRequest(
     params={"temperature": 0.5, "min_p": 0.1},
     tools=[{"type": "function", "function": {"name": "f"}}],
     purpose=ChatPurpose.JUDGE,
+    policy="critic",
     state=b"\x00state",
 )
 REPLY = ChatResponse(
     message={"role": "assistant", "content": "5", "reasoning_content": None},
     finish_reason="length",
     usage={"prompt_tokens": 2**40, "completion_tokens": 2, "details": {"cached": 1}},
-    tokens=TokenBlock.of([5, 6], [-0.5, np.nan], {"entropy": Tensor.of([1.5, 2.5])}),
+    tokens=TokenBlock.of([5, 6], [-0.5, np.nan], {"entropy": Tensor.of(np.float32([1.5, 2.5]))}),
     prompt_ids=np.array([1, 2, 3], dtype="<u4"),
     prompt_prefix=4,
     versions=(VersionSpan("v1", 1), VersionSpan("v2", 1)),

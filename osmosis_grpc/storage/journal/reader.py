@@ -28,6 +28,7 @@ from osmosis_grpc.types import (
     events,
 )
 from osmosis_grpc.types.failure_reasons import DATA_LOSS
+from osmosis_grpc.wire.event import ANNOTATED
 from osmosis_grpc.wire.rollout import callback_from_bytes
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,8 @@ WINDOW = 4096
 """One call of all_events looks at this many positions at most."""
 _SELECT = "SELECT * FROM rollouts "
 _EVENT = "SELECT * FROM events WHERE position = ?"
+_ANNOTATED = """SELECT * FROM events WHERE position IN (SELECT value FROM json_each(?)) AND kind = ?
+    ORDER BY position"""
 _OWNED = """SELECT rollout_id, attempt, events.* FROM events JOIN rollouts USING (sequence)
     WHERE owner = ? AND position > ? AND position <= ? ORDER BY position LIMIT ?"""
 _OPEN = """SELECT * FROM events
@@ -177,14 +180,21 @@ class Reader:
                 beyond -= found[-1].size + ROLLOUT_BYTES
         return found
 
-    def positions(self, rollout_id: str, attempt: int) -> "array[int]":
-        """Return the positions of a rollout's events. Raises Damaged."""
+    def row(self, rollout_id: str, attempt: int) -> RolloutRow | None:
+        """Return the row of a rollout, or None if there is none. Raises Damaged."""
         one = self._database.execute(_SELECT + "WHERE rollout_id = ? AND attempt = ?", (rollout_id, attempt)).fetchone()
         if one is None:
-            return array("Q")
+            return None
         row = RolloutRow._make(one)
         if wrong := row.wrong():
             raise schema.Damaged(f"rollout {rollout_id} is damaged: {wrong}")
+        return row
+
+    def positions(self, rollout_id: str, attempt: int) -> "array[int]":
+        """Return the positions of a rollout's events. Raises Damaged."""
+        row = self.row(rollout_id, attempt)
+        if row is None:
+            return array("Q")
         return array("Q", row.positions) if row.positions is not None else self._trail(row).positions
 
     def events(self, rollout_id: str, attempt: int, positions: Sequence[int]) -> list[TrajectoryEvent]:
@@ -205,6 +215,16 @@ class Reader:
             found.append(TrajectoryEvent(rollout_id, attempt, row.event_number, row.time, row.read()))
             if size > READ_BYTES:
                 break
+        return found
+
+    def annotations(self, rollout_id: str, attempt: int, positions: "array[int]") -> list[TrajectoryEvent]:
+        """Return the events of the kind Annotated at these positions. Raises Damaged."""
+        rows = self._database.execute(_ANNOTATED, (json.dumps(positions.tolist()), ANNOTATED)).fetchall()
+        found: list[TrajectoryEvent] = []
+        for row in map(EventRow._make, rows):
+            if not row.sound:
+                raise schema.Damaged(f"event {row.event_number} of rollout {rollout_id} does not match its checksum")
+            found.append(TrajectoryEvent(rollout_id, attempt, row.event_number, row.time, row.read()))
         return found
 
     def trajectory(self, rollout_id: str, attempt: int) -> Iterator[TrajectoryEvent]:

@@ -111,9 +111,11 @@ END = """UPDATE rollouts SET state = v.column2, start_time = v.column3, end_time
     FROM (VALUES {rows}) AS v WHERE sequence = v.column1"""
 SETTLE = """UPDATE rollouts SET settled = 1, positions = v.column2, last_event_number = v.column3, size = v.column4,
     end_sum = v.column5 FROM (VALUES {rows}) AS v WHERE sequence = v.column1"""
+ANNOTATE = f"{END} -- again"
+"""Writes the row of an ended rollout again. A batch has at most one such row for each rollout."""
 CALLBACK = 5
 """The index of the callback in a row of ACCEPT."""
-SEQUENCES = {ACCEPT: 0, EVENT: 1, END: 0, SETTLE: 0}
+SEQUENCES = {ACCEPT: 0, EVENT: 1, END: 0, SETTLE: 0, ANNOTATE: 0}
 """The statements that write many rows, in the order of a rollout's life. The value is the index of a row's sequence."""
 
 

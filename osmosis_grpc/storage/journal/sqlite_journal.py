@@ -31,7 +31,7 @@ from osmosis_grpc.storage.journal.open_rollouts import Key, OpenRollout, OpenRol
 from osmosis_grpc.storage.journal.reader import Reader, read_on_thread, unavailable
 from osmosis_grpc.storage.journal.repair import mend
 from osmosis_grpc.storage.journal.rows import EVENT_BYTES, Dropped, accept_row, accepted_columns, end_row, settle_row
-from osmosis_grpc.storage.journal.writer import Batch, Latest, Token, Writer
+from osmosis_grpc.storage.journal.writer import Batch, Latest, Row, Token, Writer
 from osmosis_grpc.storage.sqlite.checksum import event_sum, with_sum
 from osmosis_grpc.storage.sqlite.database import LockedFile, connect, explained
 from osmosis_grpc.supervise import Supervisor
@@ -168,7 +168,7 @@ class SqliteJournal(Journal):
             if has_secrets(entry.init):
                 batch.before.append(lambda: self.secrets.put(entry.init))
         else:
-            rollout = self.open_rollouts.by_key[key]
+            rollout = self.open_rollouts.by_key.get(key) or self._reopen(key)
         rollout.positions.append(position)
         self.open_rollouts.grow(rollout, len(body) + EVENT_BYTES)
         if now >= self._clock_written + CLOCK_INTERVAL:
@@ -196,8 +196,37 @@ class SqliteJournal(Journal):
 
     def _settle(self, batch: Batch, rollout: OpenRollout, event: TrajectoryEvent) -> None:
         rollout.settled = True
+        batch.rows[schema.ANNOTATE] = _other_rows(batch, rollout)
         batch.rows[schema.SETTLE].append(settle_row(rollout, event.event_number))
         batch.after.append(lambda: self.secrets.drop(*rollout.key))  # runs when the acknowledgement is on disk
+
+    def _annotate(self, batch: Batch, rollout: OpenRollout, event: TrajectoryEvent) -> None:
+        """Write the row of an ended rollout again, with the position of the new event."""
+        if rollout.ended:
+            rows = _other_rows(batch, rollout)
+            batch.rows[schema.ANNOTATE] = [*rows, end_row(rollout, event.event_number)]
+
+    def _reopen(self, key: Key) -> OpenRollout:
+        """Open a settled rollout for an annotation. The rollout closes with the commit. Raises Damaged."""
+        row = self._reader.row(*key)
+        if row is None or row.positions is None or row.sequence in self._dropping:
+            raise schema.Damaged(f"rollout {key[0]} is not in the journal")
+        positions = array("Q", row.positions)
+        rollout = self.open_rollouts.by_key[key] = OpenRollout(
+            row.sequence,
+            key,
+            row.owner,
+            row.accepted,
+            row.accepted_at,
+            positions,
+            len(positions),
+            start_time=row.start_time,
+            end=(row.state, row.start_time, row.end_time, row.ended, row.ended_at),
+            ended=True,
+            settled=True,
+        )
+        self.open_rollouts.grow(rollout, row.size)
+        return rollout
 
     def repoint(self, entry: JournaledRollout) -> None:
         init = entry.init
@@ -243,7 +272,9 @@ class SqliteJournal(Journal):
                 "WHERE rollout_id = ? AND attempt = ?",
                 (rollout_id, attempt),
             ).fetchall()
-            self._drop([Dropped(*row) for row in rows])
+            found = [Dropped(*row) for row in rows]
+            # The events that are not committed yet have positions that the row does not have.
+            self._drop([row._replace(positions=None) for row in found] if rollout is not None else found)
             if rows:
                 self.secrets.drop(rollout_id, attempt)
 
@@ -266,7 +297,8 @@ class SqliteJournal(Journal):
         if self._sweeping or self._closed:
             return
         try:
-            rows = self._reader.overdue(self._now() - self._record_ttl, self._used - self._budget)
+            found = self._reader.overdue(self._now() - self._record_ttl, self._used - self._budget)
+            rows = [row for row in found if (row.rollout_id, row.attempt) not in self.open_rollouts.by_key]
         except sqlite3.Error as error:
             log.warning("the journal cannot be read: %s; no rollout is dropped", error)
             return
@@ -354,6 +386,15 @@ class SqliteJournal(Journal):
         else:
             positions = self._reader.positions(rollout_id, attempt)[after : after + limit]
         return self._reader.events(rollout_id, attempt, positions)
+
+    @_reads
+    def annotations(self, rollout_id: str, attempt: int) -> Sequence[TrajectoryEvent]:
+        rollout = self.open_rollouts.by_key.get((rollout_id, attempt))
+        if rollout is not None:
+            positions = rollout.positions[: rollout.committed]
+        else:
+            positions = self._reader.positions(rollout_id, attempt)
+        return self._reader.annotations(rollout_id, attempt, positions)
 
     @_reads
     def all_events(self, owner: str, after: int, limit: int) -> tuple[Sequence[tuple[int, TrajectoryEvent]], int]:
@@ -454,8 +495,14 @@ class SqliteJournal(Journal):
         return entry if entry.settled else replace(entry, init=self.secrets.add_to(entry.init))
 
 
+def _other_rows(batch: Batch, rollout: OpenRollout) -> list[Row]:
+    """Return the rows of schema.ANNOTATE without the row of this rollout, which a newer row replaces."""
+    return [row for row in batch.rows[schema.ANNOTATE] if row[0] != rollout.sequence]
+
+
 _UPDATES = {
     events.Started: SqliteJournal._start,
     events.Ended: SqliteJournal._end,
     events.Delivered: SqliteJournal._settle,
+    events.Annotated: SqliteJournal._annotate,
 }

@@ -63,8 +63,8 @@ class AttemptCache:
     def chat(self, request: ChatRequest, sampler: Sampler) -> PendingChat:
         """Returns a chat. Starts its sampling unless it was started before.
 
-        Raises AlreadyExists if the number was used with another body, UnknownChat for a delta on an unknown chat, and
-        FailedPrecondition after the rollout has ended.
+        Raises AlreadyExists if the number was used with another body, UnknownChat for a delta on an unknown chat,
+        InvalidArgument for an unknown policy, and FailedPrecondition after the rollout has ended.
         """
         if self.result_id is not None:
             raise FailedPrecondition(
@@ -81,7 +81,7 @@ class AttemptCache:
         if position is None:  # the history is whole, and continues no chat or one that an earlier process answered
             position = sample.tree.insert(request.messages)
         params = jsontext.canonical(dict(request.params)) if request.params else "{}"
-        body = (position.node, params, self._tools_of(request), request.purpose)
+        body = (position.node, params, self._tools_of(request), request.purpose, request.policy)
         known = sample.asked.get(request.chat_number)
         if known is not None:
             if known.body != body:
@@ -105,6 +105,7 @@ class AttemptCache:
             tools=self.tools if request.tools is None else request.tools,
             tools_overridden=request.tools_overridden,
             purpose=request.purpose,
+            policy=request.policy,
             parent_chat=position.parent_chat,
             prefix_len=position.prefix_len,
             known_ids=tokens if len(tokens) else None,
@@ -122,11 +123,14 @@ class AttemptCache:
         return asked
 
     def abandon(self, sample: str, chat_number: int) -> None:
-        """Stop the sampling of a chat. If the server sends the chat again, the policy is called again."""
-        known = self.samples.get(sample)
-        asked = known.asked.get(chat_number) if known is not None else None
-        if asked is not None and asked.task is not None:
-            asked.task.cancel()
+        """Stop the sampling of chats. If the server sends such a chat again, the policy is called again.
+
+        An empty sample means all samples. Chat number 0 means all chats.
+        """
+        for name, state in self.samples.items():
+            for number, asked in list(state.asked.items()):
+                if asked.task is not None and names(sample, chat_number, name, number):
+                    asked.task.cancel()
 
     def _sampled(self, asked: PendingChat, request: ChatRequest, failures: Throttled, reply: object) -> bool:
         """Keep the reply or the exception of a policy call. Returns whether the chat is answered."""
@@ -190,7 +194,7 @@ class AttemptCache:
 
     def lacks(self, outcome: RolloutOutcome) -> bool:
         """Returns whether the rollout's events are needed to record an outcome."""
-        left_out = any(name.endswith(("segments", "messages")) for name in outcome.omitted)
+        left_out = any(name.endswith("messages") for name in outcome.omitted)
         return left_out or self.refers_beyond(outcome)
 
     def refers_beyond(self, outcome: RolloutOutcome) -> bool:
@@ -225,9 +229,7 @@ class AttemptCache:
         """Set the result. Returns the outcome with its references resolved and its samples assembled."""
         self.result_id = outcome.result_id
         samples = {
-            name: self.samples.setdefault(name, SampleState(name)).report(
-                reported, f"samples[{name}].segments" in outcome.omitted
-            )
+            name: self.samples.setdefault(name, SampleState(name)).report(reported)
             for name, reported in outcome.samples.items()
         }
         return replace(outcome, samples=samples)
@@ -239,6 +241,11 @@ class AttemptCache:
                 if asked.task is not None:
                     asked.task.cancel()
         self.samples.clear()
+
+
+def names(sample: str, chat_number: int, of_sample: str, of_number: int) -> bool:
+    """Returns whether the sample and the chat number of an AbandonChatRequest name the other sample and chat number."""
+    return sample in ("", of_sample) and chat_number in (0, of_number)
 
 
 def reply_of(asked: PendingChat, parent_chat: int) -> bytes:

@@ -9,11 +9,11 @@ from typing import Any
 from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2
 from osmosis_grpc.engine.failpoints import reach
 from osmosis_grpc.errors import Aborted, CallError, LedgerError, NotFound
-from osmosis_grpc.policies import Policy
 from osmosis_grpc.storage.ledger import ChatRow, Ledger, LedgerRollout
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.chats.attempt_cache import AttemptCache, reply_of, unwritten
 from osmosis_grpc.trainer.chats.ledger_codec import learn, tools_of
+from osmosis_grpc.trainer.chats.policy_table import Policies, PolicyTable
 from osmosis_grpc.trainer.chats.sample import PendingChat
 from osmosis_grpc.trainer.chats.sampler import Sampler
 from osmosis_grpc.trainer.metrics import Metrics
@@ -60,9 +60,12 @@ class DetachedReceipt:
 class ChatCache:
     """The newest attempt of each rollout of a trainer."""
 
-    def __init__(self, policy: Policy, ledger: Ledger | None = None, supervisor: Supervisor | None = None) -> None:
+    def __init__(
+        self, policies: Policies | PolicyTable, ledger: Ledger | None = None, supervisor: Supervisor | None = None
+    ) -> None:
         self.metrics = Metrics()
-        self.sampler = Sampler(policy, self.metrics, supervisor or Supervisor("the chat cache"))
+        table = policies if isinstance(policies, PolicyTable) else PolicyTable(policies)
+        self.sampler = Sampler(table, self.metrics, supervisor or Supervisor("the chat cache"))
         self._ledger = ledger
         self._rollouts: dict[str, AttemptCache] = {}
 
@@ -110,7 +113,10 @@ class ChatCache:
         return rollout_id in self._rollouts and self._rollouts[rollout_id].restored
 
     def abandon(self, rollout_id: str, attempt: int, sample: str, chat_number: int) -> None:
-        """Stop the sampling of a chat whose reply is no longer wanted. Does nothing for an unknown chat."""
+        """Stop the sampling of chats whose replies are no longer wanted. Does nothing for unknown chats.
+
+        An empty sample means all samples. Chat number 0 means all chats.
+        """
         entry = self._rollouts.get(rollout_id)
         if entry is not None and entry.attempt == (attempt or 1):
             entry.abandon(sample, chat_number)

@@ -48,7 +48,7 @@ def all_chats(rollout_id: str, attempt: int, samples: Samples) -> Iterator[ChatR
     for name, sample in samples.items():
         for number, asked in sorted(sample.asked.items()):
             if asked.response is not None:
-                node, params, _, purpose = asked.body
+                node, params, _, purpose, policy = asked.body
                 question = ChatRequest(
                     rollout_id=rollout_id,
                     attempt=attempt,
@@ -57,6 +57,7 @@ def all_chats(rollout_id: str, attempt: int, samples: Samples) -> Iterator[ChatR
                     messages=sample.tree.messages(node),
                     params=json.loads(params),
                     purpose=purpose,
+                    policy=policy,
                     tools_overridden=False,
                 )
                 yield kept_chat(question, asked)

@@ -11,11 +11,12 @@ import numpy as np
 from osmosis_grpc.errors import CallError
 from osmosis_grpc.types import (
     ChatPurpose,
-    ChatRef,
     ChatRequest,
     ChatResponse,
+    Extras,
     Ids,
     Message,
+    PrefixChat,
     Sample,
     SampledChat,
     Segment,
@@ -24,12 +25,14 @@ from osmosis_grpc.types import (
 )
 from osmosis_grpc.types.conversation_tree import Conversation, Node, Position, path
 from osmosis_grpc.types.segment_assembly import Assembler
+from osmosis_grpc.types.segment_extras import rows
 
 if TYPE_CHECKING:
     from osmosis_grpc.storage.ledger import ChatRow
 
-Body = tuple[Node, str, str, ChatPurpose]
-"""The last node of the history (equal histories have the same node), parameters, digest of the tools, purpose."""
+Body = tuple[Node, str, str, ChatPurpose, str]
+"""The last node of the history (equal histories have the same node), parameters, digest of the tools, purpose, policy.
+"""
 
 
 class PendingChat:
@@ -65,7 +68,8 @@ class PendingChat:
         if response.prompt_ids is not None and not response.prompt_prefix:
             shared = sample.assembler.shared_prefix(self.parent_chat, response.prompt_ids)
             if shared:
-                response = replace(response, prompt_ids=response.prompt_ids[shared:], prompt_prefix=shared)
+                others = rows(response.prompt_extras, shared, len(response.prompt_ids))
+                response = _without_prefix(response, response.prompt_ids, shared, others)
         sample.assembler.add(self.chat_number, self.parent_chat, response, purpose)
         sample.tree.answer(self.body[0], reply, self.chat_number)
         self.response = response
@@ -96,8 +100,17 @@ class PendingChat:
             return response
         whole = self.prompt()
         assert whole is not None
-        shared = self._sample.assembler.shared_prefix(parent_chat, whole) if parent_chat else 0
-        return replace(response, prompt_ids=whole[shared:], prompt_prefix=shared)
+        assembler = self._sample.assembler
+        shared = assembler.shared_prefix(parent_chat, whole) if parent_chat else 0
+        return _without_prefix(response, whole, shared, self._prompt_extras(assembler, shared))
+
+    def _prompt_extras(self, assembler: Assembler, first: int) -> Extras:
+        """Returns the extras of the prompt from token `first` on. `assembler` has the extras of the whole prompt."""
+        response = self.kept()
+        if response.prompt_ids is not None and first >= response.prompt_prefix:
+            after = first - response.prompt_prefix
+            return rows(response.prompt_extras, after, len(response.prompt_ids))
+        return assembler.prompt_extras(self.chat_number, first)
 
     def prompt(self) -> Ids | None:
         """Returns the whole prompt; None if the policy gave none."""
@@ -116,14 +129,20 @@ class PendingChat:
             chat_number=self.chat_number, parent_chat=self.parent_chat, prompt_ids=self.prompt(), tokens=tokens
         )
 
-    def reassemble(self, parent_chat: int | None, whole: Ids | None) -> None:
+    def reassemble(self, parent_chat: int | None, whole: Ids | None, earlier: Assembler) -> None:
         """Add the chat to the new assembler of its sample. `whole` is the whole prompt of the chat."""
         self.parent_chat = self.parent_chat if parent_chat is None else parent_chat
-        self.response = self.feed(self._sample.assembler, whole)
+        self.response = self.feed(self._sample.assembler, whole, earlier)
 
-    def feed(self, assembler: Assembler, whole: Ids | None) -> ChatResponse:
-        """Add the chat with its whole prompt to an assembler. Returns the reply with the whole prompt."""
-        response = replace(self.kept(), prompt_ids=whole, prompt_prefix=0)
+    def feed(self, assembler: Assembler, whole: Ids | None, earlier: Assembler) -> ChatResponse:
+        """Add the chat to an assembler. Returns the reply; its prompt leaves out the tokens of the continued chat.
+
+        `whole` is the whole prompt. `earlier` is the assembler that has the extras of the prompt.
+        """
+        response = self.kept()
+        if whole is not None:
+            shared = assembler.shared_prefix(self.parent_chat, whole)
+            response = _without_prefix(response, whole, shared, self._prompt_extras(earlier, shared))
         assembler.add(self.chat_number, self.parent_chat, response, self.body[3])
         return response
 
@@ -169,26 +188,26 @@ class SampleState:
         tools: str,
         response: ChatResponse,
     ) -> None:
-        body = (position.node, jsontext.canonical(dict(asked.params)), tools, asked.purpose)
+        body = (position.node, jsontext.canonical(dict(asked.params)), tools, asked.purpose, asked.policy)
         chat = self.asked[asked.chat_number] = PendingChat(self, asked.chat_number, body, parent_chat)
         chat.answer(response)
 
     def reassemble(self, parent_chat: Mapping[int, int]) -> None:
         """Assemble the tokens again in order. `parent_chat` maps a chat to its parent chat on the server."""
         wholes = [(asked, asked.prompt()) for _, asked in sorted(self.asked.items()) if asked.response is not None]
-        self.assembler = Assembler()
+        earlier, self.assembler = self.assembler, Assembler()
         for asked, whole in wholes:
-            asked.reassemble(parent_chat.get(asked.chat_number), whole)
+            asked.reassemble(parent_chat.get(asked.chat_number), whole, earlier)
 
-    def whole(self, begins: ChatRef, messages: Sequence[Message]) -> tuple[ChatRef, Sequence[Message]]:
+    def whole(self, begins: PrefixChat, messages: Sequence[Message]) -> tuple[PrefixChat, Sequence[Message]]:
         """Returns a whole conversation. The messages to which `begins` refers are added at the start."""
         reply = self.tree.reply(begins.chat_number)
         if begins.prefix_len or reply is None:
             return begins, messages
         known = path(reply)
-        return ChatRef(begins.sample, begins.chat_number, len(known)), [*known, *messages]
+        return PrefixChat(begins.sample, begins.chat_number, len(known)), [*known, *messages]
 
-    def report(self, reported: Sample, omitted: bool) -> Sample:
+    def report(self, reported: Sample) -> Sample:
         """Returns the sample with segments assembled from the cached chats that its segments name.
 
         Keeps the reported segments if the sample is not trainable, or if the trainer did not answer all these chats.
@@ -204,17 +223,12 @@ class SampleState:
         if not named <= set(answered):
             missing = "its segments refer to chats that are not known here, nor from the rollout's events"
             return _untrainable(reported, missing) if any(s.referred for s in reported.segments) else reported
-        if omitted:
-            named = set(answered)
-            if named != set(range(1, len(named) + 1)):
-                reason = "its segments were left out for their size, and this trainer did not answer every chat"
-                return _untrainable(reported, reason)
         assembler = self.assembler
         if _shape(reported.segments) != _shape(assembler.references()):
-            in_order = [number for segment in reported.segments for number in segment.chats] or sorted(named)
+            in_order = [number for segment in reported.segments for number in segment.chats]
             assembler = Assembler()
             for number in in_order:
-                answered[number].feed(assembler, answered[number].prompt())
+                answered[number].feed(assembler, answered[number].prompt(), self.assembler)
         segments, reason = assembler.segments(), assembler.reason
         if (
             any(segment.referred for segment in reported.segments)
@@ -223,6 +237,11 @@ class SampleState:
         ):
             return _untrainable(reported, "its segments do not agree with the chats that were answered here")
         return replace(reported, segments=segments, trainable=not reason, not_trainable_reason=reason)
+
+
+def _without_prefix(response: ChatResponse, whole: Ids, shared: int, extras: Extras) -> ChatResponse:
+    """Returns the reply without the first `shared` ids of its whole prompt. `extras` are those of the other ids."""
+    return replace(response, prompt_ids=whole[shared:], prompt_prefix=shared, prompt_extras=extras)
 
 
 def tools_digest(tools: Sequence[Mapping[str, Any]] | None) -> str:

@@ -13,8 +13,8 @@ from typing import Any
 from osmosis_grpc import supervise
 from osmosis_grpc.errors import FailedPrecondition
 from osmosis_grpc.link.throttled_log import Throttled
-from osmosis_grpc.policies import Policy
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
+from osmosis_grpc.trainer.chats.policy_table import PolicyTable
 from osmosis_grpc.trainer.metrics import Metrics
 from osmosis_grpc.types import ChatRequest, ChatResponse, TokenBlock, VersionSpan
 
@@ -37,15 +37,14 @@ class _PolicyCall:
 
 
 class Sampler:
-    """The policy of one trainer. Used on the event loop's thread."""
+    """The policies of one trainer. Used on the event loop's thread."""
 
-    def __init__(self, policy: Policy, metrics: Metrics, supervisor: Supervisor) -> None:
+    def __init__(self, policies: PolicyTable, metrics: Metrics, supervisor: Supervisor) -> None:
         self.version = ""
         """The ChatRequest.version of the next calls."""
         self.failures = Throttled(log)
         """Logs CallErrors of the policy."""
-        self._policy = policy
-        self._cancel: Callable[[ChatRequest], object] | None = getattr(policy, "cancel", None)
+        self._policies = policies
         self._metrics = metrics
         self._supervisor = supervisor
         self._calls: set[_PolicyCall] = set()
@@ -57,12 +56,16 @@ class Sampler:
         return len(self._calls)
 
     def sample(self, request: ChatRequest, keep: Keep) -> "asyncio.Future[Any] | None":
-        """Call the policy, and then call `keep`. Returns the task of an async policy."""
+        """Call the policy of a chat, and then call `keep`. Returns the task of an async policy.
+
+        Raises InvalidArgument for a chat that names an unknown policy.
+        """
+        policy = self._policies.of(request.policy)
         call = _PolicyCall(time.monotonic(), keep)
         self._calls.add(call)
         ended = partial(self._supervisor.call, KEEP, self._keep, call, report=partial(self._keep, call))
         try:
-            reply = self._policy(request)
+            reply = policy(request)
         except Exception as error:
             ended(error)
             return None
@@ -71,8 +74,9 @@ class Sampler:
             return None
         task = supervise.future(SAMPLE, reply)
         task.add_done_callback(ended)
-        if self._cancel is not None:
-            task.add_done_callback(partial(self._stopped, self._cancel, request))
+        cancel: Callable[[ChatRequest], object] | None = getattr(policy, "cancel", None)
+        if cancel is not None:
+            task.add_done_callback(partial(self._stopped, cancel, request))
         return task
 
     def _stopped(

@@ -1,10 +1,10 @@
 // A callback trainer from the generated stubs: one rollout, and two refused calls whose details it decodes.
 //
-//     node build/trainer.js AGENT_SERVER      prints one JSON object
+//     node build/trainer.js AGENT_SERVER DRAINING_SERVER      prints one JSON object
 
 import * as http2 from "node:http2";
 import { create } from "@bufbuild/protobuf";
-import { Code, ConnectError, createClient, type ConnectRouter } from "@connectrpc/connect";
+import { ConnectError, createClient, type ConnectRouter } from "@connectrpc/connect";
 import { connectNodeAdapter, createGrpcTransport } from "@connectrpc/connect-node";
 import { BadRequestSchema, ErrorInfoSchema, RetryInfoSchema } from "./gen/ts/google/rpc/error_details_pb.js";
 import { ChatResponseSchema, type ChatRequest } from "./gen/ts/osmosis/rollout/v1/chat_pb.js";
@@ -42,11 +42,11 @@ async function refusal(call: Promise<unknown>) {
     await call;
   } catch (error) {
     const refused = ConnectError.from(error);
+    const retry = refused.findDetails(RetryInfoSchema)[0]?.retryDelay;
     return {
-      code: Code[refused.code],
       reason: refused.findDetails(ErrorInfoSchema)[0]?.reason,
-      fields: refused.findDetails(BadRequestSchema)[0]?.fieldViolations.map((each) => each.field),
-      retrySeconds: Number(refused.findDetails(RetryInfoSchema)[0]?.retryDelay?.seconds ?? -1n),
+      fields: refused.findDetails(BadRequestSchema)[0]?.fieldViolations.map((each) => each.field) ?? [],
+      retry_seconds: retry ? Number(retry.seconds) : null,
     };
   }
   throw new Error("the call was not refused");
@@ -57,31 +57,28 @@ await new Promise<void>((resolve) => listener.listen(0, "127.0.0.1", resolve));
 const address = listener.address();
 if (address === null || typeof address === "string") throw new Error("the trainer has no port");
 
-const [target, full] = process.argv.slice(2);
+const [target, draining] = process.argv.slice(2);
 const agents = createClient(RolloutService, createGrpcTransport({ baseUrl: `http://${target}` }));
+const refusing = createClient(RolloutService, createGrpcTransport({ baseUrl: `http://${draining}` }));
 const callback = { target: `127.0.0.1:${address.port}`, protocol: 1, features: ["abandon_chat"] };
 const question = { role: "user", content: { case: "text" as const, value: "What is 6 * 7?" } };
-const first = await agents.init({ rolloutId: "typescript-1", spec: { messages: [question] }, callback });
+const init = (rolloutId: string) => ({ rolloutId, spec: { messages: [question] }, callback });
+
+const answer = await agents.init(init("typescript-1"));
 const outcome = await ended;
 const segment = outcome.samples[0].segments[0];
 
-const invalid = await refusal(agents.init({ rolloutId: "", spec: { messages: [question] }, callback }));
-const busy = createClient(RolloutService, createGrpcTransport({ baseUrl: `http://${full}` }));
-const exhausted = full
-  ? await refusal(busy.init({ rolloutId: "typescript-2", spec: { messages: [question] }, callback }))
-  : null;
-
 console.log(
   JSON.stringify({
-    created: first.created,
-    tools: first.tools.length,
+    created: answer.created,
+    tools: answer.tools.length,
     chats: chats.map((chat) => [chat.sample, chat.chatNumber]),
     status: OutcomeStatus[outcome.status],
-    ids: Array.from(segment.ids),
-    logprobs: Array.from(segment.logprobs),
-    maskRuns: Array.from(segment.maskRuns),
-    invalid,
-    exhausted,
+    ids: segment.ids,
+    logprobs: segment.logprobs,
+    mask_runs: segment.maskRuns,
+    invalid: await refusal(agents.init(init(""))),
+    draining: await refusal(refusing.init(init("typescript-2"))),
   }),
 );
 process.exit(0);

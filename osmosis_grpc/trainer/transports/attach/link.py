@@ -12,18 +12,18 @@ from functools import partial
 from typing import Any
 
 from osmosis_grpc import __version__
+from osmosis_grpc._gen.osmosis.rollout.v1 import annotation_pb2, control_pb2, outcome_pb2, rollout_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, outcome_pb2, rollout_pb2
 from osmosis_grpc.errors import Aborted, CallError, InvalidArgument
 from osmosis_grpc.link.frame_stream import FrameStream
 from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Owner, Report, Rollout, RolloutKey, ServerIdentity
-from osmosis_grpc.trainer.transports.attach.cancels import Cancels
 from osmosis_grpc.trainer.transports.attach.event_subscriptions import Subscription, Subscriptions
 from osmosis_grpc.trainer.transports.attach.open_chats import OpenChats
+from osmosis_grpc.trainer.transports.attach.open_requests import OpenRequests
 from osmosis_grpc.types import CancelResult, InitRequest, Receipt, TrajectoryEvent
 from osmosis_grpc.wire.attach import refusal, refused, trainer_frame, unknown_kind, window_of
 from osmosis_grpc.wire.chat import RECEIPTS
-from osmosis_grpc.wire.control import PROTOCOL
+from osmosis_grpc.wire.control import CANCEL_RESULT, PROTOCOL
 from osmosis_grpc.wire.features import FEATURES, GOODBYE, features_from_wire
 from osmosis_grpc.wire.rollout import init_to_wire, outcome_from_wire
 
@@ -43,15 +43,17 @@ class AttachedServer(AgentServerLink):
         self._delta = delta
         self.stream: FrameStream | None = None
         """The newest stream; None while the server is not attached."""
-        self.features: frozenset[str] = frozenset()
-        """The features of the server."""
-        self.chats = OpenChats(self.cache, self._unopened, owner.supervisor)
-        self.cancels = Cancels(self._send, self.has_ended)
+        self.chats = OpenChats(self.cache, owner.supervisor, unopened=self._unopened, superseded=owner.superseded)
+        self.cancels = OpenRequests("cancel", pb.CancelFrame, self._send, _cancel_results)
+        self.annotations: OpenRequests[annotation_pb2.AnnotateResponse] = OpenRequests(
+            "annotate", pb.AnnotateFrame, self._send, lambda response: response
+        )
         self.subscriptions = Subscriptions(self._send)
         self.handlers: dict[str, Callable[[Any], None]] = {
             "unknown_rollouts": self._on_unknown_rollouts,
             "init_reply": self._on_init_reply,
-            "cancel_reply": self.cancels.on_reply,
+            "cancel_reply": self._on_cancel_reply,
+            "annotate_reply": self.annotations.on_reply,
             "chat": self.chats.on_chat,
             "complete": self._on_complete,
             "event": self.subscriptions.on_event,
@@ -113,6 +115,7 @@ class AttachedServer(AgentServerLink):
             else:
                 self.owner.restart(rollout, "the server has fewer slots than before")
         self.cancels.resend_all()
+        self.annotations.resend_all()
         self.subscriptions.resend_all()
         self.owner.changed()
 
@@ -134,6 +137,9 @@ class AttachedServer(AgentServerLink):
         rollout_id, attempt = key
         elsewhere = control_pb2.CancelRequest(rollout_id=rollout_id, attempt=attempt, reason="it runs elsewhere")
         self._send("cancel", pb.CancelFrame(id=f"{rollout_id} {attempt}", request=elsewhere))
+
+    async def annotate(self, request: annotation_pb2.AnnotateRequest) -> annotation_pb2.AnnotateResponse:
+        return await self.annotations.ask(request)
 
     async def events(
         self, rollout_id: str, attempt: int, after: int, *, tokens: bool
@@ -158,6 +164,7 @@ class AttachedServer(AgentServerLink):
     def close(self, error: Exception) -> None:
         self.subscriptions.close(error)
         self.cancels.close(error)
+        self.annotations.close(error)
 
     def _answer_outcome(self, raw: outcome_pb2.RolloutOutcome, receipt: Receipt | CallError) -> None:
         reply = pb.CompleteReply(rollout_id=raw.rollout_id, attempt=raw.attempt, result_id=raw.result_id)
@@ -181,6 +188,12 @@ class AttachedServer(AgentServerLink):
             self.stream.answer(trainer_frame(kind, message))
 
     # Frames of the server.
+
+    def _on_cancel_reply(self, reply: pb.CancelReply) -> None:
+        for row in reply.response.results:
+            if row.disposition != control_pb2.CANCEL_DISPOSITION_CANCELLED:
+                self.has_ended(row.rollout_id, row.attempt)
+        self.cancels.on_reply(reply)
 
     def _on_unknown_rollouts(self, message: pb.UnknownRollouts) -> None:
         found = [self.rollouts.get((ref.rollout_id, ref.attempt)) for ref in message.rollouts]
@@ -224,3 +237,7 @@ class AttachedServer(AgentServerLink):
 
     def _on_draining(self, message: pb.Draining | pb.Goodbye) -> None:
         self.window = 0
+
+
+def _cancel_results(response: control_pb2.CancelResponse) -> list[CancelResult]:
+    return [CANCEL_RESULT.from_wire(row) for row in response.results]

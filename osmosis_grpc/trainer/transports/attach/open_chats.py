@@ -11,13 +11,14 @@ from functools import partial
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2
-from osmosis_grpc.errors import CallError, Internal, ResourceExhausted
+from osmosis_grpc.errors import Aborted, CallError, Internal, ResourceExhausted
 from osmosis_grpc.link.frame_stream import FrameStream
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.agent_server_state import RolloutKey
-from osmosis_grpc.trainer.chats.attempt_cache import reply_of
+from osmosis_grpc.trainer.chats.attempt_cache import names, reply_of
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.chats.sample import PendingChat
+from osmosis_grpc.types import AbandonReason
 from osmosis_grpc.wire.attach import chat_reply_frame, trainer_frame
 from osmosis_grpc.wire.chat import chat_from_wire
 
@@ -30,12 +31,24 @@ ChatKey = tuple[str, int, str, int]
 
 
 class OpenChats:
-    """The open chats of one agent server. `unopened` returns whether a rollout waits for the answer to its Init."""
+    """The open chats of one agent server.
 
-    def __init__(self, cache: ChatCache, unopened: Callable[[RolloutKey], bool], supervisor: Supervisor) -> None:
+    `unopened` returns whether a rollout waits for the answer to its Init. `superseded` is called with the id of a
+    rollout, an attempt that another attempt has replaced, and the other attempt (0 if it is unknown).
+    """
+
+    def __init__(
+        self,
+        cache: ChatCache,
+        supervisor: Supervisor,
+        *,
+        unopened: Callable[[RolloutKey], bool],
+        superseded: Callable[[str, int, int], None],
+    ) -> None:
         self._cache = cache
         self._supervisor = supervisor
         self._unopened = unopened
+        self._superseded = superseded
         self._stream: FrameStream | None = None
         self._granted = self._largest_granted = 0
         self._open: set[ChatKey] = set()
@@ -98,12 +111,20 @@ class OpenChats:
         asked.done.add_done_callback(lambda _: call(ANSWER, answer, report=failed))
 
     def on_abandon(self, message: chat_pb2.AbandonChatRequest) -> None:
-        """Stop the sampling of a chat. The server gets its answer as for every chat."""
-        self._cache.abandon(message.rollout_id, message.attempt, message.sample, message.chat_number)
+        """Stop the sampling of chats, and send no answer to them."""
+        rollout = message.rollout_id, message.attempt
+        sample, number = message.sample, message.chat_number
+        self._open -= {key for key in self._open if key[:2] == rollout and names(sample, number, *key[2:])}
+        waiting = self._parked.get(rollout, [])
+        waiting[:] = [chat for chat in waiting if not names(sample, number, chat.sample, chat.chat_number)]
+        self._cache.abandon(*rollout, sample, number)
+        if message.reason == AbandonReason.SUPERSEDED:
+            self._superseded(*rollout, 0)
 
     def _answered(self, stream: FrameStream | None, key: ChatKey, asked: PendingChat, parent_chat: int) -> None:
-        if stream is self._stream:  # on a new stream the server sends the chat again
-            self._open.discard(key)
+        # On a new stream the server sends the chat again. A chat that is no longer open was abandoned.
+        if stream is self._stream and key in self._open:
+            self._open.remove(key)
             self._answer(key, asked, parent_chat)
 
     def _failed(self, stream: FrameStream | None, error: BaseException) -> None:
@@ -116,6 +137,8 @@ class OpenChats:
             self._reply(key, reply_of(asked, parent_chat))
         except CallError as problem:
             self._reply(key, problem)
+            if isinstance(problem, Aborted):  # the server ends the attempt without an outcome
+                self._superseded(*key[:2], problem.attempt)
 
     def _reply(self, key: ChatKey, reply: bytes | CallError) -> None:
         if self._stream is not None:

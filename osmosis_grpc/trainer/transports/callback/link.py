@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, rollout_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import annotation_pb2, control_pb2, rollout_pb2
 from osmosis_grpc.errors import CallError, NotFound, Unavailable
 from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.link.client_calls import error_of
@@ -33,9 +33,11 @@ from osmosis_grpc.trainer.agent_server_state import (
 )
 from osmosis_grpc.trainer.transports.callback.calls import Calls, NoAnswer, raise_if_cancelled
 from osmosis_grpc.types import Callback, CancelResult, InitRequest, TrajectoryEvent, events
+from osmosis_grpc.types.jsontext import NOTHING
 from osmosis_grpc.wire.attach import check_protocol
 from osmosis_grpc.wire.control import CANCEL_RESULT
 from osmosis_grpc.wire.event import event_from_wire
+from osmosis_grpc.wire.features import features_from_wire
 from osmosis_grpc.wire.rollout import init_to_wire
 
 log = logging.getLogger(__name__)
@@ -150,6 +152,7 @@ class CalledServer(AgentServerLink):
         check_protocol(info)
         loops = tuple(loop.name for loop in info.agent_loops)
         self.identify(ServerIdentity(info.journal_id, info.process_id, info.version, loops))
+        self.features = features_from_wire(info.features)
         self.window = _window(info)
         self._closed = None
         self._reached.set()
@@ -299,6 +302,18 @@ class CalledServer(AgentServerLink):
                 else:
                     future.set_result([CANCEL_RESULT.from_wire(row) for row in answer.results])
 
+    # Annotations.
+
+    async def annotate(self, request: annotation_pb2.AnnotateRequest) -> annotation_pb2.AnnotateResponse:
+        async with self._slots:
+            while True:
+                try:
+                    return await self._calls.ask("Annotate", request, annotation_pb2.AnnotateResponse)
+                except NoAnswer:
+                    self._in_doubt.set()
+                    if not await self._is_reached_again():
+                        raise self._closed or Unavailable("the server cannot be reached") from None
+
     # Events.
 
     async def events(
@@ -356,5 +371,5 @@ def _window(info: control_pb2.GetServerInfoResponse) -> int:
 def _without_tokens(event: TrajectoryEvent) -> TrajectoryEvent:
     if not isinstance(event.kind, events.ChatAnswered):
         return event
-    reply = replace(event.kind.response, tokens=None, prompt_ids=None, prompt_prefix=0)
+    reply = replace(event.kind.response, tokens=None, prompt_ids=None, prompt_extras=NOTHING, prompt_prefix=0)
     return replace(event, kind=replace(event.kind, response=reply))

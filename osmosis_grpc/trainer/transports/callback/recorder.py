@@ -17,9 +17,9 @@ from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.link.callback_credentials import CallbackKeys
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.policies import Policy
-from osmosis_grpc.policies.threads import check_policy
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.chats.chat_cache import SWEEP, ChatCache
+from osmosis_grpc.trainer.chats.policy_table import PolicyTable
 from osmosis_grpc.trainer.chats.sampler import entered
 from osmosis_grpc.trainer.collector import TrainerMetrics
 from osmosis_grpc.trainer.transports.callback.listener import CallbackListener, Receiver
@@ -34,6 +34,7 @@ Record = Callable[[RolloutOutcome, bytes, str], Awaitable[None]]
 class CallbackRecorder(Receiver):
     """Answers callbacks. Used with `async with`.
 
+    `policy` answers all chats, whatever policy they name; the name is in `ChatRequest.policy`.
     CallbackRecorder awaits `record` with each outcome. When `record` returns, the outcome is recorded. If
     `record` raises an error, the agent server gets the error and sends the outcome again, except after
     InvalidArgument, Aborted and Unimplemented. CallbackRecorder forgets a rollout `ttl` seconds after its last call.
@@ -50,7 +51,7 @@ class CallbackRecorder(Receiver):
         security: ServerSecurity | None = None,
         ttl: float = 7200.0,
     ) -> None:
-        check_policy(policy)
+        policies = PolicyTable(policy, any_name=True)
         security = security or ServerSecurity()
         self._record = record
         self._recording: dict[tuple[str, int, str], asyncio.Future[None]] = {}
@@ -58,7 +59,7 @@ class CallbackRecorder(Receiver):
         self._ttl = ttl
         self.supervisor = Supervisor("the callback recorder")
         """Owns the background work of this object."""
-        self.cache = ChatCache(policy, None, self.supervisor)
+        self.cache = ChatCache(policies, None, self.supervisor)
         keys = security.tokens.callbacks if security.tokens else CallbackKeys([secrets.token_hex(32)])
         self._listener = CallbackListener(self, listen, security, keys, secrets.token_hex(16))
         self._resources: AsyncExitStack

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from functools import partial
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, outcome_pb2
-from osmosis_grpc.errors import CallError, InvalidArgument
+from osmosis_grpc.errors import Aborted, CallError, InvalidArgument
 from osmosis_grpc.link.callback_credentials import CallbackKeys
 from osmosis_grpc.trainer.agent_server_state import Report
 from osmosis_grpc.trainer.transports.callback.link import CalledServer
 from osmosis_grpc.trainer.transports.callback.listener import CallbackListener, Receiver
 from osmosis_grpc.trainer.transports.transport import Transport
-from osmosis_grpc.types import Callback, ChatRequest, Receipt, RolloutOutcome
+from osmosis_grpc.types import AbandonReason, Callback, ChatRequest, Receipt, RolloutOutcome
 
 LOCAL = "127.0.0.1:0"
 
@@ -72,10 +72,16 @@ class CallbackTransport(Transport[CalledServer], Receiver):
         cache.check_known(request.rollout_id)
         async with self._chat_slots:
             await self._scheduler.servers.running.wait()
-            return await cache.answer(request)
+            try:
+                return await cache.answer(request)
+            except Aborted as error:  # the server ends the attempt without an outcome
+                self._scheduler.superseded(request.rollout_id, request.attempt, error.attempt)
+                raise
 
     def abandon(self, request: chat_pb2.AbandonChatRequest) -> None:
         self._scheduler.cache.abandon(request.rollout_id, request.attempt, request.sample, request.chat_number)
+        if request.reason == AbandonReason.SUPERSEDED:
+            self._scheduler.superseded(request.rollout_id, request.attempt)
 
     async def complete(
         self, outcome: RolloutOutcome, raw: outcome_pb2.RolloutOutcome, state: bytes, credential: str

@@ -158,7 +158,10 @@ global___Annotation = Annotation
 
 @typing.final
 class SegmentAnnotation(google.protobuf.message.Message):
-    """Values for the tokens of one segment that were sampled (mask 1)."""
+    """Values for the tokens of one segment that were sampled (mask 1), in the
+    order of the tokens. `sample` and `index` name the segment as the outcome
+    has it.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -14,9 +14,9 @@ Hellos. The opener sends its hello first, alone in its message. The other
 side answers with its own. No other frame comes before both. Each side then
 sends its unanswered requests again: the trainer its Inits and cancels, the
 server its chats and outcomes. Recovery needs nothing else, whether a
-stream was cut or a process restarted. Frames have no transport numbers,
-nobody acknowledges or stores them, and every request is idempotent by an
-id of its own.
+stream was cut or a process restarted. Frames have no transport numbers. No
+side acknowledges or stores them. Every request is idempotent by an id of
+its own.
 
 Open rollouts. After both hellos the trainer lists the rollouts that it
 still waits for in OpenRollouts. It leaves the frame out if there are none.
@@ -25,7 +25,7 @@ the server does not know again, with a higher attempt.
 
 Windows limit open requests. An Init is open until its outcome frame
 arrives; its slot is free from then on. A chat is open until it is
-answered. A side sends its window again when it changes. 0 pauses. A lower
+answered or abandoned. A side sends its window again when it changes. 0 pauses. A lower
 window does not affect open requests. A request beyond the newest window is
 refused with RESOURCE_EXHAUSTED, because it may have crossed a lower window
 on its way. A request beyond the largest window of the stream ends the

@@ -108,8 +108,9 @@ class ChatRequest(google.protobuf.message.Message):
 
     @property
     def sampling(self) -> osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.SamplingParams:
-        """The sampling parameters. They are complete: the server has merged those
-        of the spec and those of the agent. A trainer adds nothing from the spec.
+        """The sampling parameters that the agent passed with this chat. They are
+        complete: the server adds nothing to them. A trainer adds nothing from the
+        spec.
         """
 
     def __init__(
@@ -276,6 +277,9 @@ class AbandonChatRequest(google.protobuf.message.Message):
     """Says that the reply to a chat is no longer wanted: its rollout was
     cancelled or superseded, or its time limit ended. The trainer stops
     sampling. No answer to the chat is needed; one that is sent is dropped.
+
+    With the reason SUPERSEDED it is also sent for an attempt without an open
+    chat, so that the trainer no longer waits for the outcome of the attempt.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -296,7 +300,8 @@ class AbandonChatRequest(google.protobuf.message.Message):
     """The number of the chat. 0: all open chats of the sample."""
     reason: builtins.str
     """The reason, in upper snake case: CANCELLED, SUPERSEDED, DEADLINE_EXCEEDED
-    or ENDED.
+    or ENDED. ENDED means that the rollout ended in another way, or that the
+    agent no longer waits for the reply.
     """
     state: builtins.bytes
     """The `state` of the callback."""

@@ -209,7 +209,9 @@ global___GetRolloutResponse = GetRolloutResponse
 
 @typing.final
 class ListRolloutsRequest(google.protobuf.message.Message):
-    """Asks for a page of rollouts."""
+    """Asks for a page of rollouts. A rollout is listed if it passes all filters.
+    Rollouts that start between two pages are on a later page.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -484,7 +486,9 @@ global___AgentLoopInfo = AgentLoopInfo
 
 @typing.final
 class Capacity(google.protobuf.message.Message):
-    """The capacity and the load of a server."""
+    """The capacity and the load of a server. The numbers are of one moment; they
+    may be old when the caller reads them.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -662,7 +666,9 @@ global___Limits = Limits
 
 @typing.final
 class DrainRequest(google.protobuf.message.Message):
-    """Starts or ends a drain."""
+    """Starts or ends a drain. A drain lasts until the process stops or a request
+    with `cancel` ends it.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

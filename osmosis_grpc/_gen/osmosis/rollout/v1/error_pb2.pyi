@@ -31,7 +31,7 @@ know like the status code.
 Standard details are used wherever one fits: BadRequest names wrong fields,
 ResourceInfo names a thing that does not exist, RetryInfo says when to ask
 again, PreconditionFailure says which condition does not hold.
-docs/protocol.md says where each language has them.
+docs/write-a-trainer.md says where each language has them.
 """
 
 import builtins
@@ -105,8 +105,8 @@ class SpecDiffers(google.protobuf.message.Message):
     FIELDS_FIELD_NUMBER: builtins.int
     @property
     def fields(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The paths of the fields that differ, for example `messages[1]` and
-        `sampling.temperature`. At most 20.
+        """The paths of the fields that differ, for example `spec.messages` and
+        `spec.sampling`.
         """
 
     def __init__(

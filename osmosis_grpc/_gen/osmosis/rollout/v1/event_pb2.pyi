@@ -9,8 +9,13 @@ has stored it, so it never uses a number twice.
 
 The order of kinds is: accepted, started, then chats, tools and logs as
 they happen, then segment_closed for each segment, ended, delivered. After
-a restart of the server, resumed stands where started stood. Annotations
-may come at any time after accepted, also after delivered.
+a restart of the server, resumed takes the place of started. Annotations may
+come at any time after accepted, also after delivered.
+
+A reader rebuilds a rollout from its events alone: the request from
+accepted, the conversation and the tokens from chat_requested and
+chat_answered, the segments from segment_closed, and the rest of the outcome
+from ended.
 
 Chats and tools that are open at the same time interleave. A reader pairs a
 request with its answer by sample and chat number, and a tool call with its
@@ -240,7 +245,9 @@ global___ResumedEvent = ResumedEvent
 
 @typing.final
 class ChatRequestedEvent(google.protobuf.message.Message):
-    """The agent asked for a reply."""
+    """The agent asked for a reply. The history of the chat is the history of
+    `parent_chat`, its reply, and then `messages`.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -336,7 +343,9 @@ global___ChatAnsweredEvent = ChatAnsweredEvent
 
 @typing.final
 class ChatFailedEvent(google.protobuf.message.Message):
-    """A chat ended without a reply."""
+    """A chat ended without a reply, or one try of it failed. If the server asks
+    again, a later event of the same chat has the reply or the next failure.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -403,7 +412,9 @@ global___ToolCalledEvent = ToolCalledEvent
 
 @typing.final
 class ToolReturnedEvent(google.protobuf.message.Message):
-    """A tool returned or raised."""
+    """A tool returned or raised. A tool that raises does not end the rollout: the
+    agent decides what it tells the model.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -517,7 +528,8 @@ global___SampleAddedEvent = SampleAddedEvent
 @typing.final
 class SegmentClosedEvent(google.protobuf.message.Message):
     """A segment is complete. The server writes this event when the rollout ends:
-    until then the agent may return to any chat, and its segment may grow.
+    until then the agent may return to any chat, and its segment may grow. The
+    event counts tokens; the events of the segment's chats have them.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -610,7 +622,9 @@ global___GradedEvent = GradedEvent
 
 @typing.final
 class EndedEvent(google.protobuf.message.Message):
-    """The rollout ended."""
+    """The rollout ended. The outcome is the one that the trainer gets. The events
+    before this one have its messages and tokens.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -641,7 +655,9 @@ global___EndedEvent = EndedEvent
 
 @typing.final
 class DeliveredEvent(google.protobuf.message.Message):
-    """The delivery of the outcome is settled."""
+    """The delivery of the outcome is settled: the trainer has it, or the server
+    gave up. Only annotations follow.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -669,7 +685,9 @@ global___DeliveredEvent = DeliveredEvent
 
 @typing.final
 class AnnotatedEvent(google.protobuf.message.Message):
-    """The trainer annotated the rollout."""
+    """The trainer annotated the rollout. It changes neither the outcome nor any
+    earlier event.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

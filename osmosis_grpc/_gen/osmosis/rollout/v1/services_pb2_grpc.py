@@ -164,10 +164,11 @@ class RolloutServiceServicer(object):
         """Streams trajectory events: the stored ones, then new ones as they happen.
 
         With a rollout id, events come in order and without gaps after any
-        number, and the stream ends after the last possible event. Without one,
-        events of all rollouts of the caller come in the order in which they were
-        stored, and the stream does not end. An idle stream sends an answer
-        without an event from time to time. If the server no longer has the
+        number. The stream ends when the delivery is settled and all stored
+        events are sent; another call reads annotations that are stored later.
+        Without a rollout id, events of all rollouts of the caller come in the
+        order in which they were stored, and the stream does not end. An idle
+        stream sends an answer without an event from time to time. If the server no longer has the
         events, the stream fails with OUT_OF_RANGE and EventsGone. A cursor of
         another journal fails with FAILED_PRECONDITION.
         """

@@ -76,7 +76,7 @@ async def test_error_without_messages(deployment):
     assert outcome.metrics.num_tool_calls == 2
 
 
-async def test_the_first_completion_counts(deployment):
+async def test_the_first_outcome_counts(deployment):
     await deployment.init()
     assert await deployment.old.complete("r1", final_messages=[*QUESTION, REPLY], reward=1.0) == 200
     assert await deployment.old.complete("r1", "ERROR", error_message="No attempts made") == 200
@@ -108,7 +108,7 @@ async def ends_as_unreadable(deployment):
         {"metrics": [1]},
     ],
 )
-async def test_a_completion_of_wrong_types(deployment, more):
+async def test_an_outcome_of_wrong_types(deployment, more):
     """The old server gives up after a 4xx: nothing else comes, and nobody waits for an hour of silence."""
     await deployment.init()
     init = deployment.old.of("r1")
@@ -130,14 +130,14 @@ async def test_a_completion_of_wrong_types(deployment, more):
         (b"{}", "text/plain"),
     ],
 )
-async def test_a_completion_that_is_no_json(deployment, body, media):
+async def test_an_outcome_that_is_no_json(deployment, body, media):
     await deployment.init()
     init = deployment.old.of("r1")
     assert (await deployment.old.post(init, COMPLETED, data=body, headers={"Content-Type": media}))[0] == 200
     await ends_as_unreadable(deployment)
 
 
-async def test_a_completion_that_is_too_large(build, monkeypatch):
+async def test_an_outcome_that_is_too_large(build, monkeypatch):
     monkeypatch.setattr("osmosis_gateway.http_agent.Bounds", lambda: Bounds(size=1000))
     deployment = await build()
     await deployment.init()
@@ -145,7 +145,7 @@ async def test_a_completion_that_is_too_large(build, monkeypatch):
     assert "1000 bytes" in await ends_as_unreadable(deployment)
 
 
-async def test_a_completion_that_was_cut_is_none(deployment):
+async def test_an_outcome_that_was_cut_is_none(deployment):
     """Half of it came, then its connection broke: an old client says it again, and that one counts."""
     await deployment.init()
     init = deployment.old.of("r1")
@@ -162,7 +162,7 @@ async def test_a_completion_that_was_cut_is_none(deployment):
     assert (outcome.status, outcome.reward) == ("COMPLETED", 1.0)
 
 
-async def test_a_completion_with_an_open_chat(deployment):
+async def test_an_outcome_with_an_open_chat(deployment):
     """The agent reports while a chat of its is still open: the chat is sent away."""
     chat = await deployment.held()
     assert await deployment.old.complete("r1", final_messages=QUESTION) == 200

@@ -1,0 +1,86 @@
+"""Sends annotations to the agent server that has the rollout."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypedDict
+
+from osmosis_grpc.errors import NotFound, Unavailable, Unimplemented
+from osmosis_grpc.trainer.agent_server_state import AgentServerLink
+from osmosis_grpc.types import Annotation, SegmentAnnotation
+from osmosis_grpc.wire.annotation import annotate_request
+from osmosis_grpc.wire.features import ANNOTATE
+
+MAX_RECENT = 16_384
+"""The number of ended rollouts whose servers are kept."""
+
+
+class AnnotationFields(TypedDict, total=False):
+    """The fields of Annotation by name, for type checkers."""
+
+    id: str
+    author: str
+    segments: tuple[SegmentAnnotation, ...]
+    advantage: float | None
+    trained: bool | None
+    dropped_reason: str
+    weight_step: str
+    reward: float | None
+    sample: str
+    labels: tuple[str, ...]
+    note: str
+
+
+class RecentServers:
+    """The servers that have reported the newest outcomes, by rollout id."""
+
+    def __init__(self) -> None:
+        self._servers: OrderedDict[str, AgentServerLink] = OrderedDict()
+
+    def add(self, rollout_id: str, server: AgentServerLink) -> None:
+        """Record the server of a rollout. Forgets the oldest rollout if there are more than MAX_RECENT."""
+        self._servers[rollout_id] = server
+        self._servers.move_to_end(rollout_id)
+        if len(self._servers) > MAX_RECENT:
+            self._servers.popitem(last=False)
+
+    def get(self, rollout_id: str) -> AgentServerLink | None:
+        """Returns the server of a rollout, attached or not, or None if it is not known."""
+        return self._servers.get(rollout_id)
+
+    def first(self, rollout_id: str, attached: Iterable[AgentServerLink]) -> Iterator[AgentServerLink]:
+        """Yield the attached servers. The server that has reported the rollout's outcome comes first."""
+        reported = self._servers.get(rollout_id)
+        yield from sorted(attached, key=lambda server: server is not reported)
+
+
+async def annotate(
+    servers: Iterable[AgentServerLink], rollout_id: str, attempt: int, annotation: Annotation
+) -> tuple[int, bool]:
+    """Store an annotation on the first server that knows the rollout.
+
+    Returns the number of its event, and whether this call has added it. Raises NotFound if no server knows the rollout,
+    Unimplemented if its server does not serve annotations, Unavailable if no server is attached, and the CallError of a
+    server that refuses the annotation.
+    """
+    request = annotate_request(rollout_id, attempt, annotation)
+    asked: list[str] = []
+    lacking: list[str] = []
+    for server in servers:
+        if ANNOTATE not in server.features:
+            lacking.append(server.name)
+            continue
+        asked.append(server.name)
+        try:
+            response = await server.annotate(request)
+        except NotFound:
+            continue
+        return response.event_number, response.created
+    if lacking:
+        raise Unimplemented(f"{_names(lacking)} cannot store annotations, because its version lacks this feature")
+    if not asked:
+        raise Unavailable("no agent server is attached")
+    raise NotFound(f"no agent server knows rollout {rollout_id}", kind="rollout", name=rollout_id)
+
+
+def _names(names: Sequence[str]) -> str:
+    return f"agent server {names[0]}" if len(names) == 1 else f"each of the agent servers {', '.join(names)}"

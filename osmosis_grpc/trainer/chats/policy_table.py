@@ -1,0 +1,46 @@
+"""The policies of one trainer, by name. A chat names the policy that it is sampled from."""
+
+from collections.abc import Iterator, Mapping
+
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.policies import Policy
+from osmosis_grpc.policies.threads import check_policy
+from osmosis_grpc.types.requests import check_policy_name
+
+Policies = Policy | Mapping[str, Policy]
+"""One policy, for chats that name none; or several by name. The policy with an empty name is for chats that name none.
+"""
+
+
+class PolicyTable:
+    """The policies of one trainer.
+
+    With `any_name`, the policy with the empty name answers every chat. Raises TypeError for a policy that is not
+    callable, and ValueError for an empty mapping and for a name that cannot be used.
+    """
+
+    def __init__(self, policies: Policies, *, any_name: bool = False) -> None:
+        named = dict(policies) if isinstance(policies, Mapping) else {"": policies}
+        if not named:
+            raise ValueError("policy: the mapping is empty; it needs at least one policy")
+        for name, policy in named.items():
+            try:
+                check_policy_name(name, "policy")
+            except InvalidArgument as error:
+                raise ValueError(str(error)) from None
+            check_policy(policy)
+        self._named = named
+        self._any_name = any_name
+
+    def __iter__(self) -> Iterator[Policy]:
+        """Yield each policy once, also if it has several names."""
+        return iter({id(policy): policy for policy in self._named.values()}.values())
+
+    def of(self, name: str) -> Policy:
+        """Returns the policy of a chat. Raises InvalidArgument with the field `policy` for an unknown name."""
+        policy = self._named.get("" if self._any_name else name)
+        if policy is None:
+            names = ", ".join(map(repr, sorted(self._named)))
+            only = ", the only one, for chats that name no policy" if names == "''" else ""
+            raise InvalidArgument("policy", f"{name!r} is no policy of this trainer; it has {names}{only}")
+        return policy

@@ -1,0 +1,97 @@
+"""P19: a sample has a policy, a parent, and its author's wish whether to train on it."""
+
+import pytest
+
+from osmosis_grpc.types import ChatRef, OutcomeStatus, events
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+async def test_p19_a_sample_names_its_policy_its_parent_and_a_wish(hosting):
+    async def agent(ctx):
+        ctx.add_sample("main", policy="planner")
+        plan = await ctx.chat([user("plan")])
+        ctx.add_sample("solve", policy="org/solver-7b", parent=("main", plan.chat_number), train=True)
+        await ctx.chat([user("solve")], sample="solve")
+        ctx.add_sample("judge", parent=ChatRef("solve"), train=False)
+        await ctx.chat([user("judge")], sample="judge")
+        await ctx.chat([user("unannounced")], sample="later")
+        return ctx.complete([])
+
+    async with hosting(agent) as h:
+        record = await h.start()
+        outcome = await h.settled(record)
+        added = h.kinds(record, events.SampleAdded)
+        asked = h.kinds(record, events.ChatRequested)
+        sent = h.trainer.chats
+    wanted = {
+        "main": ("planner", None, None),
+        "solve": ("org/solver-7b", ChatRef("main", 1), True),
+        "judge": ("", ChatRef("solve", 0), False),
+        "later": ("", None, None),
+    }
+    assert {name: (s.policy, s.parent, s.train) for name, s in outcome.samples.items()} == wanted
+    assert {kind.sample: (kind.policy, kind.parent, kind.train) for kind in added} == wanted
+    policies = [(name, policy) for name, (policy, _, _) in wanted.items()]
+    assert [(chat.sample, chat.policy) for chat in asked] == policies
+    assert [(chat.sample, chat.policy) for chat in sent] == policies
+
+
+WRONG = [
+    ({"policy": "a\nb"}, "policy: has a character that cannot be printed"),
+    ({"policy": "x" * 257}, "policy: has 257 characters, more than 256"),
+    ({"policy": None}, "policy: is a NoneType, not a str"),
+    ({"parent": ("other", 0)}, "parent: the rollout has no sample named 'other'; its samples: 'main'"),
+    ({"parent": ("side", 0)}, "parent: the rollout has no sample named 'side'"),
+    ({"parent": ("main", 2)}, "parent: chat 2 of sample 'main' does not exist"),
+    ({"parent": ("main", "1")}, "parent: '1' is not the number of a chat"),
+    ({"parent": ChatRef("main", -1)}, "parent: -1 is not the number of a chat"),
+    ({"parent": "main"}, "parent: 'main' is not"),
+    ({"parent": ("main",)}, "parent: .* is not"),
+    ({"train": "yes"}, "train: is a str, not a bool"),
+    ({"train": 0}, "train: is a int, not a bool"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG, ids=[str(arguments)[:40] for arguments, _ in WRONG])
+async def test_p19_a_wrong_sample_is_a_value_error_and_begins_nothing(hosting, arguments, message):
+    async def agent(ctx):
+        await ctx.chat([user("a")])
+        with pytest.raises(ValueError, match=message):
+            ctx.add_sample("side", **arguments)
+        ctx.add_sample("side")
+        return ctx.complete([])
+
+    async with hosting(agent) as h:
+        record = await h.start()
+        outcome = await h.settled(record)
+        assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
+        assert h.kinds(record, events.SampleAdded) == [events.SampleAdded("main"), events.SampleAdded("side")]
+
+
+async def test_p19_the_policy_of_main_is_chosen_before_its_first_chat(hosting):
+    async def agent(ctx):
+        await ctx.chat([user("a")])
+        with pytest.raises(ValueError, match="already has a sample named 'main'"):
+            ctx.add_sample("main", policy="late")
+        return ctx.complete([])
+
+    async with hosting(agent) as h:
+        outcome = await h.run()
+    assert outcome.samples["main"].policy == ""
+
+
+async def test_p19_a_sample_without_a_reply_keeps_what_it_was_given(hosting):
+    """The agent reports final messages for a sample in which nothing was sampled."""
+
+    async def agent(ctx):
+        ctx.add_sample("main", policy="planner", train=False)
+        return ctx.complete([user("a")])
+
+    async with hosting(agent) as h:
+        outcome = await h.run()
+    sample = outcome.samples["main"]
+    assert (sample.policy, sample.train, sample.trainable) == ("planner", False, False)
+    assert list(sample.messages) == [user("a")]
