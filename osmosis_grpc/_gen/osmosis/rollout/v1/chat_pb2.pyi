@@ -108,8 +108,9 @@ class ChatRequest(google.protobuf.message.Message):
 
     @property
     def sampling(self) -> osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.SamplingParams:
-        """The sampling parameters. They are complete: the server has merged those
-        of the spec and those of the agent. A trainer adds nothing from the spec.
+        """The sampling parameters that the agent passed with this chat. They are
+        complete: the server adds nothing to them. A trainer adds nothing from the
+        spec.
         """
 
     def __init__(
