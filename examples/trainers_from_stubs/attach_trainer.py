@@ -136,6 +136,7 @@ class Trainer:
                 pass
         finally:
             sender.cancel()
+            await asyncio.gather(sender, return_exceptions=True)
 
     async def read(self, call: grpc.aio.StreamStreamCall, timeout: float) -> list[attach_pb2.ServerFrame]:
         message = await asyncio.wait_for(call.read(), timeout)
