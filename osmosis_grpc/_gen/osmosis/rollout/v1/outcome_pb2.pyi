@@ -182,7 +182,9 @@ class RolloutOutcome(google.protobuf.message.Message):
     """
     reward: builtins.float
     """The reward of the rollout. Unset is not zero. A failure has no reward. If
-    there is one sample, it equals that sample's reward.
+    there is one sample, it equals that sample's reward. If there are several,
+    it is the reward of the whole rollout, which may be unset although samples
+    have rewards.
     """
     extra_json: builtins.str
     """Further results of the agent: a JSON object as text. Empty means {}."""
