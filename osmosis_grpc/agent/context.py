@@ -71,9 +71,10 @@ class RolloutContext:
         number, response = await self._session.chat(
             messages, sample=sample, purpose=purpose, tools=tools, params=params
         )
-        block = response.tokens
+        block, message = response.tokens, jsontext.copy(response.message, "message")
+        self._session.calls.add(message, sample, number)
         return CompletionsResult(
-            message=jsontext.copy(response.message, "message"),
+            message=message,
             token_ids=None if block is None else block.ids,
             logprobs=None if block is None else block.logprobs,
             usage=dict(response.usage or {}),
@@ -186,9 +187,16 @@ class RolloutContext:
             note_error("")
 
     def log_event(self, event_name: str, /, **data: Any) -> None:
-        """Add an event to the trajectory. A value that is not JSON is logged as its repr."""
+        """Add an event to the trajectory. A value that is not JSON is logged as its repr.
+
+        If `data` has the key `sample` with the name of a sample that has a chat, the event belongs to the newest chat
+        of that sample.
+        """
         loggable = {_text(str(key)): _loggable(value) for key, value in data.items()}
-        self._session.record(events.Logged(_text(str(event_name)), loggable))
+        named = loggable.get("sample")
+        sample = named if isinstance(named, str) else ""
+        number = self._session.newest_chat(sample)
+        self._session.record(events.Logged(_text(str(event_name)), loggable, sample if number else "", number))
 
 
 class ModelClient:

@@ -23,6 +23,10 @@ class ToolRun:
     """The error text that the model gets; empty without an error."""
     latency: float | None = None
     """Seconds; None if no helper ran the call."""
+    sample: str = ""
+    """The sample whose reply asked for the call; empty if it is not known."""
+    chat_number: int = 0
+    """The number of the chat whose reply asked for the call; 0 if it is not known."""
 
 
 current_run: ContextVar[ToolRun | None] = ContextVar("osmosis_grpc_tool_run", default=None)

@@ -7,6 +7,7 @@ transport.
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from osmosis_grpc.agent.call_origins import CallOrigins
 from osmosis_grpc.types import (
     ChatPurpose,
     ChatRef,
@@ -57,6 +58,9 @@ class Clock(Protocol):
 class Session(Protocol):
     """The engine's side of a RolloutContext. Every method raises RolloutEndedError after the end."""
 
+    calls: CallOrigins
+    """The tool calls of the replies that the agent got."""
+
     def check_open(self) -> None:
         """Raise RolloutEndedError if the rollout has ended."""
 
@@ -76,6 +80,9 @@ class Session(Protocol):
 
     def set_reward(self, value: float, *, sample: str, chat: int, name: str) -> None:
         """Set a reward. Raises ValueError for an unknown sample or chat, and for a wrong name."""
+
+    def newest_chat(self, sample: str) -> int:
+        """Return the number of the newest chat of a sample. Return 0 if it has none, or if there is no such sample."""
 
     def record(self, kind: EventKind) -> None:
         """Append to the trajectory."""

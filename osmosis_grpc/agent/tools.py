@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
+from osmosis_grpc.agent.call_origins import CallOrigin
 from osmosis_grpc.agent.current_context import ToolRun, current_run, current_session, tool_watcher
 from osmosis_grpc.errors import InvalidArgument, RolloutEndedError, ToolArgumentError, ToolExecutionError
 from osmosis_grpc.supervise import OnFailure, child, job
@@ -98,11 +99,12 @@ async def execute_tool_calls(
 async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]]) -> Message:
     session, watcher = current_session.get(), tool_watcher.get()
     call_id, name = _names(call)
-    run = ToolRun(clip(call_id or "unknown"), clip(name))
+    sample, number = session.calls.find(call) if session else CallOrigin()
+    run = ToolRun(clip(call_id or "unknown"), clip(name), sample=sample, chat_number=number)
     current_run.set(run)  # in this task alone
     if session and isinstance(call, Mapping):
         with contextlib.suppress(InvalidArgument):  # a call that cannot be sent does not come from a model
-            session.record(events.ToolCalled(jsontext.copy(dict(call), "tool_call")))
+            session.record(events.ToolCalled(jsontext.copy(dict(call), "tool_call"), sample, number))
     began, answered = time.monotonic(), run.call_id
     done = session.tool_running(run.name) if session else lambda call_id: time.monotonic() - began
     try:
@@ -132,6 +134,8 @@ async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]]) -> Mess
                 latency=run.latency,
                 error=clip(run.error_text),
                 message=copy_message(message, "message"),
+                sample=sample,
+                chat_number=number,
             )
         )
     return message

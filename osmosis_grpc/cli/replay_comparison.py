@@ -115,7 +115,7 @@ class _Replaying:
         self._until = until_turn
         self._show = show
         self._shown = 0
-        self._callers: dict[str, Row] = {}
+        self._callers: dict[tuple[str, int], Row] = {}
         self.rows: list[Row] = []
         self.asked: dict[tuple[str, int], events.ChatRequested] = {}
         self.over: asyncio.Future[tuple[str, RolloutOutcome | None]] = asyncio.get_running_loop().create_future()
@@ -126,7 +126,7 @@ class _Replaying:
         if isinstance(kind, events.ChatRequested):
             self.asked[kind.sample, kind.chat_number] = kind
         elif isinstance(kind, events.ToolCalled) and self.rows:
-            row = self._callers.get(str(kind.call.get("id")), self.rows[-1])
+            row = self._callers.get((kind.sample, kind.chat_number), self.rows[-1])
             row.tools.append(str((kind.call.get("function") or {}).get("name")))
 
     async def chat(self, request: ChatRequest, /) -> ChatResponse:
@@ -137,14 +137,12 @@ class _Replaying:
         self.flush()
         row = Row(*name, difference=question_difference(self._recorded.questions.get(name), self.asked[name]))
         self.rows.append(row)
+        self._callers[name] = row
         if name not in self._recorded.ends or (
             self._recorded.cut and self._recorded.questions.keys() <= self.asked.keys()
         ):
             await self._stop("recording_ended")
-        response = self._recorded.reply(*name)
-        for call in response.message.get("tool_calls") or ():
-            self._callers[str(call.get("id"))] = row
-        return response
+        return self._recorded.reply(*name)
 
     async def complete(self, outcome: RolloutOutcome, /) -> Receipt:
         """Record that the agent has ended."""

@@ -26,9 +26,10 @@ def transcript(outcome: RolloutOutcome, runs: Sequence[ToolRun], chats: Chats = 
 
     `chats` are the requests with their replies. If the chats of a sample branch, each branch is shown separately.
     """
-    latencies = {run.call_id: run.latency for run in runs if run.latency is not None}
+    timed = [run for run in runs if run.latency is not None]
     for name, sample in (outcome.samples or {"no chat": Sample()}).items():
         yield f"conversation ({_line(', '.join([name, *_origin(sample)]))})"
+        latencies = {run.call_id: run.latency or 0.0 for run in timed if run.sample in ("", name)}
         for number, part in _branches([chat for chat in chats if chat[0].sample == name], sample.messages):
             if number > 1:
                 yield f"  -- chat {number} begins another branch --"

@@ -63,7 +63,7 @@ class Acceptance:
         if known is not None and known.owner != owner:
             raise AlreadyExists(f"rollout {request.rollout_id} exists", rollout_id=request.rollout_id)
         if known is not None and known.attempt >= request.attempt:
-            _check_same(known, init)
+            _check_same(known, init, list(self._context.runnables))
             self._mark(known, peer)
             self._repoint(known, init, peer)
             return known, False
@@ -231,8 +231,11 @@ class Acceptance:
         return Unavailable(f"the journal cannot be written: {self._context.journal.problem}", retry_after=5.0)
 
 
-def _check_same(known: Record, init: InitRequest) -> None:
-    """Raise Aborted for a lower attempt. Raise AlreadyExists for a different request under the same attempt."""
+def _check_same(known: Record, init: InitRequest, agent_loops: list[str]) -> None:
+    """Raise Aborted for a lower attempt. Raise AlreadyExists for a different request under the same attempt.
+
+    An empty agent loop equals the name of the server's only agent loop. `agent_loops` are the names on this server.
+    """
     request = init.request
     if known.attempt > request.attempt:
         raise Aborted(
@@ -241,7 +244,8 @@ def _check_same(known: Record, init: InitRequest) -> None:
             attempt=known.attempt,
         )
     differs = differing_fields(known.init.digest, init.digest)
-    if request.agent_loop not in (known.init.request.agent_loop, known.agent_loop):
+    only = "" if agent_loops == [known.agent_loop] else known.agent_loop
+    if request.agent_loop not in (known.init.request.agent_loop, known.agent_loop, only):
         differs = ["spec.agent_loop", *differs]
     if differs:
         raise AlreadyExists(

@@ -38,7 +38,7 @@ from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.types import AbandonReason, ChatRequest, ChatResponse, Receipt, RolloutOutcome
 from osmosis_grpc.wire.attach import chat_frame, complete_frame, refusal, refused, server_frame, unknown_kind, window_of
 from osmosis_grpc.wire.chat import RECEIPTS, chat_bytes, reply_from_wire
-from osmosis_grpc.wire.features import ABANDON_CHAT, features_from_wire
+from osmosis_grpc.wire.features import ABANDON_CHAT, BLOBS, features_from_wire
 from osmosis_grpc.wire.rollout import check_served, init_from_wire, wants_delta
 
 log = logging.getLogger(__name__)
@@ -68,6 +68,7 @@ class _Chat:
 class _Result:
     """An unanswered outcome."""
 
+    outcome: RolloutOutcome
     frame: bytes
     future: "asyncio.Future[Receipt]"
     sent: float
@@ -183,10 +184,10 @@ class Attachment:
         this outcome. With `again`, the frame counts as an answer to the trainer's frame. The stream limits the
         bytes of such answers.
         """
-        frame = complete_frame(outcome)
+        frame = complete_frame(outcome, blobs=BLOBS in self._features)
         key = (outcome.rollout_id, outcome.attempt, outcome.result_id)
         future: asyncio.Future[Receipt] = self._loop.create_future()
-        result = self._results[key] = _Result(frame, future, self._loop.time())
+        result = self._results[key] = _Result(outcome, frame, future, self._loop.time())
         future.add_done_callback(lambda _: self._results.pop(key) if self._results.get(key) is result else None)
         if self._stream is not None:
             (self._stream.answer if again else self._stream.send)(frame)
@@ -205,12 +206,16 @@ class Attachment:
             self.leave(self._stream)
         self._stream = stream
         self._delta = wants_delta(hello.history, "hello.history", default=True)
+        had_blobs = BLOBS in self._features
         self._features = features_from_wire(hello.features)
         self.done = self.tenant.lost = False
         self._resent.clear()
         self._chat_window = window_of(hello)
         self._rollout_window = self._largest_rollout_window = granted
+        blobs = BLOBS in self._features
         for result in self._results.values():
+            if blobs is not had_blobs:
+                result.frame = complete_frame(result.outcome, blobs=blobs)
             stream.send(result.frame)
             result.sent = self._loop.time()
         unanswered = [chat for chat in self._open.values() if not chat.future.done()]
@@ -276,7 +281,8 @@ class Attachment:
 
     def _send_chat(self, stream: FrameStream, chat: _Chat) -> None:
         try:
-            frame = chat_frame(chat_bytes(chat.request, delta=chat.delta, all_tools=False))
+            blobs = BLOBS in self._features
+            frame = chat_frame(chat_bytes(chat.request, delta=chat.delta, all_tools=False, blobs=blobs))
             if len(frame) > MAX_MESSAGE_BYTES:
                 raise InvalidArgument("messages", f"the chat has {len(frame)} bytes, more than {MAX_MESSAGE_BYTES}")
         except Exception as error:  # the error must not stop the chats after this one

@@ -34,7 +34,7 @@ from osmosis_grpc.types import (
     TraceContext,
 )
 from osmosis_grpc.wire.chat import RECEIPTS, chat_bytes, reply_from_wire
-from osmosis_grpc.wire.features import ABANDON_CHAT
+from osmosis_grpc.wire.features import ABANDON_CHAT, BLOBS
 from osmosis_grpc.wire.rollout import fit, outcome_to_wire
 
 log = logging.getLogger(__name__)
@@ -178,7 +178,7 @@ class _Trainer:
 
     def call(self, request: ChatRequest, timeout: float | None, *, delta: bool) -> Asking:
         """Call Chat. Raises InvalidArgument if the chat is too large for a message."""
-        message = chat_bytes(request, delta=delta)
+        message = chat_bytes(request, delta=delta, blobs=BLOBS in self.callback.features)
         if len(message) > MAX_MESSAGE_BYTES:
             raise InvalidArgument("messages", f"the chat has {len(message)} bytes, more than {MAX_MESSAGE_BYTES}")
         return Asking(self._calls, CHAT, self._chat, message, timeout=timeout, metadata=self._metadata)
@@ -201,7 +201,8 @@ class _Trainer:
         call.add_done_callback(_abandoning.discard)
 
     async def complete(self, outcome: RolloutOutcome, /) -> Receipt:
-        message = fit(outcome_to_wire(outcome, refer=self.callback.outcome_by_reference))
+        blobs = BLOBS in self.callback.features
+        message = fit(outcome_to_wire(outcome, refer=self.callback.outcome_by_reference, blobs=blobs))
         request = outcome_pb2.CompleteRequest(outcome=message, state=self.callback.state).SerializeToString()
 
         ask = partial(Asking, self._calls, COMPLETE, self._complete)

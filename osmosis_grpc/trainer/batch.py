@@ -34,6 +34,8 @@ class Row:
     """The name of the sample."""
     segment: int
     """The index of the segment in its sample."""
+    policy: str = ""
+    """The policy that answered the chats of the sample; empty for the trainer's only policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,7 @@ def _segments(outcomes: Iterable[RolloutOutcome], untrainable: Untrainable, skip
             reward = samples[name].reward
             assert reward is not None
             for number, segment in enumerate(sample.segments):
-                yield _Found(Row(index, outcome.rollout_id, name, number), segment, reward)
+                yield _Found(Row(index, outcome.rollout_id, name, number, sample.policy), segment, reward)
 
 
 def _fitting(

@@ -87,6 +87,10 @@ class ToolCalled:
     """A tool was called."""
 
     call: Mapping[str, Any]
+    sample: str = ""
+    """The sample whose reply asked for the call; empty if it is not known."""
+    chat_number: int = 0
+    """The number of the chat whose reply asked for the call; 0 if it is not known."""
 
 
 @fast_init
@@ -99,6 +103,9 @@ class ToolReturned:
     message: Message | None = None
     error: str = ""
     latency: float = 0.0
+    sample: str = ""
+    """See ToolCalled."""
+    chat_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +114,10 @@ class Logged:
 
     name: str
     data: Mapping[str, Any] = field(default_factory=dict)
+    sample: str = ""
+    """The sample that the agent named; empty if it named none."""
+    chat_number: int = 0
+    """The newest chat of that sample; 0 if there is none."""
 
 
 @fast_init

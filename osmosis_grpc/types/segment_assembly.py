@@ -8,9 +8,13 @@ mask 0, and by the reply, which gets mask 1.
 In all other cases, the new chat begins a new segment, and all tokens before its reply get mask 0. There are three such
 cases. The new chat continues no earlier chat. Or its prompt does not begin with all tokens of the earlier chat (drift).
 Or the earlier chat is not the newest chat of its segment (a branch). So each sampled token gets mask 1 only once.
+
+The segments do not depend on the order in which the replies arrive. If two chats continue the same chat, the chat with
+the lower number becomes a part of the segment, and the other chat begins a new segment.
 """
 
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -32,12 +36,14 @@ class _Growing:
     """A segment under construction. New ids are kept as separate pieces, and ids() joins the pieces."""
 
     drift_index: int | None
+    judge: bool = False
+    """Whether the chats have the purpose JUDGE. Such a segment is not in the outcome."""
     pieces: list[Ids] = field(default_factory=list)
     length: int = 0
     logprobs: list[Logprobs] = field(default_factory=list)
     runs: list[int] = field(default_factory=list)
-    versions: list[VersionSpan] = field(default_factory=list)
-    versioned: bool = True
+    versions: list[tuple[VersionSpan, ...]] = field(default_factory=list)
+    """The versions of each chat; an empty tuple if they are unknown."""
     chats: list[int] = field(default_factory=list)
     parts: list[Part] | None = None
     """The extras of all tokens; None while no token has extras. freeze() joins them."""
@@ -55,14 +61,34 @@ class _Growing:
             self.parts.append(Part(extras, first, first + count, mask))
         self.pieces.append(ids)
         self.length += count
-        if mask and not runs:
-            runs.append(0)
-        # A run is a stretch of tokens with the same mask. The first run has mask 0, the second has mask 1, and so on.
-        # So the last run has mask 0 if the number of runs is odd, and mask 1 if the number is even.
-        if len(runs) % 2 == mask:
-            runs.append(count)
-        else:
-            runs[-1] += count
+        _add_run(runs, count, mask)
+
+    def split(self, chat: int, end: int) -> "_Growing":
+        """Removes the chats after `chat`, whose tokens end at `end`. Returns a segment with the removed chats.
+
+        In the returned segment, all tokens before `end` belong to a prompt.
+        """
+        kept, at, runs = self.chats.index(chat) + 1, 0, self.runs
+        self.ids(0, 0)  # joins the pieces
+        rest = _Growing(None, self.judge, length=self.length)
+        rest._array, rest._filled = self._array, self._filled
+        self._array, self._filled, self.length = self._array[:end].copy(), end, end
+        self.runs = []
+        _add_run(rest.runs, end, 0)
+        for number, count in enumerate(runs):
+            before = min(count, max(0, end - at))
+            if before:
+                _add_run(self.runs, before, number % 2)
+            if count > before:
+                _add_run(rest.runs, count - before, number % 2)
+            at += count
+        if self.parts is not None:
+            rest.parts = cut(self.parts, 0, end) + cut(self.parts, end, rest.length, as_prompt=False)
+            self.parts = cut(self.parts, 0, end, as_prompt=False)
+        rest.chats, self.chats = self.chats[kept:], self.chats[:kept]
+        rest.logprobs, self.logprobs = self.logprobs[kept:], self.logprobs[:kept]
+        rest.versions, self.versions = self.versions[kept:], self.versions[:kept]
+        return rest
 
     def ids(self, start: int, end: int) -> Ids:
         """Returns a view of the ids from `start` to `end`. The array doubles when it is full."""
@@ -82,7 +108,7 @@ class _Growing:
         ids = np.concatenate([known, *self.pieces]) if self.pieces else known.copy()
         logprobs = np.concatenate(self.logprobs) if self.logprobs else np.empty(0, dtype="<f4")
         ids.flags.writeable = logprobs.flags.writeable = False
-        versions = tuple(self.versions) if self.versioned else ()
+        versions = tuple(chain.from_iterable(self.versions)) if all(self.versions) else ()
         whole = replace(self.reference(), ids=ids, logprobs=logprobs, versions=versions)
         if self.parts is None:
             return whole
@@ -169,17 +195,16 @@ class Assembler:
         return _common(self.tokens(parent_chat), prompt)
 
     def add(self, number: int, parent_chat: int, response: ChatResponse, purpose: ChatPurpose) -> int | None:
-        """Adds an answered chat to the segments. Does not add a chat with the purpose JUDGE.
+        """Adds an answered chat to the segments. A chat with the purpose JUDGE is in no segment of the outcome.
 
         If the reply came without ids or logprobs, the sample is not trainable, and `reason` says why. Returns the
         result of prompt_length(). Raises InvalidArgument as prompt_length() does.
         """
         length = self.prompt_length(parent_chat, response)
-        if purpose is ChatPurpose.JUDGE:
-            return length
+        judge = purpose is ChatPurpose.JUDGE
         new_ids, prefix, tokens = response.prompt_ids, response.prompt_prefix, response.tokens
         lacks = _lacks(response)
-        if lacks:
+        if lacks and not judge:
             self.reason = self.reason or f"chat {number}: {lacks}"
         if new_ids is None or tokens is None:
             return length
@@ -188,13 +213,14 @@ class Assembler:
         shared = prefix
         if before is not None and prefix < end:
             shared += _common(before.segment.ids(prefix, end), new_ids)
-        if before is not None and shared == end == before.segment.length:
+        if before is not None and shared == end and self._extends(number, parent_chat, before, judge=judge):
             segment = before.segment
             known = end - prefix
             segment.append(new_ids[known:] if known else new_ids, mask=0, extras=response.prompt_extras, first=known)
         else:
-            segment = _Growing(shared if shared < end else None)
-            self._segments.append(segment)
+            segment = _Growing(shared if shared < end else None, judge)
+            if not judge:
+                self._segments.append(segment)
             if before is not None and prefix:
                 segment.append(before.segment.ids(0, prefix), mask=0)
                 if before.segment.parts is not None:
@@ -204,26 +230,62 @@ class Assembler:
         segment.append(tokens.ids, mask=1, extras=tokens.extras)
         logprobs = np.full(len(tokens.ids), np.nan, dtype="<f4") if tokens.logprobs is None else tokens.logprobs
         segment.logprobs.append(logprobs)
-        if response.versions:
-            one = len(response.versions) == 1  # a single span counts for all tokens of the reply
-            spans = [VersionSpan(response.versions[0].version, len(tokens.ids))] if one else response.versions
-            segment.versions.extend(spans)
-        else:
-            segment.versioned = False
+        spans = response.versions
+        if len(spans) == 1:  # a single span counts for all tokens of the reply
+            spans = (VersionSpan(spans[0].version, len(tokens.ids)),)
+        segment.versions.append(spans)
         segment.chats.append(number)
         self._ends[number] = _End(segment, segment.length, prompt_end)
         return length
+
+    def _extends(self, number: int, parent_chat: int, before: _End, *, judge: bool) -> bool:
+        """Returns whether a chat becomes a part of the segment of the chat that it continues.
+
+        The prompt of the chat begins with all tokens of the other chat. If a chat with a higher number came first and
+        is a part of that segment, that chat and those after it move to a new segment.
+        """
+        segment, end, _ = before
+        if segment.judge is not judge:
+            return False
+        if end == segment.length and segment.chats[-1] == parent_chat:
+            return True
+        following = segment.chats[segment.chats.index(parent_chat) + 1]
+        if following < number:
+            return False
+        rest = segment.split(parent_chat, end)
+        if not judge:
+            self._segments.append(rest)
+        for chat in rest.chats:
+            self._ends[chat] = self._ends[chat]._replace(segment=rest)
+        return True
+
+    def _in_order(self) -> list[_Growing]:
+        return sorted(self._segments, key=lambda segment: segment.chats[0])
 
     def references(self) -> tuple[Segment, ...]:
         """Returns the segments without their tokens; no segments if the sample is not trainable.
 
         The receiver has answered the chats itself, so it already has the tokens.
         """
-        return () if self.reason else tuple(segment.reference() for segment in self._segments)
+        return () if self.reason else tuple(segment.reference() for segment in self._in_order())
 
     def segments(self) -> tuple[Segment, ...]:
         """Returns all segments; none if the sample is not trainable."""
-        return () if self.reason else tuple(segment.freeze() for segment in self._segments)
+        return () if self.reason else tuple(segment.freeze() for segment in self._in_order())
+
+
+def _add_run(runs: list[int], count: int, mask: int) -> None:
+    """Adds tokens to run lengths.
+
+    A run is a stretch of tokens with the same mask. The first run has mask 0, the second has mask 1, and so on. So the
+    last run has mask 0 if the number of runs is odd, and mask 1 if the number is even.
+    """
+    if mask and not runs:
+        runs.append(0)
+    if len(runs) % 2 == mask:
+        runs.append(count)
+    else:
+        runs[-1] += count
 
 
 def _lacks(response: ChatResponse) -> str:

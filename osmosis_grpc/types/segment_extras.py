@@ -29,14 +29,14 @@ def bare_parts(runs: Sequence[int]) -> list[Part]:
     return [Part(NOTHING, 0, count, number % 2) for number, count in enumerate(runs) if count]
 
 
-def cut(parts: Iterable[Part], start: int, stop: int) -> list[Part]:
-    """Returns the parts of the tokens from `start` up to, but without, `stop`. They belong to a prompt: mask 0."""
+def cut(parts: Iterable[Part], start: int, stop: int, *, as_prompt: bool = True) -> list[Part]:
+    """Returns the parts of the tokens from `start` up to, but without, `stop`. With `as_prompt`, all have mask 0."""
     found, at = [], 0
     for part in parts:
         count = part.stop - part.start
         first, last = max(start - at, 0), min(stop - at, count)
         if first < last:
-            found.append(Part(part.extras, part.start + first, part.start + last, 0))
+            found.append(Part(part.extras, part.start + first, part.start + last, 0 if as_prompt else part.mask))
         at += count
     return found
 

@@ -42,9 +42,12 @@ def chat_frame(chat: bytes) -> bytes:
     return _joined(_SERVER["chat"], chat)
 
 
-def complete_frame(outcome: RolloutOutcome) -> bytes:
-    """Returns the frame of an outcome that refers to its chats, cut to MAX_OUTCOME_BYTES."""
-    report = referring_bytes(outcome)
+def complete_frame(outcome: RolloutOutcome, *, blobs: bool = False) -> bytes:
+    """Returns the frame of an outcome that refers to its chats, cut to MAX_OUTCOME_BYTES.
+
+    `blobs` is that of message_to_wire().
+    """
+    report = referring_bytes(outcome, blobs=blobs)
     if len(report) > MAX_OUTCOME_BYTES:
         report = fit(outcome_pb2.RolloutOutcome.FromString(report)).SerializeToString()
     return _joined(_SERVER["complete"], head(_OUTCOME, len(report)) + report)

@@ -1,7 +1,7 @@
 """trainer.proto: chats and outcomes between server and trainer."""
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from sys import intern
 from typing import Any
 
@@ -49,12 +49,14 @@ _NO_PROMPT: tuple[Ids | None, Extras] = None, jsontext.NOTHING
 _NUMBER = pb.ChatRequest.DESCRIPTOR.fields_by_name["chat_number"].number
 
 
-def chat_bytes(request: ChatRequest, *, delta: bool = False, all_tools: bool = True) -> bytes:
+def chat_bytes(request: ChatRequest, *, delta: bool = False, all_tools: bool = True, blobs: bool = False) -> bytes:
     """Returns a serialized chat. The messages must not change afterwards.
 
     With `delta`, a chat that continues an earlier chat has only the messages after that chat's reply. Without
-    `all_tools`, the tools are left out if they are the rollout's tools.
+    `all_tools`, the tools are left out if they are the rollout's tools. With `blobs`, long data URLs become blobs; the
+    receiver must have the feature `blobs`.
     """
+    to_bytes = partial(frozen_bytes, blobs=blobs)
     parts = [
         _name(request.rollout_id, request.attempt, request.sample, request.purpose, request.policy),
         varint(_NUMBER, request.chat_number),
@@ -69,10 +71,10 @@ def chat_bytes(request: ChatRequest, *, delta: bool = False, all_tools: bool = T
         parts.append(rest.SerializeToString())
     if delta and request.parent_chat:
         parent_chat = varint(_DELTA_PARENT, request.parent_chat)
-        new = repeated(_DELTA_MESSAGES, map(frozen_bytes, request.messages[request.prefix_len :]))
+        new = repeated(_DELTA_MESSAGES, map(to_bytes, request.messages[request.prefix_len :]))
         parts += (head(_DELTA, len(parent_chat) + len(new)), parent_chat, new)
     else:
-        whole = repeated(_FULL_MESSAGES, map(frozen_bytes, request.messages))
+        whole = repeated(_FULL_MESSAGES, map(to_bytes, request.messages))
         if request.parent_chat:
             whole += varint(_FULL_PARENT, request.parent_chat) + varint(_FULL_PREFIX, request.prefix_len)
         parts += (head(_FULL, len(whole)), whole)

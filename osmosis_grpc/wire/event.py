@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import event_pb2 as pb
@@ -69,7 +69,7 @@ def event_from_wire(message: pb.TrajectoryEvent) -> TrajectoryEvent:
 def kind_to_bytes(kind: events.EventKind) -> tuple[int, bytes]:
     """Returns the kind of an event in a journal's form: the number of its field, and its bytes.
 
-    An outcome only refers to its chats, because the earlier events have the chats.
+    An outcome only refers to its chats, because the earlier events have the chats. Long data URLs are blobs there.
     """
     field, to_wire, _ = _KINDS[type(kind)]
     to_bytes = _TO_BYTES.get(type(kind))
@@ -82,6 +82,13 @@ def kind_from_bytes(number: int, data: bytes) -> events.EventKind:
     message = getattr(pb.TrajectoryEvent(), field)
     message.MergeFromString(data)
     return _FROM_WIRE[field](message)
+
+
+def _answered(kind: events.ChatAnswered) -> pb.ChatAnsweredEvent:
+    """Returns an answered chat as a message, without blobs."""
+    if type(kind.response.message.get("content")) is list:  # the received bytes may have blobs
+        kind = replace(kind, response=replace(kind.response, wire=b""))
+    return pb.ChatAnsweredEvent.FromString(_answered_bytes(kind))
 
 
 def _answered_bytes(kind: events.ChatAnswered) -> bytes:
@@ -101,7 +108,7 @@ def _answered_bytes(kind: events.ChatAnswered) -> bytes:
     )
 
 
-def _requested_bytes(kind: events.ChatRequested) -> bytes:
+def _requested_bytes(kind: events.ChatRequested, *, blobs: bool = True) -> bytes:
     rest = b""
     if kind.params or kind.tools is not None or kind.policy:
         sampling, tools = params_to_wire(kind.params) if kind.params else None, tools_to_wire(kind.tools)
@@ -111,7 +118,7 @@ def _requested_bytes(kind: events.ChatRequested) -> bytes:
             _sample(kind.sample),
             varint(_NUMBER, kind.chat_number),
             varint(_CONTINUES, kind.parent_chat),
-            repeated(_MESSAGES, map(frozen_bytes, kind.messages)),
+            repeated(_MESSAGES, (frozen_bytes(message, blobs=blobs) for message in kind.messages)),
             varint(_PURPOSE, PURPOSES.numbers[kind.purpose]),
             rest,
         )
@@ -152,7 +159,7 @@ def _ended(kind: events.Ended, outcome: outcome_pb2.RolloutOutcome | None) -> pb
 
 
 def _ended_bytes(kind: events.Ended) -> bytes:
-    outcome = referring_bytes(kind.outcome)
+    outcome = referring_bytes(kind.outcome, blobs=True)
     return b"".join((head(_OUTCOME, len(outcome)), outcome, _ended(kind, None).SerializeToString()))
 
 
@@ -166,27 +173,34 @@ def _converter(kind: type[events.EventKind], **codecs: Codec) -> "_Row":
     return _FIELD_OF[message.DESCRIPTOR], converter.to_wire, converter.from_wire
 
 
+def _accepted(*, blobs: bool) -> "_Row":
+    to_wire = partial(init_to_wire, secrets=False, blobs=blobs)
+    init = Codec(to_wire, lambda m, path: init_from_wire(m), "request")
+    return _converter(events.Accepted, init=init, tools=TOOLS)
+
+
+def _tool_returned(*, blobs: bool) -> "_Row":
+    message = Codec(partial(message_to_wire, blobs=blobs), message_from_wire)
+    return _converter(events.ToolReturned, message=message)
+
+
+def _to_bytes(row: "_Row") -> Callable[[Any], bytes]:
+    return lambda kind: row[1](kind).SerializeToString()
+
+
 _ONEOF = pb.TrajectoryEvent.DESCRIPTOR.oneofs_by_name["kind"].fields
 _FIELD_OF = {field.message_type: field.name for field in _ONEOF}
 _Row = tuple[str, Callable[[Any], Any], Callable[[Any], events.EventKind]]
 _KINDS: dict[type[events.EventKind], _Row] = {
-    events.Accepted: _converter(
-        events.Accepted,
-        init=Codec(lambda init: init_to_wire(init, secrets=False), lambda m, path: init_from_wire(m), "request"),
-        tools=TOOLS,
-    ),
+    events.Accepted: _accepted(blobs=False),
     events.ChatRequested: (
         "chat_requested",
-        lambda k: pb.ChatRequestedEvent.FromString(_requested_bytes(k)),
+        lambda k: pb.ChatRequestedEvent.FromString(_requested_bytes(k, blobs=False)),
         _read_requested,
     ),
-    events.ChatAnswered: (
-        "chat_answered",
-        lambda k: pb.ChatAnsweredEvent.FromString(_answered_bytes(k)),
-        _read_answered,
-    ),
+    events.ChatAnswered: ("chat_answered", _answered, _read_answered),
     events.ToolCalled: _converter(events.ToolCalled, call=Codec(tool_call_to_wire, tool_call_from_wire)),
-    events.ToolReturned: _converter(events.ToolReturned, message=Codec(message_to_wire, message_from_wire)),
+    events.ToolReturned: _tool_returned(blobs=False),
     events.Logged: _converter(
         events.Logged,
         data=Codec(lambda data: jsontext.render(data) if data else "", jsontext.parse_object, "data_json"),
@@ -205,12 +219,13 @@ _KINDS: dict[type[events.EventKind], _Row] = {
     ),
 }
 _TO_BYTES: dict[type[events.EventKind], Callable[[Any], bytes]] = {
+    events.Accepted: _to_bytes(_accepted(blobs=True)),
     events.ChatRequested: _requested_bytes,
     events.ChatAnswered: _answered_bytes,
+    events.ToolReturned: _to_bytes(_tool_returned(blobs=True)),
     events.Ended: _ended_bytes,
 }
-"""The kinds that are serialized without a message. ChatRequested and ChatAnswered are frequent. Ended has another form
-in a journal."""
+"""The kinds that have another form in a journal, or are serialized without a message because they are frequent."""
 _FROM_WIRE = {field: from_wire for field, _, from_wire in _KINDS.values()}
 _NUMBERS = {field.name: field.number for field in _ONEOF}
 ANNOTATED = _NUMBERS["annotated"]

@@ -4,9 +4,10 @@ from collections.abc import Iterable
 
 ABANDON_CHAT = "abandon_chat"
 ANNOTATE = "annotate"
+BLOBS = "blobs"
 GOODBYE = "goodbye"
 
-FEATURES = (ABANDON_CHAT, ANNOTATE, GOODBYE)
+FEATURES = (ABANDON_CHAT, ANNOTATE, BLOBS, GOODBYE)
 """The features of our servers and trainers, as they list them."""
 
 MAX_FEATURES = 256

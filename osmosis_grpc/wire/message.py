@@ -17,20 +17,24 @@ from osmosis_grpc.types import jsontext
 from osmosis_grpc.types.jsontext import MAX_DEPTH
 from osmosis_grpc.types.messages import Message, check_role
 from osmosis_grpc.types.requests import check_params
+from osmosis_grpc.wire.blobs import put_blobs, take_blobs
 from osmosis_grpc.wire.field_conversion import Codec
 from osmosis_grpc.wire.protobuf_encoding import remembered
 
 P = TypeVar("P", bound=Proto)
 MAX_ITEMS = 65_536
-"""The most items of a list of messages, in which tool calls and parts count, too. Also the most tools of a list.
+"""The most items of a list of messages, in which tool calls, parts and blobs count, too. Also the most tools of a list.
 
 A million items would block the event loop for half a minute."""
 _INT64 = 2**63
 _NUMBERS = (int, float)
 
 
-def message_to_wire(message: Mapping[str, Any]) -> pb.Message:
-    """Returns a message as a protobuf message. The role must have been checked before."""
+def message_to_wire(message: Mapping[str, Any], *, blobs: bool = False) -> pb.Message:
+    """Returns a message as a protobuf message. The role must have been checked before.
+
+    With `blobs`, long data URLs in its parts become blobs. The receiver must have the feature `blobs`.
+    """
     if len(message) == 2 and type(message.get("content")) is str:  # the usual case
         return pb.Message(role=message["role"], text=message["content"])
     out, rest = pb.Message(), {}
@@ -41,7 +45,7 @@ def message_to_wire(message: Mapping[str, Any]) -> pb.Message:
         elif key == "content" and value is None:
             out.null_content.SetInParent()
         elif key == "content" and kind is list and _fits_content(value):
-            out.parts.parts.extend(_object_to_wire(pb.ContentPart(), part, "part") for part in value)
+            out.parts.parts.extend(_part_to_wire(part, blobs=blobs) for part in value)
             out.parts.SetInParent()
         elif key == "tool_calls" and _fits_tool_calls(value):
             out.tool_calls.extend(tool_call_to_wire(call) for call in value)
@@ -50,10 +54,31 @@ def message_to_wire(message: Mapping[str, Any]) -> pb.Message:
     return _object_to_wire(out, rest, "message")
 
 
+def frozen_bytes(message: Message, *, blobs: bool = False) -> bytes:
+    """Returns the bytes of a message; see message_to_wire(). The message must not change afterwards."""
+    return _blob_bytes(message) if blobs and type(message.get("content")) is list else _text_bytes(message)
+
+
 @remembered
-def frozen_bytes(message: Message) -> bytes:
-    """Returns the bytes of a message. The message must not change afterwards."""
+def _text_bytes(message: Message) -> bytes:
     return message_to_wire(message).SerializeToString()
+
+
+@remembered
+def _blob_bytes(message: Message) -> bytes:
+    return message_to_wire(message, blobs=True).SerializeToString()
+
+
+def _part_to_wire(part: Mapping[str, Any], *, blobs: bool) -> pb.ContentPart:
+    rest, taken = take_blobs(part) if blobs else (part, ())
+    return _object_to_wire(pb.ContentPart(blobs=taken), rest, "part")
+
+
+def _part_from_wire(part: pb.ContentPart, field: str) -> dict[str, Any]:
+    out = _object_from_wire(part, "part", field)
+    if part.blobs:
+        put_blobs(out, part.blobs, field)
+    return out
 
 
 def message_from_wire(message: pb.Message, field: str) -> Message:
@@ -64,10 +89,9 @@ def message_from_wire(message: pb.Message, field: str) -> Message:
     if content == "text":
         out["content"] = message.text
     elif content == "parts":
-        _check_items(len(message.parts.parts), f"{field}.parts.parts")
-        out["content"] = [
-            _object_from_wire(part, "part", f"{field}.parts.parts[{i}]") for i, part in enumerate(message.parts.parts)
-        ]
+        parts = message.parts.parts
+        _check_items(_part_items(parts), f"{field}.parts.parts")
+        out["content"] = [_part_from_wire(part, f"{field}.parts.parts[{i}]") for i, part in enumerate(parts)]
     elif content == "null_content":
         out["content"] = None
     if message.tool_calls:
@@ -87,9 +111,14 @@ def messages_from_wire(messages: Sequence[pb.Message], field: str) -> list[Messa
     for message in messages:
         items += len(message.tool_calls)
         if message.WhichOneof("content") == "parts":
-            items += len(message.parts.parts)
+            items += _part_items(message.parts.parts)
     _check_items(items, field)
     return [message_from_wire(message, f"{field}[{i}]") for i, message in enumerate(messages)]
+
+
+def _part_items(parts: Sequence[pb.ContentPart]) -> int:
+    """Returns the number of parts and blobs."""
+    return len(parts) + sum(len(part.blobs) for part in parts)
 
 
 def _check_items(count: int, field: str) -> None:

@@ -122,22 +122,25 @@ def init_from_wire(message: pb.InitRequest) -> InitRequest:
     )
 
 
-def init_to_wire(init: InitRequest, *, secrets: bool = True) -> pb.InitRequest:
-    """Returns a request as a message. If `secrets` is False, it leaves out the callback's credential and state."""
+def init_to_wire(init: InitRequest, *, secrets: bool = True, blobs: bool = False) -> pb.InitRequest:
+    """Returns a request as a message. If `secrets` is False, it leaves out the callback's credential and state.
+
+    `blobs` is that of message_to_wire().
+    """
     request, trace = init.request, init.trace
     return pb.InitRequest(
         rollout_id=request.rollout_id,
         attempt=request.attempt,
-        spec=_spec_to_wire(request),
+        spec=_spec_to_wire(request, blobs=blobs),
         trace_context=_TRACE.to_wire(trace) if trace else None,
         callback=_callback_to_wire(init.callback, secrets=secrets) if init.callback else None,
     )
 
 
-def _spec_to_wire(request: RolloutRequest) -> pb.RolloutSpec:
+def _spec_to_wire(request: RolloutRequest, *, blobs: bool) -> pb.RolloutSpec:
     return pb.RolloutSpec(
         agent_loop=request.agent_loop,
-        messages=[message_to_wire(m) for m in request.messages],
+        messages=[message_to_wire(m, blobs=blobs) for m in request.messages],
         sampling=params_to_wire(request.completion_params) if request.completion_params else None,
         max_turns=request.max_turns,
         max_tokens_total=request.max_tokens_total,
@@ -218,11 +221,13 @@ def callback_from_bytes(data: bytes) -> Callback:
     return _CALLBACK.from_wire(pb.Callback.FromString(data), "callback.")
 
 
-def outcome_to_wire(outcome: RolloutOutcome, *, head: bool = False, refer: bool = False) -> outcome_pb2.RolloutOutcome:
+def outcome_to_wire(
+    outcome: RolloutOutcome, *, head: bool = False, refer: bool = False, blobs: bool = False
+) -> outcome_pb2.RolloutOutcome:
     """Returns an outcome as a message. With `head` it leaves out messages and segments.
 
     `refer` is for a receiver that answered the chats. With it, the message names these chats instead of repeating
-    their messages and tokens.
+    their messages and tokens. `blobs` is that of message_to_wire().
     """
     samples = outcome.samples
     if head:
@@ -237,7 +242,7 @@ def outcome_to_wire(outcome: RolloutOutcome, *, head: bool = False, refer: bool 
         group=_GROUP.to_wire(outcome.group) if outcome.group else None,
         reward=outcome.reward,
         reward_components=outcome.reward_components,
-        samples=[sample_to_wire(sample, name, refer=refer) for name, sample in samples.items()],
+        samples=[sample_to_wire(sample, name, refer=refer, blobs=blobs) for name, sample in samples.items()],
         metrics=METRICS.to_wire(outcome.metrics),
         extra_json=jsontext.render(outcome.extra_fields) if outcome.extra_fields else "",
         omitted=outcome.omitted,
@@ -247,10 +252,16 @@ def outcome_to_wire(outcome: RolloutOutcome, *, head: bool = False, refer: bool 
     )
 
 
+def referring_bytes(outcome: RolloutOutcome, *, blobs: bool = False) -> bytes:
+    """Returns the bytes of an outcome for a receiver that knows its chats. `blobs` is that of message_to_wire()."""
+    if not blobs and any(type(m.get("content")) is list for s in outcome.samples.values() for m in s.messages):
+        return outcome_to_wire(outcome, refer=True).SerializeToString()
+    return _referring_bytes(outcome)
+
+
 @remembered
-def referring_bytes(outcome: RolloutOutcome) -> bytes:
-    """Returns the bytes of an outcome for a receiver that knows its chats."""
-    return outcome_to_wire(outcome, refer=True).SerializeToString()
+def _referring_bytes(outcome: RolloutOutcome) -> bytes:
+    return outcome_to_wire(outcome, refer=True, blobs=True).SerializeToString()
 
 
 MAX_OUTCOME_BYTES = 16 * 1024 * 1024

@@ -124,16 +124,17 @@ def segment_reference(segment: Segment) -> pb.Segment:
     return pb.Segment(mask_runs=segment.mask_runs, chats=segment.chats, drift_index=segment.drift_index)
 
 
-def sample_to_wire(sample: Sample, name: str, *, refer: bool = False) -> pb.Sample:
+def sample_to_wire(sample: Sample, name: str, *, refer: bool = False, blobs: bool = False) -> pb.Sample:
     """Returns a sample as a message. With `refer` it leaves out the tokens and messages that the trainer knows.
 
-    The trainer knows them because it answered the chats.
+    The trainer knows them because it answered the chats. `blobs` is that of message_to_wire().
     """
     begins = sample.begins if refer else None
     segment = segment_reference if refer else segment_to_wire
+    messages = sample.messages[begins.prefix_len if begins else 0 :]
     return pb.Sample(
         name=name,
-        messages=[message_to_wire(message) for message in sample.messages[begins.prefix_len if begins else 0 :]],
+        messages=[message_to_wire(message, blobs=blobs) for message in messages],
         prefix_chat=begins.chat_number if begins else 0,
         segments=[segment(each) for each in sample.segments],
         reward=sample.reward,

@@ -6,14 +6,16 @@ import json
 import os
 import shutil
 import sqlite3
+from dataclasses import replace
 
 import pytest
 
+from osmosis_grpc.cli.replay_comparison import question_difference, result_differences
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.storage.journal.schema import JOURNAL
 from osmosis_grpc.trainer import RolloutClient, Trainer
-from osmosis_grpc.types import RolloutState
+from osmosis_grpc.types import ChatReward, OutcomeStatus, RolloutOutcome, RolloutState, Sample, events
 from tests.callback_trainer import CallbackTrainer
 from tests.processes import run, server_process
 
@@ -328,3 +330,21 @@ def test_looking_changes_nothing(replay, folder):
     done = replay("called", state="copied")
     assert done.returncode == 0, done.stderr
     assert before == {name: (copied / name).read_bytes() for name in before}
+
+
+def test_p18_p19_the_rewards_of_samples_and_the_policy_of_a_chat_are_compared():
+    def outcome(**samples):
+        return RolloutOutcome(rollout_id="r", status=OutcomeStatus.COMPLETED, samples=samples)
+
+    recorded = outcome(main=Sample(reward=1.0), critic=Sample(reward=0.0))
+    assert result_differences(recorded, recorded) == []
+    other = outcome(main=Sample(reward=1.0), critic=Sample(reward_components={"format": 1.0}))
+    assert [found.where for found in result_differences(recorded, other)] == ["rewards of sample critic"]
+    chats = (ChatReward(chat_number=1, reward=1.0),)
+    alone = outcome(main=Sample()), outcome(main=Sample(chat_rewards=chats))
+    assert [found.where for found in result_differences(*alone)] == ["rewards of sample main"]
+    whole = outcome(main=Sample(reward=1.0)), replace(outcome(main=Sample(reward=0.5)), reward=0.5)
+    assert [found.where for found in result_differences(*whole)] == ["reward"]
+    asked = events.ChatRequested(sample="main", chat_number=1)
+    assert question_difference(asked, replace(asked, policy="critic")).where == "policy"
+    assert question_difference(asked, asked) is None

@@ -21,6 +21,17 @@ def test_the_minimal_trainer_drives_the_calculator():
     assert all("COMPLETED" in row for row in rows)
 
 
+def test_p18_p19_the_debate_trains_two_policies(tmp_path):
+    result = run(str(EXAMPLES / "debate.py"), cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["proposer", "critic"]
+    rewards = [[float(found) for found in re.findall(r"-?\d\.", line.partition("advantages")[0])] for line in lines]
+    assert rewards[0] == [-reward for reward in rewards[1]], "the critic wins what the proposer loses"
+    assert len(rewards[0]) == 4
+    assert list(tmp_path.iterdir()) == [], "it leaves nothing behind"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["grpo_numpy.py", "trainer_minimal.py"])
 def test_an_example_with_arguments_has_help(name):

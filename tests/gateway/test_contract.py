@@ -7,10 +7,11 @@ import aiohttp
 import pytest
 
 from osmosis_gateway.http_server import serve_http
+from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.rollout import RolloutAgentLoop, RolloutClientSettings, RolloutServerSettings, RolloutSettings
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.calculator import CalculatorAgent
-from osmosis_grpc.trainer import RolloutClient
+from osmosis_grpc.trainer import Callback, RolloutClient
 from osmosis_grpc.types import events
 from tests.gateway.legacy import LegacyTrainer
 from tests.waiting import ended, until
@@ -273,18 +274,13 @@ async def test_a_result_is_given_up_after_its_time_and_counted():
     assert trainer.outcomes == []
 
 
-async def test_a_new_trainer_may_name_an_http_callback():
-    """gRPC in, HTTP out: the scheme of a callback's target says who calls back."""
-    from osmosis_grpc.trainer import Callback
-
+async def test_p08_a_callback_over_grpc_is_no_url_even_beside_http():
     async with gateway() as (server, trainer, _), RolloutClient(server.address) as client:
         messages = [{"role": "user", "content": "What is 2 * 3?"}]
-        await client.init(
-            rollout_id="g1", messages=messages, label="6", callback=Callback(target=trainer.url, credential="k")
-        )
-        done = await trainer.completed()
-    assert done["reward"] == 1.0
-    assert set(trainer.keys) == {"Bearer k"}
+        with pytest.raises(InvalidArgument, match=r"callback.target: is a URL; send HOST:PORT"):
+            await client.init(rollout_id="g1", messages=messages, callback=Callback(target=trainer.url))
+        assert not [rollout async for rollout in client.rollouts()]
+    assert trainer.outcomes == []
 
 
 async def test_trace_context_goes_with_every_call():

@@ -63,8 +63,7 @@ async def play(
     transport: TransportName, application: Application, target: str, ledger: str, name: str, count: int
 ) -> None:
     """Apply what an earlier process left, and run the rollouts that were never applied."""
-    listen = f"127.0.0.1:{port_of(ledger)}" if transport == "callback" else ""
-    async with Trainer([target], application.policy, transport=transport, listen=listen, ledger=ledger) as trainer:
+    async with trainer_of(transport, application, target, ledger) as trainer:
         async with aclosing(trainer.unconfirmed()) as outcomes:
             async for outcome in outcomes:
                 await application.apply(outcome)
@@ -72,6 +71,12 @@ async def play(
         async with aclosing(trainer.run(asked)) as outcomes:
             async for outcome in outcomes:
                 await application.apply(outcome)
+
+
+def trainer_of(transport: TransportName, application: Application, target: str, ledger: str) -> Trainer:
+    """Returns the trainer of each process. With callbacks it listens at the same port as the one before."""
+    listen = f"127.0.0.1:{port_of(ledger)}" if transport == "callback" else ""
+    return Trainer([target], application.policy, transport=transport, listen=listen, ledger=ledger)
 
 
 def port_of(ledger: str) -> int:

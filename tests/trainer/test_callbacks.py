@@ -226,6 +226,7 @@ WRONG_REPLIES = {
     "a list of prompt ids": (lambda request: ChatResponse(message=SAID, prompt_ids=[1]), "use TokenBlock.of"),
 }
 SAID = {"role": "assistant", "content": "x"}
+NO_IDS, NO_LOGPROBS = np.empty(0, "<u4"), np.empty(0, "<f4")
 
 
 @pytest.mark.parametrize("name", WRONG_REPLIES)
@@ -274,11 +275,15 @@ async def test_a_sample_that_is_reported_untrainable_stays_untrainable(ask):
 
 
 @pytest.mark.parametrize(("numbers", "trainable"), [((1, 2), True), ((2,), False)])
-async def test_left_out_segments_are_the_trainers_if_it_has_them_all(ask, numbers, trainable):
-    for number in numbers:
-        await ask(chat(number, [USER] * number))
-    omitted = ("samples[main].segments",)
-    await ask(ended(samples={"main": Sample(trainable=True)}, omitted=omitted))
+async def test_p20_left_out_segments_are_the_trainers_if_it_has_them_all(ask, numbers, trainable):
+    replies = [await ask(chat(number, [USER] * number)) for number in numbers]
+    runs = [(reply.prompt_prefix + len(reply.prompt_ids), len(reply.tokens.ids)) for reply in replies]
+    left_out = [
+        Segment(ids=NO_IDS, logprobs=NO_LOGPROBS, mask_runs=runs[number - 1 if trainable else 0], chats=(number,))
+        for number in (1, 2)
+    ]
+    omitted = ("samples[main].segments[0]", "samples[main].segments[1]")
+    await ask(ended(samples={"main": Sample(segments=tuple(left_out), trainable=True)}, omitted=omitted))
     sample = (await ask.trainer.outcome("r")).samples["main"]
     assert sample.trainable is trainable
-    assert len(sample.segments) == (2 if trainable else 0)
+    assert [segment.referred for segment in sample.segments] == ([False, False] if trainable else [])

@@ -15,7 +15,7 @@ from osmosis_grpc.trainer import RolloutClient
 from tests.attach.agents import Talker
 from tests.attach.policies import REPLIED, made_of, size_of
 from tests.processes import ROOT
-from tests.trainer.ledger_process import Application, play
+from tests.trainer.ledger_process import Application, play, trainer_of
 from tests.waiting import is_empty, until
 
 COUNT = 6
@@ -65,7 +65,8 @@ async def killed_and_again(
     assert await trainer(way, server.address, ledger, "k", armed, count) == -signal.SIGKILL
     kept, before = committed(ledger), len(told(ledger))
     assert await again(way, server.address, ledger, "k", "", count) == 0
-    async with RolloutClient(server.address) as client:
+    last = trainer_of(way, Application(str(ledger)), server.address, str(ledger))
+    async with RolloutClient(server.address) as client, last:  # the process may end before the server delivers again
         await until(lambda: is_empty(client.rollouts(undelivered=True)), timeout=60)
     again = {tuple(line["sampled"]) for line in told(ledger)[before:] if set(line) == {"sampled"}}
     assert not again & kept, "what was committed is never sampled again"

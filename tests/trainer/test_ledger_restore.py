@@ -91,7 +91,6 @@ def plain(outcome):
         replace(
             outcome,
             confirmation=None,
-            messages=list(outcome.messages),
             samples={name: replace(sample, messages=list(sample.messages)) for name, sample in outcome.samples.items()},
         )
     )

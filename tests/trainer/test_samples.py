@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from osmosis_grpc.types import OutcomeStatus, RolloutMetrics, RolloutRequest
+from osmosis_grpc.types import OutcomeStatus, RolloutMetrics, RolloutRequest, jsontext
 from tests.trainer.loops import (
     CROWDED,
     LOOPS,
@@ -102,7 +102,8 @@ def check_asked(asked, replies, passed, *, crowded=False):
 
 
 def same(one, other):
-    return repr(list(one)) == repr(list(other))
+    """Whether two histories are equal as JSON values: 1 equals 1.0, and not true."""
+    return jsontext.canonical(list(one)) == jsontext.canonical(list(other))
 
 
 def check_samples(outcome, replies, passed):

@@ -127,7 +127,17 @@ def test_a_judge_never_appears():
     assembler.add(4, 1, response([1, 2, 5], [6]), POLICY)
     (segment,) = assembler.segments()
     assert shape(segment) == ([1, 2, 5, 6], [0, 1, 0, 1], (1, 4), None)
-    assert len(assembler.tokens(2)) == 0
+    assert assembler.tokens(2).tolist() == [1, 2, 3, 4], "a chat that continues the judge's may leave them out"
+    assert len(assembler.tokens(3)) == 0
+
+
+def test_a_chat_may_leave_out_the_tokens_of_a_judges_chat():
+    assembler = Assembler()
+    assembler.add(1, 0, response([1], [2]), JUDGE)
+    assembler.add(2, 1, response([3], [4], prefix=2), JUDGE)
+    assembler.add(3, 2, response([5], [6], prefix=4), POLICY)
+    (segment,) = assembler.segments()
+    assert shape(segment) == ([1, 2, 3, 4, 5, 6], [0, 0, 0, 0, 0, 1], (3,), None)
 
 
 def test_a_prefix_longer_than_the_continued_chat_is_refused():
@@ -199,7 +209,7 @@ def build(chats: list[Chat], prefix=lambda assembler, chat: 0) -> tuple[Segment,
     segments = assembler.segments()
     assert assembler.sampled == sum(segment.sampled for segment in segments)
     for chat in chats:
-        assert assembler.tokens(chat.chat_number).tolist() == (chat.tokens if chat.purpose is POLICY else [])
+        assert assembler.tokens(chat.chat_number).tolist() == chat.tokens
     return segments
 
 
@@ -229,6 +239,7 @@ def test_every_sampled_token_is_trained_on_exactly_once(chats):
 @given(samples())
 def test_a_segment_begins_only_after_a_branch_or_drift(chats):
     policy = {chat.chat_number: chat for chat in chats if chat.purpose is POLICY}
+    tokens = {chat.chat_number: chat.tokens for chat in chats}
     for segment in build(chats):
         first, *others = (policy[number] for number in segment.chats)
         before = first
@@ -236,12 +247,13 @@ def test_a_segment_begins_only_after_a_branch_or_drift(chats):
             assert chat.prompt[: len(before.tokens)] == before.tokens
             assert policy[chat.parent_chat].tokens == before.tokens
             before = chat
-        base = policy[first.parent_chat].tokens if first.parent_chat in policy else []
+        base = tokens.get(first.parent_chat, [])
         shared = next((i for i, token in enumerate(base) if first.prompt[i : i + 1] != [token]), None)
         assert segment.drift_index == shared
-        if base and shared is None:
-            later = [c for c in policy.values() if c.chat_number < first.chat_number and c.tokens[: len(base)] == base]
-            assert any(len(chat.tokens) > len(base) for chat in later), "neither drift nor a branch"
+        if first.parent_chat in policy and shared is None:
+            lower = [c for c in policy.values() if c.chat_number < first.chat_number]
+            branches = [c for c in lower if c.parent_chat == first.parent_chat and c.prompt[: len(base)] == base]
+            assert branches, "neither drift nor a branch"
 
 
 @settings(max_examples=200, deadline=None)
@@ -272,6 +284,41 @@ def test_prompts_from_a_prefix_on_make_the_same_segments(chats, random):
         return random.randint(0, shared(assembler, chat))
 
     assert build(chats) == build(chats, shared) == build(chats, fewer)
+
+
+@settings(max_examples=200, deadline=None)
+@given(samples(), st.randoms())
+def test_s01_the_order_of_the_replies_makes_no_difference(chats, random):
+    """Each chat is asked after the reply that it continues. Its own reply may come at any time after that."""
+    left, answered, order = list(chats), {0}, []
+    while left:
+        chat = random.choice([chat for chat in left if chat.parent_chat in answered])
+        left.remove(chat)
+        answered.add(chat.chat_number)
+        order.append(chat)
+
+    def fewer(assembler: Assembler, chat: Chat) -> int:
+        return random.randint(0, assembler.shared_prefix(chat.parent_chat, np.array(chat.prompt, dtype="<u4")))
+
+    assert build(chats) == build(order) == build(order, fewer)
+
+
+def test_s01_the_lower_of_two_chats_grows_the_segment_although_it_came_later():
+    assembler = Assembler()
+    replies = {
+        1: (0, response([1], [2])),
+        3: (1, response([1, 2, 7], [8])),
+        4: (3, response([9], [10], prefix=4)),
+        2: (1, response([3], [4], prefix=2)),
+    }
+    for number, (parent_chat, reply) in replies.items():
+        assembler.add(number, parent_chat, reply, POLICY)
+    before = assembler.tokens(4)
+    first, second = assembler.segments()
+    assert shape(first) == ([1, 2, 3, 4], [0, 1, 0, 1], (1, 2), None)
+    assert shape(second) == ([1, 2, 7, 8, 9, 10], [0, 0, 0, 1, 0, 1], (3, 4), None)
+    assert before.tolist() == assembler.tokens(4).tolist() == [1, 2, 7, 8, 9, 10]
+    assert assembler.tokens(2).tolist() == [1, 2, 3, 4]
 
 
 def test_a_long_sample_of_short_prompts():

@@ -13,6 +13,7 @@ from osmosis_grpc.types import ChatPurpose, ChatResponse, RaggedTensor, Segment,
 from osmosis_grpc.types.extras import LAYOUTS, MAX_EXTRAS, MAX_NAME, check_extras
 from osmosis_grpc.types.segment_assembly import Assembler
 from osmosis_grpc.types.tensors import MAX_DIMENSIONS, TENSOR_DTYPES
+from tests.made_extras import MAKERS, made, right
 
 ids = np.uint32
 UINT32 = "uint32"
@@ -160,27 +161,7 @@ def test_p20_offsets_are_right_or_refused(offsets, rows, elements):
         assert refused(ragged.check, rows, "x") in ("x.offsets", "x.values.shape")
 
 
-# Segments. The extras of a token are made of the token and its position, so those of any segment are known.
-
-
-def experts(tokens, first=0) -> Tensor:
-    rows = [[[(token + at) % 251, at % 7]] for at, token in enumerate(tokens, first)]
-    return Tensor.of(np.array(rows, dtype="uint8").reshape(len(tokens), 1, 2))
-
-
-def allowed(tokens, first=0) -> RaggedTensor:
-    return RaggedTensor.of([[int(token)] * (at % 3) for at, token in enumerate(tokens, first)], UINT32)
-
-
-def entropy(tokens, first=0) -> Tensor:
-    return Tensor.of(np.array([at / 8 for at, _ in enumerate(tokens, first)], dtype="float32"))
-
-
-MAKERS = {"routed_experts": experts, "sampling_mask": allowed, "entropy": entropy}
-
-
-def made(names, tokens, first=0):
-    return {name: MAKERS[name](tokens, first) for name in names}
+# Segments.
 
 
 def reply(prompt, tokens, *, of_prompt=(), of_reply=(), prefix=0) -> ChatResponse:
@@ -202,21 +183,6 @@ def segments_of(*chats) -> tuple[Segment, ...]:
     for segment in assembler.segments():
         segment.check("segment")
     return assembler.segments()
-
-
-def right(segment: Segment) -> bool:
-    """Returns whether every extra of a segment is the one of its token and position."""
-    mask = segment.mask()
-    for name, extra in segment.token_extras.items():
-        assert extra == MAKERS[name](segment.ids)
-    for name, extra in segment.sampled_extras.items():
-        whole = MAKERS[name](segment.ids)
-        if isinstance(extra, RaggedTensor):
-            wanted = [row.tolist() for row, sampled in zip(whole.numpy(), mask, strict=True) if sampled]
-            assert [row.tolist() for row in extra.numpy()] == wanted
-        else:
-            assert np.array_equal(extra.numpy(), whole.numpy()[mask])
-    return True
 
 
 def test_p20_extras_of_prompts_and_replies_are_joined():

@@ -14,7 +14,7 @@ from google.protobuf.json_format import MessageToDict
 
 from osmosis_grpc import __version__
 from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, event_pb2, outcome_pb2, rollout_pb2
-from osmosis_grpc.types import ChatPurpose, ChatRequest, TrajectoryEvent
+from osmosis_grpc.types import ChatPurpose, ChatRequest, TrajectoryEvent, events
 from osmosis_grpc.wire.chat import chat_bytes, chat_from_wire, reply_bytes, reply_from_wire
 from osmosis_grpc.wire.event import event_from_wire, event_to_wire, kind_from_bytes, kind_to_bytes
 from osmosis_grpc.wire.rollout import init_from_wire, init_to_wire, outcome_from_wire, outcome_to_wire
@@ -35,6 +35,10 @@ CHAT = ChatRequest(
     prefix_len=2,
     state=b"s",
 )
+IMAGE = "data:image/png;base64," + base64.b64encode(bytes(range(256)) * 3).decode()
+PICTURE: dict[str, Any] = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": IMAGE}}]}
+SHOWN = events.ChatRequested(sample="main", chat_number=1, messages=[PICTURE])
+PICTURED = ChatRequest(rollout_id="r", messages=[PICTURE])
 
 
 class Form(NamedTuple):
@@ -63,7 +67,7 @@ FORMS = {
         rollout_pb2.InitRequest,
     ),
     "chat": Form(
-        lambda: [chat_bytes(CHAT, delta=delta) for delta in (False, True)],
+        lambda: [chat_bytes(CHAT), chat_bytes(CHAT, delta=True), chat_bytes(PICTURED, blobs=True)],
         lambda data: chat_again(chat_from_wire(chat_pb2.ChatRequest.FromString(data))),
         chat_pb2.ChatRequest,
     ),
@@ -85,7 +89,7 @@ FORMS = {
         event_pb2.TrajectoryEvent,
     ),
     "journal": Form(
-        lambda: [bytes((number,)) + body for number, body in map(kind_to_bytes, [*FIXTURES, *SPARSE])],
+        lambda: [bytes((number,)) + body for number, body in map(kind_to_bytes, [*FIXTURES, *SPARSE, SHOWN])],
         journaled,
         event_pb2.TrajectoryEvent,
     ),

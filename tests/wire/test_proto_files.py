@@ -27,6 +27,8 @@ STREAMED = ["TrainerFrame", "ServerFrame", "ChatResponse"]
 @pytest.mark.parametrize("file", descriptors(), ids=lambda file: Path(file.name).stem)
 def test_p24_each_file_has_the_options_of_every_language(file):
     assert {name: getattr(file.options, name) for name in OPTIONS} == OPTIONS
+    # Without the name, Java gets classes that hide its own: Error, for error.proto.
+    assert file.options.java_outer_classname == f"{Path(file.name).stem.title()}Proto"
 
 
 @pytest.mark.parametrize("name", STREAMED)

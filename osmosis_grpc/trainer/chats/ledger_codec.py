@@ -27,7 +27,7 @@ def kept_chat(request: ChatRequest, asked: PendingChat) -> ChatRow:
         request.chat_number,
         asked.parent_chat,
         asked.body[2],
-        chat_bytes(question, delta=True, all_tools=False),
+        chat_bytes(question, delta=True, all_tools=False, blobs=True),
         reply_bytes(asked.kept()),
     )
 
@@ -75,7 +75,8 @@ def request_of(kept: LedgerRollout) -> RolloutRequest:
 
 def init_bytes(request: RolloutRequest) -> bytes:
     """Returns a request in the form of the ledger. Equal requests have equal bytes."""
-    return init_to_wire(InitRequest(request=request), secrets=False).SerializeToString(deterministic=True)
+    init = init_to_wire(InitRequest(request=request), secrets=False, blobs=True)
+    return init.SerializeToString(deterministic=True)
 
 
 def tools_of(kept: LedgerRollout) -> list[ToolDict] | None:

@@ -24,7 +24,7 @@ from osmosis_grpc.types import CancelResult, InitRequest, Receipt, TrajectoryEve
 from osmosis_grpc.wire.attach import refusal, refused, trainer_frame, unknown_kind, window_of
 from osmosis_grpc.wire.chat import RECEIPTS
 from osmosis_grpc.wire.control import CANCEL_RESULT, PROTOCOL
-from osmosis_grpc.wire.features import FEATURES, GOODBYE, features_from_wire
+from osmosis_grpc.wire.features import BLOBS, FEATURES, GOODBYE, features_from_wire
 from osmosis_grpc.wire.rollout import init_to_wire, outcome_from_wire
 
 log = logging.getLogger(__name__)
@@ -128,7 +128,8 @@ class AttachedServer(AgentServerLink):
 
     def send_init(self, rollout: Rollout) -> None:
         if self.stream is not None and rollout.written:
-            self.stream.send(trainer_frame("init", init_to_wire(InitRequest(request=rollout.request))))
+            init = init_to_wire(InitRequest(request=rollout.request), blobs=BLOBS in self.features)
+            self.stream.send(trainer_frame("init", init))
 
     def cancel(self, rollout_id: str, reason: str) -> "asyncio.Future[list[CancelResult]]":
         return self.cancels.ask(control_pb2.CancelRequest(rollout_id=rollout_id, reason=reason))

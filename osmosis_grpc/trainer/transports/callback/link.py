@@ -37,7 +37,7 @@ from osmosis_grpc.types.jsontext import NOTHING
 from osmosis_grpc.wire.attach import check_protocol
 from osmosis_grpc.wire.control import CANCEL_RESULT
 from osmosis_grpc.wire.event import event_from_wire
-from osmosis_grpc.wire.features import features_from_wire
+from osmosis_grpc.wire.features import BLOBS, features_from_wire
 from osmosis_grpc.wire.rollout import init_to_wire
 
 log = logging.getLogger(__name__)
@@ -179,6 +179,10 @@ class CalledServer(AgentServerLink):
         task = self.owner.supervisor.start(INIT, partial(self._send_init, rollout, rollout.key), fail)
         task.add_done_callback(lambda _: self._sending.discard(rollout))
 
+    async def _init(self, init: InitRequest) -> rollout_pb2.InitResponse:
+        message = init_to_wire(init, blobs=BLOBS in self.features)
+        return await self._calls.ask("Init", message, rollout_pb2.InitResponse)
+
     async def _send_init(self, rollout: Rollout, key: RolloutKey) -> None:
         async with self._slots:
             while self.rollouts.get(key) is rollout:
@@ -188,7 +192,7 @@ class CalledServer(AgentServerLink):
                         self.owner.lost(rollout, f"server {self.name} has forgotten it")
                         return
                     init = InitRequest(request=rollout.request, callback=self._make_callback(key[0]))
-                    answer = await self._calls.ask("Init", init_to_wire(init), rollout_pb2.InitResponse)
+                    answer = await self._init(init)
                 except NoAnswer:
                     self._in_doubt.set()
                     if not await self._is_reached_again():
@@ -256,7 +260,7 @@ class CalledServer(AgentServerLink):
             async for event in trail:
                 if isinstance(event.kind, events.Accepted):
                     init = replace(event.kind.init, callback=self._make_callback(rollout_id))
-                    await self._calls.ask("Init", init_to_wire(init), rollout_pb2.InitResponse)
+                    await self._init(init)
                     return
 
     # Cancels.

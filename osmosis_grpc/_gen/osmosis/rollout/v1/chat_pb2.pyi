@@ -89,7 +89,9 @@ class ChatRequest(google.protobuf.message.Message):
     state: builtins.bytes
     """The `state` of the callback."""
     policy: builtins.str
-    """The policy to sample from. Empty means the trainer's only policy."""
+    """The policy to sample from. Empty means the trainer's only policy. A
+    trainer refuses a name that it does not know with INVALID_ARGUMENT.
+    """
     @property
     def full(self) -> global___FullHistory:
         """All messages."""
@@ -108,8 +110,9 @@ class ChatRequest(google.protobuf.message.Message):
 
     @property
     def sampling(self) -> osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.SamplingParams:
-        """The sampling parameters. They are complete: the server has merged those
-        of the spec and those of the agent. A trainer adds nothing from the spec.
+        """The sampling parameters that the agent passed with this chat. They are
+        complete: the server adds nothing to them. A trainer adds nothing from the
+        spec.
         """
 
     def __init__(

@@ -25,14 +25,14 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import any_pb2 as google_dot_protobuf_dot_any__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eosmosis/rollout/v1/error.proto\x12\x12osmosis.rollout.v1\x1a\x19google/protobuf/any.proto\"N\n\x06Status\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12%\n\x07\x64\x65tails\x18\x03 \x03(\x0b\x32\x14.google.protobuf.Any\"5\n\x0e\x43urrentAttempt\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\x1d\n\x0bSpecDiffers\x12\x0e\n\x06\x66ields\x18\x01 \x03(\t\">\n\nEventsGone\x12\x1a\n\x12\x66irst_event_number\x18\x01 \x01(\x04\x12\x14\n\x0c\x66irst_cursor\x18\x02 \x01(\t\"2\n\x0bUnknownChat\x12\x0e\n\x06sample\x18\x01 \x01(\t\x12\x13\n\x0b\x63hat_number\x18\x02 \x01(\rB{\n\x12osmosis.rollout.v1P\x01Z\x1cosmosis/rollout/v1;rolloutv1\xa2\x02\x03OSR\xaa\x02\x12Osmosis.Rollout.V1\xca\x02\x12Osmosis\\Rollout\\V1\xea\x02\x14Osmosis::Rollout::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eosmosis/rollout/v1/error.proto\x12\x12osmosis.rollout.v1\x1a\x19google/protobuf/any.proto\"N\n\x06Status\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12%\n\x07\x64\x65tails\x18\x03 \x03(\x0b\x32\x14.google.protobuf.Any\"5\n\x0e\x43urrentAttempt\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\x1d\n\x0bSpecDiffers\x12\x0e\n\x06\x66ields\x18\x01 \x03(\t\">\n\nEventsGone\x12\x1a\n\x12\x66irst_event_number\x18\x01 \x01(\x04\x12\x14\n\x0c\x66irst_cursor\x18\x02 \x01(\t\"2\n\x0bUnknownChat\x12\x0e\n\x06sample\x18\x01 \x01(\t\x12\x13\n\x0b\x63hat_number\x18\x02 \x01(\rB\x87\x01\n\x12osmosis.rollout.v1B\nErrorProtoP\x01Z\x1cosmosis/rollout/v1;rolloutv1\xa2\x02\x03OSR\xaa\x02\x12Osmosis.Rollout.V1\xca\x02\x12Osmosis\\Rollout\\V1\xea\x02\x14Osmosis::Rollout::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'osmosis.rollout.v1.error_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
-  _globals['DESCRIPTOR']._serialized_options = b'\n\022osmosis.rollout.v1P\001Z\034osmosis/rollout/v1;rolloutv1\242\002\003OSR\252\002\022Osmosis.Rollout.V1\312\002\022Osmosis\\Rollout\\V1\352\002\024Osmosis::Rollout::V1'
+  _globals['DESCRIPTOR']._serialized_options = b'\n\022osmosis.rollout.v1B\nErrorProtoP\001Z\034osmosis/rollout/v1;rolloutv1\242\002\003OSR\252\002\022Osmosis.Rollout.V1\312\002\022Osmosis\\Rollout\\V1\352\002\024Osmosis::Rollout::V1'
   _globals['_STATUS']._serialized_start=81
   _globals['_STATUS']._serialized_end=159
   _globals['_CURRENTATTEMPT']._serialized_start=161

@@ -31,7 +31,7 @@ know like the status code.
 Standard details are used wherever one fits: BadRequest names wrong fields,
 ResourceInfo names a thing that does not exist, RetryInfo says when to ask
 again, PreconditionFailure says which condition does not hold.
-docs/protocol.md says where each language has them.
+docs/write-a-trainer.md says where each language has them.
 """
 
 import builtins

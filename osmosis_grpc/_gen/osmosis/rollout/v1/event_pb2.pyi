@@ -9,8 +9,8 @@ has stored it, so it never uses a number twice.
 
 The order of kinds is: accepted, started, then chats, tools and logs as
 they happen, then segment_closed for each segment, ended, delivered. After
-a restart of the server, resumed stands where started stood. Annotations
-may come at any time after accepted, also after delivered.
+a restart of the server, resumed takes the place of started. Annotations may
+come at any time after accepted, also after delivered.
 
 A reader rebuilds a rollout from its events alone: the request from
 accepted, the conversation and the tokens from chat_requested and

@@ -1,0 +1,50 @@
+"""Finds the chat whose reply asked for a tool call. Call ids are unique within a sample only."""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+MAX_CALLS = 4096
+"""A rollout remembers at most this many of its newest tool calls."""
+
+
+class CallOrigin(NamedTuple):
+    """The chat whose reply asked for a tool call."""
+
+    sample: str = ""
+    """Empty if the chat is not known."""
+    chat_number: int = 0
+
+
+class CallOrigins:
+    """The tool calls of one rollout's replies, as the agent got them."""
+
+    __slots__ = ("_by_id", "_calls")
+
+    def __init__(self) -> None:
+        self._calls: OrderedDict[int, tuple[Mapping[str, Any], CallOrigin]] = OrderedDict()
+        """Each call and its origin, by the identity of the call. The reference to the call keeps its identity."""
+        self._by_id: dict[str, dict[str, int]] = {}
+        """The newest chat of each sample that asked for a call, by call id."""
+
+    def add(self, message: Mapping[str, Any], sample: str, chat_number: int) -> None:
+        """Remember the calls of a reply. `message` is the object that the agent gets."""
+        for call in message.get("tool_calls") or ():
+            if isinstance(call, dict):
+                self._calls[id(call)] = call, CallOrigin(sample, chat_number)
+                self._by_id.setdefault(str(call.get("id") or ""), {})[sample] = chat_number
+        while len(self._calls) > MAX_CALLS:
+            _, (call, _) = self._calls.popitem(last=False)
+            self._by_id.pop(str(call.get("id") or ""), None)
+
+    def find(self, call: Any) -> CallOrigin:
+        """Return the chat that asked for a call. The chat is not known if several samples asked for a call of this id.
+
+        The object that the agent got in a reply is always found.
+        """
+        known = self._calls.get(id(call))
+        if known is not None and known[0] is call:
+            return known[1]
+        call_id = call.get("id") if isinstance(call, Mapping) else None
+        chats = self._by_id.get(str(call_id), {}) if call_id else {}
+        return CallOrigin(*next(iter(chats.items()))) if len(chats) == 1 else CallOrigin()
