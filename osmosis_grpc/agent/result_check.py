@@ -18,8 +18,9 @@ class RunOutcome:
     """Empty means `stop` for a run that succeeded, and `error` for a failure."""
     failure: Failure | None = None
     """None if the run succeeded."""
-    messages: Sequence[Message] = ()
-    """The final conversation. A failure without messages reports the newest conversation that was sampled."""
+    messages: Sequence[Message] | None = None
+    """The final conversation. None means the conversation up to the newest reply. A failure with an empty conversation
+    reports that one, too."""
     reward: float | None = None
     """The reward of the whole rollout, and of its sample if there is only one. None means that there is no reward."""
     sample_rewards: Mapping[str, float] = field(default_factory=dict)

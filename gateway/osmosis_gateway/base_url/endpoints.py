@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from urllib.parse import quote
 
 from osmosis_gateway.base_url.conversations import Conversations
 from osmosis_gateway.base_url.requests import ModelRequest
 from osmosis_gateway.rollout_keys import RolloutKeys
 from osmosis_grpc.agent import CompletionsResult, RolloutContext
-from osmosis_grpc.errors import NotFound, RolloutEndedError
+from osmosis_grpc.errors import CallError, NotFound, RolloutEndedError
 from osmosis_grpc.supervise import OnFailure, child, job
 
 ASK = job("gateway.ask_chat", OnFailure.RAISE)
@@ -30,6 +31,9 @@ class Endpoint:
         """Ends with the rollout's id. A client of OpenAI adds /chat/completions, a client of Anthropic /v1/messages."""
         self.api_key = api_key
         """Valid until the end of the rollout."""
+        self.failure: CallError | None = None
+        """The error of the newest chat that ended; None if it got its reply."""
+        self.rollout_id = context.request.rollout_id
         self._context = context
         self._conversations = Conversations()
         self._samples: set[str] = set()
@@ -72,9 +76,11 @@ class Endpoint:
             self._samples.add(sample)
         try:
             result = await self._context.chat(place.messages, sample=sample, tools=request.tools, **request.params)
-        except BaseException:
+        except BaseException as error:
             self._conversations.failed(place, sample)
+            self.failure = error if isinstance(error, CallError) else self.failure
             raise
+        self.failure = None
         self._conversations.answered(place, sample, result.chat_number, result.message)
         return result
 
@@ -92,7 +98,8 @@ class Endpoints:
     def open(self, context: RolloutContext) -> Iterator[Endpoint]:
         """Yield the endpoint of a running rollout. At the end of the block its key becomes invalid."""
         key = self._keys.make()
-        endpoint = Endpoint(context, f"{self._address()}/v1/rollouts/{context.request.rollout_id}", key)
+        path = quote(context.request.rollout_id, safe="")
+        endpoint = Endpoint(context, f"{self._address()}/v1/rollouts/{path}", key)
         self._open[key] = endpoint
         try:
             yield endpoint
@@ -106,7 +113,7 @@ class Endpoints:
         endpoint = self._open.get(key)
         if endpoint is None:
             raise RolloutEndedError(f"rollout {rollout_id} has ended")
-        if not endpoint.base_url.endswith(f"/{rollout_id}"):
+        if endpoint.rollout_id != rollout_id:
             raise NotFound("the key belongs to another rollout", kind="rollout", name=rollout_id)
         return endpoint
 
