@@ -91,7 +91,7 @@ class ServerOptions(Declared):
         Path | None, Option("Agents", "--legacy-agent-token-file FILE", "File that holds that token.")
     ] = None
     command: Annotated[
-        str,
+        str | None,
         Option(
             "Agents",
             "--command COMMAND",
@@ -99,7 +99,7 @@ class ServerOptions(Declared):
             check=_commands,
             lines=True,
         ),
-    ] = ""
+    ] = None
     command_name: Annotated[
         tuple[str, ...],
         Option("Agents", "--command-name NAME", "Name of the agent of a --command; the default is the script's name."),

@@ -69,7 +69,7 @@ def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, 
     options = settings.server
     if not (options.module or options.legacy_agent or options.command):
         raise ValueError("there is nothing to host: name an agent loop with -m/--module MODULE:ATTR, or a --command")
-    if len(options.command_name) > len(options.command.splitlines()):
+    if len(options.command_name) > len((options.command or "").splitlines()):
         raise ValueError("--command-name: there are more names than --command has programs")
     for switch, name in (("no_journal", "state_dir"), ("no_http", "http_port")):
         same_place = line.has("server", switch) == line.has("server", name)

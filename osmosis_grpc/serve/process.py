@@ -150,7 +150,7 @@ async def _legacy(stack: AsyncExitStack, text: str, settings: "RolloutSettings")
 
 async def _programs(stack: AsyncExitStack, options: "RolloutServerSettings") -> tuple[list[Any], list[Supervisor]]:
     """Return the agents of --command, and the supervisors of what serves their base URLs. Raises NotStarted."""
-    commands = options.command.splitlines()
+    commands = (options.command or "").splitlines()
     if not commands:
         return [], []
     from osmosis_grpc.settings import program_environment

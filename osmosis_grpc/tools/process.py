@@ -102,6 +102,7 @@ async def run_process(
         exit_code = KILLED if ended.cancelled() else ended.result()
         await output.rest()
     finally:
+        program.close()
         output.close()
     return Ended(exit_code=exit_code, output=output.text(), seconds=seconds, timed_out=timed_out)
 
@@ -194,6 +195,11 @@ class _Program:
         with self._lock:
             self._signal(signal.SIGKILL)
         reaper.kill_marked([self._marker])
+
+    def close(self) -> None:
+        """Close the output of a program that was never started."""
+        with self._lock:
+            self._close_output()
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None:

@@ -1,8 +1,9 @@
 """Kills the processes and removes the folders that a dead server has left.
 
 A server starts this file as a process and writes to its standard input: one JSON line for each workspace that begins
-or ends. When the server dies, the input ends, and this process cleans up every workspace that has not ended. It
-imports only the standard library, so it starts fast and needs little memory.
+or ends. The reaper answers a line about a beginning with one byte. When the server dies, the input ends, and the reaper
+cleans up every workspace that has not ended. It imports only the standard library, so it starts fast and needs little
+memory.
 """
 
 import contextlib
@@ -118,11 +119,15 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # they are meant for the server
         signal.signal(number, signal.SIG_IGN)
     left: dict[str, str] = {}
+    answers: Any = sys.stdout.buffer
     for line in sys.stdin.buffer:
         with contextlib.suppress(ValueError, KeyError):  # the server died within a line
             message = json.loads(line)
             if "begins" in message:
                 left[message["begins"]] = message["folder"]
+                with contextlib.suppress(OSError):
+                    answers.write(b".")
+                    answers.flush()
             else:
                 left.pop(message["ends"], None)
     kill_marked(left)

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from osmosis_grpc.supervise import DaemonThreads
 from osmosis_grpc.tools import reaper
@@ -69,10 +69,13 @@ class Workspace:
             descriptor = os.open(self.folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
-        with os.fdopen(descriptor, "rb") as file:
+        try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise OSError(f"{name} is not a file")
-            data = file.read(limit + 1)
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                data = file.read(limit + 1)
+        finally:
+            os.close(descriptor)
         if len(data) > limit:
             raise OSError(f"{name} has more than {limit} bytes")
         return data
@@ -99,42 +102,50 @@ class _Reaper:
         """The folders of the open workspaces, by marker."""
 
     def begins(self, space: Workspace) -> None:
-        """Note a workspace that begins. Raises OSError if the reaper cannot be started."""
+        """Note a workspace that begins. Returns when the reaper knows it. Raises OSError if it cannot be started."""
         with self._lock:
             self._open[space.marker] = str(space.folder)
-            self._write(reaper.begins(space.marker, str(space.folder)))
+            if self._process is not None:
+                if self._told(self._process, space.marker):
+                    return
+                self._stop(self._process)  # somebody has killed it
+            self._process = self._started()
+            if not all(self._told(self._process, marker) for marker in self._open):
+                raise OSError("the process that cleans up after this one does not start")
 
     def ends(self, space: Workspace) -> None:
         """Note a workspace that has ended."""
         with self._lock:
             self._open.pop(space.marker, None)
-            with contextlib.suppress(OSError):
-                self._write(reaper.ends(space.marker))
+            if self._process is not None:
+                with contextlib.suppress(OSError):
+                    _pipe(self._process.stdin).write(reaper.ends(space.marker))
 
-    def _write(self, line: bytes) -> None:
-        if self._process is not None:
-            try:
-                _stdin(self._process).write(line)
-                return
-            except OSError:  # somebody has killed it
-                self._stop(self._process)
+    def _told(self, process: "subprocess.Popen[bytes]", marker: str) -> bool:
+        """Tell a reaper about a workspace. Returns whether it has confirmed that."""
+        try:
+            _pipe(process.stdin).write(reaper.begins(marker, self._open[marker]))
+            return bool(_pipe(process.stdout).read(1))
+        except OSError:
+            return False
+
+    def _started(self) -> "subprocess.Popen[bytes]":
         # The path, and not -m, because the package imports much more than the file needs.
-        self._process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-I", "-S", reaper.__file__],
             bufsize=0,
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd="/",
             env={name: value for name, value in os.environ.items() if name == "LD_LIBRARY_PATH"},
             start_new_session=True,
         )
-        for marker, folder in self._open.items():
-            _stdin(self._process).write(reaper.begins(marker, folder))
 
     def _stop(self, process: "subprocess.Popen[bytes]") -> None:
-        with contextlib.suppress(OSError):
-            _stdin(process).close()
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                _pipe(pipe).close()
         process.wait()
         self._process = None
 
@@ -149,12 +160,13 @@ class _Reaper:
         process, self._process, self._lock = self._process, None, threading.Lock()
         if process is not None:
             process.returncode = 0  # it is not a child of this process
-            _stdin(process).close()
+            _pipe(process.stdin).close()
+            _pipe(process.stdout).close()
 
 
-def _stdin(process: "subprocess.Popen[bytes]") -> Any:
-    assert process.stdin is not None
-    return process.stdin
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None
+    return pipe
 
 
 _reaper = _Reaper()
