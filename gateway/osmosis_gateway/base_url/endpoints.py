@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from urllib.parse import quote
 
 from osmosis_gateway.base_url.conversations import Conversations
 from osmosis_gateway.base_url.requests import ModelRequest
@@ -30,6 +31,7 @@ class Endpoint:
         """Ends with the rollout's id. A client of OpenAI adds /chat/completions, a client of Anthropic /v1/messages."""
         self.api_key = api_key
         """Valid until the end of the rollout."""
+        self.rollout_id = context.request.rollout_id
         self._context = context
         self._conversations = Conversations()
         self._samples: set[str] = set()
@@ -39,7 +41,8 @@ class Endpoint:
     async def ask(self, request: ModelRequest, *, sample: str = "", gone: Gone) -> CompletionsResult:
         """Return the reply to a request. `sample` names its conversation; without it, the history decides.
 
-        If the client disconnects, the chat is cancelled. Raises CallError, ValueError for a history that cannot be
+        Sampling parameters that the request does not have are the trainer's completion_params. If the client
+        disconnects, the chat is cancelled. Raises CallError, ValueError for a history that cannot be
         sent, and RolloutEndedError.
         """
         if self._closed:
@@ -71,7 +74,8 @@ class Endpoint:
             sample = self._context.add_sample(name, policy=_policy(request.model), parent=place.parent)
             self._samples.add(sample)
         try:
-            result = await self._context.chat(place.messages, sample=sample, tools=request.tools, **request.params)
+            params = {**self._context.request.completion_params, **request.params}
+            result = await self._context.chat(place.messages, sample=sample, tools=request.tools, **params)
         except BaseException:
             self._conversations.failed(place, sample)
             raise
@@ -92,7 +96,8 @@ class Endpoints:
     def open(self, context: RolloutContext) -> Iterator[Endpoint]:
         """Yield the endpoint of a running rollout. At the end of the block its key becomes invalid."""
         key = self._keys.make()
-        endpoint = Endpoint(context, f"{self._address()}/v1/rollouts/{context.request.rollout_id}", key)
+        path = f"/v1/rollouts/{quote(context.request.rollout_id, safe='')}"
+        endpoint = Endpoint(context, self._address() + path, key)
         self._open[key] = endpoint
         try:
             yield endpoint
@@ -106,7 +111,7 @@ class Endpoints:
         endpoint = self._open.get(key)
         if endpoint is None:
             raise RolloutEndedError(f"rollout {rollout_id} has ended")
-        if not endpoint.base_url.endswith(f"/{rollout_id}"):
+        if rollout_id != endpoint.rollout_id:
             raise NotFound("the key belongs to another rollout", kind="rollout", name=rollout_id)
         return endpoint
 
