@@ -17,8 +17,8 @@ from osmosis_gateway.base_url.endpoints import Endpoint, Endpoints
 from osmosis_gateway.http_server import HttpServer
 from osmosis_grpc.agent import RolloutContext
 from osmosis_grpc.agent.loop import name_problem
-from osmosis_grpc.agent.program_result import invalid_result, program_outcome
-from osmosis_grpc.agent.result_check import RunOutcome
+from osmosis_grpc.agent.program_result import outcome_of_program
+from osmosis_grpc.agent.result_check import RunOutcome, invalid_result
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.tools.process import Ended, Limits, run_process
 from osmosis_grpc.tools.workspace import Workspace
@@ -186,11 +186,11 @@ async def _result(context: RolloutContext, space: Workspace) -> RunOutcome:
     try:
         data = await space.read("result.json", MAX_RESULT_BYTES)
         if data is None:
-            return RunOutcome()
+            return RunOutcome(messages=None)
         result = jsontext.parse_object(data.decode(), "the result file")
     except (InvalidArgument, UnicodeDecodeError, OSError) as error:
         return invalid_result(str(error))
-    return program_outcome(result, context)
+    return outcome_of_program(result, context)
 
 
 def _failed(problem: str, output: str = "") -> RunOutcome:

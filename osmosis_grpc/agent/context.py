@@ -17,6 +17,7 @@ from osmosis_grpc.agent.tools import (
 )
 from osmosis_grpc.types import ChatPurpose, ChatRef, Message, RolloutRequest, ToolDict, events, jsontext
 from osmosis_grpc.types.outcome import is_reward
+from osmosis_grpc.types.tool_dicts import dump_model
 
 MAX_LATENCY_MS = 365 * 24 * 3600 * 1000.0
 """The longest latency of a tool call that can be recorded: a year."""
@@ -123,12 +124,14 @@ class RolloutContext:
 
     def complete(
         self,
-        final_messages: Sequence[Message],
+        final_messages: Sequence[Message] | None = None,
         finish_reason: str = "stop",
         reward: float | None = None,
         extra_fields: Mapping[str, Any] | None = None,
     ) -> RolloutResult:
         """Make the result of a successful rollout. The agent returns this result from run.
+
+        Without `final_messages`, the trainer gets the conversation up to the last reply.
 
         Raises BadRewardError, a ValueError, for a reward that is not a finite number.
         """
@@ -153,14 +156,16 @@ class RolloutContext:
             status="ERROR", final_messages=final_messages or (), finish_reason="error", error_message=error_message
         )
 
-    async def run_tools(self, reply: CompletionsResult | Mapping[str, Any]) -> list[Message]:
+    async def run_tools(self, reply: Any) -> list[Message]:
         """Run the tool calls of a reply at the same time, and return their messages in the order of the calls.
 
-        Takes the result of chat(), or its message. The tools are those of the agent that `@tool` has made. If a call
-        fails, its message tells the model the error: an unknown tool, wrong arguments, an exception, or a timeout.
+        Takes the result of chat(), its message, or a message of the openai package. The tools are those of the agent
+        that `@tool` has made. If a call fails, its message tells the model the error: an unknown tool, wrong arguments,
+        an exception, or a timeout.
         """
         self._session.check_open()
-        calls = reply.tool_calls if isinstance(reply, CompletionsResult) else reply.get("tool_calls") or ()
+        message = reply.message if isinstance(reply, CompletionsResult) else dump_model(reply)
+        calls = message.get("tool_calls") or ()
         return await execute_tool_calls(calls, self._run_tool)
 
     async def _run_tool(self, call: Any) -> Message:

@@ -1,68 +1,47 @@
-"""Reads the result of a program or function that does not use the context: its reward, its rewards and its metadata."""
+"""The result of a program that is no agent loop: the value that a function returns, or the content of a result file."""
 
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
 from osmosis_grpc.agent.context import RolloutContext
-from osmosis_grpc.agent.result_check import RunOutcome
-from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types import Failure, FailureReason, jsontext
-from osmosis_grpc.types.outcome import clip, is_reward
+from osmosis_grpc.agent.result_check import RunOutcome, invalid_result
+from osmosis_grpc.types.outcome import is_reward
 
 KEYS = ("reward", "rewards", "metadata", "finish_reason")
-"""The keys of a result. Every key may be missing or null."""
+"""The keys of a result. Each can be left out."""
 
 
-def program_outcome(result: Mapping[str, Any], context: RolloutContext) -> RunOutcome:
-    """Return the outcome for a result, and set the rewards of its samples.
+def outcome_of_program(result: Any, context: RolloutContext) -> RunOutcome:
+    """Return the outcome for a program's result. A result that cannot be used gives a failure that names the field.
 
-    The final conversations are those of the samples. For a result that cannot be used, the outcome is a failure that
-    names the field.
+    The result is None, a reward, or a dict. Its key `reward` is the reward of the rollout, `rewards` maps samples to
+    rewards, `metadata` is more data for the trainer, and `finish_reason` is a text. The trainer gets the newest
+    conversation that was sampled.
     """
-    try:
-        return _read(result, context)
-    except InvalidArgument as error:
-        return invalid_result(str(error))
-
-
-def invalid_result(problem: str) -> RunOutcome:
-    """Return the failure for a result that cannot be used."""
-    message = clip(f"the result cannot be used: {problem}")
-    return RunOutcome(failure=Failure("agent", message, False, reason=FailureReason.AGENT_RESULT_INVALID))
-
-
-def _read(result: Mapping[str, Any], context: RolloutContext) -> RunOutcome:
-    for key in result:
-        if key not in KEYS:
-            raise InvalidArgument(
-                jsontext.check_text(str(key), "result"), f"is unknown; the keys are {', '.join(KEYS)}"
-            )
-    reward, finish_reason = result.get("reward"), result.get("finish_reason")
-    if reward is not None:
-        _check_reward(reward, "reward")
-    if not isinstance(finish_reason, str | None):
-        raise InvalidArgument("finish_reason", f"is a {type(finish_reason).__name__}, not a text")
-    metadata = jsontext.copy(_object(result, "metadata"), "metadata")
-    for sample, value in _object(result, "rewards").items():
-        _check_reward(value, f"rewards[{sample!r}]")
+    if not isinstance(result, Mapping):
+        result = {"reward": result}
+    unknown = sorted(str(key) for key in result if key not in KEYS)
+    if unknown:
+        return invalid_result(f"{unknown[0]}: is no key of a result; the keys are {', '.join(KEYS)}")
+    reward, rewards, metadata, finish_reason = (result.get(key) for key in KEYS)
+    if reward is not None and not is_reward(reward):
+        return invalid_result(f"reward: is {reprlib.repr(reward)}, not a finite number")
+    for name, value in (("rewards", rewards), ("metadata", metadata)):
+        if value is not None and not isinstance(value, Mapping):
+            return invalid_result(f"{name}: is a {type(value).__name__}, not an object")
+    if finish_reason is not None and not isinstance(finish_reason, str):
+        return invalid_result(f"finish_reason: is a {type(finish_reason).__name__}, not a text")
+    for sample, value in (rewards or {}).items():
+        if not is_reward(value):
+            return invalid_result(f"rewards.{sample}: is {reprlib.repr(value)}, not a finite number")
         try:
             context.set_reward(value, sample=sample)
         except ValueError as error:
-            raise InvalidArgument(f"rewards[{sample!r}]", str(error).removeprefix("sample: ")) from None
+            return invalid_result(f"rewards.{sample}: {error}")
     return RunOutcome(
-        finish_reason=clip(finish_reason or "", 256),
+        finish_reason=finish_reason or "",
+        messages=None,
         reward=None if reward is None else float(reward),
-        extra_fields=metadata or None,
+        extra_fields=metadata,
     )
-
-
-def _object(result: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = result.get(key)
-    if not isinstance(value, Mapping | None):
-        raise InvalidArgument(key, f"is a {type(value).__name__}, not an object")
-    return value or {}
-
-
-def _check_reward(value: Any, field: str) -> None:
-    if not is_reward(value):
-        raise InvalidArgument(field, f"{value!r:.40} is not a finite number")

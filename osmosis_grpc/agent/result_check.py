@@ -18,9 +18,8 @@ class RunOutcome:
     """Empty means `stop` for a run that succeeded, and `error` for a failure."""
     failure: Failure | None = None
     """None if the run succeeded."""
-    messages: Sequence[Message] | None = None
-    """The final conversation. None means the conversation up to the newest reply. A failure with an empty conversation
-    reports that one, too."""
+    messages: Sequence[Message] | None = ()
+    """The final conversation. None means the newest conversation that was sampled; for a failure, () means it, too."""
     reward: float | None = None
     """The reward of the whole rollout, and of its sample if there is only one. None means that there is no reward."""
     sample_rewards: Mapping[str, float] = field(default_factory=dict)
@@ -31,10 +30,12 @@ class RunOutcome:
 
 def outcome_of(result: Any) -> RunOutcome:
     """Return the outcome for an agent loop's return value. A value that is no valid RolloutResult gives a failure."""
+    if isinstance(result, RunOutcome):
+        return result
     if result is None:
-        return _invalid("run returned None; return ctx.complete(...) or ctx.error(...)")
+        return invalid_result("run returned None; return ctx.complete(...) or ctx.error(...)")
     if not isinstance(result, RolloutResult):
-        return _invalid(f"run returned a {type(result).__name__}, not what ctx.complete or ctx.error returns")
+        return invalid_result(f"run returned a {type(result).__name__}, not what ctx.complete or ctx.error returns")
     failure = None
     if result.status == "ERROR":
         message = _text(result.error_message) or "the agent gave up without a reason"
@@ -42,9 +43,9 @@ def outcome_of(result: Any) -> RunOutcome:
         if isinstance(result.error_message, BaseException):
             failure = failure.raised_at(result.error_message)
     elif result.status != "COMPLETED":
-        return _invalid(f"the result's status is {reprlib.repr(result.status)}, neither COMPLETED nor ERROR")
+        return invalid_result(f"the result's status is {reprlib.repr(result.status)}, neither COMPLETED nor ERROR")
     elif result.reward is not None and not is_reward(result.reward):
-        return _invalid(f"the reward is {reprlib.repr(result.reward)}, not a finite number")
+        return invalid_result(f"the reward is {reprlib.repr(result.reward)}, not a finite number")
     return RunOutcome(
         finish_reason=_text(result.finish_reason),
         failure=failure,
@@ -54,7 +55,8 @@ def outcome_of(result: Any) -> RunOutcome:
     )
 
 
-def _invalid(message: str) -> RunOutcome:
+def invalid_result(message: str) -> RunOutcome:
+    """Return the outcome for a result that cannot be used."""
     return RunOutcome(failure=Failure("agent", clip(message), False, reason=FailureReason.AGENT_RESULT_INVALID))
 
 

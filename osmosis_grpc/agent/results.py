@@ -80,7 +80,8 @@ class RolloutResult:
 
     status: str
     """"COMPLETED" or "ERROR"."""
-    final_messages: Sequence[Message] = ()
+    final_messages: Sequence[Message] | None = ()
+    """None means the newest conversation that was sampled."""
     finish_reason: str | None = None
     error_message: str | None = None
     reward: float | None = None

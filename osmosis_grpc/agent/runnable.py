@@ -79,11 +79,15 @@ class AgentLoopRunnable:
         return found
 
     async def run(self, context: RolloutContext) -> RunOutcome:
-        """Run the agent loop, and check its result. If its method run is not async, it runs on a thread."""
+        """Run the agent loop, and check its result."""
+        return outcome_of(await self.call(context))
+
+    async def call(self, context: RolloutContext) -> Any:
+        """Return what the method run returns. If the method is not async, it runs on a thread."""
         await self._bind(context)
         if is_async(self.source.run):
-            return outcome_of(await self.source.run(context))
-        return outcome_of(await run_on_thread(self.source.run, context))
+            return await self.source.run(context)
+        return await run_on_thread(self.source.run, context)
 
     async def _bind(self, context: RolloutContext) -> None:
         """Give the context the tools of its rollout. After a restart of the server, ask the agent for them again."""

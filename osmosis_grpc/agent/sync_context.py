@@ -54,7 +54,7 @@ class SyncRolloutContext:
         """Wait for a reply of the model. See RolloutContext.chat."""
         return self._wait(lambda: self._context.chat(messages, sample=sample, purpose=purpose, tools=tools, **params))
 
-    def run_tools(self, reply: CompletionsResult | Mapping[str, Any]) -> list[Message]:
+    def run_tools(self, reply: Any) -> list[Message]:
         """Run the tool calls of a reply and wait for their messages. See RolloutContext.run_tools."""
         return self._wait(lambda: self._context.run_tools(reply))
 
@@ -75,7 +75,7 @@ class SyncRolloutContext:
 
     def complete(
         self,
-        final_messages: Sequence[Message],
+        final_messages: Sequence[Message] | None = None,
         finish_reason: str = "stop",
         reward: float | None = None,
         extra_fields: Mapping[str, Any] | None = None,
@@ -94,6 +94,10 @@ class SyncRolloutContext:
     def log_event(self, event_name: str, /, **data: Any) -> None:
         """See RolloutContext.log_event."""
         self._call(lambda: self._context.log_event(event_name, **data))
+
+    def wait(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Call an async function on the server's event loop, and wait for its result."""
+        return self._wait(work)
 
     def close(self) -> None:
         """End every wait with RolloutEndedError. Called on the event loop after the end of the run."""

@@ -162,8 +162,9 @@ def make(code: str, message: str, place: Place) -> Finding:
 
 def place_of(*objects: object) -> Place:
     """Return the def or class line of the first function, method or class that has a source."""
-    for candidate in objects:
+    for given in objects:
         try:
+            candidate = inspect.unwrap(given) if callable(given) else given
             file = inspect.getsourcefile(candidate)  # type: ignore[arg-type]
             lines, first = inspect.getsourcelines(candidate)  # type: ignore[arg-type]
         except Exception:  # noqa: S112 - no source, for one of many reasons

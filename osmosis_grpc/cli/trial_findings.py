@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from osmosis_grpc.agent.current_context import ToolRun
+from osmosis_grpc.agent.result_check import RunOutcome
 from osmosis_grpc.agent.results import RolloutResult
 from osmosis_grpc.agent.reward_decorator import BadRewardError
 from osmosis_grpc.agent.tools import ToolRunnerNotAsyncError
@@ -26,6 +27,7 @@ from osmosis_grpc.types.requests import DEFAULT_MAX_TURNS
 HINTS = {
     "BLOCKING_CALL": "use await asyncio.to_thread(...) for code that blocks, or a library that is async",
     "RESULT_NOT_RETURNED": "end run with return ctx.complete(messages) or return ctx.error(text)",
+    "BAD_RESULT": "return a reward, None, or a dict with the keys reward, rewards, metadata and finish_reason",
     "BAD_REWARD": "make the reward an int or a float, or None to leave it to a grader",
     "NON_FINITE_REWARD": "make the reward a finite number, or None to leave it to a grader",
     "TOOL_CALL_UNANSWERED": "append a tool message with the call's id for every call of a reply",
@@ -104,7 +106,9 @@ def _end(trial: Trial) -> Iterator[Row]:
     text = outcome.failure.message if outcome.failure else str(outcome.status)
     failed, is_result = outcome.status is OutcomeStatus.FAILED, isinstance(result, RolloutResult)
     completed = is_result and result.status == "COMPLETED"
-    if failed and trial.returned and not is_result:
+    if failed and isinstance(result, RunOutcome):
+        yield "BAD_RESULT", text, None
+    elif failed and trial.returned and not is_result:
         yield "RESULT_NOT_RETURNED", text, None
     elif failed and completed and result.reward is not None and not is_reward(result.reward):
         yield _reward_code(result.reward), text, None

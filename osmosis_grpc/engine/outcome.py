@@ -62,7 +62,7 @@ def _conclude(termination: Termination, samples: Samples) -> dict[str, Any]:
     extra: Any = {} if outcome.extra_fields is None else outcome.extra_fields
     if not isinstance(extra, Mapping):
         raise InvalidArgument("extra_fields", f"is a {type(extra).__name__}, not a dict")
-    if outcome.messages is not None and (outcome.failure is None or outcome.messages):
+    if outcome.messages or (outcome.failure is None and outcome.messages is not None):
         samples.conclude(outcome.messages, "final_messages")
     copied: dict[str, Any] = jsontext.copy(dict(extra), "extra_fields")
     return copied

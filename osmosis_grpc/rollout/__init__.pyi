@@ -20,6 +20,7 @@ from osmosis_grpc.agent.registry import register_agent_loop as register_agent_lo
 from osmosis_grpc.agent.registry import unregister_agent_loop as unregister_agent_loop
 from osmosis_grpc.agent.results import CompletionsResult as CompletionsResult
 from osmosis_grpc.agent.results import RolloutResult as RolloutResult
+from osmosis_grpc.agent.sync_context import SyncRolloutContext as SyncRolloutContext
 from osmosis_grpc.agent.tools import create_tool_error_result as create_tool_error_result
 from osmosis_grpc.agent.tools import create_tool_result as create_tool_result
 from osmosis_grpc.agent.tools import execute_tool_calls as execute_tool_calls
@@ -36,11 +37,13 @@ from osmosis_grpc.errors import OsmosisTransportError as OsmosisTransportError
 from osmosis_grpc.errors import OsmosisValidationError as OsmosisValidationError
 from osmosis_grpc.errors import ToolArgumentError as ToolArgumentError
 from osmosis_grpc.errors import ToolExecutionError as ToolExecutionError
+from osmosis_grpc.integrations.openai import rollout_agent as rollout_agent
 from osmosis_grpc.settings import RolloutClientSettings as RolloutClientSettings
 from osmosis_grpc.settings import RolloutServerSettings as RolloutServerSettings
 from osmosis_grpc.settings import RolloutSettings as RolloutSettings
 from osmosis_grpc.settings import configure as configure
 from osmosis_grpc.settings import get_settings as get_settings
+from osmosis_grpc.tools.tool import tool as tool
 from osmosis_grpc.types.chat import ChatPurpose as ChatPurpose
 from osmosis_grpc.types.outcome import RolloutMetrics as RolloutMetrics
 from osmosis_grpc.types.requests import RolloutRequest as RolloutRequest
@@ -74,6 +77,7 @@ __all__ = [
     "RolloutResult",
     "RolloutServerSettings",
     "RolloutSettings",
+    "SyncRolloutContext",
     "ToolArgumentError",
     "ToolExecutionError",
     "ValidationResult",
@@ -96,8 +100,10 @@ __all__ = [
     "normalize_stop",
     "parse_tool_calls",
     "register_agent_loop",
+    "rollout_agent",
     "serialize_tool_result",
     "serve_agent_loop",
+    "tool",
     "unregister_agent_loop",
     "validate_agent_loop",
 ]

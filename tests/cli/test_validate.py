@@ -280,7 +280,7 @@ class Named:
 
 
 @pytest.mark.parametrize("how", ["Agent", "Agent()", "make()"])
-def test_missing_methods(here, how):
+def test_a_missing_method(here, how):
     here.write(f"""
 class Agent(RolloutAgentLoop):  # here
     name = "half"
@@ -291,7 +291,7 @@ def make():
 agent = {how}
     """)
     place = here.place("here")
-    assert here.findings() == [("MISSING_GET_TOOLS_METHOD", place), ("MISSING_RUN_METHOD", place)]
+    assert here.findings() == [("MISSING_RUN_METHOD", place)], "an agent without get_tools has no tools"
 
 
 def test_a_missing_run_is_reported_with_the_other_problems(here):

@@ -43,8 +43,9 @@ class Endpoint:
     async def ask(self, request: ModelRequest, *, sample: str = "", gone: Gone) -> CompletionsResult:
         """Return the reply to a request. `sample` names its conversation; without it, the history decides.
 
-        If the client disconnects, the chat is cancelled. Raises CallError, ValueError for a history that cannot be
-        sent, and RolloutEndedError.
+        Sampling parameters that the request does not have are the trainer's completion_params. If the client
+        disconnects, the chat is cancelled. Raises CallError, ValueError for a history that cannot be sent, and
+        RolloutEndedError.
         """
         if self._closed:
             raise RolloutEndedError("the rollout has ended")
@@ -75,7 +76,8 @@ class Endpoint:
             sample = self._context.add_sample(name, policy=_policy(request.model), parent=place.parent)
             self._samples.add(sample)
         try:
-            result = await self._context.chat(place.messages, sample=sample, tools=request.tools, **request.params)
+            params = {**self._context.request.completion_params, **request.params}
+            result = await self._context.chat(place.messages, sample=sample, tools=request.tools, **params)
         except BaseException as error:
             self._conversations.failed(place, sample)
             self.failure = error if isinstance(error, CallError) else self.failure
@@ -98,8 +100,8 @@ class Endpoints:
     def open(self, context: RolloutContext) -> Iterator[Endpoint]:
         """Yield the endpoint of a running rollout. At the end of the block its key becomes invalid."""
         key = self._keys.make()
-        path = quote(context.request.rollout_id, safe="")
-        endpoint = Endpoint(context, f"{self._address()}/v1/rollouts/{path}", key)
+        path = f"/v1/rollouts/{quote(context.request.rollout_id, safe='')}"
+        endpoint = Endpoint(context, self._address() + path, key)
         self._open[key] = endpoint
         try:
             yield endpoint
@@ -113,7 +115,7 @@ class Endpoints:
         endpoint = self._open.get(key)
         if endpoint is None:
             raise RolloutEndedError(f"rollout {rollout_id} has ended")
-        if endpoint.rollout_id != rollout_id:
+        if rollout_id != endpoint.rollout_id:
             raise NotFound("the key belongs to another rollout", kind="rollout", name=rollout_id)
         return endpoint
 

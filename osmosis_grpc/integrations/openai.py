@@ -1,0 +1,217 @@
+"""`@rollout_agent` makes an agent of a function that uses the openai package. Needs the extras `openai` and `server`.
+
+    @rollout_agent("greeter")
+    async def agent(task, client):
+        reply = await client.chat.completions.create(model="policy", messages=task.messages)
+        return 1.0 if "hello" in reply.choices[0].message.content else 0.0
+
+The client asks the rollout's own base URL, in this process and without a socket. So every request is a chat of the
+rollout, and each conversation is a sample.
+"""
+
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from osmosis_grpc.agent.context import RolloutContext
+from osmosis_grpc.agent.loop import RolloutAgentLoop
+from osmosis_grpc.agent.program_result import outcome_of_program
+from osmosis_grpc.agent.result_check import RunOutcome
+from osmosis_grpc.agent.sync_agents import is_async, run_on_thread
+from osmosis_grpc.agent.sync_context import SyncRolloutContext
+from osmosis_grpc.errors import MissingExtraError, RolloutEndedError
+from osmosis_grpc.types import Message
+
+ADDRESS = "http://rollout.invalid"
+"""The address in the client's base URL. No socket has it."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """The rollout that a function works on."""
+
+    messages: list[Message]
+    """The conversation to start from."""
+    prompt: str
+    """The text of the last message of the user; empty if there is none."""
+    label: str | None
+    """The reference answer."""
+    metadata: Mapping[str, Any]
+    """Any data from the trainer."""
+    rollout_id: str
+    attempt: int
+    max_turns: int
+    """The most turns. The server does not enforce it."""
+    completion_params: Mapping[str, Any]
+    """The trainer's sampling parameters, under OpenAI's names."""
+    ctx: Any
+    """The context of the rollout: a RolloutContext for an async function, a SyncRolloutContext for a sync one."""
+
+    @classmethod
+    def of(cls, context: RolloutContext | SyncRolloutContext) -> "Task":
+        """Return the task of a rollout."""
+        request = context.request
+        messages = [dict(message) for message in request.messages]
+        return cls(
+            messages=messages,
+            prompt=next((_text(message) for message in reversed(messages) if message.get("role") == "user"), ""),
+            label=request.label,
+            metadata=request.metadata,
+            rollout_id=request.rollout_id,
+            attempt=request.attempt,
+            max_turns=request.max_turns,
+            completion_params=request.completion_params,
+            ctx=context,
+        )
+
+
+class FunctionAgent(RolloutAgentLoop, Generic[P, R]):
+    """An agent that `@rollout_agent` has made. Calling it calls the function itself."""
+
+    def __init__(self, function: Callable[P, R]) -> None:
+        self.function = function
+        self.__doc__ = function.__doc__
+        self._clients = _Clients()
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    async def run(self, ctx: RolloutContext) -> RunOutcome:
+        """Call the function with the task and a client. A sync function runs on a thread."""
+        function: Callable[..., Any] = self.function
+        with self._clients.endpoints.open(ctx) as endpoint:
+            if is_async(function):
+                async with self._clients.made(endpoint) as client:
+                    result = await function(Task.of(ctx), client)
+            else:
+
+                def call(context: SyncRolloutContext) -> Any:
+                    with self._clients.made_sync(endpoint, context) as client:
+                        return function(Task.of(context), client)
+
+                result = await run_on_thread(call, ctx)
+        return outcome_of_program(result, ctx)
+
+
+def rollout_agent(
+    name: str, *, tools: Sequence[Any] = (), replayable: bool = False
+) -> Callable[[Callable[P, R]], FunctionAgent[P, R]]:
+    """Make an agent of a function `agent(task, client)`, sync or async.
+
+    `client` is an openai.AsyncOpenAI for an async function, and an openai.OpenAI for a sync one. The model's name is
+    `policy`, or `policy/NAME` for the trainer's policy NAME. `tools` are offered in every request that has no tools of
+    its own; `task.ctx.run_tools(message)` runs their calls. The function returns a reward, None, or a dict with the
+    keys `reward`, `rewards`, `metadata` and `finish_reason`. `replayable` is that of RolloutAgentLoop.
+
+    Raises MissingExtraError without the openai package. Raises TypeError for a function that cannot be called with a
+    task and a client.
+    """
+    if not isinstance(name, str):
+        raise TypeError('write the name of the agent: @rollout_agent("my-agent")')
+
+    def made(function: Callable[P, R]) -> FunctionAgent[P, R]:
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(f"{function.__name__} yields; an agent returns its reward")
+        try:
+            inspect.signature(function).bind(None, None)
+        except TypeError as error:
+            raise TypeError(f"{function.__name__} is called as {function.__name__}(task, client): {error}") from None
+
+        @functools.wraps(function)
+        async def run(self: FunctionAgent[P, R], ctx: RolloutContext) -> RunOutcome:
+            return await FunctionAgent.run(self, ctx)
+
+        fields = {
+            "name": name,
+            "tools": tuple(tools),
+            "replayable": replayable,
+            "run": run,
+            "__doc__": function.__doc__,
+            "__module__": function.__module__,
+            "__qualname__": function.__qualname__,
+        }
+        agent: FunctionAgent[P, R] = type(function.__name__, (FunctionAgent,), fields)(function)
+        return agent
+
+    return made
+
+
+class _Clients:
+    """Makes the clients of one agent's rollouts."""
+
+    def __init__(self) -> None:
+        try:
+            self._openai: Any = importlib.import_module("openai")
+        except ModuleNotFoundError as error:
+            raise MissingExtraError("@rollout_agent", "openai") from error
+        try:
+            base_url: Any = importlib.import_module("osmosis_gateway.base_url.app")
+        except ModuleNotFoundError as error:
+            raise MissingExtraError("@rollout_agent", "server") from error
+        self._http = _http_module(self._openai)
+        self.endpoints = base_url.Endpoints(lambda: ADDRESS)
+        self._transport = self._http.ASGITransport(base_url.base_url_app(self.endpoints))
+
+    def made(self, endpoint: Any) -> Any:
+        """Return an openai.AsyncOpenAI for a rollout."""
+        http = self._http.AsyncClient(transport=self._transport, trust_env=False)
+        return self._openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, http_client=http)
+
+    def made_sync(self, endpoint: Any, context: SyncRolloutContext) -> Any:
+        """Return an openai.OpenAI for a rollout whose function runs on a thread."""
+        http = self._http.Client(transport=_SyncTransport(self._http, self._transport, context), trust_env=False)
+        return self._openai.OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, http_client=http)
+
+
+class _SyncTransport:
+    """A transport of httpx that answers the requests of a thread on the event loop."""
+
+    def __init__(self, http: Any, transport: Any, context: SyncRolloutContext) -> None:
+        self._http = http
+        self._transport = transport
+        self._context = context
+
+    def handle_request(self, request: Any) -> Any:
+        """Return the response. After the end of the rollout it is a response with the status 410."""
+        body = request.read()
+        asked = self._http.Request(request.method, request.url, headers=request.headers, content=body)
+        try:
+            status, headers, content = self._context.wait(functools.partial(self._answer, asked))
+        except RolloutEndedError as error:
+            problem = {"error": {"message": str(error), "type": "server_error", "param": None, "code": "rollout_ended"}}
+            return self._http.Response(410, headers={"x-should-retry": "false"}, json=problem)
+        return self._http.Response(status, headers=headers, content=content)
+
+    async def _answer(self, request: Any) -> tuple[int, Any, bytes]:
+        response = await self._transport.handle_async_request(request)
+        return response.status_code, response.headers, await response.aread()
+
+    def close(self) -> None:
+        """Do nothing. The transport has no connections."""
+
+    def __enter__(self) -> "_SyncTransport":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _http_module(openai: Any) -> Any:
+    """Return the module of the HTTP client that this version of openai uses: httpx2 or httpx."""
+    client = next(each for each in openai.DefaultAsyncHttpxClient.__mro__ if each.__name__ == "AsyncClient")
+    return sys.modules[client.__module__.partition(".")[0]]
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    """Return the text of a message, also of one whose content is a list of parts."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+    return content if isinstance(content, str) else ""
