@@ -115,7 +115,7 @@ async def test_no_key_of_the_server_is_in_the_environment_of_a_program(tmp_path,
 @pytest.mark.parametrize(
     ("program", "message"),
     [
-        ("print('a'); print('b', file=sys.stderr); sys.exit(7)", "ended with exit code 7: b\na\nb"),
+        ("print('a', flush=True); print('b', file=sys.stderr); sys.exit(7)", "ended with exit code 7: b\na\nb"),
         ("raise ValueError('wrong')", "ended with exit code 1: ValueError: wrong\nTraceback"),
         ("os.kill(os.getpid(), 9)", "was ended by SIGKILL"),
         ("os.killpg(0, 9)", "was ended by SIGKILL"),
@@ -150,7 +150,10 @@ async def test_a_program_that_is_stopped_by_its_time_limit_has_its_samples(tmp_p
         ('{"reward": NaN}', "NaN"),
         ('{"rewards": [1]}', "rewards: is a list, not an object"),
         ('{"rewards": {"main": "x"}}', "rewards.main: is 'x', not a finite number"),
-        ('{"rewards": {"other": 1}}', "rewards.other: sample: the rollout has no sample named 'other'; its samples: 'main'"),
+        (
+            '{"rewards": {"other": 1}}',
+            "rewards.other: sample: the rollout has no sample named 'other'; its samples: 'main'",
+        ),
         ('{"metadata": 3}', "metadata: is a int, not an object"),
         ('{"finish_reason": 3}', "finish_reason: is a int, not a text"),
         ('{"rewrd": 1}', "rewrd: is no key of a result; the keys are reward, rewards, metadata, finish_reason"),
