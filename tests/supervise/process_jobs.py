@@ -18,6 +18,8 @@ from osmosis_grpc.console.logs import BackgroundHandler
 from osmosis_grpc.serve.rollout_log import RolloutLog
 from osmosis_grpc.supervise import DaemonThreads
 from osmosis_grpc.testing.raw import RawTrainer
+from osmosis_grpc.tools.process import run_process
+from osmosis_grpc.tools.workspace import Workspace
 from tests.deployment import PATIENCE, Talk
 from tests.processes import run
 
@@ -130,7 +132,26 @@ async def read(h, fail):
             await stream.ended()
 
 
+async def run_a_process(h, fail):
+    async with Workspace() as space:
+        fail()
+        with pytest.raises(OSError, match="injected"):
+            await run_process(["true"], space=space, environment={"PATH": os.environ["PATH"]})
+    assert not space.folder.exists()
+
+
+async def clean_up(h, fail):
+    space = Workspace()
+    fail()
+    with pytest.raises(OSError, match="injected"):
+        async with space:
+            pass
+    assert not space.folder.exists()
+
+
 SCENARIOS = {
+    "tools.clean_up": clean_up,
+    "tools.run_process": run_a_process,
     "agent.tool_call": tool_call,
     "cli.demo_server": lambda h, fail: demo(h, fail, "cli.demo_server"),
     "cli.demo_trainer": lambda h, fail: demo(h, fail, "cli.demo_trainer"),
