@@ -9,8 +9,10 @@ import contextlib
 import ctypes
 import difflib
 import os
+import re
 import reprlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +177,23 @@ def forget_secrets() -> None:
         if field is not None and field.kind is option.Secret:
             _overwrite(name)
             del os.environ[name]
+
+
+_FOR_PROGRAMS = re.compile(
+    "PATH|PYTHONPATH|LD_LIBRARY_PATH|HOME|USER|LOGNAME|SHELL|TZ|LANG|LANGUAGE|LC_[A-Z]+|VIRTUAL_ENV|CONDA_PREFIX"
+    "|SSL_CERT_FILE|SSL_CERT_DIR|REQUESTS_CA_BUNDLE"
+)
+"""Names of variables that every program gets."""
+
+
+def program_environment(names: Iterable[str]) -> dict[str, str]:
+    """Return the variables that the programs of `serve --command` get: a fixed list, and those with one of `names`.
+
+    The folder of this Python is the last one of PATH, so `python` is found without an activated environment.
+    """
+    kept = {name: value for name, value in os.environ.items() if _FOR_PROGRAMS.fullmatch(name) or name in set(names)}
+    kept["PATH"] = os.pathsep.join(filter(None, (kept.get("PATH", os.defpath), str(Path(sys.executable).parent))))
+    return kept
 
 
 def _overwrite(name: str) -> None:

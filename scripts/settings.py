@@ -14,7 +14,8 @@ Every option of `osmosis-grpc serve` and of `python -m osmosis_gateway`, with it
 `scripts/settings.py` writes this page from `osmosis_grpc/console`.
 
 - A value wins in this order: command line, environment variable, file `.env` in the current folder, default.
-- In a variable, a list is separated by blanks, tokens are separated by line ends, and a switch is `true` or `false`.
+- In a variable, a list is separated by blanks, tokens and commands are separated by line ends, and a switch is `true`
+  or `false`.
 - A switch has a second flag that turns it off again: `--no-reload` for `--reload`, `--http` for `--no-http`.
 - A wrong value stops the start. The message names the option, or the variable where the value came from there.
 - A variable with the prefix `OSMOSIS_ROLLOUT_` that is not on this page is ignored. A warning names it and the nearest

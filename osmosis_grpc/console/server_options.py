@@ -4,6 +4,8 @@
 "gateway" among their commands. After a change, run `python scripts/settings.py`.
 """
 
+import re
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -41,6 +43,28 @@ def split_legacy_agent(text: str) -> tuple[str, str]:
     return ("", text) if not sep or "/" in name else (name, url)
 
 
+SET_BY_SERVER = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")
+"""Variables of a program whose values are those of its rollout."""
+
+
+def _commands(text: str) -> str:
+    """Return commands unchanged, one on each line. Raises ValueError for a command with an open quote."""
+    for line in text.splitlines():
+        try:
+            shlex.split(line)
+        except ValueError as error:
+            raise ValueError(f"{line!r} cannot be split: {error}") from None
+    return text
+
+
+def _variable(text: str) -> str:
+    if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", text):
+        raise ValueError(f"{text!r} is not the name of a variable")
+    if text in SET_BY_SERVER:
+        raise ValueError(f"{text} is always the rollout's own")
+    return text
+
+
 class ServerOptions(Declared):
     """Options for hosting, addresses, trainers, security, the journal, the log and the process."""
 
@@ -65,6 +89,47 @@ class ServerOptions(Declared):
     ] = None
     legacy_agent_token_file: Annotated[
         Path | None, Option("Agents", "--legacy-agent-token-file FILE", "File that holds that token.")
+    ] = None
+    command: Annotated[
+        str | None,
+        Option(
+            "Agents",
+            "--command COMMAND",
+            "Program to start for each rollout. It uses OPENAI_BASE_URL or ANTHROPIC_BASE_URL.",
+            check=_commands,
+            lines=True,
+        ),
+    ] = None
+    command_name: Annotated[
+        tuple[str, ...],
+        Option("Agents", "--command-name NAME", "Name of the agent of a --command; the default is the script's name."),
+    ] = ()
+    command_env: Annotated[
+        tuple[str, ...],
+        Option(
+            "Agents",
+            "--command-env VARIABLE",
+            "Variable of the server's environment that programs get.",
+            check=_variable,
+        ),
+    ] = ()
+    command_timeout_seconds: Annotated[
+        float | None,
+        Option(
+            "Agents",
+            "--command-timeout SECONDS",
+            "How long a program may run; without it, until the end of its rollout's agent_timeout.",
+            bounds=(0.1, 604_800),
+        ),
+    ] = None
+    command_memory_mib: Annotated[
+        int | None,
+        Option(
+            "Agents",
+            "--command-memory MIB",
+            "The most address space of each process of a program, in MiB; without it, no limit.",
+            bounds=(16, 16_777_216),
+        ),
     ] = None
     no_validate: Annotated[bool, Option("Agents", "--no-validate", "Do not validate the agent loops first.")] = False
     agent_timeout_seconds: Annotated[

@@ -57,7 +57,7 @@ def run(line: Line) -> None:
     raise typer.Exit(code)
 
 
-serve = command("serve", "-m MODULE:ATTR [OPTIONS]", run)
+serve = command("serve", "-m MODULE:ATTR | --command COMMAND [OPTIONS]", run)
 
 
 def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, Credentials]":
@@ -67,8 +67,10 @@ def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, 
     from osmosis_grpc.serve.security_options import credentials_from_options, naming
 
     options = settings.server
-    if not options.module and not options.legacy_agent:
-        raise ValueError("there is nothing to host: name an agent loop with -m/--module MODULE:ATTR")
+    if not (options.module or options.legacy_agent or options.command):
+        raise ValueError("there is nothing to host: name an agent loop with -m/--module MODULE:ATTR, or a --command")
+    if len(options.command_name) > len((options.command or "").splitlines()):
+        raise ValueError("--command-name: there are more names than --command has programs")
     for switch, name in (("no_journal", "state_dir"), ("no_http", "http_port")):
         same_place = line.has("server", switch) == line.has("server", name)
         if getattr(options, switch) and name in options.model_fields_set and (same_place or line.has("server", name)):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from osmosis_grpc import __version__
 from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.console.option import split_host_port
 from osmosis_grpc.console.server_options import split_legacy_agent
 from osmosis_grpc.engine import failpoints
@@ -28,7 +29,7 @@ from osmosis_grpc.serve.rollout_log import RolloutLog
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.server.tracelog import TraceLog
 from osmosis_grpc.storage import JournalError
-from osmosis_grpc.supervise import OnFailure, job, thread
+from osmosis_grpc.supervise import OnFailure, Supervisor, job, thread
 
 if TYPE_CHECKING:
     from osmosis_grpc.settings import RolloutServerSettings, RolloutSettings
@@ -70,12 +71,14 @@ async def run_process(
         importlib.import_module("osmosis_gateway.http_server")  # takes a second, so it is done before calls arrive
     async with AsyncExitStack() as stack:
         legacy = [await _legacy(stack, text, settings) for text in options.legacy_agent]
-        hosted = [*loops, *legacy]
+        programs, supervisors = await _programs(stack, options)
+        supervisors += [loop.supervisor for loop in legacy]
+        hosted = [*loops, *legacy, *programs]
         names = sorted(loop.name for loop in hosted)
         if len(set(names)) < len(names):
             raise NotStarted(
                 f"two agent loops have the same name: {', '.join(names)}; give a legacy agent another one with "
-                "--legacy-agent NAME=URL"
+                "--legacy-agent NAME=URL, and a program with --command-name"
             )
         server = await _grpc(stack, hosted, config, options, security, credentials)
         servers.append(server)
@@ -98,10 +101,11 @@ async def run_process(
             ", ".join(names),
             extra={**addresses, "agent_loops": names, "state_dir": str(state or ":memory:"), "version": __version__},
         )
-        for supervisor in (server.supervisor, *(loop.supervisor for loop in legacy)):
+        supervisors.insert(0, server.supervisor)
+        for supervisor in supervisors:
             supervisor.add_listener(lambda error: stop.set())
         await stop.wait()
-        failed = server.supervisor.failure or next(filter(None, (loop.supervisor.failure for loop in legacy)), None)
+        failed = next(filter(None, (supervisor.failure for supervisor in supervisors)), None)
         limit = options.drain_timeout
         if failed is not None:  # the next process continues the journaled rollouts
             limit = 0.0
@@ -144,9 +148,31 @@ async def _legacy(stack: AsyncExitStack, text: str, settings: "RolloutSettings")
         raise NotStarted(f"--legacy-listen: {error}") from None
 
 
+async def _programs(stack: AsyncExitStack, options: "RolloutServerSettings") -> tuple[list[Any], list[Supervisor]]:
+    """Return the agents of --command, and the supervisors of what serves their base URLs. Raises NotStarted."""
+    commands = (options.command or "").splitlines()
+    if not commands:
+        return [], []
+    from osmosis_grpc.settings import program_environment
+
+    memory = options.command_memory_mib
+    agents = importlib.import_module("osmosis_gateway.command_agent").command_agents(
+        commands,
+        options.command_name,
+        program_environment(options.command_env),
+        seconds=options.command_timeout_seconds,
+        memory=None if memory is None else memory * 1024 * 1024,
+    )
+    try:
+        programs, http = await stack.enter_async_context(agents)
+    except (ValueError, OSError) as error:
+        raise NotStarted(f"--command: {error}") from None
+    return programs, [http.supervisor]
+
+
 async def _grpc(
     stack: AsyncExitStack,
-    loops: Sequence[RolloutAgentLoop],
+    loops: Sequence[RolloutAgentLoop | Runnable],
     config: ServerConfig,
     options: "RolloutServerSettings",
     security: ServerSecurity,

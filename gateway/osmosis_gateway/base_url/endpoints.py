@@ -9,7 +9,7 @@ from osmosis_gateway.base_url.conversations import Conversations
 from osmosis_gateway.base_url.requests import ModelRequest
 from osmosis_gateway.rollout_keys import RolloutKeys
 from osmosis_grpc.agent import CompletionsResult, RolloutContext
-from osmosis_grpc.errors import NotFound, RolloutEndedError
+from osmosis_grpc.errors import CallError, NotFound, RolloutEndedError
 from osmosis_grpc.supervise import OnFailure, child, job
 
 ASK = job("gateway.ask_chat", OnFailure.RAISE)
@@ -31,6 +31,8 @@ class Endpoint:
         """Ends with the rollout's id. A client of OpenAI adds /chat/completions, a client of Anthropic /v1/messages."""
         self.api_key = api_key
         """Valid until the end of the rollout."""
+        self.failure: CallError | None = None
+        """The error of the newest chat that ended; None if it got its reply."""
         self.rollout_id = context.request.rollout_id
         self._context = context
         self._conversations = Conversations()
@@ -42,8 +44,8 @@ class Endpoint:
         """Return the reply to a request. `sample` names its conversation; without it, the history decides.
 
         Sampling parameters that the request does not have are the trainer's completion_params. If the client
-        disconnects, the chat is cancelled. Raises CallError, ValueError for a history that cannot be
-        sent, and RolloutEndedError.
+        disconnects, the chat is cancelled. Raises CallError, ValueError for a history that cannot be sent, and
+        RolloutEndedError.
         """
         if self._closed:
             raise RolloutEndedError("the rollout has ended")
@@ -76,9 +78,11 @@ class Endpoint:
         try:
             params = {**self._context.request.completion_params, **request.params}
             result = await self._context.chat(place.messages, sample=sample, tools=request.tools, **params)
-        except BaseException:
+        except BaseException as error:
             self._conversations.failed(place, sample)
+            self.failure = error if isinstance(error, CallError) else self.failure
             raise
+        self.failure = None
         self._conversations.answered(place, sample, result.chat_number, result.message)
         return result
 

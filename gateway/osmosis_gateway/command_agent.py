@@ -1,0 +1,200 @@
+"""Runs a program for each rollout. The program asks for replies at the rollout's base URL, and writes a result file.
+
+The program gets no variable of the server's environment unless the operator names it, so it gets no key of another
+provider.
+"""
+
+import os
+import shlex
+import shutil
+import signal
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from osmosis_gateway.base_url.app import base_url_app
+from osmosis_gateway.base_url.endpoints import Endpoint, Endpoints
+from osmosis_gateway.http_server import HttpServer
+from osmosis_grpc.agent import RolloutContext
+from osmosis_grpc.agent.loop import name_problem
+from osmosis_grpc.agent.program_result import outcome_of_program
+from osmosis_grpc.agent.result_check import RunOutcome, invalid_result
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.tools.process import Ended, Limits, run_process
+from osmosis_grpc.tools.workspace import Workspace
+from osmosis_grpc.types import Failure, FailureReason, RolloutRequest, ToolDict, jsontext
+from osmosis_grpc.types.outcome import clip
+
+MAX_RESULT_BYTES = 4 * 1024 * 1024
+"""The most bytes of a result file."""
+MAX_LINE = 300
+"""The most characters of the last line of output in the first line of a failure."""
+
+
+class CommandAgent:
+    """A Runnable that starts a program for each rollout.
+
+    `command` is split as a shell splits it, but no shell runs it. The program is searched on the PATH of `environment`.
+    An argument that names a file or folder below `folder` becomes its absolute path, because each program runs in a new
+    folder. `name` is by default the name of the script, without its ending. `environment` has the variables of the
+    program; it also gets those of variables(). Raises ValueError for a command that cannot be started.
+    """
+
+    lists_tools_without_request = True
+    replayable = False
+
+    def __init__(
+        self,
+        command: str,
+        endpoints: Endpoints,
+        *,
+        environment: Mapping[str, str],
+        name: str = "",
+        folder: Path | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.source = self
+        self._endpoints = endpoints
+        self._folder = folder or Path.cwd()
+        self._environment = dict(environment)
+        self._limits = limits or Limits()
+        self._argv, default = _resolved(shlex.split(command), self._folder, self._environment.get("PATH", ""))
+        self.name = name or default
+        problem = name_problem(self.name)
+        if problem:
+            raise ValueError(problem[1])
+
+    def tools(self, request: RolloutRequest) -> list[ToolDict]:
+        return []
+
+    async def run(self, context: RolloutContext) -> RunOutcome:
+        """Run the program. An exit code other than 0 is a failure with the last lines of output."""
+        task = _task(context)
+        async with Workspace() as space:
+            with self._endpoints.open(context) as endpoint:
+                files = {"OSMOSIS_TASK_FILE": await space.write("task.json", task)}
+                files["OSMOSIS_RESULT_FILE"] = space.folder / "result.json"
+                environment = self._environment | variables(endpoint, files, self._folder, self._environment)
+                try:
+                    ended = await run_process(
+                        self._argv, space=space, environment=environment, stdin=task, limits=self._limits
+                    )
+                except OSError as error:
+                    return _failed(f"the program {self._argv[0]} cannot be started: {error.strerror or error}")
+                output = ended.output.replace(endpoint.api_key, "[key]")
+                context.log_event(
+                    "program ended", exit_code=ended.exit_code, seconds=round(ended.seconds, 3), output=output
+                )
+                if ended.exit_code or ended.timed_out:
+                    if endpoint.failure is not None:  # the program failed because its last chat failed at the trainer
+                        raise endpoint.failure
+                    return _failed(self._problem(ended), output)
+                return await _result(context, space)
+
+    def ended(self, rollout_id: str, attempt: int) -> None:
+        """Do nothing: tools() has reserved nothing."""
+
+    def _problem(self, ended: Ended) -> str:
+        """Return why a program failed."""
+        if ended.timed_out:
+            return f"the program was stopped after its time limit of {self._limits.seconds:g} s"
+        if ended.exit_code > 0:
+            return f"the program ended with exit code {ended.exit_code}"
+        try:
+            return f"the program was ended by {signal.Signals(-ended.exit_code).name}"
+        except ValueError:
+            return f"the program was ended by signal {-ended.exit_code}"
+
+
+def variables(
+    endpoint: Endpoint, files: Mapping[str, Path], folder: Path, environment: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables that a program gets in addition to `environment`."""
+    paths = filter(None, (str(folder), environment.get("PYTHONPATH")))
+    return {
+        "OPENAI_BASE_URL": endpoint.base_url,
+        "OPENAI_API_KEY": endpoint.api_key,
+        "ANTHROPIC_BASE_URL": endpoint.base_url,
+        "ANTHROPIC_API_KEY": endpoint.api_key,
+        "NO_PROXY": "127.0.0.1,localhost",
+        "PYTHONPATH": os.pathsep.join(paths),
+        **{name: str(path) for name, path in files.items()},
+    }
+
+
+@asynccontextmanager
+async def command_agents(
+    commands: Sequence[str],
+    names: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    seconds: float | None = None,
+    memory: int | None = None,
+) -> AsyncIterator[tuple[list[CommandAgent], HttpServer]]:
+    """Serve base URLs on loopback. Yields the agents of the commands, and the HTTP server.
+
+    `names` are the names of the first commands. Raises ValueError for a command that cannot be started.
+    """
+    endpoints = Endpoints(lambda: f"http://{http.address}")
+    limits = Limits(seconds=seconds, memory=memory)
+    given = [*names, *[""] * (len(commands) - len(names))]
+    agents = [
+        CommandAgent(command, endpoints, environment=environment, name=name, limits=limits)
+        for command, name in zip(commands, given, strict=True)
+    ]
+    async with HttpServer(base_url_app(endpoints)) as http:
+        yield agents, http
+
+
+def _resolved(words: list[str], folder: Path, path: str) -> tuple[list[str], str]:
+    """Return the absolute command, and the default name of its agent. Raises ValueError."""
+    if not words:
+        raise ValueError("the command is empty")
+    program, arguments = words[0], words[1:]
+    found = str(folder / program) if "/" in program else shutil.which(program, path=path)
+    if found is None or not Path(found).exists():
+        raise ValueError(f"there is no program {program!r}")
+    if not os.access(found, os.X_OK) or Path(found).is_dir():
+        raise ValueError(f"the program {program!r} is not executable")
+    named = program
+    for index, word in enumerate(arguments):
+        if word and (folder / word).exists():
+            arguments[index] = str(folder / word)
+            named = word if named == program else named
+        elif word == "-m" and index + 1 < len(arguments) and named == program:
+            named = arguments[index + 1]
+    return [found, *arguments], Path(named).name.removesuffix(".py")
+
+
+def _task(context: RolloutContext) -> bytes:
+    """Return the request as JSON."""
+    request = context.request
+    task = {
+        "rollout_id": request.rollout_id,
+        "attempt": request.attempt,
+        "messages": list(request.messages),
+        "label": request.label,
+        "metadata": dict(request.metadata),
+        "max_turns": request.max_turns,
+        "completion_params": dict(request.completion_params),
+    }
+    return jsontext.render(task).encode()
+
+
+async def _result(context: RolloutContext, space: Workspace) -> RunOutcome:
+    """Return the outcome for the result file. Without a file there is no reward."""
+    try:
+        data = await space.read("result.json", MAX_RESULT_BYTES)
+        if data is None:
+            return RunOutcome(messages=None)
+        result = jsontext.parse_object(data.decode(), "the result file")
+    except (InvalidArgument, UnicodeDecodeError, OSError) as error:
+        return invalid_result(str(error))
+    return outcome_of_program(result, context)
+
+
+def _failed(problem: str, output: str = "") -> RunOutcome:
+    """Return a failure. The last line of the output is in the first line of the message, for the log."""
+    last = output.rpartition("\n")[2].strip()[:MAX_LINE]
+    message = f"{problem}: {last}\n{output}" if last else problem
+    return RunOutcome(failure=Failure("agent", clip(message), False, reason=FailureReason.AGENT_EXCEPTION))

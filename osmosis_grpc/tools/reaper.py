@@ -1,0 +1,139 @@
+"""Kills the processes and removes the folders that a dead server has left.
+
+A server starts this file as a process and writes to its standard input: one JSON line for each workspace that begins
+or ends. The reaper answers a line about a beginning with one byte. When the server dies, the input ends, and the reaper
+cleans up every workspace that has not ended. It imports only the standard library, so it starts fast and needs little
+memory.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import stat
+import sys
+import time
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+MARKER = "OSMOSIS_PROCESS_MARKER"
+"""The environment variable that every process of a workspace inherits."""
+KILL_WITHIN = 5.0
+"""kill_marked() gives up after this many seconds."""
+PAUSE = 0.005
+"""Seconds between two searches for processes."""
+UNREADABLE_SEARCHES = 3
+"""A process that just starts another program has no readable environment. The search is repeated so many times."""
+
+
+def kill_marked(markers: Collection[str]) -> None:
+    """Kill every process whose environment has one of the markers, and the descendants of these processes.
+
+    Returns when no such process is left, and at the latest after KILL_WITHIN seconds. Does nothing on a system without
+    /proc.
+    """
+    wanted = {f"{MARKER}={marker}".encode() for marker in markers}
+    deadline, unreadable = time.monotonic() + KILL_WITHIN, 0
+    while wanted and time.monotonic() < deadline:
+        found, unsure = _processes(wanted)
+        for pid in found:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        unreadable += unsure
+        if not found and (not unsure or unreadable > UNREADABLE_SEARCHES):
+            return
+        time.sleep(PAUSE)
+
+
+def _processes(wanted: set[bytes]) -> tuple[set[int], bool]:
+    """Return the living processes with a wanted variable and their descendants, but never this process.
+
+    Also returns whether a process has no readable environment.
+    """
+    parents: dict[int, int] = {}
+    found: set[int] = set()
+    unsure = False
+    for pid in _pids():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            state, parent = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[:2]
+            if pid == os.getpid() or state in (b"Z", b"X"):
+                continue
+            parents[pid] = int(parent)
+            environment = _read(f"/proc/{pid}/environ")
+            unsure = unsure or (not environment and 2 not in (pid, int(parent)))  # 2 has the kernel's threads
+            if not wanted.isdisjoint(environment.split(b"\0")):
+                found.add(pid)
+    newest = found
+    while newest:
+        newest = {pid for pid, parent in parents.items() if parent in newest} - found
+        found |= newest
+    return found, unsure
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.readall()
+
+
+def _pids() -> Iterable[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+
+
+def remove_folder(folder: str | Path) -> None:
+    """Remove a folder with its content, also where a program has taken away its own permissions.
+
+    A part that cannot be removed stays.
+    """
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        return
+    except OSError:
+        for path, _, _ in os.walk(folder):
+            with contextlib.suppress(OSError):
+                os.chmod(path, stat.S_IRWXU)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def begins(marker: str, folder: str) -> bytes:
+    """Return the line for a workspace that begins."""
+    return _line({"begins": marker, "folder": folder})
+
+
+def ends(marker: str) -> bytes:
+    """Return the line for a workspace that has ended."""
+    return _line({"ends": marker})
+
+
+def _line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def main() -> None:
+    """Read lines until the server dies, and clean up then."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # they are meant for the server
+        signal.signal(number, signal.SIG_IGN)
+    left: dict[str, str] = {}
+    answers: Any = sys.stdout.buffer
+    for line in sys.stdin.buffer:
+        with contextlib.suppress(ValueError, KeyError):  # the server died within a line
+            message = json.loads(line)
+            if "begins" in message:
+                left[message["begins"]] = message["folder"]
+                with contextlib.suppress(OSError):
+                    answers.write(b".")
+                    answers.flush()
+            else:
+                left.pop(message["ends"], None)
+    kill_marked(left)
+    for folder in left.values():
+        remove_folder(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""A workspace: a folder and the processes that run in it. Both end with it, also if the server is killed."""
+
+import atexit
+import contextlib
+import os
+import secrets
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import IO, Any
+
+from osmosis_grpc.supervise import DaemonThreads
+from osmosis_grpc.tools import reaper
+from osmosis_grpc.tools.uninterrupted import uninterrupted
+
+_threads = DaemonThreads(16)
+"""They make and remove folders, and kill processes."""
+
+
+class Workspace:
+    """A new folder below the temporary folder. Used as `async with Workspace() as space`.
+
+    At the end of the block, every process with the variables in `environment` is killed, and the folder is removed. If
+    this process dies before that, the reaper does both.
+    """
+
+    def __init__(self) -> None:
+        self.marker = secrets.token_hex(16)
+        self.folder = Path(tempfile.gettempdir()).absolute() / f"osmosis-{self.marker}"
+        """The folder. Only this user can read it."""
+        self.work = self.folder / "work"
+        """An empty folder, for the files of a program."""
+        self._temporary = self.folder / "tmp"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that a process of this workspace needs."""
+        return {reaper.MARKER: self.marker, "TMPDIR": str(self._temporary)}
+
+    async def __aenter__(self) -> "Workspace":
+        try:
+            await uninterrupted(_threads.run(self._make))
+        except BaseException:
+            await uninterrupted(_threads.run(self._remove))
+            raise
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        await uninterrupted(_threads.run(self._remove))
+
+    async def write(self, name: str, data: bytes) -> Path:
+        """Write a file into the folder, and return its path. Raises OSError."""
+        path = self.folder / name
+        await _threads.run(lambda: path.write_bytes(data))
+        return path
+
+    async def read(self, name: str, limit: int) -> bytes | None:
+        """Return the content of a file of the folder; None if there is no such file.
+
+        Raises OSError for a file that is longer than `limit` bytes, and for anything else than a file.
+        """
+        return await _threads.run(lambda: self._read(name, limit))
+
+    def _read(self, name: str, limit: int) -> bytes | None:
+        try:
+            descriptor = os.open(self.folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(f"{name} is not a file")
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                data = file.read(limit + 1)
+        finally:
+            os.close(descriptor)
+        if len(data) > limit:
+            raise OSError(f"{name} has more than {limit} bytes")
+        return data
+
+    def _make(self) -> None:
+        _reaper.begins(self)
+        self.folder.mkdir(mode=0o700)
+        self.work.mkdir()
+        self._temporary.mkdir()
+
+    def _remove(self) -> None:
+        reaper.kill_marked([self.marker])
+        reaper.remove_folder(self.folder)
+        _reaper.ends(self)
+
+
+class _Reaper:
+    """The reaper process of this process. It starts with the first workspace, and again if it was killed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._open: dict[str, str] = {}
+        """The folders of the open workspaces, by marker."""
+
+    def begins(self, space: Workspace) -> None:
+        """Note a workspace that begins. Returns when the reaper knows it. Raises OSError if it cannot be started."""
+        with self._lock:
+            self._open[space.marker] = str(space.folder)
+            if self._process is not None:
+                if self._told(self._process, space.marker):
+                    return
+                self._stop(self._process)  # somebody has killed it
+            self._process = self._started()
+            if not all(self._told(self._process, marker) for marker in self._open):
+                raise OSError("the process that cleans up after this one does not start")
+
+    def ends(self, space: Workspace) -> None:
+        """Note a workspace that has ended."""
+        with self._lock:
+            self._open.pop(space.marker, None)
+            if self._process is not None:
+                with contextlib.suppress(OSError):
+                    _pipe(self._process.stdin).write(reaper.ends(space.marker))
+
+    def _told(self, process: "subprocess.Popen[bytes]", marker: str) -> bool:
+        """Tell a reaper about a workspace. Returns whether it has confirmed that."""
+        try:
+            _pipe(process.stdin).write(reaper.begins(marker, self._open[marker]))
+            return bool(_pipe(process.stdout).read(1))
+        except OSError:
+            return False
+
+    def _started(self) -> "subprocess.Popen[bytes]":
+        # The path, and not -m, because the package imports much more than the file needs.
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", reaper.__file__],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env={name: value for name, value in os.environ.items() if name == "LD_LIBRARY_PATH"},
+            start_new_session=True,
+        )
+
+    def _stop(self, process: "subprocess.Popen[bytes]") -> None:
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                _pipe(pipe).close()
+        process.wait()
+        self._process = None
+
+    def close(self) -> None:
+        """End the reaper. It cleans up the open workspaces."""
+        with self._lock:
+            if self._process is not None:
+                self._stop(self._process)
+
+    def forked(self) -> None:
+        """Close the pipe in a forked child, because the reaper waits until the last copy of the pipe is closed."""
+        process, self._process, self._lock = self._process, None, threading.Lock()
+        if process is not None:
+            process.returncode = 0  # it is not a child of this process
+            _pipe(process.stdin).close()
+            _pipe(process.stdout).close()
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None
+    return pipe
+
+
+_reaper = _Reaper()
+atexit.register(_reaper.close)
+os.register_at_fork(after_in_child=_reaper.forked)
