@@ -2,9 +2,9 @@
 
 python -m benchmarks.cancel_agents [--rollouts 50] [--in-flight 16] [--json]
 
-Each agent asks one chat. Then it blocks its thread, awaits a tool, blocks a thread in a tool, or waits for the reply to a
-second request to its base URL (with the openai package installed). One rollout after the other is cancelled. The time is
-from the call of cancel() until the trainer has the outcome with its partial sample.
+Each agent asks one chat. Then it blocks its thread, awaits a tool, blocks a thread in a tool, or waits for the reply to
+a second request to its base URL (with the openai package installed). One rollout after the other is cancelled. The time
+is from the call of cancel() until the trainer has the outcome with its partial sample.
 """
 
 import asyncio

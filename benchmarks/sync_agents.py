@@ -3,8 +3,8 @@
 python -m benchmarks.sync_agents [--rollouts 200] [--turns 8] [--rounds 3] [--seconds 50] [--json]
 
 Both agents pause for 100 ms after each reply. All rollouts run at once, and the rounds alternate. Then the sync agent
-runs again for `seconds`, while a second attachment is idle; the figure is the largest gap between its frames. The server
-sends a heartbeat after 15 s without a frame, and looks every second whether one is due.
+runs again for `seconds`, while a second attachment is idle; the figure is the largest gap between its heartbeats. The
+server sends one after 15 s without a frame.
 """
 
 import asyncio

@@ -5,7 +5,7 @@
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any, Protocol
 
 from osmosis_grpc.agent.context import RolloutContext, RunnableTool
@@ -50,6 +50,16 @@ class Runnable(Protocol):
         """Release what tools() reserved for a rollout. Called once after the rollout's end, even if run() was not."""
 
 
+class _Later:
+    """An awaitable that makes its coroutine when it is awaited. It can be dropped without a warning."""
+
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        self._make = make
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._make().__await__()
+
+
 class AgentLoopRunnable:
     """The adapter for agent loops. It keeps the tools of a rollout until its end, for run_tools()."""
 
@@ -66,7 +76,7 @@ class AgentLoopRunnable:
     def tools(self, request: RolloutRequest) -> Sequence[Any] | Awaitable[Sequence[Any] | None] | None:
         """Return what get_tools returns."""
         found: Any = self.source.get_tools(request)
-        return self._kept_later(request, found) if must_wait(found) else self._kept(request, found)
+        return _Later(lambda: self._kept_later(request, found)) if must_wait(found) else self._kept(request, found)
 
     async def _kept_later(self, request: RolloutRequest, found: Any) -> Sequence[Any] | None:
         return self._kept(request, await expanded(found))
