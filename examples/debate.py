@@ -13,14 +13,10 @@ import uuid
 from osmosis_grpc.rollout import RolloutAgentLoop, RolloutContext, RolloutRequest, RolloutResult
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import ChatRequest, ChatResponse, Policy, TokenBlock, Trainer, advantages, pad
-from osmosis_grpc.types import ToolDict
 
 
 class Debate(RolloutAgentLoop):
     name = "debate"
-
-    def get_tools(self, request: RolloutRequest) -> list[ToolDict]:
-        return []
 
     async def run(self, ctx: RolloutContext) -> RolloutResult:
         speech = [*ctx.request.messages, {"role": "user", "content": "Argue for it."}]

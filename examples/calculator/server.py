@@ -3,21 +3,17 @@
 python -m osmosis_grpc.serve -m server:agent_loop
 """
 
-from typing import Any
-
 from rewards import reward_of
-from tools import CALCULATOR_TOOL_SCHEMAS, execute_tools
+from tools import TOOLS
 
-from osmosis_grpc.rollout import RolloutAgentLoop, RolloutContext, RolloutRequest, RolloutResult
+from osmosis_grpc.rollout import RolloutAgentLoop, RolloutContext, RolloutResult
 
 
 class CalculatorAgentLoop(RolloutAgentLoop):
     """Asks the model, runs the tools it calls, and ends when it calls none."""
 
     name = "calculator"
-
-    def get_tools(self, request: RolloutRequest) -> list[Any]:
-        return CALCULATOR_TOOL_SCHEMAS
+    tools = TOOLS
 
     async def run(self, ctx: RolloutContext) -> RolloutResult:
         messages = list(ctx.request.messages)
@@ -28,7 +24,7 @@ class CalculatorAgentLoop(RolloutAgentLoop):
             if not result.has_tool_calls:
                 finish_reason = result.finish_reason or "stop"
                 break
-            messages.extend(await execute_tools(result.tool_calls))
+            messages.extend(await ctx.run_tools(result))
             ctx.log_event("tools_executed", turn=turn, calls=len(result.tool_calls))
         truth = ctx.request.label or ctx.request.metadata.get("ground_truth")
         return ctx.complete(messages, finish_reason=finish_reason, reward=reward_of(messages, truth))

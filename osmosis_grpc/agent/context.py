@@ -45,8 +45,8 @@ class RolloutContext:
         self._runnable_tools: dict[str, RunnableTool] = {}
 
     def bind_tools(self, tools: Sequence[Any]) -> None:
-        """Let run_tools() run the tools that `@tool` has made. Schemas without a function are left out."""
-        self._runnable_tools = {tool.name: tool for tool in tools if isinstance(tool, RunnableTool)}
+        """Let run_tools() run these tools, too. Schemas without a function are left out."""
+        self._runnable_tools |= {tool.name: tool for tool in tools if isinstance(tool, RunnableTool)}
 
     @property
     def llm(self) -> "ModelClient":
@@ -65,10 +65,12 @@ class RolloutContext:
         """Ask the model for a reply to the whole history.
 
         `params` are sampling parameters under OpenAI's names. Unknown parameters are forwarded. `tools` replaces the
-        rollout's tools for this chat. `sample` names the conversation of the chat. Raises a CallError if the trainer
-        refuses the chat or cannot be reached. Raises ValueError for a history that cannot be sent, and
-        RolloutEndedError after the end of the rollout.
+        rollout's tools for this chat, and run_tools() runs these, too. `sample` names the conversation of the chat.
+        Raises a CallError if the trainer refuses the chat or cannot be reached. Raises ValueError for a history that
+        cannot be sent, and RolloutEndedError after the end of the rollout.
         """
+        if isinstance(tools, list | tuple):
+            self.bind_tools(tools)
         number, response = await self._session.chat(
             messages, sample=sample, purpose=purpose, tools=tools, params=params
         )

@@ -5,7 +5,7 @@
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any, Protocol
 
 from osmosis_grpc.agent.context import RolloutContext, RunnableTool
@@ -50,6 +50,16 @@ class Runnable(Protocol):
         """Release what tools() reserved for a rollout. Called once after the rollout's end, even if run() was not."""
 
 
+class _Later:
+    """An awaitable that makes its coroutine when it is awaited. It can be dropped without a warning."""
+
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        self._make = make
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._make().__await__()
+
+
 class AgentLoopRunnable:
     """The adapter for agent loops. It keeps the tools of a rollout until its end, for run_tools()."""
 
@@ -65,13 +75,11 @@ class AgentLoopRunnable:
 
     def tools(self, request: RolloutRequest) -> Sequence[Any] | Awaitable[Sequence[Any] | None] | None:
         """Return what get_tools returns."""
-        found = self.source.get_tools(request)
-        return self._kept_later(request, found) if inspect.isawaitable(found) else self._kept(request, found)
+        found: Any = self.source.get_tools(request)
+        return _Later(lambda: self._kept_later(request, found)) if must_wait(found) else self._kept(request, found)
 
-    async def _kept_later(
-        self, request: RolloutRequest, found: Awaitable[Sequence[Any] | None]
-    ) -> Sequence[Any] | None:
-        return self._kept(request, await found)
+    async def _kept_later(self, request: RolloutRequest, found: Any) -> Sequence[Any] | None:
+        return self._kept(request, await expanded(found))
 
     def _kept(self, request: RolloutRequest, found: Sequence[Any] | None) -> Sequence[Any] | None:
         if isinstance(found, list | tuple) and any(isinstance(tool, RunnableTool) for tool in found):
@@ -94,8 +102,7 @@ class AgentLoopRunnable:
         key = context.request.rollout_id, context.request.attempt
         found: Any = self._tools.get(key)
         if found is None and context.tools:
-            found = self.source.get_tools(context.request)
-            found = await found if inspect.isawaitable(found) else found
+            found = await expanded(self.source.get_tools(context.request))
         if isinstance(found, list | tuple):
             context.bind_tools(found)
 
@@ -103,6 +110,26 @@ class AgentLoopRunnable:
         """Forget the tools of a rollout, and tell the agent loop about its end."""
         self._tools.pop((rollout_id, attempt), None)
         self.source.ended(rollout_id, attempt)
+
+
+def must_wait(found: Any) -> bool:
+    """Return whether what get_tools returned has to be awaited, or has a source of tools."""
+    sources = isinstance(found, list | tuple) and any(hasattr(tool, "rollout_tools") for tool in found)
+    return sources or inspect.isawaitable(found)
+
+
+async def expanded(found: Any) -> Any:
+    """Return the result of get_tools, with the tools of each source in its place.
+
+    A source has an async method rollout_tools() that returns tools. The tools of an MCP server are a source.
+    """
+    tools = await found if inspect.isawaitable(found) else found
+    if not must_wait(tools):
+        return tools
+    made: list[Any] = []
+    for tool in tools:
+        made += await tool.rollout_tools() if hasattr(tool, "rollout_tools") else [tool]
+    return made
 
 
 def as_runnable(agent: RolloutAgentLoop | Runnable) -> Runnable:

@@ -87,16 +87,21 @@ class FunctionAgent(RolloutAgentLoop, Generic[P, R]):
         """Call the function with the task and a client. A sync function runs on a thread."""
         function: Callable[..., Any] = self.function
         with self._clients.endpoints.open(ctx) as endpoint:
-            if is_async(function):
-                async with self._clients.made(endpoint) as client:
-                    result = await function(Task.of(ctx), client)
-            else:
 
-                def call(context: SyncRolloutContext) -> Any:
-                    with self._clients.made_sync(endpoint, context) as client:
-                        return function(Task.of(context), client)
+            def call(context: SyncRolloutContext) -> Any:
+                with self._clients.made_sync(endpoint, context) as client:
+                    return function(Task.of(context), client)
 
-                result = await run_on_thread(call, ctx)
+            try:
+                if is_async(function):
+                    async with self._clients.made(endpoint) as client:
+                        result = await function(Task.of(ctx), client)
+                else:
+                    result = await run_on_thread(call, ctx)
+            except self._clients.api_error:
+                if endpoint.failure is not None:  # the function has passed on the trainer's error
+                    raise endpoint.failure from None
+                raise
         return outcome_of_program(result, ctx)
 
 
@@ -156,6 +161,7 @@ class _Clients:
         except ModuleNotFoundError as error:
             raise MissingExtraError("@rollout_agent", "server") from error
         self._http = _http_module(self._openai)
+        self.api_error: type[Exception] = self._openai.APIError
         self.endpoints = base_url.Endpoints(lambda: ADDRESS)
         self._transport = self._http.ASGITransport(base_url.base_url_app(self.endpoints))
 

@@ -11,6 +11,8 @@ from tests.processes import ROOT
 
 CHECKOUT = "make"
 """A block that begins with this word needs a checkout, not an empty folder."""
+ADAPTERS = re.compile(r"\b(rollout_agent|solver|MCPServer|mcp_tools|shopper)\b")
+"""A block of docs/agents.md with one of these words needs the libraries of agents."""
 
 
 @pytest.mark.slow
@@ -19,10 +21,29 @@ CHECKOUT = "make"
 async def test_the_blocks_of_a_page_run(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = [block for block in blocks_of(PAGES[name]) if not block.text.startswith(CHECKOUT)]
+    blocks = [block for block in blocks if not ADAPTERS.search(block.text)]
     assert len(blocks) > 2
     with Reader(tmp_path) as reader:
         for block in blocks:
             await reader.run(block)
+
+
+@pytest.mark.adapters
+@pytest.mark.timeout(180)
+async def test_the_blocks_that_need_the_libraries_of_agents_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks = [block for block in blocks_of(PAGES["docs/agents.md"]) if ADAPTERS.search(block.text)]
+    assert len(blocks) == 5
+    with Reader(tmp_path) as reader:
+        for block in blocks:
+            await reader.run(block)
+    assert all("0 errors, 0 warnings" in text for text in reader.output if "agent" in text)
+
+
+def test_an_agent_with_three_tools_has_less_than_30_lines():
+    (block,) = [block for block in blocks_of(PAGES["docs/agents.md"]) if block.text.startswith("# weather.py")]
+    assert block.text.count("@tool\n") == 3
+    assert len([line for line in block.text.splitlines() if line.strip() and not line.startswith("#")]) < 30
 
 
 @pytest.mark.slow

@@ -116,11 +116,15 @@ async def test_no_reward_and_no_tokens_are_left_out():
     assert "error_message" not in done
 
 
+async def _error(self, ctx):
+    return ctx.error("the tool broke")
+
+
 @pytest.mark.parametrize(
     ("run", "word"),
     [
         (lambda self, ctx: ctx.nothing(), "FAILED: "),
-        (lambda self, ctx: _error(ctx), "FAILED: the tool broke"),
+        (_error, "FAILED: the tool broke"),
         (lambda self, ctx: asyncio.sleep(60), "CANCELLED: "),
     ],
 )
@@ -134,10 +138,6 @@ async def test_every_other_end_is_an_error_that_begins_with_its_word(run, word):
     assert done["status"] == "ERROR"
     assert done["error_message"].startswith(word)
     assert "reward" not in done
-
-
-async def _error(ctx):
-    return ctx.error("the tool broke")
 
 
 async def test_the_same_init_again_answers_the_same_and_starts_nothing():

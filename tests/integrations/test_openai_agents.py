@@ -257,7 +257,7 @@ async def test_an_error_of_the_trainer_is_raised_once_as_openais_error(kind):
     async with AgentServer([agent], port=0) as server, Trainer([server.address], refuses) as trainer:
         outcome = await trainer.rollout(rollout_id="r1", messages=[USER])
     assert len(asked) == 1
-    assert outcome.status is OutcomeStatus.FAILED
+    assert (outcome.status, outcome.failure.boundary) == (OutcomeStatus.FAILED, "trainer")
     assert "are too long" in outcome.failure.message
 
 

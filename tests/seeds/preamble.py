@@ -6,13 +6,19 @@ then what a page leaves to its reader.
 # ruff: noqa: F401 - the blocks use the imports
 
 from osmosis_grpc.rollout import RolloutAgentLoop, RolloutContext, RolloutRequest, RolloutResult, create_app
-from osmosis_grpc.rollout.tools import ToolArgumentError, execute_tool_calls
+from osmosis_grpc.rollout.tools import ToolArgumentError, create_tool_result, execute_tool_calls, get_tool_call_info
 from osmosis_grpc.testing.calculator import TOOLS as CALCULATOR_TOOLS
-from osmosis_grpc.testing.calculator import agent_loop, execute, schema
+from osmosis_grpc.testing.calculator import agent_loop
 
 # seed 000: tools.py and rewards.py, which the page keeps elsewhere
 
-CALCULATOR_TOOL_SCHEMAS = [schema(name, tool.__doc__) for name, tool in CALCULATOR_TOOLS.items()]
+CALCULATOR_TOOL_SCHEMAS = [tool.openai_schema() for tool in CALCULATOR_TOOLS]
+
+
+async def execute(tool_call):
+    call_id, name, arguments = get_tool_call_info(tool_call)
+    (tool,) = [tool for tool in CALCULATOR_TOOLS if tool.name == name]
+    return create_tool_result(call_id, str(await tool(**arguments)))
 
 
 async def execute_tools(tool_calls):

@@ -7,6 +7,8 @@ import signal
 
 import pytest
 
+from osmosis_gateway.base_url.endpoints import Endpoints
+from osmosis_gateway.base_url.requests import ModelRequest
 from osmosis_gateway.http1 import BoundedProtocol
 from osmosis_gateway.http_server import HttpServer
 from osmosis_gateway.relay import Relay
@@ -15,12 +17,17 @@ from osmosis_grpc.agent.tools import execute_tool_calls
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
 from osmosis_grpc.cli.trial import try_out
 from osmosis_grpc.console.logs import BackgroundHandler
+from osmosis_grpc.errors import ToolExecutionError
+from osmosis_grpc.integrations.mcp import McpTools
+from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.serve.rollout_log import RolloutLog
 from osmosis_grpc.supervise import DaemonThreads
+from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.tools.process import run_process
 from osmosis_grpc.tools.workspace import Workspace
-from tests.deployment import PATIENCE, Talk
+from osmosis_grpc.types import OutcomeStatus
+from tests.deployment import PATIENCE, USER, Talk
 from tests.processes import run
 
 
@@ -31,6 +38,40 @@ async def tool_call(h, fail):
     fail()
     with pytest.raises(OSError, match="injected"):
         await execute_tool_calls([{"id": "c", "function": {"name": "add", "arguments": "{}"}}], executor)
+
+
+async def sync_call(h, fail):
+    class Blocks(Talk):
+        def run(self, ctx):
+            return ctx.complete([ctx.chat([USER]).message])
+
+    fail()
+    outcome = await run_rollout(Blocks(), EchoPolicy(), [USER])
+    assert (outcome.status, outcome.failure.boundary) == (OutcomeStatus.FAILED, "agent")
+    assert "injected" in outcome.failure.message
+
+
+async def ask_chat(h, fail):
+    async def gone():
+        return False
+
+    class Asks(Talk):
+        async def run(self, ctx):
+            with Endpoints(lambda: "http://rollout.invalid").open(ctx) as endpoint:
+                await endpoint.ask(ModelRequest(messages=[USER], params={}), gone=gone)
+
+    fail()
+    outcome = await run_rollout(Asks(), EchoPolicy(), [USER])
+    assert "injected" in outcome.failure.message
+
+
+async def mcp_connection(h, fail):
+    async def connect(stack):
+        return None
+
+    fail()
+    with pytest.raises(ToolExecutionError, match="injected"):
+        await McpTools(connect, "the MCP server", "", 1.0).rollout_tools()
 
 
 async def demo(h, fail, name):
@@ -152,15 +193,18 @@ async def clean_up(h, fail):
 SCENARIOS = {
     "tools.clean_up": clean_up,
     "tools.run_process": run_a_process,
+    "agent.sync_call": sync_call,
     "agent.tool_call": tool_call,
     "cli.demo_server": lambda h, fail: demo(h, fail, "cli.demo_server"),
     "cli.demo_trainer": lambda h, fail: demo(h, fail, "cli.demo_trainer"),
     "cli.pulse": pulse,
     "cli.run_in_daemon_thread": run_in_a_thread,
     "console.write_log": write_log,
+    "gateway.ask_chat": ask_chat,
     "gateway.await_head": await_head,
     "gateway.relay_chat": relay_chat,
     "gateway.serve_http": serve_http,
+    "integrations.mcp_connection": mcp_connection,
     "supervise.work": work,
     "serve.end": end,
     "serve.summary": summary,

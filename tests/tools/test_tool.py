@@ -44,7 +44,7 @@ async def add(a: float, b: float = 2, *, mode: Literal["exact", "rounded"] = "ex
 
 @tool(name="wait", description="Waits.", timeout=0.05)
 def pause(seconds: Annotated[float, Field(ge=0, description="how long")]) -> str:
-    time.sleep(seconds)
+    time.sleep(seconds)  # a tool that blocks
     return threading.current_thread().name
 
 
