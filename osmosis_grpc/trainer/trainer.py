@@ -398,7 +398,8 @@ class Trainer:
         earlier tokens, for example because of the chat template), `groups/yielded`, `/dropped`, `/dropped_members`,
         `/retried`, `/zero_variance` (as in group_counts).
         Current values: `rollouts/open`, `chats/open` (policy calls in flight), `policy/version`.
-        Over the newest 1,024 values: `reward/mean`, `rollout_seconds/mean`, `/p50`, `/p95` (on the server),
+        Over the newest 1,024 values: `reward/mean` (of a rollout's own reward, or else the mean of its samples'
+        rewards), `rollout_seconds/mean`, `/p50`, `/p95` (on the server),
         `chat_seconds/mean`, `/p50`, `/p95` (policy calls), `policy/lag/mean`, `/max` (versions between an
         outcome's oldest token and the current version). A name without a value is left out. `policy/version` and
         `policy/lag` need versions that are numbers. Evaluations are counted separately, as

@@ -55,6 +55,12 @@ def test_a_burden_leaves_two_trainers_a_rate(burden):
     assert shown["rollouts_per_s_with_burden"] > 0
 
 
+def test_p17_the_time_from_a_cancel_to_the_end_of_the_sampling_is_measured():
+    shown = figures("abandon", "--rollouts", "20", "--in-flight", "8")
+    for transport in ("attach", "callback"):
+        assert 0 < shown[transport]["p50_ms"] <= shown[transport]["max_ms"], shown
+
+
 def test_an_option_that_nothing_serves_is_refused():
     ended = run("rollouts", "--mode", "sdk", "--state-dir", ":memory:", *WORK)
     assert ended.returncode == 2

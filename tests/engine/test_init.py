@@ -334,7 +334,7 @@ async def test_with_two_agent_loops_one_has_to_be_named(hosting):
     async with hosting(Named(), OtherwiseNamed()) as h:
         with pytest.raises(InvalidArgument, match="left, right") as raised:
             await h.init()
-        assert raised.value.violations[0][0] == "agent_loop"
+        assert raised.value.violations[0][0] == "spec.agent_loop"
         await check_nothing_kept(h)
         for name in ("left", "right"):
             record = await h.start(name, agent_loop=name)

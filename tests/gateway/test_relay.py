@@ -9,6 +9,7 @@ import pytest
 from osmosis_gateway.http_bodies import CompletedBody
 from osmosis_gateway.relay import LegacyAgentLost, Relay
 from osmosis_grpc.agent import RolloutContext
+from osmosis_grpc.agent.call_origins import CallOrigins
 from osmosis_grpc.errors import RolloutEndedError, Unavailable
 from osmosis_grpc.types import ChatResponse, RolloutRequest
 from tests.waiting import turns
@@ -26,6 +27,7 @@ class Session:
         self.gate = asyncio.Event()
         self.gate.set()
         self.faults: list[Exception] = []
+        self.calls = CallOrigins()
 
     async def chat(self, messages: Any, **more: Any) -> tuple[int, ChatResponse]:
         self.chats.append((messages, more["params"]))

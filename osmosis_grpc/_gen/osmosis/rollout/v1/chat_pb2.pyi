@@ -89,7 +89,9 @@ class ChatRequest(google.protobuf.message.Message):
     state: builtins.bytes
     """The `state` of the callback."""
     policy: builtins.str
-    """The policy to sample from. Empty means the trainer's only policy."""
+    """The policy to sample from. Empty means the trainer's only policy. A
+    trainer refuses a name that it does not know with INVALID_ARGUMENT.
+    """
     @property
     def full(self) -> global___FullHistory:
         """All messages."""

@@ -126,9 +126,9 @@ global___Receipt = Receipt
 class RolloutOutcome(google.protobuf.message.Message):
     """The final report of a rollout.
 
-    Each attempt has exactly one outcome, with two exceptions. An attempt that
-    a higher attempt supersedes ends without an outcome. So does an attempt of
-    which a chat was answered with ABORTED, because that answer says that a
+    Each attempt has exactly one outcome, with two exceptions. An attempt that a
+    higher attempt supersedes ends without an outcome. So does an attempt with a
+    chat that the trainer answered with ABORTED, because that answer says that a
     higher attempt exists.
     """
 
@@ -182,7 +182,9 @@ class RolloutOutcome(google.protobuf.message.Message):
     """
     reward: builtins.float
     """The reward of the rollout. Unset is not zero. A failure has no reward. If
-    there is one sample, it equals that sample's reward.
+    there is one sample, it equals that sample's reward. If there are several,
+    it is the reward of the whole rollout, which may be unset although samples
+    have rewards.
     """
     extra_json: builtins.str
     """Further results of the agent: a JSON object as text. Empty means {}."""

@@ -1,0 +1,160 @@
+"""Sends the chats of one run to the trainer. While the trainer is away, a chat is sent again under the same number."""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+from typing import Any
+
+from osmosis_grpc.engine import failpoints
+from osmosis_grpc.engine.context import EngineContext
+from osmosis_grpc.engine.record import Peer, Record
+from osmosis_grpc.errors import CallError, DeadlineExceeded, RolloutEndedError, Unavailable
+from osmosis_grpc.supervise import Backoff, OnFailure, future, job
+from osmosis_grpc.types import AbandonReason, ChatRequest, ChatResponse, RolloutState, events
+from osmosis_grpc.types.outcome import clip, describe
+
+log = logging.getLogger(__name__)
+
+CHAT = job("engine.chat", OnFailure.RAISE)
+
+SILENT = 0.9
+"""A part of `chat_silence`. A try has a timeout of at most `chat_silence` seconds.
+
+A try to a trainer that is away fails sooner. A try that times out after at least SILENT * `chat_silence` seconds is
+different: the trainer possibly still samples the reply. _ask() then does not count the trainer as away.
+"""
+
+
+class ChatCalls:
+    """The chats of one run on their way to the trainer."""
+
+    __slots__ = ("_context", "_record", "open")
+
+    def __init__(self, record: Record, context: EngineContext) -> None:
+        self._record = record
+        self._context = context
+        self.open = True
+
+    def check_open(self) -> None:
+        """Raise RolloutEndedError after close()."""
+        if not self.open:
+            raise RolloutEndedError(f"rollout {self._record.rollout_id} has ended, so its context accepts no calls")
+
+    def close(self) -> None:
+        """Send no more chats, and cancel the open ones."""
+        self.open = False
+        self._record.cancel_calls()
+
+    async def ask(self, request: ChatRequest) -> ChatResponse:
+        """Send a chat, and return its reply. If the reply is no longer wanted, the peer stops its sampling.
+
+        The reply of a parked rollout is still wanted, because the next process asks the same chat again. Raises the
+        CallError of the trainer, and RolloutEndedError if the rollout ends before the reply.
+        """
+        try:
+            return await self._ask(request)
+        except (asyncio.CancelledError, RolloutEndedError):
+            end, chat = self._record.run.termination, (request.sample, request.chat_number)
+            if not self._record.run.parked:
+                reason = end.abandon_reason if end is not None else AbandonReason.ENDED
+                self._record.peer.abandon((request.rollout_id, request.attempt, *chat), reason)
+            raise
+
+    async def _ask(self, request: ChatRequest) -> ChatResponse:
+        """Send a chat and return the reply. After each retryable error, send the chat again.
+
+        An error that is not retryable is raised at once. The grace period of `trainer_grace` seconds begins with the
+        first retryable error. If the next try would begin after the end of the grace period, the error is raised.
+
+        In two cases, the chat is sent again at once, and the next retryable error begins a new grace period. The first
+        case is that the rollout has moved to another peer. Then even an error that is not retryable is ignored. The
+        second case is that the trainer possibly still samples the reply (see SILENT).
+        """
+        config, clock, backoff = self._context.config, self._context.clock, Backoff(*self._context.config.retry_delay)
+        away_since: float | None = None
+        while True:
+            peer, sent = self._record.peer, clock.monotonic()
+            try:
+                return await self._try(peer, request)
+            except CallError as error:
+                now = clock.monotonic()
+                repointed = self._record.peer is not peer
+                sampling = isinstance(error, DeadlineExceeded) and now - sent >= config.chat_silence * SILENT
+                if not (repointed or error.retryable):
+                    raise
+                if repointed or sampling:
+                    away_since = None
+                else:
+                    first = away_since is None
+                    away_since = now if away_since is None else away_since
+                    pause = error.retry_after if error.retry_after is not None else backoff.next()
+                    if now + pause - away_since > config.trainer_grace:
+                        raise
+                    if first:
+                        log.warning(
+                            "chat %d of rollout %s: the trainer cannot answer now (%s); retrying for up to %g s",
+                            request.chat_number,
+                            request.rollout_id,
+                            clip(describe(error)),
+                            config.trainer_grace,
+                        )
+                    self.log_failed(request, error, will_retry=True)
+            if away_since is not None:
+                await self._pause(pause)
+            request = dataclasses.replace(request, timeout=self.timeout(), state=self.state())
+
+    async def _try(self, peer: Peer, request: ChatRequest) -> ChatResponse:
+        asked: Any = peer.chat(request)
+        call = asked if hasattr(asked, "cancel") else future(CHAT, asked)
+        self._record.calls.add(call)
+        failpoints.reach("chat.open")
+        try:
+            response: ChatResponse = await call
+            self._context.destinations.reached(peer.destination_key)
+            return response
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            self.check_open()
+            why = (
+                "the call was cancelled before the trainer answered the chat"
+                if self._record.peer is peer
+                else "the rollout moved to another peer before the trainer answered the chat"
+            )
+            raise Unavailable(why) from None
+        finally:
+            self._record.calls.discard(call)
+
+    def timeout(self) -> float:
+        """Return the timeout of one try, in seconds."""
+        silence, deadline = self._context.config.chat_silence, self._record.run.deadline
+        return silence if deadline is None else max(0.001, min(silence, deadline - self._context.clock.monotonic()))
+
+    def state(self) -> bytes:
+        """Return the `state` of the rollout's callback."""
+        callback = self._record.init.callback
+        return callback.state if callback else b""
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait until `seconds` have passed or the rollout moves to another peer.
+
+        Raises RolloutEndedError if the rollout has ended.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._record.repointed().wait()
+        self.check_open()
+
+    def log_failed(self, request: ChatRequest, error: CallError, *, will_retry: bool) -> None:
+        """Append the failure of a chat to the log while the rollout runs."""
+        if self.open and self._record.state is RolloutState.RUNNING:
+            failed = events.ChatFailed(
+                sample=request.sample,
+                chat_number=request.chat_number,
+                code=error.code,
+                message=clip(str(error)),
+                will_retry=will_retry,
+            )
+            self._context.log.append(self._record, failed)
