@@ -34,6 +34,7 @@ from osmosis_grpc.errors import (
     Superseded,
     TrainerFailed,
     Unavailable,
+    Unimplemented,
 )
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.server_security import ServerSecurity
@@ -117,6 +118,7 @@ __all__ = [
     "TrajectoryEvent",
     "TransportName",
     "Unavailable",
+    "Unimplemented",
     "VersionSpan",
     "advantages",
     "pad",
