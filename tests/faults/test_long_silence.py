@@ -17,7 +17,7 @@ PATIENT, HASTY = (60.0, 30.0), 12.0
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(360)
 async def test_a_chat_of_minutes_is_answered_whatever_cuts_idle_connections(tmp_path):
     cases = [(way, limit) for limit in (None, *PATIENT, HASTY) for way in WAYS]
     cuts = await asyncio.gather(

@@ -40,9 +40,9 @@ own answers wait to be sent. So neither side waits for the other for ever.
 If 64 MiB of a server's answers wait because the trainer does not read, the
 stream ends with RESOURCE_EXHAUSTED.
 
-Heartbeats. A side that has sent nothing for 15 seconds sends a heartbeat.
-A stream without a frame for 45 seconds is dead. (Limits has both times.)
-Its attachment is not: its rollouts wait for the trainer's next stream for
+Heartbeats. A side that has sent nothing for 15 seconds sends a heartbeat. A
+stream without a frame for 45 seconds is dead. (Limits has both times.) The
+attachment goes on: its rollouts wait for the trainer's next stream for
 Limits.trainer_grace (120 seconds unless configured). If no stream comes,
 they end FAILED with the boundary TRAINER and the reason TRAINER_LOST,
 retryable. Outcomes wait for Limits.outcome_ttl.
@@ -56,12 +56,12 @@ Errors. Reported in one reply, while the stream stays open: an unknown
 rollout (NOT_FOUND), a delta that continues an unknown chat
 (FAILED_PRECONDITION with UnknownChat), an Init after Draining
 (UNAVAILABLE), a request with a wrong field (INVALID_ARGUMENT). These end
-the stream with a status: a first frame that is no hello, bytes that cannot
-be decoded, too many frames, a request beyond the largest window, an answer
-to a chat that was never asked. After such an end the trainer may attach
-again with the same id; the attachment's rollouts wait as after a break.
-Only ABORTED is final for a stream's owner: another stream with the same id
-has replaced it.
+the stream with a status: a first frame that is not a hello, bytes that
+cannot be decoded, too many frames, a request beyond the largest window, an
+answer to a chat that was never asked. After such an end the trainer may
+attach again with the same id; the attachment's rollouts wait as after a
+break. Only ABORTED is final for a stream's owner: another stream with the
+same id has replaced it.
 
 Unknown frames. A side answers a frame of a kind that it does not know with
 UnknownFrame and goes on. So a later version may add frames.

@@ -128,9 +128,9 @@ global___Receipt = Receipt
 class RolloutOutcome(google.protobuf.message.Message):
     """The final report of a rollout.
 
-    Each attempt has exactly one outcome, with two exceptions. An attempt that
-    a higher attempt supersedes ends without an outcome. So does an attempt of
-    which a chat was answered with ABORTED, because that answer says that a
+    Each attempt has exactly one outcome, with two exceptions. An attempt that a
+    higher attempt supersedes ends without an outcome. So does an attempt with a
+    chat that the trainer answered with ABORTED, because that answer says that a
     higher attempt exists.
     """
 

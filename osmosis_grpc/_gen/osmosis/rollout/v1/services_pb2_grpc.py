@@ -34,11 +34,11 @@ class RolloutServiceStub(object):
     """The agent server's service, for trainers and operators.
 
     A rollout belongs to the credential of its Init: the bearer token of the
-    call (metadata `authorization`), or the certificate of the connection. For
-    other callers its id is ALREADY_EXISTS on Init and NOT_FOUND elsewhere. A
-    server that requires a credential answers every call without a valid one
-    with UNAUTHENTICATED, before it reads the request. Without authentication
-    all callers are one owner.
+    call (metadata `authorization`), or the certificate of the connection. If
+    another caller uses its id, Init fails with ALREADY_EXISTS and every other
+    call fails with NOT_FOUND. A server that requires a credential answers every
+    call without a valid one with UNAUTHENTICATED, before it reads the request.
+    Without authentication all callers are one owner.
     """
 
     def __init__(self, channel):
@@ -98,11 +98,11 @@ class RolloutServiceServicer(object):
     """The agent server's service, for trainers and operators.
 
     A rollout belongs to the credential of its Init: the bearer token of the
-    call (metadata `authorization`), or the certificate of the connection. For
-    other callers its id is ALREADY_EXISTS on Init and NOT_FOUND elsewhere. A
-    server that requires a credential answers every call without a valid one
-    with UNAUTHENTICATED, before it reads the request. Without authentication
-    all callers are one owner.
+    call (metadata `authorization`), or the certificate of the connection. If
+    another caller uses its id, Init fails with ALREADY_EXISTS and every other
+    call fails with NOT_FOUND. A server that requires a credential answers every
+    call without a valid one with UNAUTHENTICATED, before it reads the request.
+    Without authentication all callers are one owner.
     """
 
     def Init(self, request, context):
@@ -145,8 +145,9 @@ class RolloutServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetRollout(self, request, context):
-        """Returns a rollout, and its outcome once there is one. An unknown or
-        forgotten rollout, and one of another owner, is NOT_FOUND.
+        """Returns a rollout, and its outcome once there is one. The call fails with
+        NOT_FOUND if the rollout is unknown or forgotten, or belongs to another
+        owner.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -199,9 +200,9 @@ class RolloutServiceServicer(object):
 
     def Annotate(self, request, context):
         """Adds an annotation to a rollout of the caller, running or ended.
-        Idempotent by Annotation.id: an equal annotation is not added twice, and
-        a different one under the same id fails with ALREADY_EXISTS. An unknown
-        rollout is NOT_FOUND. The annotation becomes an event.
+        Idempotent by Annotation.id: an equal annotation is not added twice, and a
+        different one under the same id fails with ALREADY_EXISTS. An unknown
+        rollout fails with NOT_FOUND. The annotation becomes an event.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -282,11 +283,11 @@ class RolloutService(object):
     """The agent server's service, for trainers and operators.
 
     A rollout belongs to the credential of its Init: the bearer token of the
-    call (metadata `authorization`), or the certificate of the connection. For
-    other callers its id is ALREADY_EXISTS on Init and NOT_FOUND elsewhere. A
-    server that requires a credential answers every call without a valid one
-    with UNAUTHENTICATED, before it reads the request. Without authentication
-    all callers are one owner.
+    call (metadata `authorization`), or the certificate of the connection. If
+    another caller uses its id, Init fails with ALREADY_EXISTS and every other
+    call fails with NOT_FOUND. A server that requires a credential answers every
+    call without a valid one with UNAUTHENTICATED, before it reads the request.
+    Without authentication all callers are one owner.
     """
 
     @staticmethod
@@ -535,8 +536,9 @@ class RolloutService(object):
 
 class TrainerServiceStub(object):
     """The trainer's service. The agent server calls it with the credential of the
-    rollout's callback. An unknown credential is UNAUTHENTICATED. A credential
-    for another rollout is PERMISSION_DENIED.
+    rollout's callback. A trainer answers a call with an unknown credential with
+    UNAUTHENTICATED, and a call with the credential of another rollout with
+    PERMISSION_DENIED.
 
     A trainer accepts messages of 64 MiB, and HTTP/2 pings at
     Callback.min_ping_interval.
@@ -572,8 +574,9 @@ class TrainerServiceStub(object):
 
 class TrainerServiceServicer(object):
     """The trainer's service. The agent server calls it with the credential of the
-    rollout's callback. An unknown credential is UNAUTHENTICATED. A credential
-    for another rollout is PERMISSION_DENIED.
+    rollout's callback. A trainer answers a call with an unknown credential with
+    UNAUTHENTICATED, and a call with the credential of another rollout with
+    PERMISSION_DENIED.
 
     A trainer accepts messages of 64 MiB, and HTTP/2 pings at
     Callback.min_ping_interval.
@@ -613,12 +616,12 @@ class TrainerServiceServicer(object):
         """Reports an outcome.
 
         The server reports it until it gets a receipt; the trainer applies it
-        once. The same outcome again is ALREADY_RECORDED. Another outcome of the
-        same attempt is CONFLICT. Receipts are final for the server, and so are
-        INVALID_ARGUMENT, ABORTED and UNIMPLEMENTED. After anything else the
-        server reports again, with pauses of Limits.outcome_retry_min to
-        Limits.outcome_retry_max, until Limits.outcome_ttl ends. An attempt that
-        was superseded is not reported.
+        once. It answers the same outcome again with ALREADY_RECORDED, and another
+        outcome of the same attempt with CONFLICT. Receipts are final for the
+        server, and so are INVALID_ARGUMENT, ABORTED and UNIMPLEMENTED. After
+        anything else the server reports again, with pauses of
+        Limits.outcome_retry_min to Limits.outcome_retry_max, until
+        Limits.outcome_ttl ends. An attempt that was superseded is not reported.
 
         A trainer answers the outcome of an unknown rollout with UNAVAILABLE and
         RetryInfo while one of its callers may still claim the rollout, and with
@@ -680,8 +683,9 @@ def add_TrainerServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class TrainerService(object):
     """The trainer's service. The agent server calls it with the credential of the
-    rollout's callback. An unknown credential is UNAUTHENTICATED. A credential
-    for another rollout is PERMISSION_DENIED.
+    rollout's callback. A trainer answers a call with an unknown credential with
+    UNAUTHENTICATED, and a call with the credential of another rollout with
+    PERMISSION_DENIED.
 
     A trainer accepts messages of 64 MiB, and HTTP/2 pings at
     Callback.min_ping_interval.

@@ -45,11 +45,11 @@ class RolloutServiceStub:
     """The agent server's service, for trainers and operators.
 
     A rollout belongs to the credential of its Init: the bearer token of the
-    call (metadata `authorization`), or the certificate of the connection. For
-    other callers its id is ALREADY_EXISTS on Init and NOT_FOUND elsewhere. A
-    server that requires a credential answers every call without a valid one
-    with UNAUTHENTICATED, before it reads the request. Without authentication
-    all callers are one owner.
+    call (metadata `authorization`), or the certificate of the connection. If
+    another caller uses its id, Init fails with ALREADY_EXISTS and every other
+    call fails with NOT_FOUND. A server that requires a credential answers every
+    call without a valid one with UNAUTHENTICATED, before it reads the request.
+    Without authentication all callers are one owner.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -96,8 +96,9 @@ class RolloutServiceStub:
         osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.GetRolloutRequest,
         osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.GetRolloutResponse,
     ]
-    """Returns a rollout, and its outcome once there is one. An unknown or
-    forgotten rollout, and one of another owner, is NOT_FOUND.
+    """Returns a rollout, and its outcome once there is one. The call fails with
+    NOT_FOUND if the rollout is unknown or forgotten, or belongs to another
+    owner.
     """
 
     ListRollouts: grpc.UnaryUnaryMultiCallable[
@@ -149,9 +150,9 @@ class RolloutServiceStub:
         osmosis_grpc._gen.osmosis.rollout.v1.annotation_pb2.AnnotateResponse,
     ]
     """Adds an annotation to a rollout of the caller, running or ended.
-    Idempotent by Annotation.id: an equal annotation is not added twice, and
-    a different one under the same id fails with ALREADY_EXISTS. An unknown
-    rollout is NOT_FOUND. The annotation becomes an event.
+    Idempotent by Annotation.id: an equal annotation is not added twice, and a
+    different one under the same id fails with ALREADY_EXISTS. An unknown
+    rollout fails with NOT_FOUND. The annotation becomes an event.
     """
 
     Attach: grpc.StreamStreamMultiCallable[
@@ -173,11 +174,11 @@ class RolloutServiceAsyncStub:
     """The agent server's service, for trainers and operators.
 
     A rollout belongs to the credential of its Init: the bearer token of the
-    call (metadata `authorization`), or the certificate of the connection. For
-    other callers its id is ALREADY_EXISTS on Init and NOT_FOUND elsewhere. A
-    server that requires a credential answers every call without a valid one
-    with UNAUTHENTICATED, before it reads the request. Without authentication
-    all callers are one owner.
+    call (metadata `authorization`), or the certificate of the connection. If
+    another caller uses its id, Init fails with ALREADY_EXISTS and every other
+    call fails with NOT_FOUND. A server that requires a credential answers every
+    call without a valid one with UNAUTHENTICATED, before it reads the request.
+    Without authentication all callers are one owner.
     """
 
     Init: grpc.aio.UnaryUnaryMultiCallable[
@@ -223,8 +224,9 @@ class RolloutServiceAsyncStub:
         osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.GetRolloutRequest,
         osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.GetRolloutResponse,
     ]
-    """Returns a rollout, and its outcome once there is one. An unknown or
-    forgotten rollout, and one of another owner, is NOT_FOUND.
+    """Returns a rollout, and its outcome once there is one. The call fails with
+    NOT_FOUND if the rollout is unknown or forgotten, or belongs to another
+    owner.
     """
 
     ListRollouts: grpc.aio.UnaryUnaryMultiCallable[
@@ -276,9 +278,9 @@ class RolloutServiceAsyncStub:
         osmosis_grpc._gen.osmosis.rollout.v1.annotation_pb2.AnnotateResponse,
     ]
     """Adds an annotation to a rollout of the caller, running or ended.
-    Idempotent by Annotation.id: an equal annotation is not added twice, and
-    a different one under the same id fails with ALREADY_EXISTS. An unknown
-    rollout is NOT_FOUND. The annotation becomes an event.
+    Idempotent by Annotation.id: an equal annotation is not added twice, and a
+    different one under the same id fails with ALREADY_EXISTS. An unknown
+    rollout fails with NOT_FOUND. The annotation becomes an event.
     """
 
     Attach: grpc.aio.StreamStreamMultiCallable[
@@ -300,11 +302,11 @@ class RolloutServiceServicer(metaclass=abc.ABCMeta):
     """The agent server's service, for trainers and operators.
 
     A rollout belongs to the credential of its Init: the bearer token of the
-    call (metadata `authorization`), or the certificate of the connection. For
-    other callers its id is ALREADY_EXISTS on Init and NOT_FOUND elsewhere. A
-    server that requires a credential answers every call without a valid one
-    with UNAUTHENTICATED, before it reads the request. Without authentication
-    all callers are one owner.
+    call (metadata `authorization`), or the certificate of the connection. If
+    another caller uses its id, Init fails with ALREADY_EXISTS and every other
+    call fails with NOT_FOUND. A server that requires a credential answers every
+    call without a valid one with UNAUTHENTICATED, before it reads the request.
+    Without authentication all callers are one owner.
     """
 
     @abc.abstractmethod
@@ -356,8 +358,9 @@ class RolloutServiceServicer(metaclass=abc.ABCMeta):
         request: osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.GetRolloutRequest,
         context: _ServicerContext,
     ) -> typing.Union[osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.GetRolloutResponse, collections.abc.Awaitable[osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.GetRolloutResponse]]:
-        """Returns a rollout, and its outcome once there is one. An unknown or
-        forgotten rollout, and one of another owner, is NOT_FOUND.
+        """Returns a rollout, and its outcome once there is one. The call fails with
+        NOT_FOUND if the rollout is unknown or forgotten, or belongs to another
+        owner.
         """
 
     @abc.abstractmethod
@@ -419,9 +422,9 @@ class RolloutServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[osmosis_grpc._gen.osmosis.rollout.v1.annotation_pb2.AnnotateResponse, collections.abc.Awaitable[osmosis_grpc._gen.osmosis.rollout.v1.annotation_pb2.AnnotateResponse]]:
         """Adds an annotation to a rollout of the caller, running or ended.
-        Idempotent by Annotation.id: an equal annotation is not added twice, and
-        a different one under the same id fails with ALREADY_EXISTS. An unknown
-        rollout is NOT_FOUND. The annotation becomes an event.
+        Idempotent by Annotation.id: an equal annotation is not added twice, and a
+        different one under the same id fails with ALREADY_EXISTS. An unknown
+        rollout fails with NOT_FOUND. The annotation becomes an event.
         """
 
     @abc.abstractmethod
@@ -445,8 +448,9 @@ def add_RolloutServiceServicer_to_server(servicer: RolloutServiceServicer, serve
 
 class TrainerServiceStub:
     """The trainer's service. The agent server calls it with the credential of the
-    rollout's callback. An unknown credential is UNAUTHENTICATED. A credential
-    for another rollout is PERMISSION_DENIED.
+    rollout's callback. A trainer answers a call with an unknown credential with
+    UNAUTHENTICATED, and a call with the credential of another rollout with
+    PERMISSION_DENIED.
 
     A trainer accepts messages of 64 MiB, and HTTP/2 pings at
     Callback.min_ping_interval.
@@ -490,12 +494,12 @@ class TrainerServiceStub:
     """Reports an outcome.
 
     The server reports it until it gets a receipt; the trainer applies it
-    once. The same outcome again is ALREADY_RECORDED. Another outcome of the
-    same attempt is CONFLICT. Receipts are final for the server, and so are
-    INVALID_ARGUMENT, ABORTED and UNIMPLEMENTED. After anything else the
-    server reports again, with pauses of Limits.outcome_retry_min to
-    Limits.outcome_retry_max, until Limits.outcome_ttl ends. An attempt that
-    was superseded is not reported.
+    once. It answers the same outcome again with ALREADY_RECORDED, and another
+    outcome of the same attempt with CONFLICT. Receipts are final for the
+    server, and so are INVALID_ARGUMENT, ABORTED and UNIMPLEMENTED. After
+    anything else the server reports again, with pauses of
+    Limits.outcome_retry_min to Limits.outcome_retry_max, until
+    Limits.outcome_ttl ends. An attempt that was superseded is not reported.
 
     A trainer answers the outcome of an unknown rollout with UNAVAILABLE and
     RetryInfo while one of its callers may still claim the rollout, and with
@@ -523,8 +527,9 @@ class TrainerServiceStub:
 
 class TrainerServiceAsyncStub:
     """The trainer's service. The agent server calls it with the credential of the
-    rollout's callback. An unknown credential is UNAUTHENTICATED. A credential
-    for another rollout is PERMISSION_DENIED.
+    rollout's callback. A trainer answers a call with an unknown credential with
+    UNAUTHENTICATED, and a call with the credential of another rollout with
+    PERMISSION_DENIED.
 
     A trainer accepts messages of 64 MiB, and HTTP/2 pings at
     Callback.min_ping_interval.
@@ -567,12 +572,12 @@ class TrainerServiceAsyncStub:
     """Reports an outcome.
 
     The server reports it until it gets a receipt; the trainer applies it
-    once. The same outcome again is ALREADY_RECORDED. Another outcome of the
-    same attempt is CONFLICT. Receipts are final for the server, and so are
-    INVALID_ARGUMENT, ABORTED and UNIMPLEMENTED. After anything else the
-    server reports again, with pauses of Limits.outcome_retry_min to
-    Limits.outcome_retry_max, until Limits.outcome_ttl ends. An attempt that
-    was superseded is not reported.
+    once. It answers the same outcome again with ALREADY_RECORDED, and another
+    outcome of the same attempt with CONFLICT. Receipts are final for the
+    server, and so are INVALID_ARGUMENT, ABORTED and UNIMPLEMENTED. After
+    anything else the server reports again, with pauses of
+    Limits.outcome_retry_min to Limits.outcome_retry_max, until
+    Limits.outcome_ttl ends. An attempt that was superseded is not reported.
 
     A trainer answers the outcome of an unknown rollout with UNAVAILABLE and
     RetryInfo while one of its callers may still claim the rollout, and with
@@ -600,8 +605,9 @@ class TrainerServiceAsyncStub:
 
 class TrainerServiceServicer(metaclass=abc.ABCMeta):
     """The trainer's service. The agent server calls it with the credential of the
-    rollout's callback. An unknown credential is UNAUTHENTICATED. A credential
-    for another rollout is PERMISSION_DENIED.
+    rollout's callback. A trainer answers a call with an unknown credential with
+    UNAUTHENTICATED, and a call with the credential of another rollout with
+    PERMISSION_DENIED.
 
     A trainer accepts messages of 64 MiB, and HTTP/2 pings at
     Callback.min_ping_interval.
@@ -648,12 +654,12 @@ class TrainerServiceServicer(metaclass=abc.ABCMeta):
         """Reports an outcome.
 
         The server reports it until it gets a receipt; the trainer applies it
-        once. The same outcome again is ALREADY_RECORDED. Another outcome of the
-        same attempt is CONFLICT. Receipts are final for the server, and so are
-        INVALID_ARGUMENT, ABORTED and UNIMPLEMENTED. After anything else the
-        server reports again, with pauses of Limits.outcome_retry_min to
-        Limits.outcome_retry_max, until Limits.outcome_ttl ends. An attempt that
-        was superseded is not reported.
+        once. It answers the same outcome again with ALREADY_RECORDED, and another
+        outcome of the same attempt with CONFLICT. Receipts are final for the
+        server, and so are INVALID_ARGUMENT, ABORTED and UNIMPLEMENTED. After
+        anything else the server reports again, with pauses of
+        Limits.outcome_retry_min to Limits.outcome_retry_max, until
+        Limits.outcome_ttl ends. An attempt that was superseded is not reported.
 
         A trainer answers the outcome of an unknown rollout with UNAVAILABLE and
         RetryInfo while one of its callers may still claim the rollout, and with
