@@ -204,7 +204,8 @@ class Attachment:
         hello has allowed.
         """
         if self._stream is not None:
-            self._stream.end(Aborted("a newer stream with the same attachment id has replaced this stream"))
+            replaced = "a newer stream with the same attachment id has replaced this stream"
+            self._stream.end(Aborted(replaced, reason="ATTACHMENT_REPLACED"))
             self.leave(self._stream)
         self._stream = stream
         self._delta = wants_delta(hello.history, "hello.history", default=True)

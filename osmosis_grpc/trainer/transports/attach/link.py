@@ -95,7 +95,7 @@ class AttachedServer(AgentServerLink):
     def take(self, stream: FrameStream, hello: pb.ServerHello, *, granted: int) -> None:
         """Use a stream on which both sides have sent their hellos. Send every unanswered frame again."""
         if self.stream is not None:
-            self.stream.end(Aborted("another stream of this server took over"))
+            self.stream.end(Aborted("another stream of this server took over", reason="ATTACHMENT_REPLACED"))
         self.stream = stream
         self.identify(
             ServerIdentity(hello.journal_id, hello.process_id, hello.version, tuple(map(str, hello.agent_loops)))
