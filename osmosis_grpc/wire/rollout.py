@@ -47,6 +47,13 @@ MAX_CHANGES = 20
 STATES = EnumNames(RolloutState, pb.RolloutState, "a state")
 _STATUSES = EnumNames(OutcomeStatus, outcome_pb2.OutcomeStatus, "an outcome status")
 _BOUNDARIES: EnumNames[Boundary] = EnumNames(get_args(Boundary), outcome_pb2.FailureBoundary, "a boundary")
+
+
+def _read_boundary(number: int, path: str) -> Boundary:
+    """Returns a boundary. A boundary of a later version is read as "server"."""
+    return _BOUNDARIES.names.get(number, "server") if number else _BOUNDARIES.read(number, path)
+
+
 _GROUP = Converter(Group, outcome_pb2.Group)
 _HEADER = Codec(str, check_header)
 _TRACE = Converter(TraceContext, pb.TraceContext, traceparent=_HEADER, tracestate=_HEADER)
@@ -63,7 +70,7 @@ EARLIER_RUN = Converter(
 FAILURE = Converter(
     Failure,
     outcome_pb2.Failure,
-    boundary=Codec(_BOUNDARIES.numbers.__getitem__, _BOUNDARIES.read),
+    boundary=Codec(_BOUNDARIES.numbers.__getitem__, _read_boundary),
     reason=Codec(str, read_reason),
 )
 METRICS = Converter(

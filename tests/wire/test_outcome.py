@@ -189,7 +189,6 @@ BAD = [
     ("outcome.reward", {"reward": 1.0, "status": CANCELLED}),
     ("outcome.reward", {"reward": 1.0, "status": outcome_pb2.OUTCOME_STATUS_DEADLINE_EXCEEDED}),
     ("outcome.failure.boundary", {"status": FAILED, "failure": outcome_pb2.Failure(message="x")}),
-    ("outcome.failure.boundary", {"status": FAILED, "failure": outcome_pb2.Failure(boundary=99)}),
     ("outcome.extra_json", {"extra_json": "[]"}),
     ("outcome.extra_json", {"extra_json": '{"a":NaN}'}),
     ("outcome.samples[a].reward", {"samples": [tokens_pb2.Sample(name="a", reward=math.nan)]}),
