@@ -8,7 +8,7 @@ import pytest
 from osmosis_grpc.errors import Internal, InvalidArgument, ToolExecutionError, Unavailable
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.types import Failure, FailureReason, OutcomeStatus, RolloutOutcome
-from osmosis_grpc.wire.rollout import outcome_from_wire, outcome_to_wire
+from osmosis_grpc.wire.outcome import outcome_from_wire, outcome_to_wire
 
 USER = {"role": "user", "content": "hello"}
 

@@ -27,7 +27,8 @@ from osmosis_grpc.types import (
     StackFrame,
     Tensor,
 )
-from osmosis_grpc.wire.rollout import ROLLOUT, STATES, fit, outcome_from_wire, outcome_to_wire
+from osmosis_grpc.wire.outcome import fit, outcome_from_wire, outcome_to_wire
+from osmosis_grpc.wire.rollout import ROLLOUT, STATES
 
 SEGMENT = Segment(
     ids=np.arange(500, dtype="<u4"),

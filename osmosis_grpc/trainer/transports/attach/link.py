@@ -26,7 +26,8 @@ from osmosis_grpc.wire.attach import refusal, refused, trainer_frame, unknown_ki
 from osmosis_grpc.wire.chat import RECEIPTS
 from osmosis_grpc.wire.control import CANCEL_RESULT, PROTOCOL
 from osmosis_grpc.wire.features import BLOBS, FEATURES, GOODBYE, features_from_wire
-from osmosis_grpc.wire.rollout import init_to_wire, outcome_from_wire
+from osmosis_grpc.wire.outcome import outcome_from_wire
+from osmosis_grpc.wire.rollout import init_to_wire
 
 log = logging.getLogger(__name__)
 
