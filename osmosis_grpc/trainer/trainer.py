@@ -176,8 +176,9 @@ class Trainer:
         outcome, returns that outcome. Rollouts with the same `affinity_key` go to one server. Cancelling the
         last waiting call cancels the rollout.
 
-        Raises InvalidArgument with the name of the field, AlreadyExists if another request uses the id, Unavailable
-        if there is no agent server, and the CallError of a server that refuses the rollout.
+        Raises InvalidArgument with the name of the field, AlreadyExists if another request uses the id, Superseded if
+        a higher attempt replaces the rollout, Unavailable if there is no agent server, and the CallError of a server
+        that refuses the rollout.
         """
         rollout = self.scheduler.submit(checked(request, changes), affinity_key=affinity_key)
         rollout.waiters += 1
@@ -200,9 +201,10 @@ class Trainer:
         """Run rollouts, and yield each outcome when its rollout ends.
 
         Each request runs `group_size` times. If `group_size` is above 1, the request ID becomes the group ID with the
-        members ID-0, ID-1, and so on. `colocate_groups` keeps a group's members on one server. A refused rollout is
-        yielded as FAILED, with the reason. Leaving the loop cancels unfinished rollouts. With `progress`, stderr shows
-        the progress: a bar on a terminal if rich is installed (the extra `server`), otherwise a line every few seconds.
+        members ID-0, ID-1, and so on. `colocate_groups` keeps a group's members on one server. A refused or superseded
+        rollout is yielded as FAILED, with the reason. Leaving the loop cancels unfinished rollouts. With `progress`,
+        stderr shows the progress: a bar on a terminal if rich is installed (the extra `server`), otherwise a line every
+        few seconds.
 
         Raises TypeError and InvalidArgument for a wrong request, and InvalidArgument for two requests with one id.
         """

@@ -61,9 +61,23 @@ class Trainerly:
             request = self._deployment.request(rollout_id)
             request.ClearField("callback")
             return attach_pb2.TrainerFrame(init=request)
+        if kind == "annotate":
+            await self._accepted(rollout_id)
+            annotate = attach_pb2.AnnotateFrame(id="an annotation", request=annotation(rollout_id))
+            return attach_pb2.TrainerFrame(annotate=annotate)
         frame = attach_pb2.TrainerFrame()
         frame.MergeFrom(_SMALL[kind])
         return frame
+
+    async def _accepted(self, rollout_id: str) -> None:
+        """Begin a rollout, and wait for the answer to its Init."""
+        stream = self.raw.stream
+        await self.raw.send(init(rollout_id, turns=0))
+        await stream.until(
+            lambda: stream.over is not None or any(r.rollout_id == rollout_id for r in stream.all("init_reply"))
+        )
+        if stream.over is not None:
+            raise asyncio.InvalidStateError
 
     async def _asked(self, kind: str, rollout_id: str) -> Any:
         """A good answer to the chat, or to the outcome, of a new rollout."""
@@ -250,13 +264,11 @@ _SMALL = {
     "unsubscribe": attach_pb2.TrainerFrame(unsubscribe=attach_pb2.Unsubscribe(id="a subscription")),
     "window": attach_pb2.TrainerFrame(window=attach_pb2.TrainerWindow(max_open_chats=100)),
     "heartbeat": attach_pb2.TrainerFrame(heartbeat=attach_pb2.Heartbeat()),
-    "annotate": attach_pb2.TrainerFrame(annotate=attach_pb2.AnnotateFrame(id="an annotation")),
     "goodbye": attach_pb2.TrainerFrame(goodbye=attach_pb2.Goodbye()),
     "unknown_frame": attach_pb2.TrainerFrame(unknown_frame=attach_pb2.UnknownFrame(frame_number=20)),
 }
 _SMALL["cancel"].cancel.request.rollout_id = "r"
 _SMALL["subscribe"].subscribe.request.rollout_id = "r"
-_SMALL["annotate"].annotate.request.MergeFrom(annotation())
 _SERVERS = {
     "unknown_rollouts": attach_pb2.ServerFrame(unknown_rollouts=attach_pb2.UnknownRollouts(rollouts=_REFS)),
     "cancel_reply": attach_pb2.ServerFrame(cancel_reply=attach_pb2.CancelReply(id="1")),

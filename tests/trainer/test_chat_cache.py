@@ -25,7 +25,7 @@ from osmosis_grpc.types import (
     TrajectoryEvent,
 )
 from osmosis_grpc.types import events as kinds
-from osmosis_grpc.wire.rollout import outcome_from_wire, outcome_to_wire
+from osmosis_grpc.wire.outcome import outcome_from_wire, outcome_to_wire
 from tests.trainer.conftest import PATIENCE, USER, reply
 
 JUDGE = ChatPurpose.JUDGE
