@@ -248,6 +248,9 @@ def _chat_reply(asked: chat_pb2.ChatRequest) -> attach_pb2.TrainerFrame:
         tokens_pb2.Extra(tensor=tokens_pb2.Tensor(type=tokens_pb2.TENSOR_TYPE_FLOAT32, shape=[2], data=b"\0" * 8))
     )
     response.prompt.ids.extend([7, 8])
+    values = tokens_pb2.Tensor(type=tokens_pb2.TENSOR_TYPE_UINT32, shape=[1], data=b"\0" * 4)
+    ragged = tokens_pb2.RaggedTensor(values=values, offsets=[0, 1, 1])
+    response.prompt.extras["sampling_mask"].MergeFrom(tokens_pb2.Extra(ragged=ragged))
     response.versions.add(version="v", tokens=2)
     response.extra_json = '{"a": 1}'
     return attach_pb2.TrainerFrame(chat_reply=received)
