@@ -426,6 +426,7 @@ class Sample(google.protobuf.message.Message):
 
     Chats with the purpose JUDGE belong to no segment and do not affect
     `trainable`. A sample that has only such chats is left out of the outcome.
+    If the agent's final messages belong to it, it stays and is not trainable.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
