@@ -409,9 +409,11 @@ class SqliteJournal(Journal):
     def find(self, rollout_id: str) -> Sequence[JournaledRollout]:
         found = self._found.get(rollout_id)
         if found is None:
+            # The thread may commit a deletion during the read. So this is asked before the read.
+            dropping = rollout_id in self._dropping.values()
             found = [self._with_credentials(entry) for entry in self._reader.find(rollout_id)]
             small = sum(entry.init.size for entry in found) <= CACHED_BYTES
-            if found and small and rollout_id not in self._dropping.values():
+            if found and small and not dropping:
                 self._found[rollout_id] = found
                 if len(self._found) > CACHED:
                     self._found.popitem(last=False)
