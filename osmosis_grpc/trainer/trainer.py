@@ -349,8 +349,8 @@ class Trainer:
         continues on the next connection.
 
         Raises InvalidArgument for an annotation that does not fit the outcome, AlreadyExists if another annotation has
-        the id, NotFound if no attached server has the rollout, Unavailable if its server is not attached now or cannot
-        write, and Unimplemented if its server does not store annotations.
+        the id, Unavailable if the server of the rollout is not attached now or cannot write, NotFound if no server has
+        the rollout, and Unimplemented if its server does not store annotations.
         """
         if annotation is not None and not isinstance(annotation, Annotation):
             raise TypeError(f"an Annotation or its fields by name is needed, not a {type(annotation).__name__}")
@@ -360,7 +360,7 @@ class Trainer:
         reported = self.scheduler.recent_servers.get(outcome.rollout_id)
         if reported is not None and not reported.attached:
             raise Unavailable(f"agent server {reported.name} has the rollout and is not attached now", retry_after=1.0)
-        servers = self.scheduler.recent_servers.first(outcome.rollout_id, self.scheduler.servers.attached)
+        servers = self.scheduler.recent_servers.first(outcome.rollout_id, self.scheduler.servers)
         return await annotate(servers, outcome.rollout_id, outcome.attempt, full)
 
     def pause(self, *, idle: bool = False) -> Awaitable[None]:
