@@ -3,8 +3,8 @@
 python -m benchmarks.cancel_command [--rollouts 20] [--in-flight 8] [--json]
 
 Each program asks one chat, starts a process in a session of its own, and sleeps. One rollout after the other is
-cancelled. The time is from the call of cancel() until the trainer has the outcome with its partial sample. All processes
-of the program have ended and its folder is removed before that.
+cancelled. The time is from the call of cancel() until the trainer has the outcome with its partial sample. All
+processes of the program have ended and its folder is removed before that.
 """
 
 import asyncio
@@ -43,17 +43,7 @@ async def measure(rollouts: int, in_flight: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "agent.py").write_text(PROGRAM)
         command = ["--command", f"{sys.executable} -S agent.py", "--max-concurrent", str(in_flight)]
-        fixed = [
-            "--grpc-port",
-            "0",
-            "--no-http",
-            "--no-journal",
-            "--log-level",
-            "error",
-            "--drain-timeout",
-            "0",
-            "--json",
-        ]
+        fixed = "--grpc-port 0 --no-http --no-journal --log-level error --drain-timeout 0 --json".split()
         with running(["-m", "osmosis_grpc.serve", *fixed, *command], core=0, folder=folder) as process:
             times = sorted(await _times(ready_record(process)["grpc"], Path(folder), rollouts, in_flight))
     return {

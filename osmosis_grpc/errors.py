@@ -132,9 +132,10 @@ class OsmosisTimeoutError(CallError, status_code=504):
 class InvalidArgument(OsmosisValidationError, code=3):
     """Fields are out of bounds. `violations` has a (field path, problem) for each such field."""
 
-    def __init__(self, field: str, problem: str, more: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(self, field: str, problem: str, more: Sequence[tuple[str, str]] = (), *, reason: str = "") -> None:
         self.violations = ((field, problem), *more)
-        super().__init__("; ".join(f"{path}: {text}" if path else text for path, text in self.violations))
+        text = "; ".join(f"{path}: {problem}" if path else problem for path, problem in self.violations)
+        super().__init__(text, reason=reason)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

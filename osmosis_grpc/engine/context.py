@@ -48,6 +48,8 @@ class EngineContext:
         """Called after the end of a rollout is committed. Set by the engine."""
         self.on_delivered: Callable[[Record], None] = lambda record: None
         """Called after the delivery of a rollout is committed. Set by the engine."""
+        self.on_parked: Callable[[Record], None] = lambda record: None
+        """Called when the agent of a parked rollout has stopped. Set by the engine."""
         self._tenants: WeakValueDictionary[str, Tenant] = WeakValueDictionary()
 
     def callback_tenant(self, owner: str) -> Tenant:

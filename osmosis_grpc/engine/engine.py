@@ -83,6 +83,7 @@ class Engine:
         self.shutdown = Shutdown(context, self.runner, self.outbox)
         self.recovery = Recovery(context, self.runner, self.outbox)
         self.acceptance = Acceptance(context, self.runner, self.shutdown)
+        context.on_parked = lambda record: self.shutdown.changed.set()
         self.end_sinks: list[EndSink] = []
         """Each sink is called with each ended rollout, after the end is committed."""
         self._completed = 0

@@ -149,6 +149,7 @@ class EventLog:
                 "the cursor is of another journal: the server has forgotten what it ran before",
                 kind="JOURNAL",
                 subject=self._journal.journal_id,
+                reason="JOURNAL_CHANGED",
             )
         position = int(text)
         if position < self._journal.forgotten_position:

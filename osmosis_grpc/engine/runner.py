@@ -188,6 +188,8 @@ class Runner:
             record.run.cancel_timers()
             record.run.task = None
             self._free_slot(record)
+            if record.run.parked:
+                self._context.on_parked(record)
             return
         if record.run.termination is None:
             if task.cancelled():

@@ -340,4 +340,5 @@ class FrameStream:
 
 def _check_count(frames: Any) -> None:
     if len(frames) > MAX_FRAMES:
-        raise InvalidArgument("frames", f"a message has {len(frames)} frames, more than {MAX_FRAMES}")
+        text = f"a message has {len(frames)} frames, more than {MAX_FRAMES}"
+        raise InvalidArgument("frames", text, reason="MALFORMED_FRAME")

@@ -192,7 +192,8 @@ def _streaming(behavior: Callable[[Any, Any], Any], begin: _Begin) -> Callable[[
 def decoded(request: Any) -> Any:
     """Returns the message. Raises InvalidArgument for bytes that are not a message."""
     if isinstance(request, _Undecodable):
-        raise InvalidArgument("", f"the bytes are not a message of this method's type: {request.problem}")
+        text = f"the bytes are not a message of this method's type: {request.problem}"
+        raise InvalidArgument("", text, reason="MALFORMED_FRAME")
     return request
 
 

@@ -24,7 +24,7 @@ from osmosis_grpc.errors import (
     Unauthenticated,
     Unavailable,
 )
-from osmosis_grpc.types import ChatRequest, ChatResponse, Ids, TokenBlock, VersionSpan, jsontext
+from osmosis_grpc.types import ChatRequest, ChatResponse, Ids, Tensor, TokenBlock, VersionSpan, jsontext
 
 if TYPE_CHECKING:
     import aiohttp
@@ -34,6 +34,8 @@ T = TypeVar("T")
 
 SESSION_HEADER = "X-Session-ID"
 """This header is equal in all chats of a sample, so that a router picks the replica that caches their prefix."""
+ID_PREFIX = "token_id:"
+"""How vLLM writes a token as its id."""
 ABORT_RETRY = 1.0
 """When the model server aborts a chat, the agent server asks again after this many seconds."""
 
@@ -152,7 +154,7 @@ def _checked(base_url: str) -> str:
 def _read(body: dict[str, Any], version: str) -> ChatResponse:
     choice = body["choices"][0]
     ids = choice.get("token_ids")
-    block = None if ids is None else TokenBlock.of(ids, _logprobs(choice, len(ids)))
+    block = None if ids is None else TokenBlock.of(ids, _logprobs(choice, len(ids)), _top_logprobs(choice, len(ids)))
     prompt = body.get("prompt_token_ids", choice.get("prompt_token_ids"))
     prompt_ids: Ids | None = None if prompt is None else TokenBlock.of(prompt).ids
     message = {"role": "assistant"} | _typed(choice["message"], dict)
@@ -181,6 +183,20 @@ def _logprobs(choice: dict[str, Any], count: int) -> "np.ndarray[Any, Any] | Non
     if rows is None or len(rows) != count:
         return None
     return np.array([np.nan if row.get("logprob") is None else row["logprob"] for row in rows], dtype="<f4")
+
+
+def _top_logprobs(choice: dict[str, Any], count: int) -> dict[str, Tensor]:
+    """Return the extras top_logprobs and top_logprob_ids. vLLM returns ids for `return_tokens_as_token_ids`."""
+    rows = (choice.get("logprobs") or {}).get("content") or []
+    tops = [row.get("top_logprobs") or [] for row in rows]
+    if len(tops) != count or len(set(map(len, tops))) != 1 or not tops[0]:
+        return {}
+    extras = {"top_logprobs": Tensor.of(np.array([[top["logprob"] for top in row] for row in tops], dtype="<f4"))}
+    names = [[str(top.get("token")) for top in row] for row in tops]
+    if all(name.startswith(ID_PREFIX) for row in names for name in row):
+        listed = [[int(name.removeprefix(ID_PREFIX)) for name in row] for row in names]
+        extras["top_logprob_ids"] = Tensor.of(np.array(listed, dtype="<u4"))
+    return extras
 
 
 def _refused(status: int, text: str, at: str, retry_after: str | None) -> CallError:

@@ -31,6 +31,7 @@ from osmosis_grpc.errors import (
 )
 from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES
 from osmosis_grpc.link.frame_stream import FrameStream
+from osmosis_grpc.link.throttled_log import Throttled
 from osmosis_grpc.server.event_subscriptions import Subscriptions
 from osmosis_grpc.server.journaled_requests import JournaledRequests
 from osmosis_grpc.server.requests import init_answer
@@ -99,6 +100,7 @@ class Attachment:
         )
         self._loop = asyncio.get_running_loop()
         self.subscriptions = Subscriptions(engine, owner)
+        self._unknown_frames = Throttled(log)
         self._waiting: deque[_Chat] = deque()
         self._open: dict[ChatKey, _Chat] = {}
         self._results: dict[ResultKey, _Result] = {}
@@ -202,7 +204,8 @@ class Attachment:
         hello has allowed.
         """
         if self._stream is not None:
-            self._stream.end(Aborted("a newer stream with the same attachment id has replaced this stream"))
+            replaced = "a newer stream with the same attachment id has replaced this stream"
+            self._stream.end(Aborted(replaced, reason="ATTACHMENT_REPLACED"))
             self.leave(self._stream)
         self._stream = stream
         self._delta = wants_delta(hello.history, "hello.history", default=True)
@@ -423,7 +426,7 @@ class Attachment:
             self._stream.end(None)
 
     def _on_unknown_frame(self, message: pb.UnknownFrame) -> None:
-        log.warning("the trainer does not know the frame with the number %d", message.frame_number)
+        self._unknown_frames.warn(f"the trainer does not know the frame with the number {message.frame_number}")
 
     def _on_window(self, message: pb.TrainerWindow) -> None:
         self._chat_window = message.max_open_chats

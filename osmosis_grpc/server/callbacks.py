@@ -35,7 +35,7 @@ from osmosis_grpc.types import (
 )
 from osmosis_grpc.wire.chat import RECEIPTS, chat_bytes, reply_from_wire
 from osmosis_grpc.wire.features import ABANDON_CHAT, BLOBS
-from osmosis_grpc.wire.rollout import fit, outcome_to_wire
+from osmosis_grpc.wire.outcome import fit, outcome_to_wire
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ from osmosis_grpc.wire import control
 from osmosis_grpc.wire.annotation import annotation_from_wire
 from osmosis_grpc.wire.event import event_to_wire
 from osmosis_grpc.wire.message import tool_to_wire
-from osmosis_grpc.wire.rollout import ACTIVITY, EARLIER_RUN
+from osmosis_grpc.wire.outcome import EARLIER_RUN
+from osmosis_grpc.wire.rollout import ACTIVITY
 
 
 def cancel(engine: Engine, owner: str, request: pb.CancelRequest) -> pb.CancelResponse:

@@ -34,6 +34,7 @@ from osmosis_grpc.errors import (
     Superseded,
     TrainerFailed,
     Unavailable,
+    Unimplemented,
 )
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.server_security import ServerSecurity
@@ -57,9 +58,11 @@ from osmosis_grpc.types import (
     ChatResponse,
     FailureReason,
     Group,
+    RaggedTensor,
     RolloutOutcome,
     RolloutRequest,
     SegmentAnnotation,
+    Tensor,
     TokenBlock,
     TrajectoryEvent,
     VersionSpan,
@@ -94,6 +97,7 @@ __all__ = [
     "OutcomeGroup",
     "PermissionDenied",
     "Policy",
+    "RaggedTensor",
     "RolloutClient",
     "RolloutOutcome",
     "RolloutRequest",
@@ -106,6 +110,7 @@ __all__ = [
     "Skipped",
     "Superseded",
     "SyncTrainer",
+    "Tensor",
     "TokenBlock",
     "Trainer",
     "TrainerConfig",
@@ -113,6 +118,7 @@ __all__ = [
     "TrajectoryEvent",
     "TransportName",
     "Unavailable",
+    "Unimplemented",
     "VersionSpan",
     "advantages",
     "pad",

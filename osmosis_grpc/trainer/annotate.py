@@ -47,10 +47,10 @@ class RecentServers:
         """Returns the server of a rollout, attached or not, or None if it is not known."""
         return self._servers.get(rollout_id)
 
-    def first(self, rollout_id: str, attached: Iterable[AgentServerLink]) -> Iterator[AgentServerLink]:
-        """Yield the attached servers. The server that has reported the rollout's outcome comes first."""
+    def first(self, rollout_id: str, servers: Iterable[AgentServerLink]) -> Iterator[AgentServerLink]:
+        """Yield the servers. The server that has reported the rollout's outcome comes first."""
         reported = self._servers.get(rollout_id)
-        yield from sorted(attached, key=lambda server: server is not reported)
+        yield from sorted(servers, key=lambda server: server is not reported)
 
 
 async def annotate(
@@ -58,18 +58,20 @@ async def annotate(
 ) -> tuple[int, bool]:
     """Store an annotation on the first server that knows the rollout.
 
-    Returns the number of its event, and whether this call has added it. Raises NotFound if no server knows the rollout,
-    Unimplemented if its server does not serve annotations, Unavailable if no server is attached, and the CallError of a
-    server that refuses the annotation.
+    Returns the number of its event, and whether this call has added it. Raises Unimplemented if a server does not serve
+    annotations, Unavailable if a server is not attached now, and NotFound if no server knows the rollout. Raises the
+    CallError of a server that refuses the annotation.
     """
     request = annotate_request(rollout_id, attempt, annotation)
-    asked: list[str] = []
+    away: list[str] = []
     lacking: list[str] = []
     for server in servers:
+        if not server.attached:
+            away.append(server.name)
+            continue
         if ANNOTATE not in server.features:
             lacking.append(server.name)
             continue
-        asked.append(server.name)
         try:
             response = await server.annotate(request)
         except NotFound:
@@ -77,8 +79,9 @@ async def annotate(
         return response.event_number, response.created
     if lacking:
         raise Unimplemented(f"{_names(lacking)} cannot store annotations, because its version lacks this feature")
-    if not asked:
-        raise Unavailable("no agent server is attached")
+    if away:
+        known = f"no attached agent server knows rollout {rollout_id}"
+        raise Unavailable(f"{known}, and these are not attached now: {', '.join(away)}", retry_after=1.0)
     raise NotFound(f"no agent server knows rollout {rollout_id}", kind="rollout", name=rollout_id)
 
 

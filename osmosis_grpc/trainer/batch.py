@@ -3,7 +3,7 @@
 Each segment is a row. An outcome without a row is refused, or listed in `skipped`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, NamedTuple, get_args
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.trainer.advantage import Advantages
+from osmosis_grpc.trainer.batch_extras import pad_extra
 from osmosis_grpc.trainer.groups import OutcomeGroup
 from osmosis_grpc.types import RolloutOutcome, Segment
 from osmosis_grpc.types.outcome import lacks
@@ -73,6 +74,8 @@ class Batch(ArrayEquality):
     """int64, shape (n,): tokens in the row."""
     truncated: NDArray[np.bool_]
     """bool, shape (n,): whether the row was truncated."""
+    extras: Mapping[str, NDArray[Any]]
+    """The extras by name, shape (n, w, ...); zeros for padding, and where the segment has no value."""
     rows: tuple[Row, ...]
     skipped: tuple[Skipped, ...]
     pad_id: int
@@ -106,6 +109,7 @@ def pad(
     max_length: int | None = None,
     too_long: TooLong = "raise",
     untrainable: Untrainable = "raise",
+    extras: Sequence[str] = (),
 ) -> Batch:
     """Returns a batch of the trainable samples of `outcomes`. `outcomes` may contain groups.
 
@@ -117,6 +121,8 @@ def pad(
     of an outcome are untrainable, these samples are always listed. A segment longer than `max_length` raises
     InvalidArgument. With `too_long="truncate"`, the segment loses its end, and the logprobs of the other tokens stay
     exact. With `too_long="skip"`, the segment is listed.
+
+    `extras` names extras that every segment has, for example "routed_experts". They must not be ragged.
 
     Raises InvalidArgument with the names of the argument and the rollout.
     """
@@ -138,9 +144,11 @@ def pad(
     ids, logprobs = np.full(shape, pad_id, dtype=np.int64), np.zeros(shape, dtype=np.float32)
     attention_mask, loss_mask = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
     versions, names = np.full(shape, -1, dtype=np.int32), dict[str, int]()
+    places = []
     for number, (_, segment, _) in enumerate(found):
         length = min(len(segment.ids), width)
         columns = slice(0, length) if side == "right" else slice(width - length, width)
+        places.append(columns)
         ids[number, columns] = segment.ids[:length]
         attention_mask[number, columns] = True
         loss_mask[number, columns] = segment.mask()[:length]
@@ -148,6 +156,7 @@ def pad(
         versions[number, columns] = _versions(segment, names)[:length]
     lengths = np.array([len(each.segment.ids) for each in found], dtype=np.int64)
     rows = tuple(each.row for each in found)
+    segments, texts = [each.segment for each in found], [f"rollout {r.rollout_id}, sample {r.sample}" for r in rows]
     return Batch(
         ids=ids,
         attention_mask=attention_mask,
@@ -159,6 +168,7 @@ def pad(
         advantages=_of_rows(rows, advantages, len(each)),
         lengths=np.minimum(lengths, width),
         truncated=lengths > width,
+        extras={name: pad_extra(name, segments, places, width, texts) for name in extras},
         rows=rows,
         skipped=tuple(skipped),
         pad_id=pad_id,

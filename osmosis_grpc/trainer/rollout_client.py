@@ -38,7 +38,8 @@ from osmosis_grpc.wire.annotation import annotate_request
 from osmosis_grpc.wire.control import CANCEL_RESULT, DRAIN_RESULT, SERVER_INFO
 from osmosis_grpc.wire.event import event_from_wire
 from osmosis_grpc.wire.message import tools_from_wire
-from osmosis_grpc.wire.rollout import EARLIER_RUN, ROLLOUT, init_to_wire
+from osmosis_grpc.wire.outcome import EARLIER_RUN
+from osmosis_grpc.wire.rollout import ROLLOUT, init_to_wire
 
 STREAM_PAUSES = 0.25, 5.0
 """The first and the longest pause, in seconds, before events() connects again."""

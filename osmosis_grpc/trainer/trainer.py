@@ -176,8 +176,9 @@ class Trainer:
         outcome, returns that outcome. Rollouts with the same `affinity_key` go to one server. Cancelling the
         last waiting call cancels the rollout.
 
-        Raises InvalidArgument with the name of the field, AlreadyExists if another request uses the id, Unavailable
-        if there is no agent server, and the CallError of a server that refuses the rollout.
+        Raises InvalidArgument with the name of the field, AlreadyExists if another request uses the id, Superseded if
+        a higher attempt replaces the rollout, Unavailable if there is no agent server, and the CallError of a server
+        that refuses the rollout.
         """
         rollout = self.scheduler.submit(checked(request, changes), affinity_key=affinity_key)
         rollout.waiters += 1
@@ -200,9 +201,10 @@ class Trainer:
         """Run rollouts, and yield each outcome when its rollout ends.
 
         Each request runs `group_size` times. If `group_size` is above 1, the request ID becomes the group ID with the
-        members ID-0, ID-1, and so on. `colocate_groups` keeps a group's members on one server. A refused rollout is
-        yielded as FAILED, with the reason. Leaving the loop cancels unfinished rollouts. With `progress`, stderr shows
-        the progress: a bar on a terminal if rich is installed (the extra `server`), otherwise a line every few seconds.
+        members ID-0, ID-1, and so on. `colocate_groups` keeps a group's members on one server. A refused or superseded
+        rollout is yielded as FAILED, with the reason. Leaving the loop cancels unfinished rollouts. With `progress`,
+        stderr shows the progress: a bar on a terminal if rich is installed (the extra `server`), otherwise a line every
+        few seconds.
 
         Raises TypeError and InvalidArgument for a wrong request, and InvalidArgument for two requests with one id.
         """
@@ -347,8 +349,8 @@ class Trainer:
         continues on the next connection.
 
         Raises InvalidArgument for an annotation that does not fit the outcome, AlreadyExists if another annotation has
-        the id, NotFound if no attached server has the rollout, Unavailable if its server is not attached now or cannot
-        write, and Unimplemented if its server does not store annotations.
+        the id, Unavailable if the server of the rollout is not attached now or cannot write, NotFound if no server has
+        the rollout, and Unimplemented if its server does not store annotations.
         """
         if annotation is not None and not isinstance(annotation, Annotation):
             raise TypeError(f"an Annotation or its fields by name is needed, not a {type(annotation).__name__}")
@@ -358,7 +360,7 @@ class Trainer:
         reported = self.scheduler.recent_servers.get(outcome.rollout_id)
         if reported is not None and not reported.attached:
             raise Unavailable(f"agent server {reported.name} has the rollout and is not attached now", retry_after=1.0)
-        servers = self.scheduler.recent_servers.first(outcome.rollout_id, self.scheduler.servers.attached)
+        servers = self.scheduler.recent_servers.first(outcome.rollout_id, self.scheduler.servers)
         return await annotate(servers, outcome.rollout_id, outcome.attempt, full)
 
     def pause(self, *, idle: bool = False) -> Awaitable[None]:

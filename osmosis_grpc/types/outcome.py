@@ -150,7 +150,7 @@ class Confirmable(Protocol):
 @fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutOutcome:
-    """The final report of a rollout. Each attempt has exactly one."""
+    """The final report of a rollout. Each attempt has exactly one, except an attempt that a higher one supersedes."""
 
     rollout_id: str
     attempt: int = 1

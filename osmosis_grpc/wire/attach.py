@@ -13,8 +13,9 @@ from osmosis_grpc.errors import CallError, FailedPrecondition, InvalidArgument
 from osmosis_grpc.types import RolloutOutcome
 from osmosis_grpc.types.jsontext import check_text
 from osmosis_grpc.wire.control import PROTOCOL
+from osmosis_grpc.wire.outcome import MAX_OUTCOME_BYTES, fit, referring_bytes
 from osmosis_grpc.wire.protobuf_encoding import head
-from osmosis_grpc.wire.rollout import MAX_OUTCOME_BYTES, fit, referring_bytes, wants_delta
+from osmosis_grpc.wire.rollout import wants_delta
 from osmosis_grpc.wire.status import from_code, to_status
 
 ATTACHMENT_ID_CHARS = (16, 256)

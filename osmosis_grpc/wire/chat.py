@@ -1,4 +1,4 @@
-"""trainer.proto: chats and outcomes between server and trainer."""
+"""chat.proto: chats between server and trainer, and the receipt of an outcome."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial

@@ -26,15 +26,9 @@ from osmosis_grpc.wire.message import (
     tool_call_to_wire,
     tools_from_wire,
 )
+from osmosis_grpc.wire.outcome import fit, outcome_from_wire, outcome_to_wire, referring_bytes
 from osmosis_grpc.wire.protobuf_encoding import head, repeated, varint
-from osmosis_grpc.wire.rollout import (
-    fit,
-    init_from_wire,
-    init_to_wire,
-    outcome_from_wire,
-    outcome_to_wire,
-    referring_bytes,
-)
+from osmosis_grpc.wire.rollout import init_from_wire, init_to_wire
 
 
 def event_to_wire(event: TrajectoryEvent, *, tokens: bool = True) -> pb.TrajectoryEvent:

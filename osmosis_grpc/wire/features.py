@@ -6,8 +6,9 @@ ABANDON_CHAT = "abandon_chat"
 ANNOTATE = "annotate"
 BLOBS = "blobs"
 GOODBYE = "goodbye"
+OUTCOME_BY_REFERENCE = "outcome_by_reference"
 
-FEATURES = (ABANDON_CHAT, ANNOTATE, BLOBS, GOODBYE)
+FEATURES = (ABANDON_CHAT, ANNOTATE, BLOBS, GOODBYE, OUTCOME_BY_REFERENCE)
 """The features of our servers and trainers, as they list them."""
 
 MAX_FEATURES = 256

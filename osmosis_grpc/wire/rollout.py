@@ -1,22 +1,17 @@
-"""rollout.proto: requests to start a rollout, its state, and its outcome."""
+"""rollout.proto: requests to start a rollout, and its state."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2 as pb
-from osmosis_grpc.errors import Boundary, InvalidArgument
+from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import jsontext
-from osmosis_grpc.types.earlier_run import EarlierRun
-from osmosis_grpc.types.failure_reasons import read_reason
-from osmosis_grpc.types.outcome import Cause, Failure, OutcomeStatus, RolloutMetrics, RolloutOutcome, RolloutState
+from osmosis_grpc.types.outcome import RolloutState
 from osmosis_grpc.types.requests import (
     DEFAULT_MAX_TOKENS_TOTAL,
     DEFAULT_MAX_TURNS,
     Callback,
     CallbackTls,
-    Group,
     InitRequest,
     RolloutRequest,
     TraceContext,
@@ -27,13 +22,10 @@ from osmosis_grpc.types.requests import (
     unread_metadata,
 )
 from osmosis_grpc.types.rollout_info import Activity, RolloutInfo
-from osmosis_grpc.types.samples import Sample
-from osmosis_grpc.types.stack_frames import StackFrame
 from osmosis_grpc.wire import times
 from osmosis_grpc.wire.field_conversion import Codec, Converter, EnumNames
 from osmosis_grpc.wire.message import message_to_wire, messages_from_wire, params_from_wire, params_to_wire
-from osmosis_grpc.wire.protobuf_encoding import remembered
-from osmosis_grpc.wire.tokens import check_components, check_reward, sample_from_wire, sample_to_wire
+from osmosis_grpc.wire.outcome import GROUP, checked_group, fit, outcome_from_wire, outcome_to_wire
 
 MAX_METADATA_BYTES = 1024 * 1024
 """The default limit of metadata_json."""
@@ -41,39 +33,12 @@ MAX_METADATA_BYTES = 1024 * 1024
 NOT_SERVED = ("grader_timeout", "fork")
 """Fields of RolloutSpec that this server refuses."""
 
-MAX_CHANGES = 20
-"""The most names of changed files and packages in a message."""
-
 STATES = EnumNames(RolloutState, pb.RolloutState, "a state")
-_STATUSES = EnumNames(OutcomeStatus, outcome_pb2.OutcomeStatus, "an outcome status")
-_BOUNDARIES: EnumNames[Boundary] = EnumNames(get_args(Boundary), outcome_pb2.FailureBoundary, "a boundary")
-_GROUP = Converter(Group, outcome_pb2.Group)
 _HEADER = Codec(str, check_header)
 _TRACE = Converter(TraceContext, pb.TraceContext, traceparent=_HEADER, tracestate=_HEADER)
-# The next three messages are fields of the messages below. Their converters must be made first.
+# This message is a field of Callback. Its converter must be made first.
 Converter(CallbackTls, pb.CallbackTls, server_name=_HEADER)
-Converter(Cause, outcome_pb2.Cause)
-Converter(StackFrame, outcome_pb2.StackFrame)
 ACTIVITY = Converter(Activity, pb.Activity)
-EARLIER_RUN = Converter(
-    EarlierRun,
-    outcome_pb2.EarlierRun,
-    changes=Codec(lambda changes: changes[:MAX_CHANGES], lambda changes, path: tuple(changes[:MAX_CHANGES])),
-)
-FAILURE = Converter(
-    Failure,
-    outcome_pb2.Failure,
-    boundary=Codec(_BOUNDARIES.numbers.__getitem__, _BOUNDARIES.read),
-    reason=Codec(str, read_reason),
-)
-METRICS = Converter(
-    RolloutMetrics,
-    outcome_pb2.Metrics,
-    **{
-        f"{name}_ms": Codec(lambda ms: times.duration(ms / 1000), lambda m, path: times.seconds(m) * 1000, name)
-        for name in ("total_latency", "llm_latency", "tool_latency")
-    },
-)
 
 
 def check_served(message: pb.InitRequest, max_metadata_bytes: int = MAX_METADATA_BYTES) -> None:
@@ -101,7 +66,7 @@ def init_from_wire(message: pb.InitRequest) -> InitRequest:
         max_tokens_total=spec.max_tokens_total if spec.HasField("max_tokens_total") else DEFAULT_MAX_TOKENS_TOTAL,
         metadata=_metadata_from_wire(spec.metadata_json),
         label=spec.label if spec.HasField("label") else None,
-        group=_checked_group(spec.group, "spec.group") if spec.HasField("group") else None,
+        group=checked_group(spec.group, "spec.group") if spec.HasField("group") else None,
         priority=spec.priority,
         agent_timeout=(
             times.checked_seconds(spec.agent_timeout, "spec.agent_timeout") if spec.HasField("agent_timeout") else None
@@ -146,7 +111,7 @@ def _spec_to_wire(request: RolloutRequest, *, blobs: bool) -> pb.RolloutSpec:
         max_tokens_total=request.max_tokens_total,
         metadata_json=_metadata_to_wire(request),
         label=request.label,
-        group=_GROUP.to_wire(request.group) if request.group else None,
+        group=GROUP.to_wire(request.group) if request.group else None,
         priority=request.priority,
         agent_timeout=times.duration(request.agent_timeout) if request.agent_timeout is not None else None,
         grader_timeout=times.duration(request.grader_timeout) if request.grader_timeout is not None else None,
@@ -166,13 +131,6 @@ def _metadata_to_wire(request: RolloutRequest) -> str:
     if isinstance(metadata, jsontext.Unparsed):
         return metadata.text
     return jsontext.render(metadata) if metadata else ""
-
-
-def _checked_group(message: outcome_pb2.Group, path: str = "group") -> Group:
-    check_id(message.id, f"{path}.id")
-    if message.size and message.index >= message.size:
-        raise InvalidArgument(f"{path}.index", f"{message.index} is not below the group's size, {message.size}")
-    return _GROUP.from_wire(message)
 
 
 def wants_delta(form: int, field: str, *, default: bool) -> bool:
@@ -221,145 +179,10 @@ def callback_from_bytes(data: bytes) -> Callback:
     return _CALLBACK.from_wire(pb.Callback.FromString(data), "callback.")
 
 
-def outcome_to_wire(
-    outcome: RolloutOutcome, *, head: bool = False, refer: bool = False, blobs: bool = False
-) -> outcome_pb2.RolloutOutcome:
-    """Returns an outcome as a message. With `head` it leaves out messages and segments.
-
-    `refer` is for a receiver that answered the chats. With it, the message names these chats instead of repeating
-    their messages and tokens. `blobs` is that of message_to_wire().
-    """
-    samples = outcome.samples
-    if head:
-        samples = {name: replace(sample, messages=(), segments=(), begins=None) for name, sample in samples.items()}
-    return outcome_pb2.RolloutOutcome(
-        rollout_id=outcome.rollout_id,
-        attempt=outcome.attempt,
-        result_id=outcome.result_id,
-        status=_STATUSES.numbers[outcome.status],
-        finish_reason=outcome.finish_reason,
-        failure=FAILURE.to_wire(outcome.failure) if outcome.failure else None,
-        group=_GROUP.to_wire(outcome.group) if outcome.group else None,
-        reward=outcome.reward,
-        reward_components=outcome.reward_components,
-        samples=[sample_to_wire(sample, name, refer=refer, blobs=blobs) for name, sample in samples.items()],
-        metrics=METRICS.to_wire(outcome.metrics),
-        extra_json=jsontext.render(outcome.extra_fields) if outcome.extra_fields else "",
-        omitted=outcome.omitted,
-        evaluation=outcome.evaluation,
-        agent_version=outcome.agent_version,
-        from_journal=EARLIER_RUN.to_wire(outcome.from_journal) if outcome.from_journal else None,
-    )
-
-
-def referring_bytes(outcome: RolloutOutcome, *, blobs: bool = False) -> bytes:
-    """Returns the bytes of an outcome for a receiver that knows its chats. `blobs` is that of message_to_wire()."""
-    if not blobs and any(type(m.get("content")) is list for s in outcome.samples.values() for m in s.messages):
-        return outcome_to_wire(outcome, refer=True).SerializeToString()
-    return _referring_bytes(outcome)
-
-
-@remembered
-def _referring_bytes(outcome: RolloutOutcome) -> bytes:
-    return outcome_to_wire(outcome, refer=True, blobs=True).SerializeToString()
-
-
-MAX_OUTCOME_BYTES = 16 * 1024 * 1024
-"""The most bytes of an outcome in a message."""
-_SEGMENT_TOKENS: Any = ("ids", "logprobs", "versions", "sampled_extras", "token_extras", "incomplete_extras")
-"""The fields of a segment that depend on its tokens."""
-_FIELD_BYTES = 8
-"""At least the bytes of the tag and the length of a path."""
-
-
-def fit(message: outcome_pb2.RolloutOutcome, limit: int = MAX_OUTCOME_BYTES) -> outcome_pb2.RolloutOutcome:
-    """Cuts an outcome to `limit` bytes and returns it. Its field `omitted` names the fields that were left out.
-
-    It leaves out the tokens of one segment after another, then all messages, then extra_json. A segment without its
-    tokens refers to its chats.
-    """
-    left = message.ByteSize()
-    for sample in message.samples:
-        for index, segment in enumerate(sample.segments):
-            if left > limit and segment.ids:
-                left -= segment.ByteSize()
-                for field in _SEGMENT_TOKENS:
-                    segment.ClearField(field)
-                message.omitted.append(f"samples[{sample.name}].segments[{index}]")
-                left += segment.ByteSize() + len(message.omitted[-1]) + _FIELD_BYTES
-    samples = [(f"samples[{sample.name}].", sample) for sample in message.samples]
-    steps: list[list[tuple[str, Any, str]]] = [
-        [(path, sample, "messages") for path, sample in samples],
-        [("", message, "extra_json")],
-    ]
-    for step in steps:
-        if message.ByteSize() <= limit:
-            break
-        for path, part, field in step:
-            if getattr(part, field):
-                part.ClearField(field)
-                message.omitted.append(path + field)
-    return message
-
-
-def outcome_from_wire(message: outcome_pb2.RolloutOutcome, field: str) -> RolloutOutcome:
-    """Returns a checked outcome. Raises InvalidArgument with a path that begins with `field`."""
-    check_id(message.rollout_id, f"{field}.rollout_id")
-    status = _STATUSES.read(message.status, f"{field}.status")
-    failure = FAILURE.field_of(message, "failure", f"{field}.")
-    reward = check_reward(message.reward, f"{field}.reward") if message.HasField("reward") else None
-    samples: dict[str, Sample] = {}
-    for index, part in enumerate(message.samples):
-        if not part.name:
-            raise InvalidArgument(f"{field}.samples[{index}].name", "is empty")
-        if part.name in samples:
-            raise InvalidArgument(f"{field}.samples", f"two samples have the name {part.name!r}")
-        samples[part.name] = sample_from_wire(part, f"{field}.samples[{part.name}]")
-    components = check_components(message.reward_components, f"{field}.reward_components")
-    if status is not OutcomeStatus.COMPLETED:
-        _check_no_rewards(reward, components, samples, status, field)
-    return RolloutOutcome(
-        rollout_id=message.rollout_id,
-        attempt=message.attempt or 1,
-        result_id=message.result_id,
-        status=status,
-        finish_reason=message.finish_reason,
-        failure=failure,
-        group=_checked_group(message.group) if message.HasField("group") else None,
-        reward=reward,
-        reward_components=components,
-        samples=samples,
-        metrics=METRICS.from_wire(message.metrics),
-        extra_fields=jsontext.parse_object(message.extra_json, f"{field}.extra_json"),
-        omitted=tuple(message.omitted),
-        evaluation=message.evaluation,
-        agent_version=message.agent_version,
-        from_journal=EARLIER_RUN.field_of(message, "from_journal"),
-    )
-
-
-def _check_no_rewards(
-    reward: float | None,
-    components: Mapping[str, float],
-    samples: Mapping[str, Sample],
-    status: OutcomeStatus,
-    field: str,
-) -> None:
-    """Raises InvalidArgument for a reward of a rollout that did not complete."""
-    found: dict[str, object] = {"reward": reward, "reward_components": components or None}
-    for name, sample in samples.items():
-        found[f"samples[{name}].reward"] = sample.reward
-        found[f"samples[{name}].reward_components"] = sample.reward_components or None
-        found[f"samples[{name}].chat_rewards"] = sample.chat_rewards or None
-    for path, value in found.items():
-        if value is not None:
-            raise InvalidArgument(f"{field}.{path}", f"a rollout that ended {status} carries no reward")
-
-
 ROLLOUT = Converter(
     RolloutInfo,
     pb.Rollout,
     state=STATES.codec(RolloutState.ACCEPTED),
-    group=Codec(_GROUP.to_wire, _checked_group),
+    group=Codec(GROUP.to_wire, checked_group),
     outcome=Codec(lambda outcome: fit(outcome_to_wire(outcome)), outcome_from_wire),
 )

@@ -12,7 +12,7 @@ from osmosis_grpc.agent.context import MAX_LATENCY_MS
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.testing import collect_rollout
 from osmosis_grpc.types import OutcomeStatus, events, jsontext
-from osmosis_grpc.wire.rollout import outcome_to_wire
+from osmosis_grpc.wire.outcome import outcome_to_wire
 
 USER = {"role": "user", "content": "hello"}
 

@@ -18,6 +18,7 @@ from osmosis_grpc.errors import (
     Unimplemented,
 )
 from osmosis_grpc.types import Callback, OutcomeStatus, Receipt, RolloutState, events
+from tests.waiting import turns
 
 USER = {"role": "user", "content": "hello"}
 
@@ -137,6 +138,7 @@ async def test_until_then_it_is_kept(hosting):
         h.trainer.answers = [Unavailable("away")]
         record = await h.start()
         await h.until(lambda: h.trainer.outcomes)
+        await turns()  # the pause before the next try has begun
         h.clock.ahead += 1000.0
         await asyncio.sleep(0.06)  # time for what must not come
         assert h.engine.rollouts.get("me", "r1") is record

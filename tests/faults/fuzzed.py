@@ -194,6 +194,13 @@ class Deployment(logging.Handler):
         sample.trainable, sample.reward = True, 1.0
         return outcome_pb2.CompleteRequest(outcome=received, state=b"s")
 
+    async def accepted(self) -> str:
+        """The id of a rollout that the server has just accepted."""
+        request = self.request()
+        init_method = "/osmosis.rollout.v1.RolloutService/Init"
+        assert await self.call("RolloutService", init_method, request.SerializeToString(), stream=False) == "OK"
+        return request.rollout_id
+
     def abandoned(self) -> chat_pb2.AbandonChatRequest:
         """A good AbandonChatRequest."""
         return chat_pb2.AbandonChatRequest(
@@ -222,9 +229,9 @@ class Deployment(logging.Handler):
         return "OK"
 
 
-def annotation() -> annotation_pb2.AnnotateRequest:
+def annotation(rollout_id: str) -> annotation_pb2.AnnotateRequest:
     """A good AnnotateRequest with every field."""
-    request = annotation_pb2.AnnotateRequest(rollout_id="r", attempt=1)
+    request = annotation_pb2.AnnotateRequest(rollout_id=rollout_id, attempt=1)
     note = request.annotation
     note.id, note.author, note.note, note.dropped_reason = "a1", "trainer", "seen", "stale"
     note.advantage, note.reward, note.trained, note.sample = 0.5, 1.0, True, "main"

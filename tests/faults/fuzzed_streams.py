@@ -61,9 +61,23 @@ class Trainerly:
             request = self._deployment.request(rollout_id)
             request.ClearField("callback")
             return attach_pb2.TrainerFrame(init=request)
+        if kind == "annotate":
+            await self._accepted(rollout_id)
+            annotate = attach_pb2.AnnotateFrame(id="an annotation", request=annotation(rollout_id))
+            return attach_pb2.TrainerFrame(annotate=annotate)
         frame = attach_pb2.TrainerFrame()
         frame.MergeFrom(_SMALL[kind])
         return frame
+
+    async def _accepted(self, rollout_id: str) -> None:
+        """Begin a rollout, and wait for the answer to its Init."""
+        stream = self.raw.stream
+        await self.raw.send(init(rollout_id, turns=0))
+        await stream.until(
+            lambda: stream.over is not None or any(r.rollout_id == rollout_id for r in stream.all("init_reply"))
+        )
+        if stream.over is not None:
+            raise asyncio.InvalidStateError
 
     async def _asked(self, kind: str, rollout_id: str) -> Any:
         """A good answer to the chat, or to the outcome, of a new rollout."""
@@ -234,6 +248,9 @@ def _chat_reply(asked: chat_pb2.ChatRequest) -> attach_pb2.TrainerFrame:
         tokens_pb2.Extra(tensor=tokens_pb2.Tensor(type=tokens_pb2.TENSOR_TYPE_FLOAT32, shape=[2], data=b"\0" * 8))
     )
     response.prompt.ids.extend([7, 8])
+    values = tokens_pb2.Tensor(type=tokens_pb2.TENSOR_TYPE_UINT32, shape=[1], data=b"\0" * 4)
+    ragged = tokens_pb2.RaggedTensor(values=values, offsets=[0, 1, 1])
+    response.prompt.extras["sampling_mask"].MergeFrom(tokens_pb2.Extra(ragged=ragged))
     response.versions.add(version="v", tokens=2)
     response.extra_json = '{"a": 1}'
     return attach_pb2.TrainerFrame(chat_reply=received)
@@ -247,13 +264,11 @@ _SMALL = {
     "unsubscribe": attach_pb2.TrainerFrame(unsubscribe=attach_pb2.Unsubscribe(id="a subscription")),
     "window": attach_pb2.TrainerFrame(window=attach_pb2.TrainerWindow(max_open_chats=100)),
     "heartbeat": attach_pb2.TrainerFrame(heartbeat=attach_pb2.Heartbeat()),
-    "annotate": attach_pb2.TrainerFrame(annotate=attach_pb2.AnnotateFrame(id="an annotation")),
     "goodbye": attach_pb2.TrainerFrame(goodbye=attach_pb2.Goodbye()),
     "unknown_frame": attach_pb2.TrainerFrame(unknown_frame=attach_pb2.UnknownFrame(frame_number=20)),
 }
 _SMALL["cancel"].cancel.request.rollout_id = "r"
 _SMALL["subscribe"].subscribe.request.rollout_id = "r"
-_SMALL["annotate"].annotate.request.MergeFrom(annotation())
 _SERVERS = {
     "unknown_rollouts": attach_pb2.ServerFrame(unknown_rollouts=attach_pb2.UnknownRollouts(rollouts=_REFS)),
     "cancel_reply": attach_pb2.ServerFrame(cancel_reply=attach_pb2.CancelReply(id="1")),

@@ -36,7 +36,7 @@ DOCUMENTED = {
     "StreamEvents": {"NOT_FOUND", "OUT_OF_RANGE", "FAILED_PRECONDITION"},
     "GetServerInfo": set(),
     "Drain": set(),
-    "Annotate": {"NOT_FOUND", "ALREADY_EXISTS", "UNIMPLEMENTED"},
+    "Annotate": {"NOT_FOUND", "ALREADY_EXISTS", "FAILED_PRECONDITION"},
     "Attach": {"FAILED_PRECONDITION", "ABORTED", "CANCELLED"},
     "Chat": {"ALREADY_EXISTS", "FAILED_PRECONDITION", "ABORTED"},
     "Complete": {"ABORTED"},
@@ -136,7 +136,7 @@ def _request(deployment: Deployment, name: str, method: Any) -> Any:
     if name == "AbandonChat":
         return deployment.abandoned()
     if name == "Annotate":
-        return annotation()
+        return annotation(deployment.run(deployment.accepted()))
     request = getattr(control_pb2, method.input_type.name)()
     for field in ("rollout_id", "page_token", "cursor"):
         if field in request.DESCRIPTOR.fields_by_name:

@@ -101,6 +101,34 @@ async def test_logprobs_that_cannot_be_matched_to_tokens_are_left_out(logprobs):
     assert response.tokens.logprobs is None
 
 
+def tops(*values: float, token: str = "token_id:{}") -> dict[str, Any]:
+    listed = [{"token": token.format(number), "logprob": value} for number, value in enumerate(values, start=7)]
+    return {"token": "x", "logprob": values[0], "top_logprobs": listed}
+
+
+async def test_p20_top_logprobs_are_extras():
+    response = await ask(choice(logprobs={"content": [tops(-0.5, -1.5), tops(-0.25, -2.0)]}))
+    assert response.tokens is not None
+    extras = response.tokens.extras
+    assert np.array_equal(extras["top_logprobs"].numpy(), np.float32([[-0.5, -1.5], [-0.25, -2.0]]))
+    assert extras["top_logprob_ids"].numpy().tolist() == [[7, 8], [7, 8]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "names"),
+    [
+        ([tops(-0.5, token="a"), tops(-0.5)], {"top_logprobs"}),
+        ([tops(-0.5), tops(-0.5, -1.5)], set()),
+        ([tops(-0.5)], set()),
+    ],
+    ids=["texts", "several lengths", "too few"],
+)
+async def test_p20_top_logprobs_that_fit_no_extra_are_left_out(rows, names):
+    response = await ask(choice(logprobs={"content": rows}))
+    assert response.tokens is not None
+    assert set(response.tokens.extras) == names
+
+
 async def test_the_request_body():
     tools = [{"type": "function", "function": {"name": "f"}}]
     messages = [*QUESTION, {"role": "assistant", "content": None, "vendor": 1}, {"role": "user", "content": "ü"}]

@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, services_pb2_grpc
 from osmosis_grpc.errors import AlreadyExists, Unavailable
-from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.policies.scripted import EchoPolicy, answer
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.storage import Reader
 from osmosis_grpc.storage.journal import writer
@@ -251,3 +251,26 @@ async def test_the_log_counts_the_rollouts_of_the_previous_process(tmp_path, rep
         with server_process(*command, cwd=tmp_path) as (process, _):
             lines = iter(process.stderr.readline, "")
             assert await asyncio.to_thread(lambda: any(f'"event": "{received}"' in line for line in lines))
+
+
+async def test_a_server_closes_as_soon_as_the_agents_have_stopped(tmp_path):
+    """The next process continues their rollouts, so nothing else is left to wait for."""
+    begun = asyncio.Event()
+
+    class Waits(Talk):
+        name = "waits"
+        replayable = True
+
+        async def run(self, ctx):
+            begun.set()
+            await asyncio.Event().wait()
+
+    config = ServerConfig(stop_again_after=(600.0, 1200.0))
+    async with (
+        CallbackTrainer(EchoPolicy()) as trainer,
+        asyncio.timeout(60),
+        AgentServer([Waits()], port=0, config=config, state_dir=tmp_path) as server,
+        RolloutClient(server.address) as client,
+    ):
+        await client.init(rollout_id="r1", messages=QUESTION, callback=trainer.callback())
+        await begun.wait()

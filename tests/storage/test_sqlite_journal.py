@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from osmosis_grpc.storage import Reader
 from osmosis_grpc.storage.journal.reader import SLICE
 from osmosis_grpc.types import OutcomeStatus, RolloutState, events
-from osmosis_grpc.wire.rollout import outcome_from_wire, outcome_to_wire
+from osmosis_grpc.wire.outcome import outcome_from_wire, outcome_to_wire
 from tests.storage.journals import CALLBACK, OWN, JournalUser, opened
 from tests.waiting import until
 from tests.wire.test_event import COMPLETION, FIXTURES, SPARSE, told, without_sizes

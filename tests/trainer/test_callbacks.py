@@ -24,7 +24,7 @@ from osmosis_grpc.types import (
     Segment,
 )
 from osmosis_grpc.wire.chat import RECEIPTS, chat_bytes, reply_from_wire
-from osmosis_grpc.wire.rollout import outcome_to_wire
+from osmosis_grpc.wire.outcome import outcome_to_wire
 from tests.credentials import shown
 from tests.waiting import until
 

@@ -25,7 +25,7 @@ from osmosis_grpc.types import (
     TrajectoryEvent,
 )
 from osmosis_grpc.types import events as kinds
-from osmosis_grpc.wire.rollout import outcome_from_wire, outcome_to_wire
+from osmosis_grpc.wire.outcome import outcome_from_wire, outcome_to_wire
 from tests.trainer.conftest import PATIENCE, USER, reply
 
 JUDGE = ChatPurpose.JUDGE
@@ -227,8 +227,8 @@ ORDERS = list(itertools.permutations([2, 3, 4]))
 
 
 @pytest.mark.parametrize(("order", "unheard"), list(itertools.product(ORDERS, (False, True))))
-async def test_chats_at_the_same_time_are_assembled_in_their_order(order, unheard):
-    """Three chats go on from the first one, and are answered in any order; the reply to a fifth was not heard."""
+async def test_chats_at_the_same_time_are_assembled_by_their_numbers(order, unheard):
+    """Three chats continue the first one and are answered in any order. The reply to a fifth did not arrive."""
     replies = {}
 
     async def policy(request):
@@ -249,7 +249,7 @@ async def test_chats_at_the_same_time_are_assembled_in_their_order(order, unhear
             await asyncio.wait_for(asyncio.shield(kept.done), PATIENCE)
         replies.clear()
     held = server.rollout("r", 1, 0.0).samples["main"].assembler.segments()
-    assert [segment.chats for segment in held] == [(1, order[0]), (order[1],), (order[2],)]
+    assert [segment.chats for segment in held] == [(1, 2), (3,), (4,)]
     done = RolloutOutcome(
         rollout_id="r",
         result_id="x",
@@ -298,8 +298,8 @@ async def test_a_callback_with_deltas(serve, train, monkeypatch):
     forms, forget = [], set()
     to_wire, chat = callbacks.chat_bytes, ChatCache.chat
 
-    def spied(request, *, delta):
-        data = to_wire(request, delta=delta)
+    def spied(request, **options):
+        data = to_wire(request, **options)
         message = callbacks.chat_pb2.ChatRequest.FromString(data)
         forms.append((request.sample, request.chat_number, message.WhichOneof("history")))
         return data

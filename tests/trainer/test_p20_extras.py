@@ -167,6 +167,27 @@ async def test_p20_extras_outlive_the_servers_process(tmp_path, options):
         check((await client.get("r")).outcome.samples, segments=1)
 
 
+async def test_p20_extras_come_from_the_journal_when_another_trainer_takes_over(serve, stack):
+    """The server keeps no extras of a trainer that keeps its replies. A trainer without these replies gets them too."""
+    agent, reported = Waits(), []
+    server = await serve(agent, trainer_grace=PATIENCE)
+
+    async def record(outcome, state, credential):
+        reported.append(outcome)
+
+    attached = await stack.enter_async_context(Trainer([server.address], policy))
+    running = asyncio.ensure_future(attached.rollout(rollout_id="r", messages=[USER]))
+    await agent.asked.wait()
+    trainer = await stack.enter_async_context(CallbackTrainer(policy, recorder=record))
+    client = await stack.enter_async_context(RolloutClient(server.address))
+    taken = await client.init(rollout_id="r", messages=[USER], callback=trainer.callback())
+    assert not taken.created
+    agent.may.set()
+    await until(lambda: reported)
+    check(reported[0].samples, segments=2)  # without the tokens of chat 1 the policy makes the prompt anew
+    running.add_done_callback(lambda done: done.exception())  # its trainer closes without the outcome
+
+
 LARGE = 5 << 20
 
 

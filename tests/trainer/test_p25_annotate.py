@@ -5,11 +5,13 @@ import asyncio
 import numpy as np
 import pytest
 
-from osmosis_grpc.errors import AlreadyExists, InvalidArgument, NotFound, Unimplemented
+from osmosis_grpc.errors import AlreadyExists, InvalidArgument, NotFound, Unavailable, Unimplemented
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import RolloutClient, SyncTrainer, Trainer
 from osmosis_grpc.types import Annotation, SegmentAnnotation, events
+from tests.ports import quiet_port
 from tests.trainer.conftest import USER, reply, talker
+from tests.waiting import until
 
 
 @pytest.fixture(params=["attach", "callback"])
@@ -63,7 +65,7 @@ async def test_p25_among_several_servers_the_one_that_has_the_rollout_gets_it(tr
             for name in ("one", "two"):
                 assert len(annotations([event async for event in trainer.events(name)])) == 1
         async with Trainer([one.address, two.address], reply, transport=transport) as trainer:
-            await trainer.rollout(rollout_id="three", messages=[USER], agent_loop="one")
+            await until(lambda: all(server.attached for server in trainer.servers))
             assert (await trainer.annotate(outcomes[1], note="from another process"))[1]
             with pytest.raises(NotFound, match="r9"):
                 await trainer.annotate(Unknown(), note="x")
@@ -85,6 +87,16 @@ async def test_p25_a_server_without_the_feature_is_not_asked(transport, monkeypa
         outcome = await trainer.rollout(rollout_id="r1", messages=[USER])
         with pytest.raises(Unimplemented, match="version"):
             await trainer.annotate(outcome, trained=True)
+
+
+async def test_p25_while_a_server_is_away_the_rollout_is_not_called_unknown(transport):
+    async with AgentServer([talker("one")], port=0) as one:
+        targets = [one.address, f"127.0.0.1:{quiet_port()}"]
+        async with Trainer(targets, reply, transport=transport) as trainer:
+            outcome = await trainer.rollout(rollout_id="one", messages=[USER], agent_loop="one")
+            assert (await trainer.annotate(outcome, note="here"))[1]
+            with pytest.raises(Unavailable, match=f"not attached now: {targets[1]}"):
+                await trainer.annotate(Unknown(), note="x")
 
 
 async def test_p25_wrong_arguments_are_refused_before_anything_is_sent():

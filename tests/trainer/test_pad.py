@@ -21,7 +21,7 @@ from osmosis_grpc.trainer import (
     advantages,
     pad,
 )
-from osmosis_grpc.types import Failure, OutcomeStatus, Sample, Segment, VersionSpan
+from osmosis_grpc.types import Failure, OutcomeStatus, RaggedTensor, Sample, Segment, Tensor, VersionSpan
 from tests.trainer.conftest import Talker, talker
 from tests.waiting import ended
 
@@ -339,3 +339,48 @@ async def test_t04_the_loop_of_a_trainer_takes_only_what_completed(serve):
     with pytest.raises(InvalidArgument, match=r"rollout r\d-\d is not trained on: it ended FAILED: the weather"):
         pad(seen)
     assert len(pad(seen, untrainable="skip")) == 6
+
+
+def with_extras(runs, seed=0, **extras):
+    """A segment with these extras. Those in capitals are sampled extras."""
+    made = segment(runs, seed)
+    return replace(
+        made,
+        token_extras={name: extra for name, extra in extras.items() if name.islower()},
+        sampled_extras={name.lower(): extra for name, extra in extras.items() if not name.islower()},
+    )
+
+
+def numbers(*shape):
+    return Tensor.of(np.arange(1, np.prod(shape) + 1, dtype="float32").reshape(shape))
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_p20_extras_are_padded(side):
+    first = with_extras((2, 1), experts=numbers(3, 2), ENTROPY=numbers(1))
+    second = with_extras((0, 2, 2), experts=numbers(4, 2), ENTROPY=numbers(2))
+    outcome = completed("r", reward=1.0, samples={"main": Sample(trainable=True, segments=(first, second))})
+    batch = pad([outcome], side=side, extras=["experts", "entropy"])
+    assert batch.extras["experts"].shape == (2, 4, 2)
+    for name, extra in batch.extras.items():
+        for number, each in enumerate((first, second)):
+            assert np.array_equal(extra[number][batch.attention_mask[number]], each.aligned_extra(name).numpy())
+        assert not extra[~batch.attention_mask].any()
+    assert not batch.extras["entropy"][~batch.loss_mask].any()
+    short = pad([outcome], side=side, max_length=2, too_long="truncate", extras=["experts"])
+    assert np.array_equal(short.extras["experts"][0], first.token_extras["experts"].numpy()[:2])
+    assert pad([outcome]).extras == {}
+    assert pad([], extras=["experts"]).extras["experts"].shape == (0, 0)
+
+
+def test_p20_extras_that_cannot_be_padded_are_refused():
+    ragged, two, one = RaggedTensor.of([[1], [2], [3]], "uint32"), numbers(3, 2), numbers(3, 1)
+    listed = [
+        (with_extras((2, 1)), with_extras((2, 1)), "is not in the segment"),
+        (with_extras((2, 1), x=ragged), with_extras((2, 1), x=ragged), "x is ragged"),
+        (with_extras((2, 1), x=two), with_extras((2, 1), x=one), "float32\\[1\\], others float32\\[2\\]"),
+    ]
+    for first, second, problem in listed:
+        outcome = completed("r", reward=1.0, samples={"main": Sample(trainable=True, segments=(first, second))})
+        with pytest.raises(InvalidArgument, match=f"extras: .*{problem}"):
+            pad([outcome], extras=["x"])

@@ -91,11 +91,7 @@ def check_asked(asked, replies, passed, *, crowded=False):
             assert (request.prefix_len, request.known_ids) == (0, None)
             continue
         assert request.prefix_len == len(continued[request.parent_chat])
-        told = (
-            None
-            if passed[sample, request.parent_chat][1].judge
-            else prompt_and_reply(replies[sample, request.parent_chat])
-        )
+        told = prompt_and_reply(replies[sample, request.parent_chat])
         assert (request.known_ids is None) == (told is None or not len(told))
         if request.known_ids is not None:
             assert np.array_equal(request.known_ids, told)

@@ -12,7 +12,7 @@ from osmosis_grpc.link.client_calls import call
 from osmosis_grpc.testing.raw.server_frames import complete, referring, status
 from osmosis_grpc.trainer import RolloutRequest, Trainer, outcome_recorder
 from osmosis_grpc.types import OutcomeStatus, RolloutOutcome
-from osmosis_grpc.wire.rollout import outcome_to_wire
+from osmosis_grpc.wire.outcome import outcome_to_wire
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
 from tests.trainer.deployment import CODE
 from tests.waiting import until

@@ -29,10 +29,7 @@ def samples(draw):
         prefix = draw(st.one_of(st.just(shared), st.integers(0, shared)))
         reply = draw(IDS)
         purpose = draw(st.sampled_from([POLICY, POLICY, POLICY, JUDGE]))
-        if purpose is JUDGE:
-            prefix = 0
-        else:
-            tokens[number] = [*prompt, *reply]
+        tokens[number] = [*prompt, *reply]
         chats.append((parent_chat, prompt, reply, prefix, purpose))
     return chats
 
@@ -71,12 +68,10 @@ def test_either_form_makes_the_same_segments(chats):
         other.add(number, parent_chat, told, purpose)
     assert one.segments() == other.segments()
     assert one.sampled == other.sampled == sum(len(reply) for _, _, reply, _, purpose in chats if purpose is POLICY)
-    for number, (_, prompt, reply, _, purpose) in enumerate(chats, start=1):
+    for number, (_, prompt, reply, _, _) in enumerate(chats, start=1):
         for assembler in (one, other):
-            read = assembler.prompt(number)
-            assert (read is None) == (purpose is JUDGE)
-            assert read is None or read.tolist() == prompt
-            assert assembler.tokens(number).tolist() == ([] if purpose is JUDGE else [*prompt, *reply])
+            assert assembler.prompt(number).tolist() == prompt
+            assert assembler.tokens(number).tolist() == [*prompt, *reply]
     told = [number for segment in one.segments() for number in segment.chats]
     assert sorted(told) == [n for n, chat in enumerate(chats, start=1) if chat[4] is POLICY]
     for segment in one.segments():

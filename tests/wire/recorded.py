@@ -17,7 +17,8 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, event_pb2, outcome_pb
 from osmosis_grpc.types import ChatPurpose, ChatRequest, TrajectoryEvent, events
 from osmosis_grpc.wire.chat import chat_bytes, chat_from_wire, reply_bytes, reply_from_wire
 from osmosis_grpc.wire.event import event_from_wire, event_to_wire, kind_from_bytes, kind_to_bytes
-from osmosis_grpc.wire.rollout import init_from_wire, init_to_wire, outcome_from_wire, outcome_to_wire
+from osmosis_grpc.wire.outcome import outcome_from_wire, outcome_to_wire
+from osmosis_grpc.wire.rollout import init_from_wire, init_to_wire
 from tests.wire.test_event import COMPLETION, FIXTURES, INIT, RESPONSE, SPARSE, TOOL, USER
 
 FOLDER = Path(__file__).with_name("recorded")

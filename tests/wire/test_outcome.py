@@ -27,7 +27,8 @@ from osmosis_grpc.types import (
     StackFrame,
     Tensor,
 )
-from osmosis_grpc.wire.rollout import ROLLOUT, STATES, fit, outcome_from_wire, outcome_to_wire
+from osmosis_grpc.wire.outcome import fit, outcome_from_wire, outcome_to_wire
+from osmosis_grpc.wire.rollout import ROLLOUT, STATES
 
 SEGMENT = Segment(
     ids=np.arange(500, dtype="<u4"),
@@ -189,7 +190,6 @@ BAD = [
     ("outcome.reward", {"reward": 1.0, "status": CANCELLED}),
     ("outcome.reward", {"reward": 1.0, "status": outcome_pb2.OUTCOME_STATUS_DEADLINE_EXCEEDED}),
     ("outcome.failure.boundary", {"status": FAILED, "failure": outcome_pb2.Failure(message="x")}),
-    ("outcome.failure.boundary", {"status": FAILED, "failure": outcome_pb2.Failure(boundary=99)}),
     ("outcome.extra_json", {"extra_json": "[]"}),
     ("outcome.extra_json", {"extra_json": '{"a":NaN}'}),
     ("outcome.samples[a].reward", {"samples": [tokens_pb2.Sample(name="a", reward=math.nan)]}),

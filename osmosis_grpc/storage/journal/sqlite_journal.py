@@ -30,6 +30,7 @@ from osmosis_grpc.storage.journal.credentials import Secrets, has_secrets
 from osmosis_grpc.storage.journal.open_rollouts import Key, OpenRollout, OpenRollouts
 from osmosis_grpc.storage.journal.reader import Reader, read_on_thread, unavailable
 from osmosis_grpc.storage.journal.repair import mend
+from osmosis_grpc.storage.journal.retention import Retention
 from osmosis_grpc.storage.journal.rows import EVENT_BYTES, Dropped, accept_row, accepted_columns, end_row, settle_row
 from osmosis_grpc.storage.journal.writer import Batch, Latest, Row, Token, Writer
 from osmosis_grpc.storage.sqlite.checksum import event_sum, with_sum
@@ -50,9 +51,6 @@ _VERSION = "agent version "
 """The names of the facts about agent versions begin with this text."""
 _OLD_VERSIONS = """DELETE FROM facts WHERE name IN (SELECT name FROM facts WHERE name LIKE 'agent version %'
     ORDER BY json_extract(value, '$.time') DESC LIMIT -1 OFFSET ?)"""
-_DELETE = """DELETE FROM events WHERE position IN (SELECT value FROM json_each(?))
-    AND sequence IN (SELECT value FROM json_each(?))"""
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -105,17 +103,23 @@ class SqliteJournal(Journal):
             self._now: Callable[[], float] = lambda: monotonic() + ahead
             self.open_rollouts = OpenRollouts(budget)
             self._found: OrderedDict[str, Sequence[JournaledRollout]] = OrderedDict()
-            self._dropping: dict[int, str] = {}
-            """The ids of the rollouts whose deletion is not committed yet, by sequence."""
-            self._record_ttl = record_ttl
-            self._budget = budget
-            self._used = 0
-            """Bytes of the file that are in use."""
-            self._sweeping = self._closed = False
             self._loop = asyncio.get_running_loop()
             file.database.execute(schema.FACT, schema.fact("closed", 0))
             self.writer = Writer(
-                file, self._report, self._report_problem, self._measured, supervisor or Supervisor("the journal")
+                file,
+                self._report,
+                self._report_problem,
+                lambda used: self._retention.measured(used),
+                supervisor or Supervisor("the journal"),
+            )
+            self._retention = Retention(
+                self._reader,
+                self.writer,
+                self.open_rollouts,
+                ttl=record_ttl,
+                budget=budget,
+                now=self._now,
+                on_drop=self._on_drop,
             )
             self._release = stack.pop_all().close
 
@@ -132,7 +136,7 @@ class SqliteJournal(Journal):
         """The journal's time when the clock was last written."""
 
     def close(self) -> None:
-        self._closed = True
+        self._retention.close()
         self._write_clock(self._now())
         self.writer.batch().latest["closed"] = Latest(schema.FACT, schema.fact("closed", 1))
         self.writer.close()
@@ -209,7 +213,7 @@ class SqliteJournal(Journal):
     def _reopen(self, key: Key) -> OpenRollout:
         """Open a settled rollout for an annotation. The rollout closes with the commit. Raises Damaged."""
         row = self._reader.row(*key)
-        if row is None or row.positions is None or row.sequence in self._dropping:
+        if row is None or row.positions is None or self._retention.is_dropping(key[0]):
             raise schema.Damaged(f"rollout {key[0]} is not in the journal")
         positions = array("Q", row.positions)
         rollout = self.open_rollouts.by_key[key] = OpenRollout(
@@ -273,8 +277,9 @@ class SqliteJournal(Journal):
                 (rollout_id, attempt),
             ).fetchall()
             found = [Dropped(*row) for row in rows]
-            # The events that are not committed yet have positions that the row does not have.
-            self._drop([row._replace(positions=None) for row in found] if rollout is not None else found)
+            if rollout is not None:  # it has also the positions of events that are not committed yet
+                found = [row._replace(positions=rollout.positions.tobytes()) for row in found]
+            self._retention.drop(found)
             if rows:
                 self.secrets.drop(rollout_id, attempt)
 
@@ -282,69 +287,21 @@ class SqliteJournal(Journal):
         now = self._now()
         self._write_clock(now)
         self.writer.batch().statements.append(("DELETE FROM tombstones WHERE until < ?", (now,)))
-        self._drop_overdue()
-
-    def _measured(self, used: int) -> None:
-        self._used = used
-        if used > self._budget:
-            self._drop_overdue()
-
-    def _drop_overdue(self) -> None:
-        """Drop a slice of the overdue rollouts. After the commit, drop the next slice, until no rollout is overdue.
-
-        If the journal cannot be read, a later sweep drops the rollouts.
-        """
-        if self._sweeping or self._closed:
-            return
-        try:
-            found = self._reader.overdue(self._now() - self._record_ttl, self._used - self._budget)
-            rows = [row for row in found if (row.rollout_id, row.attempt) not in self.open_rollouts.by_key]
-        except sqlite3.Error as error:
-            log.warning("the journal cannot be read: %s; no rollout is dropped", error)
-            return
-        if rows:
-            self._sweeping = True
-            self._drop(rows)
-            self.barrier(self._swept)
-
-    def _swept(self, ok: bool) -> None:
-        self._sweeping = False
-        if ok:
-            self._drop_overdue()
+        self._retention.sweep()
 
     def _write_clock(self, now: float) -> None:
         self._clock_written = now
         self.writer.batch().latest["clock"] = Latest(schema.FACT, schema.fact("clock", now))
 
-    def _drop(self, rows: Sequence[Dropped]) -> None:
-        """Delete rollouts. The file shrinks later than the commit."""
-        rows = [row for row in rows if row.sequence not in self._dropping]
-        if not rows:
-            return
-        positions = array("Q")
-        batch = self.writer.batch()
-        for row in rows:
-            self._dropping[row.sequence] = row.rollout_id
-            self._found.pop(row.rollout_id, None)
-            if row.positions is None:
-                batch.statements.append(("DELETE FROM events WHERE sequence = ?", (row.sequence,)))
-            else:
-                positions.frombytes(row.positions)
-        sequences = [row.sequence for row in rows]
-        self.forgotten_position = max([self.forgotten_position, *positions])
-        batch.statements += [
-            (_DELETE, (json.dumps(positions.tolist()), json.dumps(sequences))),
-            ("DELETE FROM rollouts WHERE sequence IN (SELECT value FROM json_each(?))", (json.dumps(sequences),)),
+    def _on_drop(self, rollout_ids: Sequence[str], position: int) -> None:
+        """Record in the transaction of a deletion what the deleted rows no longer tell."""
+        self.forgotten_position = max(self.forgotten_position, position)
+        for rollout_id in rollout_ids:
+            self._found.pop(rollout_id, None)
+        self.writer.batch().statements += [
             (schema.FACT, schema.fact("forgotten_position", self.forgotten_position)),
             (schema.FACT, schema.fact("last_sequence", self.last_sequence)),
         ]
-        batch.after.append(lambda: self._dropped(sequences))
-        batch.shrinks = True
-
-    def _dropped(self, sequences: Sequence[int]) -> None:
-        """Remove rollouts from `_dropping`. Called on the writer's thread after the commit of the deletion."""
-        for sequence in sequences:
-            self._dropping.pop(sequence, None)
 
     def _report(self, tokens: list[Token], ok: bool) -> None:
         """Note and report whether events are committed. Called on the event loop.
@@ -373,7 +330,7 @@ class SqliteJournal(Journal):
 
     def _report_problem(self, problem: str) -> None:
         self.problem = problem
-        self._dropping.clear()  # the rows are perhaps still in the file, so the next sweep drops them again
+        self._retention.failed()
         self.on_problem(problem)
 
     # Reading.
@@ -409,9 +366,11 @@ class SqliteJournal(Journal):
     def find(self, rollout_id: str) -> Sequence[JournaledRollout]:
         found = self._found.get(rollout_id)
         if found is None:
+            # The thread may commit a deletion during the read. So this is asked before the read.
+            dropping = self._retention.is_dropping(rollout_id)
             found = [self._with_credentials(entry) for entry in self._reader.find(rollout_id)]
             small = sum(entry.init.size for entry in found) <= CACHED_BYTES
-            if found and small and rollout_id not in self._dropping.values():
+            if found and small and not dropping:
                 self._found[rollout_id] = found
                 if len(self._found) > CACHED:
                     self._found.popitem(last=False)

@@ -89,6 +89,7 @@ class AttemptCache:
                     f"chat {request.chat_number} of sample {request.sample} was asked with another body",
                     rollout_id=request.rollout_id,
                     attempt=self.attempt,
+                    reason="CHAT_DIFFERS",
                 )
             if known.unwritten is not None and known.done.done():
                 known.done = asyncio.get_running_loop().create_future()

@@ -10,7 +10,8 @@ from osmosis_grpc.trainer.chats.sample import PendingChat, SampleState
 from osmosis_grpc.types import ChatRequest, InitRequest, RolloutOutcome, RolloutRequest, ToolDict
 from osmosis_grpc.wire.chat import chat_bytes, chat_from_wire, reply_bytes, reply_from_wire
 from osmosis_grpc.wire.message import tools_from_wire
-from osmosis_grpc.wire.rollout import init_from_wire, init_to_wire, outcome_from_wire
+from osmosis_grpc.wire.outcome import outcome_from_wire
+from osmosis_grpc.wire.rollout import init_from_wire, init_to_wire
 
 Samples = dict[str, SampleState]
 

@@ -16,6 +16,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import annotation_pb2, control_pb2, ou
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc.errors import Aborted, CallError, InvalidArgument
 from osmosis_grpc.link.frame_stream import FrameStream
+from osmosis_grpc.link.throttled_log import Throttled
 from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Owner, Report, Rollout, RolloutKey, ServerIdentity
 from osmosis_grpc.trainer.transports.attach.event_subscriptions import Subscription, Subscriptions
 from osmosis_grpc.trainer.transports.attach.open_chats import OpenChats
@@ -25,7 +26,8 @@ from osmosis_grpc.wire.attach import refusal, refused, trainer_frame, unknown_ki
 from osmosis_grpc.wire.chat import RECEIPTS
 from osmosis_grpc.wire.control import CANCEL_RESULT, PROTOCOL
 from osmosis_grpc.wire.features import BLOBS, FEATURES, GOODBYE, features_from_wire
-from osmosis_grpc.wire.rollout import init_to_wire, outcome_from_wire
+from osmosis_grpc.wire.outcome import outcome_from_wire
+from osmosis_grpc.wire.rollout import init_to_wire
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +51,7 @@ class AttachedServer(AgentServerLink):
             "annotate", pb.AnnotateFrame, self._send, lambda response: response
         )
         self.subscriptions = Subscriptions(self._send)
+        self._unknown_frames = Throttled(log)
         self.handlers: dict[str, Callable[[Any], None]] = {
             "unknown_rollouts": self._on_unknown_rollouts,
             "init_reply": self._on_init_reply,
@@ -93,7 +96,7 @@ class AttachedServer(AgentServerLink):
     def take(self, stream: FrameStream, hello: pb.ServerHello, *, granted: int) -> None:
         """Use a stream on which both sides have sent their hellos. Send every unanswered frame again."""
         if self.stream is not None:
-            self.stream.end(Aborted("another stream of this server took over"))
+            self.stream.end(Aborted("another stream of this server took over", reason="ATTACHMENT_REPLACED"))
         self.stream = stream
         self.identify(
             ServerIdentity(hello.journal_id, hello.process_id, hello.version, tuple(map(str, hello.agent_loops)))
@@ -234,7 +237,7 @@ class AttachedServer(AgentServerLink):
         self.owner.changed()
 
     def _on_unknown_frame(self, message: pb.UnknownFrame) -> None:
-        log.warning("server %s does not know the frame with the number %d", self.name, message.frame_number)
+        self._unknown_frames.warn(f"server {self.name} does not know the frame with the number {message.frame_number}")
 
     def _on_draining(self, message: pb.Draining | pb.Goodbye) -> None:
         self.window = 0

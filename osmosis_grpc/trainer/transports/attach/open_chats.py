@@ -90,7 +90,8 @@ class OpenChats:
                 waiting.append(copy.deepcopy(message))  # the frame does not live as long
             return
         if len(self._open) >= self._granted:
-            error = ResourceExhausted(f"the window is {self._granted} open chats", retry_after=0.5)
+            text = f"the window is {self._granted} open chats"
+            error = ResourceExhausted(text, retry_after=0.5, reason="WINDOW_EXCEEDED")
             if len(self._open) >= self._largest_granted:
                 raise error
             self._reply(key, error)

@@ -72,7 +72,7 @@ class CalledServer(AgentServerLink):
         *,
         server_key: str,
         credentials: Credentials,
-        make_callback: Callable[[str], Callback],
+        make_callback: Callable[[str, frozenset[str]], Callback],
     ) -> None:
         super().__init__(target, owner, server_key=server_key)
         self._credentials = credentials
@@ -191,7 +191,7 @@ class CalledServer(AgentServerLink):
                         log.warning("server %s has forgotten rollout %s; the rollout runs again", self.name, key[0])
                         self.owner.lost(rollout, f"server {self.name} has forgotten it")
                         return
-                    init = InitRequest(request=rollout.request, callback=self._make_callback(key[0]))
+                    init = InitRequest(request=rollout.request, callback=self._make_callback(key[0], self.features))
                     answer = await self._init(init)
                 except NoAnswer:
                     self._in_doubt.set()
@@ -259,7 +259,7 @@ class CalledServer(AgentServerLink):
         async with aclosing(self.events(rollout_id, attempt, 0, tokens=False)) as trail:
             async for event in trail:
                 if isinstance(event.kind, events.Accepted):
-                    init = replace(event.kind.init, callback=self._make_callback(rollout_id))
+                    init = replace(event.kind.init, callback=self._make_callback(rollout_id, self.features))
                     await self._init(init)
                     return
 

@@ -18,7 +18,7 @@ from osmosis_grpc.types import Callback, CallbackTls, ChatRequest, Receipt, Roll
 from osmosis_grpc.wire.chat import RECEIPTS, chat_from_wire
 from osmosis_grpc.wire.control import PROTOCOL
 from osmosis_grpc.wire.features import FEATURES
-from osmosis_grpc.wire.rollout import outcome_from_wire
+from osmosis_grpc.wire.outcome import outcome_from_wire
 
 
 class Receiver(Protocol):

@@ -13,6 +13,7 @@ from osmosis_grpc.trainer.transports.callback.link import CalledServer
 from osmosis_grpc.trainer.transports.callback.listener import CallbackListener, Receiver
 from osmosis_grpc.trainer.transports.transport import Transport
 from osmosis_grpc.types import AbandonReason, Callback, ChatRequest, Receipt, RolloutOutcome
+from osmosis_grpc.wire.features import OUTCOME_BY_REFERENCE
 
 LOCAL = "127.0.0.1:0"
 
@@ -55,13 +56,14 @@ class CallbackTransport(Transport[CalledServer], Receiver):
 
         await link.stay_connected(reached, partial(servers.left, link))
 
-    def _callback(self, rollout_id: str) -> Callback:
+    def _callback(self, rollout_id: str, features: frozenset[str]) -> Callback:
+        """Returns the callback of a rollout on a server with these features."""
         return self._listener.callback(
             rollout_id=rollout_id,
             target=self._config.callback_target,
             server_name=self._config.callback_server_name,
             delta=self._config.delta,
-            outcome_by_reference=True,
+            outcome_by_reference=OUTCOME_BY_REFERENCE in features,
         )
 
     # Calls of the agent servers.

@@ -177,7 +177,9 @@ class Blob(google.protobuf.message.Message):
     Where a part has the data URL `data:image/png;base64,...`, a sender may
     replace the value by a blob. The receiver puts the data URL back, and gets
     the text that the sender had. A sender leaves text as it is if base64 of
-    the bytes does not give the same text.
+    the bytes does not give the same text, or if the data URL has no media type.
+    The fields `type` and `text` of a part and the elements of a list are never
+    blobs.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -189,11 +191,14 @@ class Blob(google.protobuf.message.Message):
     SHA256_FIELD_NUMBER: builtins.int
     path: builtins.str
     """The position of the value in the part, as a JSON Pointer (RFC 6901), for
-    example `/image_url/url`. The key is absent from `extra_json`.
+    example `/image_url/url`. The object that has the key is in `extra_json`,
+    without the key. A path to any other place is refused with
+    INVALID_ARGUMENT.
     """
     mime_type: builtins.str
     """The media type with its parameters, as the data URL has it: the text
-    between `data:` and `;base64,`.
+    between `data:` and `;base64,`. At most 255 visible ASCII characters with a
+    slash and without a comma.
     """
     data: builtins.bytes
     """The bytes themselves."""

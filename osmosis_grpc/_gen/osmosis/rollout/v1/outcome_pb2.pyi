@@ -74,7 +74,9 @@ class _FailureBoundaryEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper
     """The agent server."""
 
 class FailureBoundary(_FailureBoundary, metaclass=_FailureBoundaryEnumTypeWrapper):
-    """The component that failed."""
+    """The component that failed. A client reads a value that it does not know as
+    SERVER.
+    """
 
 FAILURE_BOUNDARY_UNSPECIFIED: FailureBoundary.ValueType  # 0
 """Not a boundary."""

@@ -202,7 +202,9 @@ class RolloutServiceServicer(object):
         """Adds an annotation to a rollout of the caller, running or ended.
         Idempotent by Annotation.id: an equal annotation is not added twice, and a
         different one under the same id fails with ALREADY_EXISTS. An unknown
-        rollout fails with NOT_FOUND. The annotation becomes an event.
+        rollout fails with NOT_FOUND. While the rollout runs, an annotation with
+        values for a segment or a sample fails with FAILED_PRECONDITION. The
+        annotation becomes an event.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -152,7 +152,9 @@ class RolloutServiceStub:
     """Adds an annotation to a rollout of the caller, running or ended.
     Idempotent by Annotation.id: an equal annotation is not added twice, and a
     different one under the same id fails with ALREADY_EXISTS. An unknown
-    rollout fails with NOT_FOUND. The annotation becomes an event.
+    rollout fails with NOT_FOUND. While the rollout runs, an annotation with
+    values for a segment or a sample fails with FAILED_PRECONDITION. The
+    annotation becomes an event.
     """
 
     Attach: grpc.StreamStreamMultiCallable[
@@ -280,7 +282,9 @@ class RolloutServiceAsyncStub:
     """Adds an annotation to a rollout of the caller, running or ended.
     Idempotent by Annotation.id: an equal annotation is not added twice, and a
     different one under the same id fails with ALREADY_EXISTS. An unknown
-    rollout fails with NOT_FOUND. The annotation becomes an event.
+    rollout fails with NOT_FOUND. While the rollout runs, an annotation with
+    values for a segment or a sample fails with FAILED_PRECONDITION. The
+    annotation becomes an event.
     """
 
     Attach: grpc.aio.StreamStreamMultiCallable[
@@ -424,7 +428,9 @@ class RolloutServiceServicer(metaclass=abc.ABCMeta):
         """Adds an annotation to a rollout of the caller, running or ended.
         Idempotent by Annotation.id: an equal annotation is not added twice, and a
         different one under the same id fails with ALREADY_EXISTS. An unknown
-        rollout fails with NOT_FOUND. The annotation becomes an event.
+        rollout fails with NOT_FOUND. While the rollout runs, an annotation with
+        values for a segment or a sample fails with FAILED_PRECONDITION. The
+        annotation becomes an event.
         """
 
     @abc.abstractmethod

@@ -109,7 +109,9 @@ class TokenBlock(google.protobuf.message.Message):
       temperature         float32, shape (n): the temperature of each step
       reference_logprobs  float32, shape (n): logprobs of a reference policy
 
-    Any other name is passed on as it is.
+    An extra with one of these names and another type or shape is refused with
+    INVALID_ARGUMENT. If a block has both, `top_logprobs` and `top_logprob_ids`
+    have the same shape. Any other name is passed on as it is.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -149,7 +151,9 @@ class TokenBlock(google.protobuf.message.Message):
 
     @property
     def extras(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, global___Extra]:
-        """Further values for each token, by name. Each has one row for each id."""
+        """Further values for each token, by name. Each has one row for each id. A
+        block has at most 64 extras. A name has 1 to 128 printable characters.
+        """
 
     def __init__(
         self,
@@ -209,7 +213,7 @@ class Tensor(google.protobuf.message.Message):
     """
     @property
     def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """The dimensions, outermost first."""
+        """The dimensions, outermost first; at most 16."""
 
     def __init__(
         self,
@@ -381,21 +385,20 @@ class Segment(google.protobuf.message.Message):
 
     @property
     def sampled_extras(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, global___Extra]:
-        """Extras of the replies, by name: one row for each token with mask 1. An
-        extra that some reply of the segment lacks is left out and named in
-        `incomplete_extras`.
+        """Extras that all replies of the segment have, by name: one row for each
+        token with mask 1. An extra of `token_extras` is not repeated here.
         """
 
     @property
     def token_extras(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, global___Extra]:
-        """Extras that prompts have as well as replies, by name: one row for each
-        token of the segment.
+        """Extras that all prompts and all replies of the segment have, by name: one
+        row for each token of the segment.
         """
 
     @property
     def incomplete_extras(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The names of extras that are left out because a part of the segment lacks
-        them, sorted.
+        """The names of extras that are left out, sorted: some reply of the segment
+        lacks the extra, or has it with another type or shape.
         """
 
     def __init__(
@@ -423,6 +426,7 @@ class Sample(google.protobuf.message.Message):
 
     Chats with the purpose JUDGE belong to no segment and do not affect
     `trainable`. A sample that has only such chats is left out of the outcome.
+    If the agent's final messages belong to it, it stays and is not trainable.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
