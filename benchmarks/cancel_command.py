@@ -43,7 +43,17 @@ async def measure(rollouts: int, in_flight: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "agent.py").write_text(PROGRAM)
         command = ["--command", f"{sys.executable} -S agent.py", "--max-concurrent", str(in_flight)]
-        fixed = "--grpc-port 0 --no-http --no-journal --log-level error --drain-timeout 0 --json".split()
+        fixed = [
+            "--grpc-port",
+            "0",
+            "--no-http",
+            "--no-journal",
+            "--log-level",
+            "error",
+            "--drain-timeout",
+            "0",
+            "--json",
+        ]
         with running(["-m", "osmosis_grpc.serve", *fixed, *command], core=0, folder=folder) as process:
             times = sorted(await _times(ready_record(process)["grpc"], Path(folder), rollouts, in_flight))
     return {
