@@ -74,8 +74,8 @@ async def _cancelled(
         question = [{"role": "user", "content": "hello"}]
         return name, future(ROLLOUT, trainer.rollout(rollout_id=name, messages=question, **fields))
 
-    running = [start() for _ in range(in_flight)]
-    for _ in range(rollouts):
+    running = [start() for _ in range(min(in_flight, rollouts))]
+    for number in range(rollouts):
         name, ended = running.pop(0)
         async with asyncio.timeout(PATIENCE):
             await model.asked[name].wait()
@@ -86,9 +86,8 @@ async def _cancelled(
         times.append(time.perf_counter() - began)
         if outcome.status != "CANCELLED" or not outcome.samples["main"].segments:
             raise Broken(f"rollout {name} ended {outcome.status}, or without its partial sample")
-        running.append(start())
-    await trainer.cancel(everything=True)
-    await asyncio.gather(*(ended for _, ended in running))
+        if number + in_flight < rollouts:
+            running.append(start())
     return times
 
 

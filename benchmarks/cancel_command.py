@@ -43,18 +43,9 @@ async def measure(rollouts: int, in_flight: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "agent.py").write_text(PROGRAM)
         command = ["--command", f"{sys.executable} -S agent.py", "--max-concurrent", str(in_flight)]
-        fixed = [
-            "--grpc-port",
-            "0",
-            "--no-http",
-            "--no-journal",
-            "--log-level",
-            "error",
-            "--drain-timeout",
-            "0",
-            "--json",
-        ]
-        with running(["-m", "osmosis_grpc.serve", *fixed, *command], core=0, folder=folder) as process:
+        options = ["--grpc-port", "0", "--no-http", "--no-journal", "--log-level", "error"]
+        options += ["--drain-timeout", "0", "--json"]
+        with running(["-m", "osmosis_grpc.serve", *options, *command], core=0, folder=folder) as process:
             times = sorted(await _times(ready_record(process)["grpc"], Path(folder), rollouts, in_flight))
     return {
         "benchmark": "cancel_command",
@@ -75,8 +66,8 @@ async def _times(address: str, folder: Path, rollouts: int, in_flight: int) -> l
             question = [{"role": "user", "content": "hello"}]
             return name, future(CANCELLED, trainer.rollout(rollout_id=name, messages=question))
 
-        open_rollouts = [start() for _ in range(in_flight)]
-        for _ in range(rollouts):
+        open_rollouts = [start() for _ in range(min(in_flight, rollouts))]
+        for number in range(rollouts):
             name, ended = open_rollouts.pop(0)
             async with asyncio.timeout(PATIENCE):
                 while not (folder / name).exists():
@@ -87,9 +78,8 @@ async def _times(address: str, folder: Path, rollouts: int, in_flight: int) -> l
                 times.append(time.perf_counter() - began)
             if outcome.status != "CANCELLED" or "main" not in outcome.samples:
                 raise Broken(f"rollout {name} ended {outcome.status} with the samples {list(outcome.samples)}")
-            open_rollouts.append(start())
-        await trainer.cancel(everything=True)
-        await asyncio.gather(*(ended for _, ended in open_rollouts))
+            if number + in_flight < rollouts:
+                open_rollouts.append(start())
     return times
 
 

@@ -137,8 +137,8 @@ def as_runnable(agent: RolloutAgentLoop | Runnable) -> Runnable:
     return AgentLoopRunnable(agent) if isinstance(agent, RolloutAgentLoop) else agent
 
 
-async def await_tools(tools: Awaitable[Any], seconds: float) -> Any:
-    """Return the result of an async get_tools.
+async def await_tools(tools: Any, seconds: float) -> Any:
+    """Return the result of an async get_tools, with the tools of each source.
 
     get_tools is the agent's code, so it runs in its own task. Raises the exception of get_tools. Raises TimeoutError
     after `seconds`, and RuntimeError if get_tools cancels its own task.
@@ -158,10 +158,10 @@ async def await_tools(tools: Awaitable[Any], seconds: float) -> Any:
     return result
 
 
-async def _settled(tools: Awaitable[Any]) -> tuple[Any, BaseException | None]:
+async def _settled(tools: Any) -> tuple[Any, BaseException | None]:
     """Return the result or the exception. This catches SystemExit, which would end the event loop."""
     try:
-        return await tools, None
+        return await expanded(tools), None
     except asyncio.CancelledError:
         raise
     except BaseException as error:

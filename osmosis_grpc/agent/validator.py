@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from osmosis_grpc.agent.loop import name_problem
-from osmosis_grpc.agent.runnable import await_tools, expanded, must_wait
+from osmosis_grpc.agent.runnable import await_tools, must_wait
 from osmosis_grpc.agent.schema_keys import misspelt_keys
 from osmosis_grpc.errors import InvalidArgument, OsmosisRolloutError
 from osmosis_grpc.types import RolloutRequest, jsontext
@@ -261,7 +261,7 @@ def _call(get_tools: Callable[..., Any], place: Place) -> Sequence[Any] | Findin
                 if inspect.iscoroutine(tools):
                     tools.close()
                 return make("GET_TOOLS_NOT_AWAITED", "get_tools is async and was not run: an event loop runs", place)
-            tools = asyncio.run(await_tools(expanded(tools), GET_TOOLS_TIMEOUT))
+            tools = asyncio.run(await_tools(tools, GET_TOOLS_TIMEOUT))
     except (Exception, SystemExit) as error:
         return make("GET_TOOLS_EXCEPTION", f"get_tools raised {one_line(error)}{_at(error)}", place)
     if tools is None:
