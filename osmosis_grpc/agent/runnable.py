@@ -82,8 +82,9 @@ class AgentLoopRunnable:
         return self._kept(request, await expanded(found))
 
     def _kept(self, request: RolloutRequest, found: Sequence[Any] | None) -> Sequence[Any] | None:
-        if isinstance(found, list | tuple) and any(isinstance(tool, RunnableTool) for tool in found):
-            self._tools[request.rollout_id, request.attempt] = found
+        known = found if isinstance(found, list | tuple) else ()
+        runnable = any(isinstance(tool, RunnableTool) for tool in known)
+        self._tools[request.rollout_id, request.attempt] = known if runnable else ()
         return found
 
     async def run(self, context: RolloutContext) -> RunOutcome:

@@ -44,7 +44,10 @@ async def run_on_thread(run: Callable[[SyncRolloutContext], Any], context: Rollo
 
     try:
         result = await _threads.run(call)
-        return await result if inspect.isawaitable(result) else result
+        if inspect.iscoroutine(result):
+            result.close()
+            raise TypeError("run is a plain function, and returned a coroutine: write `async def run`")
+        return result
     except asyncio.CancelledError:
         if running:
             log.info("rollout %s ended; its thread runs until its code returns", context.request.rollout_id)

@@ -68,6 +68,16 @@ async def test_an_exception_of_a_sync_agent_is_its_failure_with_its_line():
     assert outcome.failure.file.endswith("test_sync_agents.py")
 
 
+async def test_a_plain_run_that_returns_a_coroutine_fails_with_what_to_write():
+    async def later(ctx):
+        pass
+
+    outcome = await run_rollout(agent(later), EchoPolicy(), [USER])
+    assert (
+        outcome.failure.message == "TypeError: run is a plain function, and returned a coroutine: write `async def run`"
+    )
+
+
 async def test_an_error_of_the_trainer_is_raised_in_the_thread():
     caught = []
 

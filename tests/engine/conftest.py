@@ -143,7 +143,11 @@ def as_loop(agent, get_tools):
     """An agent loop: as it is, or made of its run method."""
     if isinstance(agent, RolloutAgentLoop):
         return agent
-    body = {"name": "agent", "run": lambda self, ctx: agent(ctx), "get_tools": lambda self, request: get_tools(request)}
+
+    async def run(self, ctx):
+        return await agent(ctx)
+
+    body = {"name": "agent", "run": run, "get_tools": lambda self, request: get_tools(request)}
     return type("Agent", (RolloutAgentLoop,), body)()
 
 

@@ -6,6 +6,7 @@ import textwrap
 
 import pytest
 
+from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.tools import create_tool_result, execute_tool_calls
 from osmosis_grpc.policies import EveryToolMock
 from osmosis_grpc.policies.scripted import ScriptedPolicy
@@ -44,20 +45,24 @@ class Weather:
         return {}["weather_api_key"]
 
 
-async def raises(ctx):
-    await ctx.chat([USER])
-    await Weather().ask()
+class Raises(RolloutAgentLoop):
+    name = "raises"
+    tools = ()
+
+    async def run(self, ctx):
+        await ctx.chat([USER])
+        await Weather().ask()
 
 
 async def test_t07_a_failure_says_where_the_agent_raised(hosting, caplog, monkeypatch):
     monkeypatch.chdir(ROOT)
-    async with hosting(raises) as h:
+    async with hosting(Raises()) as h:
         failure = (await h.run()).failure
     assert failure.message == "KeyError: 'weather_api_key'"
     line = Weather.ask.__code__.co_firstlineno + 2
     assert (failure.file, failure.line) == (HERE, line)
     assert [(frame.file, frame.function, frame.code) for frame in failure.frames] == [
-        (HERE, "raises", "await Weather().ask()"),
+        (HERE, "Raises.run", "await Weather().ask()"),
         (HERE, "Weather.ask", 'return {}["weather_api_key"]'),
     ]
     assert failure.where == f"{HERE}:{line} in Weather.ask"

@@ -120,13 +120,16 @@ async def _error(self, ctx):
     return ctx.error("the tool broke")
 
 
+async def _broken(self, ctx):
+    ctx.nothing()
+
+
+async def _asleep(self, ctx):
+    await asyncio.sleep(60)
+
+
 @pytest.mark.parametrize(
-    ("run", "word"),
-    [
-        (lambda self, ctx: ctx.nothing(), "FAILED: "),
-        (_error, "FAILED: the tool broke"),
-        (lambda self, ctx: asyncio.sleep(60), "CANCELLED: "),
-    ],
+    ("run", "word"), [(_broken, "FAILED: "), (_error, "FAILED: the tool broke"), (_asleep, "CANCELLED: ")]
 )
 async def test_every_other_end_is_an_error_that_begins_with_its_word(run, word):
     async with gateway(agent_of(run)) as (server, trainer, session):

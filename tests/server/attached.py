@@ -56,8 +56,12 @@ class Wide(RolloutAgentLoop):
 
 
 def plays(run: Any, tools: Any = (), name: str = "talk") -> RolloutAgentLoop:
-    """An agent loop whose run is a function of its context."""
-    body = {"name": name, "run": lambda self, ctx: run(ctx), "get_tools": lambda self, request: list(tools)}
+    """An agent loop whose run is an async function of its context."""
+
+    async def run_it(self: Any, ctx: Any) -> Any:
+        return await run(ctx)
+
+    body = {"name": name, "run": run_it, "get_tools": lambda self, request: list(tools)}
     return type("Plays", (RolloutAgentLoop,), body)()
 
 
