@@ -16,9 +16,10 @@ from benchmarks.figures import Broken, progress, run
 from benchmarks.flight import new_names
 from benchmarks.processes import server
 from benchmarks.sleepers import PAUSE
+from osmosis_grpc.link.frame_stream import SILENCE
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.supervise import OnFailure, child, job
-from osmosis_grpc.testing.raw import RawTrainer
+from osmosis_grpc.testing.raw import RawTrainer, trainer_frames
 from osmosis_grpc.trainer import Trainer
 from osmosis_grpc.types import OutcomeStatus
 
@@ -74,10 +75,12 @@ async def _gaps(address: str, seconds: float) -> list[float]:
     gaps: list[float] = []
     async with RawTrainer(address) as trainer:
         stream = await trainer.attach()
+        stream.timeout = SILENCE
         end = last = time.perf_counter()
         end += seconds
         while time.perf_counter() < end:
             await stream.next("heartbeat")
+            await stream.send(trainer_frames.HEARTBEAT)
             now = time.perf_counter()
             gaps.append(now - last)
             last = now

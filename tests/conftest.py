@@ -31,6 +31,14 @@ uvicorn.server.asyncio = types.SimpleNamespace(**(vars(asyncio) | {"sleep": _sle
 """uvicorn sees ten times a second whether it is to stop; hundreds of HTTP servers end here."""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Permit other libraries to leave their sockets to the garbage collector."""
+    for item in items:
+        if item.get_closest_marker("adapters"):
+            ignored = "ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning"
+            item.add_marker(pytest.mark.filterwarnings(ignored))
+
+
 @pytest.fixture
 async def stack() -> AsyncIterator[AsyncExitStack]:
     """Closes in the end what a test entered."""

@@ -29,15 +29,18 @@ class Program(RolloutAgentLoop):
 
 
 @asynccontextmanager
-async def running(program: Callable[[Any], Awaitable[float | None]], policy: Any, **options: Any):
-    """Yields a trainer for rollouts of a program, and the HTTP server that serves the base URLs."""
+async def serving(program: Callable[[Any], Awaitable[float | None]]):
+    """Yields the server of a program's rollouts, and the HTTP server that serves the base URLs."""
     agent = Program(program)
     agent.endpoints = Endpoints(lambda: f"http://{http.address}")
-    async with (
-        HttpServer(base_url_app(agent.endpoints)) as http,
-        AgentServer([agent], port=0) as server,
-        Trainer([server.address], policy, **options) as trainer,
-    ):
+    async with HttpServer(base_url_app(agent.endpoints)) as http, AgentServer([agent], port=0) as server:
+        yield server, http
+
+
+@asynccontextmanager
+async def running(program: Callable[[Any], Awaitable[float | None]], policy: Any, **options: Any):
+    """Yields a trainer for rollouts of a program, and the HTTP server that serves the base URLs."""
+    async with serving(program) as (server, http), Trainer([server.address], policy, **options) as trainer:
         yield trainer, http
 
 

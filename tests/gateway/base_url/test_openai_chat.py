@@ -7,10 +7,12 @@ import numpy as np
 import openai
 import pytest
 
+from benchmarks.tap import Tap
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.trainer import Trainer
 from osmosis_grpc.types import ChatRef, OutcomeStatus
-from tests.gateway.base_url.programs import USER, outcome_of, running
+from tests.gateway.base_url.programs import USER, outcome_of, running, serving
 from tests.waiting import until
 
 pytestmark = pytest.mark.adapters
@@ -248,3 +250,23 @@ async def test_each_conversation_is_a_sample_and_a_subagent_has_its_parent():
     parents = {name: sample.parent for name, sample in outcome.samples.items()}
     assert parents == {"main": None, "sample-2": ChatRef("main", 1), "sample-3": None}
     assert [len(sample.segments) for sample in outcome.samples.values()] == [1, 1, 1]
+
+
+async def test_the_bytes_of_an_attachment_grow_linearly_in_turns():
+    async def program(endpoint):
+        messages = [USER]
+        async with client(endpoint) as model:
+            for turn in range(turns):
+                reply = await model.chat.completions.create(model="policy", messages=messages)
+                messages.append({"role": "assistant", "content": reply.choices[0].message.content})
+                messages.append({"role": "user", "content": f"{turn}" * 500})
+
+    totals = []
+    async with Tap() as tap, serving(program) as (server, _):
+        route = await tap.route(server.address)
+        async with Trainer([route], lambda request: answer(request, "x" * 500)) as trainer:
+            for turns in (8, 16, 32):
+                before = await tap.settled()
+                await trainer.rollout(rollout_id=f"r{turns}", messages=[USER])
+                totals.append(await tap.settled() - before)
+    assert 1.8 < (totals[2] - totals[1]) / (totals[1] - totals[0]) < 2.4  # 4 if each chat had the whole history
