@@ -9,7 +9,7 @@ import shlex
 import shutil
 import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from osmosis_gateway.base_url.app import base_url_app
@@ -23,7 +23,7 @@ from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.tools.process import Ended, Limits, run_process
 from osmosis_grpc.tools.workspace import Workspace
 from osmosis_grpc.types import Failure, FailureReason, RolloutRequest, ToolDict, jsontext
-from osmosis_grpc.types.outcome import clip
+from osmosis_grpc.types.outcome import clip, describe
 
 MAX_RESULT_BYTES = 4 * 1024 * 1024
 """The most bytes of a result file."""
@@ -70,26 +70,31 @@ class CommandAgent:
     async def run(self, context: RolloutContext) -> RunOutcome:
         """Run the program. An exit code other than 0 is a failure with the last lines of output."""
         task = _task(context)
-        async with Workspace() as space:
-            with self._endpoints.open(context) as endpoint:
+        async with AsyncExitStack() as stack:
+            try:
+                space = await stack.enter_async_context(Workspace())
                 files = {"OSMOSIS_TASK_FILE": await space.write("task.json", task)}
-                files["OSMOSIS_RESULT_FILE"] = space.folder / "result.json"
-                environment = self._environment | variables(endpoint, files, self._folder, self._environment)
-                try:
-                    ended = await run_process(
-                        self._argv, space=space, environment=environment, stdin=task, limits=self._limits
-                    )
-                except OSError as error:
-                    return _failed(f"the program {self._argv[0]} cannot be started: {error.strerror or error}")
-                output = ended.output.replace(endpoint.api_key, "[key]")
-                context.log_event(
-                    "program ended", exit_code=ended.exit_code, seconds=round(ended.seconds, 3), output=output
+            except OSError as error:
+                problem = f"the folder of the program cannot be made: {describe(error)}"
+                return RunOutcome(failure=Failure("server", clip(problem), True, reason=FailureReason.SERVER_ERROR))
+            files["OSMOSIS_RESULT_FILE"] = space.folder / "result.json"
+            endpoint = stack.enter_context(self._endpoints.open(context))
+            environment = self._environment | variables(endpoint, files, self._folder, self._environment)
+            try:
+                ended = await run_process(
+                    self._argv, space=space, environment=environment, stdin=task, limits=self._limits
                 )
-                if ended.exit_code or ended.timed_out:
-                    if endpoint.failure is not None:  # the program failed because its last chat failed at the trainer
-                        raise endpoint.failure
-                    return _failed(self._problem(ended), output)
-                return await _result(context, space)
+            except OSError as error:
+                return _failed(f"the program {self._argv[0]} cannot be started: {error.strerror or error}")
+            output = ended.output.replace(endpoint.api_key, "[key]")
+            context.log_event(
+                "program ended", exit_code=ended.exit_code, seconds=round(ended.seconds, 3), output=output
+            )
+            if ended.exit_code or ended.timed_out:
+                if endpoint.failure is not None:  # the program failed because its last chat failed at the trainer
+                    raise endpoint.failure
+                return _failed(self._problem(ended), output)
+            return await _result(context, space)
 
     def ended(self, rollout_id: str, attempt: int) -> None:
         """Do nothing: tools() has reserved nothing."""

@@ -235,6 +235,14 @@ async def test_the_output_of_a_program_is_in_its_events_and_bounded(tmp_path):
     assert logged.data["output"].splitlines() == [str(n) for n in range(10**5 - 40, 10**5)]
 
 
+async def test_a_folder_that_cannot_be_made_is_a_failure_of_the_server(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    async with hosted(tmp_path, "", policy) as trainer:
+        failure = (await trainer.rollout(rollout_id="r1", messages=[USER])).failure
+    assert (failure.boundary, failure.retryable, failure.reason) == ("server", True, "SERVER_ERROR")
+    assert failure.message.startswith("the folder of the program cannot be made: ")
+
+
 async def test_a_program_that_was_deleted_later_is_a_failure(tmp_path):
     path = tmp_path / "tool"
     path.write_text('#!/bin/sh\nrm "$0"\n')
