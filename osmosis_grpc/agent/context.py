@@ -170,6 +170,28 @@ class RolloutContext:
         calls = message.get("tool_calls") or ()
         return await execute_tool_calls(calls, self._run_tool)
 
+    async def tool_loop(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        sample: str = "main",
+        max_turns: int | None = None,
+        **params: Any,
+    ) -> list[Message]:
+        """Ask the model and run its tools, until a reply calls no tool. Return the conversation with all replies.
+
+        The loop asks at most `max_turns` chats; by default as many as the trainer's request permits. `params` are the
+        sampling parameters of chat(). Raises what chat() raises.
+        """
+        conversation: list[Message] = [dict(message) for message in messages]
+        for _ in range(self.request.max_turns if max_turns is None else max_turns):
+            reply = await self.chat(conversation, sample=sample, **params)
+            conversation.append(reply.message)
+            if not reply.has_tool_calls:
+                break
+            conversation += await self.run_tools(reply)
+        return conversation
+
     async def _run_tool(self, call: Any) -> Message:
         call_id, name, arguments = get_tool_call_info(call)
         tool = self._runnable_tools.get(name)

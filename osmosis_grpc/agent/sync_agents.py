@@ -19,6 +19,10 @@ THREADS = 512
 _threads = DaemonThreads(THREADS)
 
 
+class RunNotAsyncError(TypeError):
+    """A plain function run() returned a coroutine."""
+
+
 def is_async(run: Callable[..., Any]) -> bool:
     """Returns whether a function, or the function that it wraps, is async."""
     return any(map(inspect.iscoroutinefunction, (run, inspect.unwrap(run), getattr(run, "__call__", None))))  # noqa: B004
@@ -46,7 +50,7 @@ async def run_on_thread(run: Callable[[SyncRolloutContext], Any], context: Rollo
         result = await _threads.run(call)
         if inspect.iscoroutine(result):
             result.close()
-            raise TypeError("run is a plain function, and returned a coroutine: write `async def run`")
+            raise RunNotAsyncError("run is a plain function, and returned a coroutine: write `async def run`")
         return result
     except asyncio.CancelledError:
         if running:

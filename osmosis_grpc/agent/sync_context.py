@@ -58,6 +58,17 @@ class SyncRolloutContext:
         """Run the tool calls of a reply and wait for their messages. See RolloutContext.run_tools."""
         return self._wait(lambda: self._context.run_tools(reply))
 
+    def tool_loop(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        sample: str = "main",
+        max_turns: int | None = None,
+        **params: Any,
+    ) -> list[Message]:
+        """Ask the model and run its tools until a reply calls none. See RolloutContext.tool_loop."""
+        return self._wait(lambda: self._context.tool_loop(messages, sample=sample, max_turns=max_turns, **params))
+
     def add_sample(
         self,
         name: str | None = None,

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import inspect
 import json
+import logging
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -15,7 +16,10 @@ from osmosis_grpc.errors import InvalidArgument, RolloutEndedError, ToolArgument
 from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.types import Message, events, jsontext
 from osmosis_grpc.types.messages import copy_message
-from osmosis_grpc.types.outcome import clip, describe
+from osmosis_grpc.types.outcome import clip, describe, printable
+from osmosis_grpc.types.stack_frames import own_lines
+
+log = logging.getLogger(__name__)
 
 TOOL_CALL = job("agent.tool_call", OnFailure.RAISE)
 
@@ -120,7 +124,10 @@ async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]]) -> Mess
     except (RolloutEndedError, ToolRunnerNotAsyncError):
         raise
     except Exception as raised:
-        run.error, run.error_text = raised, clip(describe(raised))
+        # The text of a KeyError is only the missing key.
+        kind = f"{type(raised).__name__}: " if isinstance(raised, LookupError) else ""
+        run.error, run.error_text = raised, clip(f"{kind}{describe(raised)}")
+        _log_failed(run.name, raised)
         message = create_tool_result(run.call_id, f"Error: {run.error_text}")
     finally:
         run.latency = done(answered)
@@ -139,6 +146,17 @@ async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]]) -> Mess
             )
         )
     return message
+
+
+def _log_failed(name: str, error: Exception) -> None:
+    """Log an exception of a tool with its place. Wrong arguments of the model and expected errors are not logged."""
+    if isinstance(error, ToolArgumentError | ToolExecutionError | ValueError):
+        return
+    lines = own_lines(error, 1)
+    place = f" at {lines[0][0]}:{lines[0][1]}" if lines else ""
+    log.info(
+        "the tool %s raised %s%s", printable(name), printable(clip(f"{type(error).__name__}: {describe(error)}")), place
+    )
 
 
 def _names(call: Any) -> tuple[str, str]:

@@ -1,8 +1,8 @@
 """Checks an agent loop before it runs, and reports all problems at once.
 
-HINTS has a hint for each code. The codes are the codes of the Osmosis SDK and seven codes of ours:
+HINTS has a hint for each code. The codes are the codes of the Osmosis SDK and eight codes of ours:
 MISSING_GET_TOOLS_METHOD, GET_TOOLS_NOT_AWAITED, AGENT_INIT_FAILED, UNUSUAL_FUNCTION_NAME, MISSPELT_KEY,
-NOT_AN_AGENT_LOOP and DUPLICATE_NAME. Only the command line reports the last two.
+DUPLICATE_TOOL_NAME, NOT_AN_AGENT_LOOP and DUPLICATE_NAME. Only the command line reports the last two.
 """
 
 import asyncio
@@ -11,11 +11,12 @@ import inspect
 import os
 import re
 import reprlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from osmosis_grpc.agent.loop import name_problem
+from osmosis_grpc.agent.loop import RolloutAgentLoop, name_problem
 from osmosis_grpc.agent.runnable import await_tools, must_wait
 from osmosis_grpc.agent.schema_keys import misspelt_keys
 from osmosis_grpc.errors import InvalidArgument, OsmosisRolloutError
@@ -49,7 +50,8 @@ HINTS = {
     "MISSING_FUNCTION_DESCRIPTION": "say in a sentence what the function does; the model chooses by it",
     "INVALID_PARAMETERS_TYPE": 'make "parameters" a JSON Schema: {"type": "object", "properties": {...}}',
     "PARAMETERS_TYPE_NOT_OBJECT": 'set the "type" of "parameters" to "object"',
-    "INVALID_TOOL_TYPE": "make every tool an OpenAIFunctionToolSchema or a dict of plain JSON values",
+    "INVALID_TOOL_TYPE": "write @tool above the function, or make the tool a schema or a dict of plain JSON values",
+    "DUPLICATE_TOOL_NAME": "give each tool a name of its own, for example with @tool(name=...)",
     "GET_TOOLS_EXCEPTION": "make get_tools(self, request) return for any request; what it raises refuses the rollout",
     "GET_TOOLS_RETURNS_NONE": "return [] to say that there are no tools",
     "GET_TOOLS_INVALID_TYPE": "return a list of tools",
@@ -244,11 +246,25 @@ def _get_tools(agent_loop: object, instance: object | None, cls: type) -> tuple[
         return (), [_finding("MISSING_GET_TOOLS_METHOD", text, cls)]
     if instance is None:
         return (), []
-    place = place_of(get_tools, cls)
+    own = getattr(get_tools, "__func__", None) is not RolloutAgentLoop.get_tools
+    place = place_of(get_tools, cls) if own else place_of(cls)
     tools = _call(get_tools, place)
     if isinstance(tools, Finding):
         return (), [tools]
-    return tools, [finding for i, tool in enumerate(tools) for finding in _tool(tool, f"tools[{i}]", place)]
+    findings = [finding for i, tool in enumerate(tools) for finding in _tool(tool, f"tools[{i}]", place)]
+    return tools, [*findings, *_same_names(tools, place)]
+
+
+def _same_names(tools: Sequence[Any], place: Place) -> Iterator[Finding]:
+    """Yield a finding for each name that more than one tool has."""
+    plain = []
+    for tool in tools:
+        with contextlib.suppress(Exception):  # _tool() reports it
+            plain.append(plain_tool(tool))
+    names = [_field(tool, ["function", "name"]) for tool in plain if isinstance(tool, dict)]
+    for name, count in Counter(name for name in names if isinstance(name, str)).items():
+        if count > 1:
+            yield make("DUPLICATE_TOOL_NAME", f"{count} tools have the name {name!r}", place)
 
 
 def _call(get_tools: Callable[..., Any], place: Place) -> Sequence[Any] | Finding:
@@ -327,6 +343,11 @@ def _tool(tool: object, label: str, place: Place) -> Iterator[Finding]:
         plain = plain_tool(tool)
     except Exception as error:
         yield make("INVALID_TOOL_TYPE", f"{label} cannot be made a dict: {one_line(error)}", place)
+        return
+    if inspect.isroutine(plain):
+        text = f"{label} is the function {getattr(plain, '__name__', '?')} without @tool"
+        at = place_of(plain)
+        yield make("INVALID_TOOL_TYPE", text, at if at[0] else place)
         return
     if not isinstance(plain, dict):
         yield make("INVALID_TOOL_TYPE", f"{label} is a {type(tool).__name__}, neither a dict nor a tool schema", place)

@@ -59,11 +59,17 @@ def validate(
 
 
 @app.command()
-def demo(json: Annotated[bool, typer.Option("--json", help="Eight JSON records instead of a table.")] = False) -> None:
-    """Run eight rollouts of a calculator agent, with a mock for a model, over real sockets."""
+def demo(
+    module: Annotated[
+        str | None,
+        typer.Option("-m", "--module", metavar="MODULE:ATTR", help="Your agent loop instead of the calculator."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Eight JSON records instead of a table.")] = False,
+) -> None:
+    """Run eight rollouts of a calculator agent or of your own, with a mock for a model, over real sockets."""
     from osmosis_grpc.cli.demo import run_demo
 
-    raise typer.Exit(run_demo(json))
+    raise typer.Exit(run_demo(json, module))
 
 
 @app.command()

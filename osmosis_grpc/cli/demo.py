@@ -1,6 +1,6 @@
 """The demo command starts an agent server in a separate process, and runs eight rollouts on it.
 
-The process of the command is the trainer.
+The process of the command is the trainer. Its model is a mock.
 """
 
 import asyncio
@@ -14,13 +14,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from osmosis_grpc.cli.trial import ANSWER, FINAL, QUESTION
 from osmosis_grpc.errors import CallError
 from osmosis_grpc.serve.json_output import records, say_error
 from osmosis_grpc.supervise import OnFailure, child, job
@@ -41,12 +43,16 @@ TASKS = (
 )
 """Questions and their reference answers. The mock model rounds, so its answer to the fifth question is wrong."""
 
+CALCULATOR = "osmosis_grpc.testing.calculator:agent_loop"
+ROUNDS = "The mock model rounds, so 7 / 2 gets reward 0."
 NEXT = """
 Next:
   {program} validate --run -m osmosis_grpc.testing.calculator:agent_loop
       check an agent loop
   {program} serve -m osmosis_grpc.testing.calculator:agent_loop
       serve it
+  {program} demo -m MODULE:ATTR
+      run eight rollouts of your own agent loop
   examples/calculator/server.py    an agent loop to begin from
   examples/trainer_minimal.py      a trainer in under 40 lines
   docs/architecture.md             how one rollout travels"""
@@ -63,27 +69,32 @@ class _DemoError(Exception):
     """The demo failed. The message is the reason."""
 
 
-def run_demo(as_json: bool) -> int:
-    """Run the rollouts, print them, and return the exit code."""
+def run_demo(as_json: bool, module: str | None = None) -> int:
+    """Run the rollouts, print them, and return the exit code. Without a module, the agent is the calculator."""
     with records(as_json) as out:
         if not as_json:
             say_error("starting an agent server in a separate process ...")
+        tasks = ((QUESTION, ANSWER),) * len(TASKS) if module else TASKS
         try:
-            outcomes = _outcomes()
+            outcomes = _outcomes(module, tasks)
         except _DemoError as error:
             say_error(f"demo: {error}")
             return 1
-        for outcome, (_, label) in zip(outcomes, TASKS, strict=True):
+        for outcome, (_, label) in zip(outcomes, tasks, strict=True):
             out.write("outcome", **_record(outcome, label))
         done = sum(outcome.status == "COMPLETED" for outcome in outcomes)
         if not as_json:
             Console().print(_table(outcomes))
-        out.say(f"{done} of {len(outcomes)} rollouts COMPLETED. The mock model rounds, so 7 / 2 gets reward 0.")
-        out.say(NEXT.format(program=_program()))
+        about = f"The mock called every tool, and answered {ANSWER}." if module else ROUNDS
+        out.say(f"{done} of {len(outcomes)} rollouts COMPLETED. {about}")
+        for text in dict.fromkeys(outcome.failure.message for outcome in outcomes if outcome.failure):
+            out.say(f"A rollout failed: {text}")
+        if not module:
+            out.say(NEXT.format(program=_program()))
     return 0 if done == len(outcomes) else 1
 
 
-def _outcomes() -> list[RolloutOutcome]:
+def _outcomes(module: str | None, tasks: Sequence[tuple[str, str]]) -> list[RolloutOutcome]:
     """Run the rollouts on a server with a temporary folder, and delete the folder at the end."""
     for number in STOPS[1:]:
         signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
@@ -94,18 +105,19 @@ def _outcomes() -> list[RolloutOutcome]:
         raise _DemoError(
             f"no folder for the server's journal: {error.strerror}; set TMPDIR to a writable folder"
         ) from None
-    with temporary as folder, _server(folder, token) as server:
-        return asyncio.run(_train(_address(server), token, server))
+    with temporary as folder, _server(folder, token, module) as server:
+        return asyncio.run(_train(_address(server), server, _Trainer(token, tasks, every_tool=module is not None)))
 
 
 @contextlib.contextmanager
-def _server(folder: str, token: str) -> Iterator[subprocess.Popen[str]]:
-    """Start the agent server in `folder`, and stop it at the end.
+def _server(folder: str, token: str, module: str | None) -> Iterator[subprocess.Popen[str]]:
+    """Start the agent server with its files in `folder`, and stop it at the end.
 
-    The server gets no OSMOSIS_ variables from this process. It reads no .env file, because `folder` has none. The
-    server has its own process group, so Ctrl-C stops only the demo. The demo then stops the server.
+    The server gets no OSMOSIS_ variables from this process. Without a module it runs in `folder` and reads no .env
+    file; an agent of the user runs in the current folder. The server has its own process group, so Ctrl-C stops only
+    the demo. The demo then stops the server.
     """
-    command = [sys.executable, "-m", "osmosis_grpc.serve", "-m", "osmosis_grpc.testing.calculator:agent_loop"]
+    command = [sys.executable, "-m", "osmosis_grpc.serve", "-m", module or CALCULATOR]
     secret = os.path.join(folder, "token")
     with open(os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(f"demo={token}\n")
@@ -124,7 +136,7 @@ def _server(folder: str, token: str) -> Iterator[subprocess.Popen[str]]:
         "0",
     ]
     env = {name: value for name, value in os.environ.items() if not name.startswith("OSMOSIS_")}
-    env["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in sys.path)
+    env["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in ("", *sys.path))
     server: subprocess.Popen[str] | None = None
     try:
         with _signals_wait():
@@ -133,7 +145,7 @@ def _server(folder: str, token: str) -> Iterator[subprocess.Popen[str]]:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 text=True,
-                cwd=folder,
+                cwd=None if module else folder,
                 env=env,
                 process_group=0,
             )
@@ -180,9 +192,20 @@ def _end(code: int) -> str:
     return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
 
-async def _train(target: str, token: str, server: subprocess.Popen[str]) -> list[RolloutOutcome]:
+@dataclass(frozen=True, slots=True)
+class _Trainer:
+    """What the trainer of the demo needs."""
+
+    token: str
+    tasks: Sequence[tuple[str, str]]
+    """The questions and their reference answers."""
+    every_tool: bool
+    """Whether the mock calls every tool, and not only those of the calculator."""
+
+
+async def _train(target: str, server: subprocess.Popen[str], given: _Trainer) -> list[RolloutOutcome]:
     """Run the rollouts. Raises _DemoError if the server ends early or refuses a call, and after LIMIT seconds."""
-    rollouts, end = child(TRAIN, _rollouts(target, token)), child(WAIT, _ended(server))
+    rollouts, end = child(TRAIN, _rollouts(target, given)), child(WAIT, _ended(server))
     try:
         await asyncio.wait({rollouts, end}, timeout=LIMIT, return_when=asyncio.FIRST_COMPLETED)
         if rollouts.done() and rollouts.exception() is None:
@@ -214,22 +237,24 @@ async def _ended(server: subprocess.Popen[str]) -> int:
     return code
 
 
-async def _rollouts(target: str, token: str) -> list[RolloutOutcome]:
+async def _rollouts(target: str, given: _Trainer) -> list[RolloutOutcome]:
     """Start the rollouts as the trainer, answer their chats, and return their outcomes."""
-    from osmosis_grpc.policies import ToolCallingMock
+    from osmosis_grpc.policies import EveryToolMock, ToolCallingMock
     from osmosis_grpc.trainer import Credentials, Trainer
 
     # The demo itself reports the end of the server, so this logger's warnings are not needed.
     logging.getLogger("osmosis_grpc.trainer.unreachable_warnings").setLevel(logging.ERROR)
     run = secrets.token_hex(2)
-    credentials = Credentials(token=token)
-    async with Trainer(target, ToolCallingMock(), transport="callback", credentials=credentials) as trainer:
+    policy = EveryToolMock(FINAL) if given.every_tool else ToolCallingMock()
+    credentials = Credentials(token=given.token)
+    async with Trainer(target, policy, transport="callback", credentials=credentials) as trainer:
 
         async def rollout(number: int, question: str, label: str) -> RolloutOutcome:
             rollout_id, messages = f"demo-{run}-{number}", [{"role": "user", "content": question}]
-            return await trainer.rollout(rollout_id=rollout_id, messages=messages, label=label)
+            metadata = {"ground_truth": label}
+            return await trainer.rollout(rollout_id=rollout_id, messages=messages, label=label, metadata=metadata)
 
-        return list(await asyncio.gather(*(rollout(i, *task) for i, task in enumerate(TASKS, start=1))))
+        return list(await asyncio.gather(*(rollout(i, *task) for i, task in enumerate(given.tasks, start=1))))
 
 
 def _record(outcome: RolloutOutcome, label: str) -> dict[str, Any]:

@@ -29,6 +29,8 @@ QUESTION = "What is (2 + 3) * 4?"
 
 ANSWER = "20"
 """The label, the ground_truth in the metadata, and the end of the mock's last reply."""
+FINAL = f"I called every tool.\n#### {ANSWER}"
+"""The mock's last reply."""
 
 GRACE = 5.0
 """The command waits this many seconds after the timeout for the end of the rollout, and then gives up.
@@ -91,7 +93,7 @@ class _Watched:
         self.lists_tools_without_request = self.replayable = False
         self.stop: Callable[[], object] = lambda: None
         self._trial = trial
-        self._model = EveryToolMock(f"I called every tool.\n#### {ANSWER}")
+        self._model = EveryToolMock(FINAL)
 
     async def run(self, context: Any) -> RunOutcome:
         trial = self._trial

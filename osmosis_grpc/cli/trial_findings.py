@@ -15,6 +15,7 @@ from osmosis_grpc.agent.current_context import ToolRun
 from osmosis_grpc.agent.result_check import RunOutcome
 from osmosis_grpc.agent.results import RolloutResult
 from osmosis_grpc.agent.reward_decorator import BadRewardError
+from osmosis_grpc.agent.sync_agents import RunNotAsyncError
 from osmosis_grpc.agent.tools import ToolRunnerNotAsyncError
 from osmosis_grpc.agent.validator import Finding, Place, make, one_line, place_of, place_of_error
 from osmosis_grpc.cli.transcript import counted, mapping
@@ -31,18 +32,22 @@ HINTS = {
     "BAD_REWARD": "make the reward an int or a float, or None to leave it to a grader",
     "NON_FINITE_REWARD": "make the reward a finite number, or None to leave it to a grader",
     "TOOL_CALL_UNANSWERED": "append a tool message with the call's id for every call of a reply",
-    "RUN_FAILED": "mend what it raised, or give up on purpose with return ctx.error(text)",
+    "RUN_FAILED": "correct this line, or give up on purpose with return ctx.error(text)",
+    "NO_CHAT": "ask the model with await ctx.chat(messages); without `await` it is not asked",
     "NOT_AWAITED": "write await before the call: reply = await ctx.chat(messages)",
+    "RUN_NOT_ASYNC": "write async def run, and await in it: return await helper(ctx)",
+    "AWAIT_IN_SYNC_RUN": "leave `await` out, or write async def run",
     "MESSAGE_IS_A_DICT": 'messages and tool calls are dicts: message["content"], call["function"]["name"]',
     "RUN_TIMED_OUT": "give every wait a timeout of its own; --timeout SECONDS gives a slow agent longer",
     "MAX_TURNS_IGNORED": "end the loop after ctx.request.max_turns chats: for _ in range(ctx.request.max_turns): ...",
-    "TOOL_RAISED": "mend the tool; a tool that refuses its arguments raises ValueError",
+    "TOOL_RAISED": "correct the tool; a tool that refuses its arguments raises ValueError",
     "TOOL_REFUSED": "fine if it is right to refuse; to see it run, give the property of its schema `examples` it takes",
     "TOOL_NOT_ASYNC": "write async def, and await asyncio.to_thread(...) in it for code that blocks",
     "TOOL_ARGUMENTS_DIFFER": "make the properties of the tool's schema and the parameters of its function agree",
     "TOOL_UNKNOWN": "make the names that get_tools returns and the names that run looks up agree",
-    "TOOL_FAILED": "see whether it needs what is not here; `examples` on a property of the schema choose another value",
-    "TOOL_ANSWERED_ERROR": "see whether the tool is right; `examples` on a property of the schema choose another value",
+    "TOOL_FAILED": "it may need a service that does not run here; `examples` in its schema choose other arguments",
+    "TOOL_TIMED_OUT": "make it faster, or give it more time: @tool(timeout=SECONDS)",
+    "TOOL_ANSWERED_ERROR": "the tool may be wrong; `examples` in its schema choose other arguments",
     "TOOLS_NEVER_CALLED": "let the model reply until it calls no tool; a tool that is never offered is not needed",
     "HISTORY_REWRITTEN": "pass the whole history and only append to it; another conversation is another sample=",
     "UNKNOWN_PARAMETER": "correct the name, or ignore this if the trainer's model server knows it: it is sent as it is",
@@ -51,6 +56,8 @@ HINTS = {
 
 WARNINGS = frozenset(
     {
+        "NO_CHAT",
+        "TOOL_TIMED_OUT",
         "TOOL_FAILED",
         "TOOL_REFUSED",
         "TOOL_ANSWERED_ERROR",
@@ -116,6 +123,8 @@ def _end(trial: Trial) -> Iterator[Row]:
         yield "MAX_TURNS_IGNORED" if "max_turns" in text else "RUN_TIMED_OUT", text, _place(trial.error)
     elif outcome.status is not OutcomeStatus.COMPLETED:
         yield _raised(trial, text, failed=failed)
+    if outcome.status is OutcomeStatus.COMPLETED and not trial.chats:
+        yield "NO_CHAT", "run ended without a chat", None
     if completed:
         for unanswered in _unanswered(result.final_messages):
             yield "TOOL_CALL_UNANSWERED", unanswered, None
@@ -134,7 +143,9 @@ def _raised(trial: Trial, text: str, *, failed: bool) -> Row:
     codes = {
         "MESSAGE_IS_A_DICT": isinstance(error, AttributeError) and isinstance(error.obj, dict),
         "TOOL_NOT_ASYNC": isinstance(error, ToolRunnerNotAsyncError),
+        "RUN_NOT_ASYNC": isinstance(error, RunNotAsyncError),
         "NOT_AWAITED": _is_about_a_coroutine(error),
+        "AWAIT_IN_SYNC_RUN": isinstance(error, TypeError) and "can't be used in 'await' expression" in str(error),
     }
     code = next((code for code, holds in codes.items() if holds), "RUN_FAILED")
     answered = {run.call_id for run in trial.runs}
@@ -221,6 +232,7 @@ def _failed(run: ToolRun, name: str, arguments: str) -> Row:
         return "TOOL_UNKNOWN", f"{text}{given}", _place(error)
     codes = {
         "TOOL_ARGUMENTS_DIFFER": isinstance(error, TypeError) and re.search(r"\bargument", str(error)) is not None,
+        "TOOL_TIMED_OUT": isinstance(error, TimeoutError),
         "TOOL_FAILED": isinstance(error, ToolExecutionError | OSError),
         "TOOL_REFUSED": isinstance(error, ValueError),
     }

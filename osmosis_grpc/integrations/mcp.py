@@ -107,8 +107,9 @@ class McpTools:
     async def rollout_tools(self) -> list[McpTool]:
         """Return the server's tools. Raises ToolExecutionError if the server cannot be reached."""
         connection = await self._connected()
+        session = await connection.session()
         try:
-            listed = await _listed(await connection.session())
+            listed = await _listed(session)
         except Exception as error:
             await self._lost(connection)
             raise ToolExecutionError(f"{self.label}: {_reason(error)}") from error
@@ -122,8 +123,8 @@ class McpTools:
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Call a tool, and return its result as a text. Raises ToolExecutionError, TimeoutError."""
         connection = await self._connected()
+        session = await connection.session()
         try:
-            session = await connection.session()
             async with asyncio.timeout(self._timeout) as limit:
                 result = (await session.call_tool(name, dict(arguments))).model_dump(mode="json", by_alias=True)
         except TimeoutError as error:

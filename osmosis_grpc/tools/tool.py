@@ -12,12 +12,13 @@ import asyncio
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, ParamSpec, TypeVar, get_type_hints, overload
+from typing import Any, Generic, ParamSpec, TypeVar, get_args, get_type_hints, overload
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import ArgsKwargs
 
 from osmosis_grpc.agent.context import RolloutContext
+from osmosis_grpc.agent.sync_context import SyncRolloutContext
 from osmosis_grpc.errors import ToolArgumentError
 from osmosis_grpc.supervise import DaemonThreads
 from osmosis_grpc.types import ToolDict
@@ -40,7 +41,8 @@ _KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 class Tool(Generic[P, R]):
     """A tool of an agent, made by `@tool`. Calling it calls the function itself.
 
-    A parameter with the type RolloutContext gets the context of the rollout. The model does not see it.
+    A parameter with the type RolloutContext gets the context of the rollout; in a plain `def`, its type is
+    SyncRolloutContext. The model does not see it.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class Tool(Generic[P, R]):
         self.__name__ = function.__name__
         text, descriptions = _documentation(function)
         signature, self._context_name = _signature(function)
-        self._arguments: TypeAdapter[Any] = TypeAdapter(_collector(function, signature))
+        self._arguments: TypeAdapter[Any] = _adapter(function, signature)
         self._schema: ToolDict = {
             "type": "function",
             "function": {
@@ -88,18 +90,34 @@ class Tool(Generic[P, R]):
         """
         function: Callable[..., Any] = self.function
         known = self.check(arguments)
-        if self._context_name:
-            known[self._context_name] = context
         try:
             async with asyncio.timeout(self.timeout) as limit:
                 if inspect.iscoroutinefunction(function):
-                    return await function(**known)
-                result = await _threads.run(lambda: function(**known))
-                return await result if inspect.isawaitable(result) else result
+                    if self._context_name:
+                        known[self._context_name] = context
+                    result = await function(**known)
+                else:
+                    result = await self._run_on_thread(known, context)
+                if inspect.iscoroutine(result):
+                    result.close()
+                    raise TypeError(f"the tool {self.name} returned a coroutine: write `await` before the call")
+                return result
         except TimeoutError:
             if not limit.expired():  # the function itself raised it
                 raise
             raise TimeoutError(f"{self.name} took longer than {self.timeout:g} s") from None
+
+    async def _run_on_thread(self, known: dict[str, Any], context: RolloutContext | None) -> Any:
+        """Call a sync function on a thread. Its context waits, and is closed when this method is left."""
+        function: Callable[..., Any] = self.function
+        if not self._context_name or context is None:
+            extra = {self._context_name: None} if self._context_name else {}
+            return await _threads.run(lambda: function(**known, **extra))
+        sync_context = SyncRolloutContext(context)
+        try:
+            return await _threads.run(lambda: function(**known, **{self._context_name: sync_context}))
+        finally:
+            sync_context.close()
 
 
 @overload
@@ -121,19 +139,40 @@ def tool(function: Any = None, /, **options: Any) -> Any:
 
 def _signature(function: Callable[..., Any]) -> tuple[inspect.Signature, str]:
     """Returns the signature that the model sees, and the name of the parameter for the context; empty if none."""
-    hints = get_type_hints(function, include_extras=True)
+    name, hints = function.__name__, get_type_hints(function, include_extras=True)
+    own = RolloutContext if inspect.iscoroutinefunction(function) else SyncRolloutContext
     context, seen = "", []
-    for parameter in inspect.signature(function).parameters.values():
+    for index, parameter in enumerate(inspect.signature(function).parameters.values()):
         if parameter.kind not in _KINDS:
-            raise TypeError(f"tool {function.__name__}: a model cannot give the parameter {parameter} by name")
+            raise TypeError(f"tool {name}: a model cannot give {parameter} by name; name each parameter")
         if parameter.name not in hints:
-            raise TypeError(f"tool {function.__name__}: the parameter {parameter.name!r} has no type")
+            if index == 0 and parameter.name in ("self", "cls"):
+                text = f"make the tool in __init__: self.tools = (tool(self.{name}),)"
+                raise TypeError(f"tool {name}: @tool is for functions; for a method, {text}")
+            raise TypeError(f"tool {name}: the parameter {parameter.name!r} has no type: write {parameter.name}: str")
         hint = hints[parameter.name]
-        if isinstance(hint, type) and issubclass(hint, RolloutContext):
+        contexts = [each for each in (hint, *get_args(hint)) if each in (RolloutContext, SyncRolloutContext)]
+        if not contexts:
+            seen.append(parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
+        elif contexts[0] is own:
             context = parameter.name
         else:
-            seen.append(parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
+            kind = "an async def" if own is RolloutContext else "a plain def"
+            raise TypeError(f"tool {name}: {kind} gets a {own.__name__}; give {parameter.name!r} this type")
     return inspect.Signature(seen), context
+
+
+def _adapter(function: Callable[..., Any], signature: inspect.Signature) -> TypeAdapter[Any]:
+    """Returns pydantic's check of the arguments. Raises TypeError naming a parameter whose type has no schema."""
+    for parameter in signature.parameters.values():
+        try:
+            TypeAdapter(parameter.annotation).json_schema()
+        except PydanticUserError:
+            text = f"the type of the parameter {parameter.name!r}, {parameter.annotation!r}, has no JSON schema"
+            raise TypeError(
+                f"tool {function.__name__}: {text}; use a type of JSON, a pydantic model or a dataclass"
+            ) from None
+    return TypeAdapter(_collector(function, signature))
 
 
 def _collector(function: Callable[..., Any], signature: inspect.Signature) -> Any:

@@ -43,7 +43,7 @@ OF_THE_SDK = [
     "RUN_NOT_CALLABLE",
     "RUN_NOT_ASYNC",
 ]
-OURS = ["MISSING_GET_TOOLS_METHOD", "AGENT_INIT_FAILED", "UNUSUAL_FUNCTION_NAME", "MISSPELT_KEY"]
+OURS = ["MISSING_GET_TOOLS_METHOD", "AGENT_INIT_FAILED", "UNUSUAL_FUNCTION_NAME", "MISSPELT_KEY", "DUPLICATE_TOOL_NAME"]
 
 
 def _agents() -> ModuleType:
@@ -193,7 +193,7 @@ def message(agent: object) -> str:
 def test_messages_say_what_is_wrong():
     assert message(agents.UnknownToolType()) == "tools[0] (add): type is 'tool', not 'function'"
     assert message(agents.MissingFunction()) == "tools[0]: function is missing, not a dict"
-    assert message(agents.InvalidToolType()).startswith("tools[0] is a builtin_function_or_method, neither")
+    assert message(agents.InvalidToolType()) == "tools[0] is the function len without @tool"
     assert message(agents.GetToolsReturnsNone()) == "get_tools returned None, which is taken for an empty list"
     assert message(agents.Generator()) == "run of Generator is an async generator: it yields"
 

@@ -350,10 +350,11 @@ def test_what_the_run_prints_does_not_reach_stdout_either(here):
         class Agent(Good):
             async def run(self, ctx):
                 print("printed by run")
+                await ctx.chat(ctx.request.messages)
                 return ctx.complete(ctx.request.messages)
     """)
     done = here.validate("-m", "agent:Agent", "--run", "--json")
-    assert [json.loads(line)["event"] for line in done.stdout.splitlines()] == ["run", "finding", "validated"]
+    assert [json.loads(line)["event"] for line in done.stdout.splitlines()] == ["run", "validated"]
     assert "printed by run" in done.stderr
 
 
@@ -383,6 +384,7 @@ def test_blocking_call(here, seconds):
         here,
         f"""
         time.sleep({seconds})  # blocks
+        await ctx.chat(messages)
         return ctx.complete(messages)
     """,
     )
@@ -410,6 +412,7 @@ def test_what_blocks_for_a_moment_only_is_fine(here):
             """
         time.sleep(0.05)
         await asyncio.to_thread(time.sleep, 0.5)
+        await ctx.chat(messages)
         return ctx.complete(messages)
     """,
         )
@@ -593,3 +596,69 @@ def test_importing_the_command_imports_nothing_heavy():
     check = "import sys, osmosis_grpc.cli.commands; print(*{'grpc', 'numpy', 'fastapi', 'pydantic'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("body", ["ctx.chat(messages); return ctx.complete(messages)", "return ctx.complete(messages)"])
+def test_an_agent_that_asks_no_chat_is_warned(here, body):
+    assert running(here, body) == [("NO_CHAT", here.place("run"))]
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "hint"),
+    [
+        ("return self.later(ctx)", "RUN_NOT_ASYNC", "write async def run"),
+        (
+            "reply = ctx.chat(ctx.request.messages); return ctx.wait(lambda: self.awaits(reply))",
+            "AWAIT_IN_SYNC_RUN",
+            "leave `await` out",
+        ),
+    ],
+)
+def test_a_sync_run_that_mixes_in_async_code_is_told_what_to_write(here, body, code, hint):
+    here.write(f"""
+class Agent(Good):
+    tools = ()
+
+    def get_tools(self, request):
+        return []
+
+    def run(self, ctx):
+        {body}
+
+    async def later(self, ctx):
+        return ctx.complete()
+
+    async def awaits(self, reply):
+        return await reply
+
+agent = Agent()
+""")
+    ((found, _),) = here.findings("-m", "agent:agent", "--run")
+    assert (found, hint in HINTS[found]) == (code, True)
+
+
+def test_a_tool_that_is_too_slow_says_how_to_give_it_time(here):
+    here.write("""
+import asyncio
+
+from osmosis_grpc.rollout import tool
+
+@tool(timeout=0.05)
+async def slow() -> str:
+    "Sleeps."
+    await asyncio.sleep(30)
+    return ""
+
+class Agent(Good):
+    tools = (slow,)
+
+    def get_tools(self, request):
+        return self.tools
+
+    async def run(self, ctx):
+        return ctx.complete(await ctx.tool_loop(ctx.request.messages))
+
+agent = Agent()
+""")
+    ((code, _),) = here.findings("-m", "agent:agent", "--run")
+    assert code == "TOOL_TIMED_OUT"

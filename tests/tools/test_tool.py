@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext
+from osmosis_grpc.agent.sync_context import SyncRolloutContext
 from osmosis_grpc.agent.validator import validate_agent_loop
 from osmosis_grpc.errors import ToolArgumentError
 from osmosis_grpc.policies.scripted import answer
@@ -52,6 +53,32 @@ def pause(seconds: Annotated[float, Field(ge=0, description="how long")]) -> str
 async def who(greeting: str, ctx: RolloutContext) -> dict[str, str]:
     """Greets the rollout."""
     return {"text": f"{greeting} {ctx.request.rollout_id}"}
+
+
+@tool
+def sync_who(ctx: SyncRolloutContext | None = None) -> str:
+    """Asks the model from a thread."""
+    assert ctx is not None
+    return str(ctx.chat([{"role": "user", "content": "who?"}], sample="inner").content)
+
+
+@tool
+async def forgets(text: str) -> None:
+    """Does not await the call of another tool."""
+    return add(1)  # type: ignore[return-value]
+
+
+class Odd:
+    def method(self, text: str) -> str:
+        return text
+
+    @staticmethod
+    def takes_odd(odd: "Odd") -> None:
+        pass
+
+    @staticmethod
+    def plain_with_the_async_context(ctx: RolloutContext) -> None:
+        pass
 
 
 @tool
@@ -114,7 +141,14 @@ async def test_a_sync_tool_runs_on_a_thread_and_has_a_timeout():
 
 @pytest.mark.parametrize(
     ("function", "problem"),
-    [(lambda a: a, "'a' has no type"), (lambda *args: args, r"\*args"), (lambda **kwargs: kwargs, r"\*\*kwargs")],
+    [
+        (lambda a: a, "'a' has no type: write a: str"),
+        (lambda *args: args, r"\*args"),
+        (lambda **kwargs: kwargs, r"\*\*kwargs"),
+        (Odd.method, r"for a method, make the tool in __init__: self.tools = \(tool\(self.method\),\)"),
+        (Odd.takes_odd, "the type of the parameter 'odd', .*Odd.*, has no JSON schema"),
+        (Odd.plain_with_the_async_context, "a plain def gets a SyncRolloutContext; give 'ctx' this type"),
+    ],
 )
 def test_a_function_that_a_model_cannot_call_is_refused(function, problem):
     with pytest.raises(TypeError, match=problem):
@@ -125,22 +159,18 @@ class Agent(RolloutAgentLoop):
     """Runs the calls of each reply."""
 
     name = "agent"
-    tools = (add, pause, who, fails)
+    tools = (add, pause, who, fails, sync_who, forgets)
 
     async def run(self, ctx):
-        messages = list(ctx.request.messages)
-        while True:
-            reply = await ctx.chat(messages)
-            messages.append(reply.message)
-            if not reply.has_tool_calls:
-                return ctx.complete(messages, reward=1.0)
-            messages += await ctx.run_tools(reply)
+        return ctx.complete(await ctx.tool_loop(ctx.request.messages), reward=1.0)
 
 
 def calls(*wanted):
     """A policy whose first reply has these calls."""
 
     def reply(request):
+        if request.sample == "inner":
+            return answer(request, "hello from the model")
         if request.chat_number > 1:
             return answer(request, "done")
         listed = [
@@ -161,21 +191,25 @@ async def test_run_tools_runs_all_calls_and_tells_the_model_what_went_wrong():
         ("add", "{not json"),
         ("fails", '{"text": "on purpose"}'),
         ("wait", '{"seconds": 1}'),
+        ("sync_who", "{}"),
+        ("forgets", '{"text": "x"}'),
     )
     outcome, trail = await collect_rollout(Agent(), policy, [{"role": "user", "content": "?"}], rollout_id="r1")
     assert outcome.status is OutcomeStatus.COMPLETED
     texts = [message["content"] for message in outcome.messages if message["role"] == "tool"]
     assert texts[0] == "4.0"
     assert json.loads(texts[1]) == {"text": "hello r1"}
-    assert texts[2] == "Error: there is no tool 'nobody'; the tools are: add, wait, who, fails"
+    assert texts[2] == "Error: there is no tool 'nobody'; the tools are: add, wait, who, fails, sync_who, forgets"
     assert texts[3].startswith("Error: ")
     assert "a: Input should be a valid number" in texts[3]
     assert "are not JSON" in texts[4]
     assert "on purpose" in texts[5]
     assert "wait took longer than 0.05 s" in texts[6]
+    assert texts[7] == "hello from the model"
+    assert texts[8] == "Error: the tool forgets returned a coroutine: write `await` before the call"
     returned = [event.kind for event in trail if isinstance(event.kind, events.ToolReturned)]
-    assert sorted(kind.tool_call_id for kind in returned) == [f"c{n}" for n in range(7)]
-    assert outcome.metrics.num_tool_calls == 7
+    assert sorted(kind.tool_call_id for kind in returned) == [f"c{n}" for n in range(9)]
+    assert outcome.metrics.num_tool_calls == 9
 
 
 async def test_tools_of_one_rollout_are_those_that_its_get_tools_returned():
@@ -200,4 +234,26 @@ async def test_tools_of_one_rollout_are_those_that_its_get_tools_returned():
 
 def test_the_validator_accepts_tools():
     result = validate_agent_loop(Agent())
-    assert (result.findings, result.tool_count) == ((), 4)
+    assert (result.findings, result.tool_count) == ((), 6)
+
+
+async def test_a_tool_loop_ends_after_max_turns():
+    class Endless(Agent):
+        name = "endless"
+
+        async def run(self, ctx):
+            messages = await ctx.tool_loop(ctx.request.messages, max_turns=3, temperature=0.5)
+            return ctx.complete(messages, reward=float(len(messages)))
+
+    def policy(request):
+        assert request.params == {"temperature": 0.5}
+        call = {
+            "id": f"c{request.chat_number}",
+            "type": "function",
+            "function": {"name": "add", "arguments": '{"a": 1}'},
+        }
+        return answer(request, {"role": "assistant", "content": None, "tool_calls": [call]})
+
+    outcome = await run_rollout(Endless(), policy, [{"role": "user", "content": "?"}])
+    assert outcome.metrics.num_llm_calls == 3
+    assert [message["role"] for message in outcome.messages] == ["user", *["assistant", "tool"] * 3]
