@@ -109,6 +109,25 @@ def test_the_demo_runs_an_agent_of_the_user_in_its_folder(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == ["mine.py", "note.txt"]
 
 
+PROGRAM = """
+import json, os, sys, urllib.request
+
+task = json.load(sys.stdin)
+data = json.dumps({"model": "policy", "messages": task["messages"]}).encode()
+headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"}
+request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", data, headers)
+text = json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+json.dump({"reward": float(task["label"] in text)}, open(os.environ["OSMOSIS_RESULT_FILE"], "w"))
+"""
+
+
+def test_the_demo_runs_a_program_of_the_user(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    result = run(*DEMO, "--command", f"{sys.executable} program.py", "--json", cwd=tmp_path, env=NO_SETTINGS)
+    assert len(ids(result)) == 8
+    assert {json.loads(line)["reward"] for line in result.stdout.splitlines()} == {1.0}
+
+
 def test_an_agent_that_fails_or_is_not_there_is_said(tmp_path):
     (tmp_path / "mine.py").write_text(AGENT)
     failed = run(*DEMO, "-m", "mine:agent", cwd=tmp_path, env=NO_SETTINGS)

@@ -44,7 +44,10 @@ def serve_refuses(tmp_path, *arguments):
         (("--command", "./helper.py"), "serve: --command: the program './helper.py' is not executable"),
         (("--command", "sh 'x"), 'serve: --command: "sh \'x" cannot be split: No closing quotation'),
         (("--command", " "), "serve: --command: the command is empty"),
-        ((*MODULE, "--command-name", "a"), "serve: --command-name: there are more names than --command has programs"),
+        (
+            (*MODULE, "--command-name", "a"),
+            "serve: --command-name: name each --command, in their order; there are 1 for 0",
+        ),
         (("--command", "sh", "--command-env", "OPENAI_API_KEY"), "OPENAI_API_KEY is always the rollout's own"),
         (("--command", "sh", "--command", "sh"), "two agent loops have the same name: sh, sh"),
     ],
