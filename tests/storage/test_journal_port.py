@@ -4,7 +4,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from osmosis_grpc.engine.journal_port import RolloutFilter
 from osmosis_grpc.storage import MemoryJournal, SqliteJournal
 from osmosis_grpc.types import (
     Annotation,
@@ -13,6 +12,7 @@ from osmosis_grpc.types import (
     JournaledRollout,
     OutcomeStatus,
     Receipt,
+    RolloutFilter,
     RolloutOutcome,
     RolloutRequest,
     TrajectoryEvent,
@@ -131,7 +131,7 @@ async def test_entries_are_an_owners_rollouts_in_order_of_acceptance(opening):
         assert await names("me", 5, 10) == []
         assert await names("me", 0, 10, group_id="g0") == ["r0", "r4"]
         assert await names("you", 0, 10, group_id="g0") == []
-        assert {"r2", "r4"} <= set(await names("me", 0, 10, unsettled=True))
+        assert {"r2", "r4"} <= set(await names("me", 0, 10, undelivered=True))
 
 
 async def test_p25_annotations_may_follow_the_end(opening):
