@@ -3,8 +3,6 @@
 osmosis_grpc.cli.replay_comparison runs the agent and compares.
 """
 
-import difflib
-import sqlite3
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,18 +11,12 @@ from osmosis_grpc.agent.loader import LoadError, load_agent_loops
 from osmosis_grpc.agent.validator import one_line
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
 from osmosis_grpc.cli.replay_comparison import Difference, Recorded, Row, rerun, result_differences
-from osmosis_grpc.cli.state_folder import state_folder
+from osmosis_grpc.cli.state_folder import SourceError, find_attempt, opened, state_folder
 from osmosis_grpc.cli.transcript import reward_text
-from osmosis_grpc.errors import DataLoss, InvalidArgument, OsmosisRolloutError
+from osmosis_grpc.errors import OsmosisRolloutError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
-from osmosis_grpc.storage import JournalError, Reader
 from osmosis_grpc.types import JournaledRollout, RolloutOutcome
-
-NEAR = 5
-"""The message about an unknown id names at most this many known ids."""
-LOOKED_AT = 10_000
-"""These known ids come from at most this many of the newest rollouts."""
 
 
 def run_replay(
@@ -39,38 +31,10 @@ def run_replay(
 def _recorded(folder: Path, rollout_id: str, attempt: int | None) -> Recorded:
     """Return the journal's record of the rollout. A missing or damaged record ends the command with exit code 2."""
     try:
-        reader = Reader.look(folder)
-        try:
-            entries = {entry.init.request.attempt: entry for entry in reader.find(rollout_id)}
-            if not entries:
-                usage_error(
-                    "replay",
-                    f"there is no rollout {rollout_id} in {folder}; {_near(rollout_id, reader.newest(LOOKED_AT))}",
-                )
-            entry = entries.get(attempt or max(entries))
-            if entry is None:
-                known = ", ".join(map(str, sorted(entries)))
-                usage_error("replay", f"rollout {rollout_id} has no attempt {attempt}; it has: {known}")
-            if entry.damage:
-                usage_error(
-                    "replay", f"rollout {rollout_id} is damaged: {entry.damage}; run osmosis-grpc doctor for details"
-                )
-            return Recorded(entry, reader.trajectory)
-        finally:
-            reader.close()
-    except JournalError as error:
-        usage_error("replay", f"{error}; --state-dir names the folder that serve was given")
-    except (sqlite3.Error, InvalidArgument, DataLoss) as error:
-        usage_error("replay", f"{folder} cannot be read: {error}")
-
-
-def _near(rollout_id: str, known: list[str]) -> str:
-    """Return a text with known ids that are similar to the given id, or with the newest ids."""
-    near = difflib.get_close_matches(rollout_id, known, NEAR, 0.5)
-    near = near or [name for name in known if rollout_id in name][:NEAR]
-    if near:
-        return f"near are: {', '.join(near)}"
-    return f"the newest are: {', '.join(known[:NEAR])}" if known else "there is none at all"
+        with opened(folder) as reader:
+            return Recorded(find_attempt(reader, folder, rollout_id, attempt or 0), reader.trajectory)
+    except SourceError as error:
+        usage_error("replay", str(error))
 
 
 def _agent_loop(specs: list[str], entry: JournaledRollout) -> RolloutAgentLoop:

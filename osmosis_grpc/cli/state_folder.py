@@ -1,11 +1,31 @@
-"""Finds the folder of a server's journal for commands that read it."""
+"""Finds and reads the folder of a server's journal for commands that look into it. A server may be using it."""
 
+import contextlib
+import difflib
+import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from osmosis_grpc.errors import DataLoss, InvalidArgument
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.settings import get_settings, problems
+from osmosis_grpc.storage import JournalError, Reader
+from osmosis_grpc.types import JournaledRollout
+
+NEAR = 5
+"""The message about an unknown id names at most this many known ids."""
+LOOKED_AT = 10_000
+"""These known ids come from at most this many of the newest rollouts."""
+
+
+MEMORY = ":memory:"
+"""The name of a journal in memory."""
+
+
+class SourceError(Exception):
+    """A journal or a server has no answer. The message says why and what to do."""
 
 
 def state_folder(command: str, state_dir: str | None) -> Path:
@@ -13,10 +33,59 @@ def state_folder(command: str, state_dir: str | None) -> Path:
 
     If the folder cannot be used, the command ends with exit code 2.
     """
+    folder = usual_folder(command) if state_dir is None else None if state_dir == MEMORY else Path(state_dir)
+    if folder is None:
+        usage_error(command, "a journal in memory is gone with its server; --state-dir DIR names one on disk")
+    return folder
+
+
+def usual_folder(command: str) -> Path | None:
+    """Return the folder of the settings, or None if they name a journal in memory.
+
+    Wrong settings end the command with exit code 2.
+    """
     try:
-        chosen = get_settings().server.state_dir if state_dir is None else state_dir
+        chosen = get_settings().server.state_dir
     except ValidationError as error:
         usage_error(command, problems(error))
-    if chosen == ":memory:":
-        usage_error(command, "a journal in memory is gone with its server; --state-dir DIR names one on disk")
-    return Path(chosen)
+    return None if chosen == MEMORY else Path(chosen)
+
+
+@contextlib.contextmanager
+def opened(folder: Path) -> Iterator[Reader]:
+    """Yield a Reader of the journal in a folder. Raises SourceError, also for an error of the block's reads."""
+    try:
+        reader = Reader.look(folder)
+        try:
+            yield reader
+        finally:
+            reader.close()
+    except JournalError as error:
+        raise SourceError(f"{error}; --state-dir names the folder that serve was given") from None
+    except (sqlite3.Error, InvalidArgument, DataLoss) as error:
+        raise SourceError(f"{folder} cannot be read: {error}; run osmosis-grpc doctor for details") from None
+
+
+def find_attempt(reader: Reader, folder: Path, rollout_id: str, attempt: int = 0) -> JournaledRollout:
+    """Return an attempt of a rollout, the newest by default. Raises SourceError if it is missing or damaged."""
+    entries = {entry.init.request.attempt: entry for entry in reader.find(rollout_id)}
+    if not entries:
+        raise SourceError(
+            f"there is no rollout {rollout_id} in {folder}; {_near(rollout_id, reader.newest(LOOKED_AT))}"
+        )
+    entry = entries.get(attempt or max(entries))
+    if entry is None:
+        known = ", ".join(map(str, sorted(entries)))
+        raise SourceError(f"rollout {rollout_id} has no attempt {attempt}; it has: {known}")
+    if entry.damage:
+        raise SourceError(f"rollout {rollout_id} is damaged: {entry.damage}; run osmosis-grpc doctor for details")
+    return entry
+
+
+def _near(rollout_id: str, known: list[str]) -> str:
+    """Return a text with known ids that are similar to the given id, or with the newest ids."""
+    near = difflib.get_close_matches(rollout_id, known, NEAR, 0.5)
+    near = near or [name for name in known if rollout_id in name][:NEAR]
+    if near:
+        return f"near are: {', '.join(near)}"
+    return f"the newest are: {', '.join(known[:NEAR])}" if known else "there is none at all"

@@ -48,6 +48,8 @@ _ANNOTATED = """SELECT * FROM events WHERE position IN (SELECT value FROM json_e
     ORDER BY position"""
 _OWNED = """SELECT rollout_id, attempt, events.* FROM events JOIN rollouts USING (sequence)
     WHERE owner = ? AND position > ? AND position <= ? ORDER BY position LIMIT ?"""
+_NEW = """SELECT rollout_id, attempt, events.* FROM events JOIN rollouts USING (sequence)
+    WHERE position > ? AND (? = '' OR rollout_id = ? AND attempt = ?) ORDER BY position LIMIT ?"""
 _OPEN = """SELECT * FROM events
     WHERE position >= (SELECT min(accepted) FROM rollouts WHERE NOT settled)
     AND sequence IN (SELECT sequence FROM rollouts WHERE NOT settled) ORDER BY position"""
@@ -257,6 +259,24 @@ class Reader:
                 if size > READ_BYTES:
                     return found, row.position
         return found, row.position if count == limit else reached
+
+    def last_position(self) -> int:
+        """Return the position of the newest event, or 0 if there is no event."""
+        return int(self._database.execute("SELECT max(position) FROM events").fetchone()[0] or 0)
+
+    def new_events(self, after: int, rollout_id: str = "", attempt: int = 0) -> tuple[list[TrajectoryEvent], int]:
+        """Return events of an attempt, or of all owners, with positions above `after`. Leaves damaged events out.
+
+        Return also the `after` of the next call. It stays the same if there is no new event.
+        """
+        found: list[TrajectoryEvent] = []
+        with closing(self._database.execute(_NEW, (after, rollout_id, rollout_id, attempt, WINDOW))) as rows:
+            for name, of, *values in rows:
+                row = EventRow._make(values)
+                after = row.position
+                if row.sound:
+                    found.append(TrajectoryEvent(name, of, row.event_number, row.time, row.read()))
+        return found, after
 
     def fact(self, name: str) -> Any:
         """Return the value of a fact, or None if there is no such fact."""

@@ -1,0 +1,169 @@
+"""The sources of commands that look: a server and its state folder say the same."""
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+import typer
+
+from osmosis_grpc.cli.source import FolderSource, ServerSource, open_source
+from osmosis_grpc.cli.source_options import SourceOptions
+from osmosis_grpc.cli.state_folder import SourceError
+from osmosis_grpc.types import RolloutState, events
+from tests.cli.looked_at import record, recorded, write_agents
+from tests.ports import quiet_port
+from tests.processes import server_process
+from tests.waiting import until
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A state folder, and the address of the server that uses it."""
+    folder = tmp_path_factory.mktemp("source")
+    write_agents(folder)
+    with server_process("-m", "agents:Traveller", "--state-dir", "state", cwd=folder) as (_, address):
+        record(address, "good", "bad", "stuck")
+        yield folder / "state", address
+
+
+@pytest.fixture(params=["server", "folder"])
+async def source(request, served):
+    folder, address = served
+    options = SourceOptions(server=address) if request.param == "server" else SourceOptions(state_dir=str(folder))
+    async with open_source("show", options) as source:
+        yield source
+
+
+async def test_an_ended_rollout_has_its_outcome_with_messages_and_tokens(source):
+    found = await source.get("good")
+    assert (found.state, found.outcome.reward, list(found.outcome.samples)) == (
+        RolloutState.COMPLETED,
+        1.0,
+        ["main", "critic"],
+    )
+    assert found.outcome.messages[0]["role"] == "system"
+    assert sum(len(segment.ids) for segment in found.outcome.samples["main"].segments) > 0
+    assert not found.undelivered
+
+
+async def test_the_activity_of_an_unfinished_rollout_is_that_of_its_engine(source):
+    found = await source.get("stuck")
+    assert (found.state, found.activity.description, found.outcome) == (RolloutState.RUNNING, "tool forever", None)
+
+
+async def test_events_end_at_the_newest_of_an_unfinished_rollout(source):
+    found = [event async for event in source.events("stuck")]
+    assert [event.event_number for event in found] == list(range(1, len(found) + 1))
+    assert isinstance(found[-1].kind, events.ToolCalled)
+    assert [event.event_number async for event in source.events("stuck", after=3)] == [
+        event.event_number for event in found[3:]
+    ]
+    assert [event async for event in source.events("stuck", after=len(found))] == []
+
+
+async def test_followed_events_of_an_ended_rollout_end_with_its_delivery(source):
+    found = [event async for event in source.events("good", follow=True)]
+    assert isinstance(found[-1].kind, events.Delivered)
+
+
+async def test_what_is_not_there_says_what_to_do(source):
+    with pytest.raises(SourceError, match=r"there is no rollout god.*; "):
+        await source.get("god")
+    with pytest.raises(SourceError, match="attempt 7"):
+        await source.get("good", 7)
+    with pytest.raises(SourceError, match="there is no rollout god"):
+        async for _ in source.events("god", follow=True):
+            pass
+
+
+@pytest.mark.parametrize("kind", ["server", "folder"])
+async def test_new_events_of_one_and_of_all_rollouts_are_followed_while_a_server_writes(served, kind):
+    folder, address = served
+    options = SourceOptions(server=address) if kind == "server" else SourceOptions(state_dir=str(folder))
+    seen: dict[str, list[str]] = {}
+    async with open_source("events", options) as source:
+
+        async def follow_all():
+            async with aclosing(source.all_events()) as trail:
+                async for event in trail:
+                    seen.setdefault(event.rollout_id, []).append(type(event.kind).__name__)
+
+        following = asyncio.create_task(follow_all())
+        try:
+            number = 0
+
+            async def is_following():
+                nonlocal number
+                number += 1
+                async with recorded(address, f"{kind}-{number}"):
+                    return bool(seen)
+
+            await until(is_following)
+            async with recorded(address, f"{kind}-last"):
+                await until(lambda: "Delivered" in seen.get(f"{kind}-last", []))
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+    assert seen[f"{kind}-last"][:2] == ["Accepted", "Started"]
+    assert "good" not in seen
+
+
+@pytest.mark.parametrize("kind", ["server", "folder"])
+async def test_one_rollout_is_followed_to_its_end(served, kind):
+    folder, address = served
+    options = SourceOptions(server=address) if kind == "server" else SourceOptions(state_dir=str(folder))
+    name = f"stuck-{kind}"
+    found = []
+    async with (
+        open_source("events", options) as source,
+        recorded(address, name) as client,
+        aclosing(source.events(name, follow=True)) as trail,
+    ):
+        async for event in trail:
+            found.append(type(event.kind).__name__)
+            if found[-1] == "ToolCalled":
+                await client.cancel(name)
+    assert (found[0], found[-1]) == ("Accepted", "Delivered")
+    assert "Ended" in found
+
+
+def test_the_default_is_the_state_folder_if_it_has_a_journal_else_the_usual_server(served, monkeypatch):
+    folder, _ = served
+    monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_STATE_DIR", str(folder))
+    assert isinstance(open_source("show", SourceOptions()), FolderSource)
+    for empty in (str(folder / "none"), ":memory:"):
+        monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_STATE_DIR", empty)
+        found = open_source("show", SourceOptions())
+        assert isinstance(found, ServerSource)
+        assert found.where == "the server 127.0.0.1:50051"
+
+
+@pytest.mark.parametrize(
+    ("given", "reported"),
+    [
+        ({"server": "a:1", "state_dir": "b"}, "show: --server and --state-dir exclude each other; name one of them"),
+        ({"server": "localhost"}, "show: localhost is not HOST:PORT"),
+        ({"server": "10.0.0.1:1", "token": "s3cret"}, "10.0.0.1:1 is not loopback, and the token would travel"),
+        ({"server": "a:1", "cert": "x"}, "--cert and --key go together"),
+        ({"server": "a:1", "token_file": "/nonexistent"}, "--token-file: /nonexistent cannot be used"),
+        ({"state_dir": ":memory:"}, "a journal in memory is gone with its server"),
+    ],
+)
+def test_wrong_options_end_with_2_and_one_line(given, reported, capsys):
+    with pytest.raises(typer.Exit) as ended:
+        open_source("show", SourceOptions(**given))
+    assert ended.value.exit_code == 2
+    line = capsys.readouterr().err
+    assert reported in line
+    assert line.count("\n") == 1
+    assert "s3cret" not in line
+
+
+async def test_a_server_that_is_away_and_a_folder_without_a_journal(tmp_path):
+    options = SourceOptions(server=f"127.0.0.1:{quiet_port()}")
+    async with open_source("show", options) as source:
+        with pytest.raises(SourceError, match="--server, --token and --tls say how to reach it"):
+            await source.get("good")
+    async with open_source("show", SourceOptions(state_dir=str(tmp_path))) as source:
+        with pytest.raises(SourceError, match=r"there is no journal .*; --state-dir names"):
+            await source.get("good")
