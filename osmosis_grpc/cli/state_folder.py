@@ -6,11 +6,8 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from osmosis_grpc.errors import DataLoss, InvalidArgument
 from osmosis_grpc.serve.startup import usage_error
-from osmosis_grpc.settings import get_settings, problems
 from osmosis_grpc.storage import JournalError, Reader
 from osmosis_grpc.types import JournaledRollout
 
@@ -44,6 +41,10 @@ def usual_folder(command: str) -> Path | None:
 
     Wrong settings end the command with exit code 2.
     """
+    from pydantic import ValidationError  # a command with --state-dir does not need the settings
+
+    from osmosis_grpc.settings import get_settings, problems
+
     try:
         chosen = get_settings().server.state_dir
     except ValidationError as error:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.storage.data_loss import data_loss
 from osmosis_grpc.storage.journal import schema
+from osmosis_grpc.storage.journal.open_trails import OpenTrail, open_trails
 from osmosis_grpc.storage.journal.rows import Dropped, EventRow, RolloutRow, Trail
 from osmosis_grpc.storage.journal.selection import selection
 from osmosis_grpc.storage.sqlite.database import connect, look
@@ -154,6 +155,10 @@ class Reader:
         query, values = selection(owner, after, where, newest_first=newest_first)
         rows = self._database.execute(query, (*values, limit)).fetchall()
         return [self.entry(row, row.wrong(), outcome=False) for row in map(RolloutRow._make, rows)]
+
+    def open_trails(self, sequences: Sequence[int]) -> dict[int, OpenTrail]:
+        """Return events of unsettled rollouts, by sequence; see open_trails.py."""
+        return open_trails(self._database, sequences)
 
     def unsettled(self) -> list[tuple[RolloutRow, Trail]]:
         """Return the unsettled rollouts in order of acceptance, with the positions of their events."""
