@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from osmosis_grpc.cli.journal_info import damaged_info, ended_info, unfinished_info
-from osmosis_grpc.cli.source import Events, Source
+from osmosis_grpc.cli.source_port import Events, Source
 from osmosis_grpc.cli.state_folder import find_attempt, opened
 from osmosis_grpc.engine.resolve_references import resolve_references
 from osmosis_grpc.storage import Reader

@@ -8,8 +8,8 @@ from contextlib import aclosing
 
 from pydantic import ValidationError
 
-from osmosis_grpc.cli.source import Events, Source
 from osmosis_grpc.cli.source_options import SourceOptions
+from osmosis_grpc.cli.source_port import Events, Source
 from osmosis_grpc.cli.state_folder import SourceError
 from osmosis_grpc.console.option import host_port
 from osmosis_grpc.errors import CallError, NotFound, Unavailable
