@@ -9,7 +9,6 @@ from pathlib import Path
 from osmosis_grpc.cli.journal_info import damaged_info, ended_info, unfinished_info
 from osmosis_grpc.cli.source_port import Events, Source
 from osmosis_grpc.cli.state_folder import find_attempt, opened
-from osmosis_grpc.engine.resolve_references import resolve_references
 from osmosis_grpc.storage import Reader
 from osmosis_grpc.types import JournaledRollout, RolloutFilter, RolloutInfo
 
@@ -44,6 +43,8 @@ class FolderSource(Source):
 
     async def get(self, rollout_id: str, attempt: int = 0) -> RolloutInfo:
         """See Source."""
+        from osmosis_grpc.engine.resolve_references import resolve_references  # lists do not need it
+
         with opened(self._folder) as reader:
             entry = find_attempt(reader, self._folder, rollout_id, attempt)
             outcome = entry.outcome and resolve_references(entry.outcome, reader.trajectory)

@@ -11,11 +11,14 @@ from osmosis_grpc.cli.list_table import table
 from osmosis_grpc.cli.source import Source, open_source
 from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.cli.state_folder import SourceError
+from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.serve.json_output import Records, records
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.types import RolloutFilter, RolloutInfo, RolloutState
 from osmosis_grpc.types.failure_reasons import read_reason
 
+REASON = "AGENT_EXCEPTION"
+"""An example."""
 PAGE = 500
 """A page has at most this many rollouts."""
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -149,6 +152,9 @@ def _state(text: str) -> RolloutState:
 
 def _reason(text: str) -> str:
     try:
-        return read_reason(text.upper(), "--reason")
-    except ValueError as error:
-        usage_error("list", f"{error}; the column FAILURE and docs/errors.md show reasons")
+        reason = read_reason(text.upper(), "--reason")
+    except InvalidArgument:
+        reason = ""
+    if not reason:
+        usage_error("list", f"--reason: {text!r} is not a reason; the column FAILURE shows reasons, such as {REASON}")
+    return reason

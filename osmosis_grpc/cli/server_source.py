@@ -6,8 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import aclosing
 
-from pydantic import ValidationError
-
+from osmosis_grpc.cli.environment import sets_options
 from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.cli.source_port import Events, Source
 from osmosis_grpc.cli.state_folder import SourceError
@@ -16,7 +15,6 @@ from osmosis_grpc.errors import CallError, NotFound, Unavailable
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.serve.security_options import credentials_from_options
 from osmosis_grpc.serve.startup import usage_error
-from osmosis_grpc.settings import RolloutClientSettings, problems
 from osmosis_grpc.supervise import Backoff
 from osmosis_grpc.trainer.rollout_client import RolloutClient
 from osmosis_grpc.types import RolloutFilter, RolloutInfo
@@ -114,16 +112,24 @@ def server_source(command: str, options: SourceOptions) -> ServerSource:
         credentials = _credentials(options)
         credentials.check_target(target)
         return ServerSource(target, credentials)
-    except ValidationError as error:
-        usage_error(command, problems(error))
     except ValueError as error:
         usage_error(command, str(error).replace("--target-", "--").replace("pass insecure=True", "pass --insecure"))
 
 
 def _credentials(options: SourceOptions) -> Credentials:
     """Return the credentials of the options, or else of the variables OSMOSIS_ROLLOUT_CLIENT_*. Raises ValueError."""
-    given = {name: getattr(options, name) for name in ("token", "token_file", "tls", "ca", "cert", "key")}
-    known = RolloutClientSettings(**{name: value for name, value in given.items() if value})
+    names = ("token", "token_file", "tls", "ca", "cert", "key")
+    given = {name: value for name in names if (value := getattr(options, name))}
+    if not given and not sets_options():
+        return Credentials(insecure=options.insecure)
+    from pydantic import ValidationError
+
+    from osmosis_grpc.settings import RolloutClientSettings, problems
+
+    try:
+        known = RolloutClientSettings(**given)
+    except ValidationError as error:
+        raise ValueError(problems(error)) from None
     return credentials_from_options(
         known.secret("token"),
         known.ca,

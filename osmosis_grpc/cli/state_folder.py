@@ -6,6 +6,8 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
+from osmosis_grpc.cli.environment import sets_options
+from osmosis_grpc.console.server_options import ServerOptions
 from osmosis_grpc.errors import DataLoss, InvalidArgument
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.storage import JournalError, Reader
@@ -41,7 +43,9 @@ def usual_folder(command: str) -> Path | None:
 
     Wrong settings end the command with exit code 2.
     """
-    from pydantic import ValidationError  # a command with --state-dir does not need the settings
+    if not sets_options():
+        return Path(ServerOptions.state_dir)
+    from pydantic import ValidationError
 
     from osmosis_grpc.settings import get_settings, problems
 

@@ -19,7 +19,7 @@ def forked() -> Iterator[Forked]:
         "osmosis_grpc.cli.replay",
         "osmosis_grpc.serve.command",
         "osmosis_grpc.serve.json_output",
-        "osmosis_grpc.engine",
+        "osmosis_grpc.engine.engine",
         "osmosis_grpc.policies",
         "osmosis_grpc.rollout.tools",
     ) as started:
