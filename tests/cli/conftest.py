@@ -17,6 +17,7 @@ def forked() -> Iterator[Forked]:
         "osmosis_grpc.cli.trial",
         "osmosis_grpc.cli.trial_findings",
         "osmosis_grpc.cli.replay",
+        "osmosis_grpc.cli.test",
         "osmosis_grpc.serve.command",
         "osmosis_grpc.serve.json_output",
         "osmosis_grpc.engine",
