@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from osmosis_grpc import __version__
+from osmosis_grpc.cli.source_options import SourceOptions, with_source
 from osmosis_grpc.serve.command import serve
 
 AGENT_TIMEOUT = 30.0
@@ -18,6 +19,9 @@ app = typer.Typer(
     help="Remote agent rollouts over gRPC.",
 )
 
+Attempt = Annotated[
+    int | None, typer.Option("--attempt", metavar="N", min=1, help="Which attempt. Default: the newest.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Only JSON records on stdout.")]
 
 
@@ -184,9 +188,7 @@ def replay(
     until_turn: Annotated[
         int | None, typer.Option("--until-turn", metavar="N", min=1, help="Stop after N chats.")
     ] = None,
-    attempt: Annotated[
-        int | None, typer.Option("--attempt", metavar="N", min=1, help="Which attempt. Default: the newest.")
-    ] = None,
+    attempt: Attempt = None,
     state_dir: Annotated[
         str | None, typer.Option("--state-dir", metavar="DIR", help="Where the journal is. Default: ./.osmosis/state")
     ] = None,
@@ -202,6 +204,60 @@ def replay(
     from osmosis_grpc.cli.replay import run_replay
 
     raise typer.Exit(run_replay(rollout, module or [], until_turn, attempt, state_dir, json=json))
+
+
+@app.command()
+@with_source
+def show(
+    rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="The rollout's id.")],
+    attempt: Attempt = None,
+    turn: Annotated[
+        int | None, typer.Option("--turn", metavar="N", min=1, help="Only this turn, whole, with its tool results.")
+    ] = None,
+    sample: Annotated[str | None, typer.Option("--sample", metavar="NAME", help="Only this sample.")] = None,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Also the tokens of each sample.")] = False,
+    reasoning: Annotated[
+        bool, typer.Option("--reasoning", help="The reasoning of replies, not only its size.")
+    ] = False,
+    json: Json = False,
+    *,
+    source: SourceOptions,
+) -> None:
+    """Show a rollout: its conversations, tool results, rewards and times, and the turn that failed last.
+
+    A server may be running the rollout. With --json, the first record is the rollout, and each turn has a record.
+
+    Exit codes: 0 shown, 1 shown and the rollout failed, 2 there is nothing to show.
+    """
+    from osmosis_grpc.cli.rollout_text import Wanted
+    from osmosis_grpc.cli.show import run_show
+
+    wanted = Wanted(turn=turn, sample=sample, tokens=tokens, reasoning=reasoning)
+    raise typer.Exit(run_show(rollout, attempt, wanted, source, json=json))
+
+
+@app.command()
+@with_source
+def events(
+    rollout: Annotated[
+        str | None, typer.Argument(metavar="[ROLLOUT]", help="The rollout's id. Default with -f: all rollouts.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Also print new events as they come.")] = False,
+    attempt: Attempt = None,
+    json: Json = False,
+    *,
+    source: SourceOptions,
+) -> None:
+    """Print the events of a rollout, one line each. Times are in UTC.
+
+    With -f and a rollout, the command ends with the rollout's last event. Without a rollout, it prints the new events
+    of all rollouts until Ctrl-C.
+
+    Exit codes: 0 printed, 2 there is nothing to print, 130 Ctrl-C.
+    """
+    from osmosis_grpc.cli.events import run_events
+
+    raise typer.Exit(run_events(rollout, attempt, source, follow=follow, json=json))
 
 
 @app.command()
