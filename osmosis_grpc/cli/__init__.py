@@ -1,4 +1,4 @@
-"""osmosis-grpc: serve, validate, demo, replay, doctor."""
+"""osmosis-grpc: serve, validate, test, demo, replay, doctor."""
 
 import sys
 from typing import Any

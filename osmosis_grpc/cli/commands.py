@@ -19,6 +19,9 @@ app = typer.Typer(
     help="Remote agent rollouts over gRPC.",
 )
 
+Attempt = Annotated[
+    int | None, typer.Option("--attempt", metavar="N", min=1, help="Which attempt. Default: the newest.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Only JSON records on stdout.")]
 
 
@@ -59,6 +62,104 @@ def validate(
     raise typer.Exit(validate_all(unnamed or [], module or [], run=run, timeout=timeout, json=json))
 
 
+@app.command("test")
+def run_dataset(
+    module: Annotated[
+        str | None, typer.Option("-m", "--module", "--agent", metavar="MODULE:ATTR", help="The agent loop.  [required]")
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option("-d", "--dataset", metavar="FILE", help=".json, .jsonl, .csv or .parquet.  [required]")
+    ] = None,
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            metavar="NAME",
+            help="mock:echo, mock:tools, mock:script=FILE, litellm:NAME, or a name of the server at --base-url.",
+        ),
+    ] = "gpt-5-mini",
+    base_url: Annotated[
+        str | None,
+        typer.Option("--base-url", metavar="URL", help="An OpenAI-compatible server. Default: OPENAI_BASE_URL"),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key", metavar="KEY", help="Its key. Others see a command line: prefer the variable OPENAI_API_KEY."
+        ),
+    ] = None,
+    max_turns: Annotated[int, typer.Option("--max-turns", metavar="N", min=1, help="The most turns of a row.")] = 10,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", metavar="T", help="The sampling temperature.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", metavar="N", help="The most tokens of a reply.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Run at most N rows.")] = None,
+    offset: Annotated[int, typer.Option("--offset", metavar="N", min=0, help="Skip the first N rows.")] = 0,
+    row: Annotated[int | None, typer.Option("--row", metavar="N", min=0, help="Run only row N, from 0.")] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option("--map", metavar="COLUMN=FIELD", help="What a column is, as question=user_prompt; repeatable."),
+    ] = None,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", metavar="N", min=1, max=10_000, help="Rows at once.")
+    ] = 4,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, max=604_800, help="The most time of a row.")
+    ] = 1800.0,
+    price: Annotated[
+        str | None,
+        typer.Option("--price", metavar="P/R", help="Dollars for a million prompt and reply tokens, as 0.25/2."),
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option("-o", "--output", metavar="FILE", help="Write the results as JSON.")
+    ] = None,
+    save_dir: Annotated[
+        str | None, typer.Option("--save-dir", metavar="DIR", help="The run's folder. Default: ./.osmosis/runs/TIME-ID")
+    ] = None,
+    replay: Annotated[
+        str | None,
+        typer.Option("--replay", metavar="RUN", help="Reply from a run's folder, or from the `last` run. No model."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Only the summary.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="A line for each row, also on a terminal.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show each row's conversation and the log.")] = False,
+    json: Json = False,
+) -> None:
+    """Run an agent loop over a dataset with a model, and keep the run in a folder.
+
+    The model is asked once before the first row. Exit codes: 0 all rows completed, 1 some rows failed, 2 usage.
+    """
+    from osmosis_grpc.cli.test import Options, run_test
+
+    options = Options(
+        module=module,
+        dataset=dataset,
+        model=model,
+        api_key=api_key,
+        base_url=base_url,
+        max_turns=max_turns,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        limit=limit,
+        offset=offset,
+        row=row,
+        output=output,
+        save_dir=save_dir,
+        replay=replay,
+        columns=tuple(columns or ()),
+        price=price,
+        concurrency=concurrency,
+        timeout=timeout,
+        quiet=quiet,
+        plain=plain,
+        debug=debug,
+        json=json,
+    )
+    raise typer.Exit(run_test(options))
+
+
 @app.command()
 def demo(
     module: Annotated[
@@ -87,9 +188,7 @@ def replay(
     until_turn: Annotated[
         int | None, typer.Option("--until-turn", metavar="N", min=1, help="Stop after N chats.")
     ] = None,
-    attempt: Annotated[
-        int | None, typer.Option("--attempt", metavar="N", min=1, help="Which attempt. Default: the newest.")
-    ] = None,
+    attempt: Attempt = None,
     state_dir: Annotated[
         str | None, typer.Option("--state-dir", metavar="DIR", help="Where the journal is. Default: ./.osmosis/state")
     ] = None,
@@ -105,6 +204,60 @@ def replay(
     from osmosis_grpc.cli.replay import run_replay
 
     raise typer.Exit(run_replay(rollout, module or [], until_turn, attempt, state_dir, json=json))
+
+
+@app.command()
+@with_source
+def show(
+    rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="The rollout's id.")],
+    attempt: Attempt = None,
+    turn: Annotated[
+        int | None, typer.Option("--turn", metavar="N", min=1, help="Only this turn, whole, with its tool results.")
+    ] = None,
+    sample: Annotated[str | None, typer.Option("--sample", metavar="NAME", help="Only this sample.")] = None,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Also the tokens of each sample.")] = False,
+    reasoning: Annotated[
+        bool, typer.Option("--reasoning", help="The reasoning of replies, not only its size.")
+    ] = False,
+    json: Json = False,
+    *,
+    source: SourceOptions,
+) -> None:
+    """Show a rollout: its conversations, tool results, rewards and times, and the turn that failed last.
+
+    A server may be running the rollout. With --json, the first record is the rollout, and each turn has a record.
+
+    Exit codes: 0 shown, 1 shown and the rollout failed, 2 there is nothing to show.
+    """
+    from osmosis_grpc.cli.rollout_text import Wanted
+    from osmosis_grpc.cli.show import run_show
+
+    wanted = Wanted(turn=turn, sample=sample, tokens=tokens, reasoning=reasoning)
+    raise typer.Exit(run_show(rollout, attempt, wanted, source, json=json))
+
+
+@app.command()
+@with_source
+def events(
+    rollout: Annotated[
+        str | None, typer.Argument(metavar="[ROLLOUT]", help="The rollout's id. Default with -f: all rollouts.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Also print new events as they come.")] = False,
+    attempt: Attempt = None,
+    json: Json = False,
+    *,
+    source: SourceOptions,
+) -> None:
+    """Print the events of a rollout, one line each. Times are in UTC.
+
+    With -f and a rollout, the command ends with the rollout's last event. Without a rollout, it prints the new events
+    of all rollouts until Ctrl-C.
+
+    Exit codes: 0 printed, 2 there is nothing to print, 130 Ctrl-C.
+    """
+    from osmosis_grpc.cli.events import run_events
+
+    raise typer.Exit(run_events(rollout, attempt, source, follow=follow, json=json))
 
 
 @app.command()

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from osmosis_grpc.cli.program import program
 from osmosis_grpc.cli.trial import ANSWER, FINAL, QUESTION
 from osmosis_grpc.errors import CallError
 from osmosis_grpc.serve.json_output import records, say_error
@@ -93,7 +93,7 @@ def run_demo(as_json: bool, agent: Sequence[str] = ()) -> int:
         for text in dict.fromkeys(outcome.failure.message for outcome in outcomes if outcome.failure):
             out.say(f"A rollout failed: {text}")
         if not agent:
-            out.say(NEXT.format(program=_program()))
+            out.say(NEXT.format(program=program()))
     return 0 if done == len(outcomes) else 1
 
 
@@ -304,10 +304,3 @@ def _table(outcomes: list[RolloutOutcome]) -> Table:
             f"{metrics.total_latency_ms:.0f} ms",
         )
     return table
-
-
-def _program() -> str:
-    """Return the command with which the user can run this program from the current folder."""
-    if shutil.which("osmosis-grpc"):
-        return "osmosis-grpc"
-    return os.path.relpath(sys.argv[0]) if os.access(sys.argv[0], os.X_OK) else "python -m osmosis_grpc"

@@ -2,5 +2,24 @@
 
 from osmosis_grpc.evaluate.dataset import Dataset, Row
 from osmosis_grpc.evaluate.errors import DatasetError, ModelError, RunError
+from osmosis_grpc.evaluate.models import Model, open_model
+from osmosis_grpc.evaluate.recorded_replies import RecordedReplies
+from osmosis_grpc.evaluate.results import RowResult, Summary
+from osmosis_grpc.evaluate.run import Run, RunConfig
+from osmosis_grpc.evaluate.run_folder import RunFolder
 
-__all__ = ["Dataset", "DatasetError", "ModelError", "Row", "RunError"]
+__all__ = [
+    "Dataset",
+    "DatasetError",
+    "Model",
+    "ModelError",
+    "RecordedReplies",
+    "Row",
+    "RowResult",
+    "Run",
+    "RunConfig",
+    "RunError",
+    "RunFolder",
+    "Summary",
+    "open_model",
+]

@@ -103,7 +103,7 @@ class Columns:
             except InvalidArgument as error:
                 raise ColumnError(column, error.violations[0][1]) from None
         if value is not None and not isinstance(value, Mapping):
-            raise ColumnError(column, f"is {_kind(value)}, not an object")
+            raise ColumnError(column, f"is {kind_of(value)}, not an object")
         for name, item in self._raw.items():
             if name not in self._used:
                 found = _plain(name, item)
@@ -164,7 +164,7 @@ class Columns:
 def _conversation(column: str, value: Any) -> list[Message]:
     """Return checked messages. A message of a Parquet file has a null for each key that it lacks; nulls are dropped."""
     if isinstance(value, Mapping) or not isinstance(value, list | tuple):
-        raise ColumnError(column, f"is {_kind(value)}, not a text or a list of messages")
+        raise ColumnError(column, f"is {kind_of(value)}, not a text or a list of messages")
     if not value:
         raise ColumnError(column, "is an empty list")
     messages = [
@@ -182,7 +182,7 @@ def _conversation(column: str, value: Any) -> list[Message]:
 
 def _text(column: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise ColumnError(column, f"is {_kind(value)}, not a text")
+        raise ColumnError(column, f"is {kind_of(value)}, not a text")
     if not value.strip():
         raise ColumnError(column, "is empty")
     return value
@@ -225,7 +225,7 @@ def _items(value: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
             yield key, made
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
     """Return the JSON word for a value's type."""
     if value is None:
         return "null"

@@ -6,6 +6,7 @@ Trainer takes any policy. The policies of this package give scripted replies, mo
 from collections.abc import Awaitable, Callable
 
 from osmosis_grpc.policies.every_tool import EveryToolMock
+from osmosis_grpc.policies.litellm import LiteLLMPolicy
 from osmosis_grpc.policies.mock import ToolCallingMock
 from osmosis_grpc.policies.openai import OpenAIPolicy
 from osmosis_grpc.policies.scripted import EchoPolicy, ScriptedPolicy
@@ -24,6 +25,7 @@ If the reply to a chat is no longer wanted, the trainer cancels the task of an a
 __all__ = [
     "EchoPolicy",
     "EveryToolMock",
+    "LiteLLMPolicy",
     "OpenAIPolicy",
     "Policy",
     "ScriptedPolicy",

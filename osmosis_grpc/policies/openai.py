@@ -44,8 +44,9 @@ class OpenAIPolicy:
     """Asks `base_url`/chat/completions, for example with base_url "http://127.0.0.1:8000/v1".
 
     A trainer closes the policy's connections at its end. Without a trainer, use `async with OpenAIPolicy(url, model)`.
-    `token_ids=False` leaves out `return_token_ids`, because some servers refuse it. One reply may take `timeout`
-    seconds. `version` is kept with every reply. Without `version`, the trainer's version is kept.
+    `token_ids=False` leaves out `return_token_ids`, and `logprobs=False` leaves out `logprobs`, because some servers
+    refuse them. One reply may take `timeout` seconds. `version` is kept with every reply. Without `version`, the
+    trainer's version is kept.
 
     After 429, 408, 5xx or the finish reason "abort", the policy raises an error. Then the agent server asks again, for
     its `trainer_grace` at most. vLLM and SGLang abort a reply when weights change. Any other 4xx is final. Errors name
@@ -59,6 +60,7 @@ class OpenAIPolicy:
         *,
         api_key: str | None = None,
         token_ids: bool = True,
+        logprobs: bool = True,
         timeout: float = 600.0,
         connections: int = 1024,
         version: str = "",
@@ -71,6 +73,7 @@ class OpenAIPolicy:
         self._model = model
         self._key = api_key
         self._token_ids = token_ids
+        self._logprobs = logprobs
         self._timeout = timeout
         self._connections = connections
         self._version = version
@@ -105,7 +108,7 @@ class OpenAIPolicy:
             raise Unavailable(f"the model server cannot be reached: {type(error).__name__}{self._at}") from None
         if status != 200:
             text = raw.decode(errors="replace")[:500]
-            raise _refused(status, text.replace(self._key, "[key]") if self._key else text, self._at, retry_after)
+            raise refused(status, text.replace(self._key, "[key]") if self._key else text, self._at, retry_after)
         try:
             body = jsontext.parse(raw.decode(), "body")
             if body["choices"][0].get("finish_reason") == "abort":
@@ -132,7 +135,8 @@ class OpenAIPolicy:
         return self._session
 
     def _body(self, request: ChatRequest) -> dict[str, Any]:
-        body: dict[str, Any] = {"logprobs": True, **request.params, "model": self._model, "stream": False}
+        asked = {"logprobs": True} if self._logprobs else {}
+        body: dict[str, Any] = {**asked, **request.params, "model": self._model, "stream": False}
         body["messages"] = list(request.messages)
         if request.tools:
             body["tools"] = list(request.tools)
@@ -199,7 +203,8 @@ def _top_logprobs(choice: dict[str, Any], count: int) -> dict[str, Tensor]:
     return extras
 
 
-def _refused(status: int, text: str, at: str, retry_after: str | None) -> CallError:
+def refused(status: int, text: str, at: str, retry_after: str | None) -> CallError:
+    """Return the error for a status of HTTP. `text` is the server's answer, and `at` the place for the message."""
     pause = float(retry_after) if retry_after and retry_after.strip().isdecimal() else None
     message = f"the model server answered {status}: {text}{at}"
     if status == 429:

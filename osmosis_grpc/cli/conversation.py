@@ -1,0 +1,231 @@
+"""Formats the messages of a conversation as lines: turns, and each tool call with its result."""
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from osmosis_grpc.cli.screen import Line, wrapped
+from osmosis_grpc.types import Message
+from osmosis_grpc.types.outcome import printable
+
+THINK = "<think>", "</think>"
+"""Some models mark their reasoning like this at the beginning of the content."""
+INDENT = 8
+"""The most columns by which a line of a conversation is indented."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """How much of a conversation is shown."""
+
+    messages: int | None = 30
+    """The most messages; None for all."""
+    lines: int | None = 8
+    """The most lines of one text; None for all."""
+    chars: int = 200
+    """The most characters of one line, if `width` is 0."""
+    width: int = 0
+    """Lines are wrapped at this many columns. If it is 0, long lines are cut."""
+    reasoning: bool | None = None
+    """Whether the reasoning of replies is shown. False shows its size, and None nothing."""
+    hints: bool = False
+    """Whether the lines about what is left out name the options that show it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolEnd:
+    """What is known about a tool call apart from the conversation."""
+
+    latency: float | None = None
+    """Seconds; None if it is not known."""
+    error: str = ""
+    """The error that the tool raised; empty if it raised none."""
+    message: Message | None = None
+    """The result, which is shown if the conversation does not have it."""
+    missing: str = "no result"
+    """What is shown if there is no result at all."""
+
+
+NOT_KNOWN = ToolEnd()
+
+
+@dataclass(slots=True)
+class Conversation:
+    """One conversation and what is known about it."""
+
+    messages: Sequence[Mapping[str, Any]]
+    numbers: Mapping[int, int] | None = None
+    """The index of a reply to the number of its chat. With None, replies are counted from 1."""
+    tools: Mapping[str, ToolEnd] = field(default_factory=dict)
+    """The id of a call to its end."""
+    notes: Mapping[int, str] = field(default_factory=dict)
+    """The number of a chat to a remark, such as its latency."""
+    view: View = View()
+    _paired: list[int] = field(default_factory=list)
+    _number: int = 0
+    _hinted: bool = False
+
+    def lines(self) -> Iterator[Line]:
+        """Yield the lines. A repeated turn is shown once."""
+        most = len(self.messages) if self.view.messages is None else self.view.messages
+        shown = seen = 0
+        counted = itertools.count(1)
+        for turn, times in _turns(self.messages):
+            number = 0
+            if turn[0].get("role") == "assistant":
+                number = next(counted) if self.numbers is None else self.numbers.get(seen, 0)
+            self._number = number or self._number
+            for message in turn[: most - shown]:
+                yield from self._message(message, number)
+            shown += len(turn)
+            if shown > most:
+                yield Line.of(f"... {len(self.messages) - seen - most + shown - len(turn)} more messages", "note")
+                return
+            if times > 1:
+                yield Line.of(f"... and the same {times - 1} more time{'s' if times > 2 else ''}", "note")
+            seen += len(turn) * times
+            for _ in range(times - 1 if number else 0):
+                next(counted)
+
+    def _message(self, message: Mapping[str, Any], number: int) -> Iterator[Line]:
+        """Yield the lines of one message and of the results of its calls."""
+        role = message.get("role")
+        if role == "tool":
+            if id(message) not in self._paired:
+                yield from self._text(f"tool ({message.get('tool_call_id')})", message.get("content"))
+            return
+        label, note = str(role), self.notes.get(number, "")
+        if role == "assistant" and number:
+            label = f"{number} assistant"
+        thought, content = reasoning_of(message)
+        if thought and self.view.reasoning is not None:
+            yield from self._reasoning(f"{number} reasoning" if number else "reasoning", thought)
+        noted = f"{label} ({note})" if note else label
+        if content or not message.get("tool_calls"):
+            yield from self._text(noted, content, "turn" if role == "assistant" else "")
+            noted = label
+        for call in mappings(message.get("tool_calls")):
+            function = mapping(call.get("function"))
+            text = f"{noted} calls {function.get('name')} {function.get('arguments')}"
+            yield from self._limited(list(self._wrapped(text, "call")))
+            noted = label
+            yield from (line.indented(4) for line in self._result(str(call.get("id"))))
+
+    def _result(self, call_id: str) -> Iterator[Line]:
+        """Yield the lines of a call's result: of the conversation's, or else of the tool's own end."""
+        end = self.tools.get(call_id, NOT_KNOWN)
+        found = next(
+            (
+                message
+                for message in self.messages
+                if message.get("role") == "tool"
+                and str(message.get("tool_call_id")) == call_id
+                and id(message) not in self._paired
+            ),
+            None,
+        )
+        if found is not None:
+            self._paired.append(id(found))
+        result = found if found is not None else end.message
+        took = "" if end.latency is None else f" ({end.latency * 1000:.1f} ms)"
+        if result is not None:
+            yield from self._text(f"result{took}", result.get("content"), "error" if end.error else "")
+        elif end.error:
+            yield from self._text(f"error{took}", end.error, "error")
+        else:
+            yield Line.of(end.missing, "note")
+
+    def _reasoning(self, label: str, thought: str) -> Iterator[Line]:
+        if self.view.reasoning:
+            yield from self._text(label, thought, "reasoning")
+            return
+        lines = len(thought.splitlines())
+        size = f"{lines} line{'' if lines == 1 else 's'}, {len(thought)} characters"
+        hint = " (--reasoning shows it)" if self.view.hints and not self._hinted else ""
+        self._hinted = True
+        yield from self._wrapped(f"{label}: {size}{hint}", "reasoning")
+
+    def _text(self, label: str, content: Any, kind: str = "") -> Iterator[Line]:
+        first, *more = text_of(content).splitlines() or [""]
+        found = list(self._wrapped(f"{label}: {first}", kind))
+        for line in more:
+            found += [each.indented(2) for each in self._wrapped(line, kind if kind in ("reasoning", "error") else "")]
+        yield from self._limited(found)
+
+    def _limited(self, found: Sequence[Line]) -> Iterator[Line]:
+        most = len(found) if self.view.lines is None else self.view.lines
+        yield from found[:most]
+        if len(found) > most:
+            hint = f" (--turn {self._number or 1} shows them)" if self.view.hints else ""
+            for line in self._wrapped(f"... {len(found) - most} more lines{hint}", "note"):
+                yield line.indented(2)
+
+    def _wrapped(self, text: str, kind: str) -> Iterator[Line]:
+        if self.view.width:
+            for piece in wrapped(text, self.view.width - INDENT):
+                yield Line.of(piece, kind)
+        else:
+            cut = text if len(text) <= self.view.chars else text[: self.view.chars - 4] + " ..."
+            yield Line.of(printable(cut), kind)
+
+
+def reasoning_of(message: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return the reasoning of a reply, empty without one, and the content without the reasoning."""
+    content = message.get("content")
+    for name in ("reasoning_content", "reasoning"):
+        if isinstance(thought := message.get(name), str) and thought:
+            return thought, content
+    if isinstance(content, str) and content.lstrip().startswith(THINK[0]) and THINK[1] in content:
+        thought, _, rest = content.partition(THINK[1])
+        return thought.lstrip().removeprefix(THINK[0]).strip("\n"), rest.lstrip("\n")
+    return "", content
+
+
+def text_of(content: Any) -> str:
+    """Return the content of a message as text. Parts that are no text are named by their type and size."""
+    if isinstance(content, str):
+        return content
+    parts = mappings(content)
+    if not parts or len(parts) != len(content):
+        return json.dumps(content, ensure_ascii=False, default=str)
+    texts = []
+    for part in parts:
+        if isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        else:
+            size = len(json.dumps(part, default=str))
+            texts.append(f"[{part.get('type')}, {size} characters of JSON]")
+    return "\n".join(texts)
+
+
+def _turns(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[Mapping[str, Any]], int]]:
+    """Yield each turn, and how often it repeats in a row. A turn is a reply with the messages that follow the reply.
+
+    Turns that differ only in call ids count as equal.
+    """
+    turns: list[list[Mapping[str, Any]]] = []
+    for message in messages:
+        if not turns or message.get("role") == "assistant":
+            turns.append([])
+        turns[-1].append(message)
+    for _, same in itertools.groupby(turns, lambda turn: [_what(message) for message in turn]):
+        found = list(same)
+        yield found[0], len(found)
+
+
+def _what(message: Mapping[str, Any]) -> str:
+    """Return a key of a message. Messages that differ only in call ids have the same key."""
+    functions = [call.get("function") for call in mappings(message.get("tool_calls"))]
+    return json.dumps([message.get("role"), message.get("content"), functions], default=str)
+
+
+def mappings(value: Any) -> list[Mapping[str, Any]]:
+    """Return the mappings in a list; an empty list for anything else."""
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list | tuple) else []
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Return a mapping as it is; an empty one for anything else."""
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,79 @@
+"""The events command: prints the events of one rollout or of all rollouts, one line each, and follows new ones."""
+
+import asyncio
+import time
+from contextlib import aclosing
+
+from osmosis_grpc.cli.event_text import name_of, one_line
+from osmosis_grpc.cli.history import sampled
+from osmosis_grpc.cli.record_values import plain
+from osmosis_grpc.cli.screen import Screen
+from osmosis_grpc.cli.source import Source, open_source
+from osmosis_grpc.cli.source_options import SourceOptions
+from osmosis_grpc.cli.state_folder import SourceError
+from osmosis_grpc.serve.json_output import Records, records
+from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.types import OutcomeStatus, TrajectoryEvent, events
+
+HEAVY: dict[type, frozenset[str]] = {
+    events.Accepted: frozenset({"digest"}),
+    events.ChatAnswered: frozenset({"tokens", "prompt_ids", "prompt_extras", "prompt_prefix"}),
+    events.Ended: frozenset({"messages", "begins", "segments", "chats"}),
+}
+"""The kind of an event to the fields that its record leaves out. `show --tokens --json` has the tokens."""
+KINDS: dict[type, str] = {events.Delivered: "note", events.ChatFailed: "error", events.ToolCalled: "call"}
+"""The kind of an event to the kind of its line."""
+
+
+def run_events(rollout: str | None, attempt: int | None, options: SourceOptions, *, follow: bool, json: bool) -> int:
+    """Print events, and return the exit code."""
+    if rollout is None and not follow:
+        usage_error("events", "name a rollout, or follow all rollouts with -f")
+    with records(json) as out:
+        source = open_source("events", options)
+        try:
+            asyncio.run(_print(source, out, rollout, attempt or 0, follow))
+        except SourceError as error:
+            usage_error("events", str(error))
+        except KeyboardInterrupt:
+            return 130
+    return 0
+
+
+async def _print(source: Source, out: Records, rollout: str | None, attempt: int, follow: bool) -> None:
+    screen = Screen.of(out)
+    async with source:
+        trail = source.all_events() if rollout is None else source.events(rollout, attempt, follow=follow)
+        async with aclosing(trail) as found:
+            async for event in found:
+                out.write(name_of(event.kind), **_record(event))
+                screen.say(screen.fitted(_line(event, named=rollout is None)), _kind(event))
+
+
+def _line(event: TrajectoryEvent, *, named: bool) -> str:
+    clock = time.strftime("%H:%M:%S", time.gmtime(event.time))
+    attempt = f"/{event.attempt}" if event.attempt > 1 else ""
+    who = f"{event.rollout_id}{attempt} " if named else ""
+    return f"{clock}.{int(event.time % 1 * 1000):03d} {who}{event.event_number:>3} {one_line(event.kind)}"
+
+
+def _kind(event: TrajectoryEvent) -> str:
+    if isinstance(event.kind, events.Ended):
+        return "good" if event.kind.outcome.status is OutcomeStatus.COMPLETED else "bad"
+    if isinstance(event.kind, events.ToolReturned) and event.kind.error:
+        return "error"
+    return KINDS.get(type(event.kind), "")
+
+
+def _record(event: TrajectoryEvent) -> dict[str, object]:
+    """Return the fields of an event's record: its names, and the fields of its kind."""
+    kind = event.kind
+    size = {"response_tokens": sampled(kind)} if isinstance(kind, events.ChatAnswered) else {}
+    return {
+        "rollout_id": event.rollout_id,
+        "attempt": event.attempt,
+        "event_number": event.event_number,
+        "time": event.time,
+        **plain(kind, without=HEAVY.get(type(kind), frozenset())),
+        **size,
+    }

@@ -1,0 +1,265 @@
+"""Formats one rollout for people: its conversations, and then its times and its end. The failing turn comes last."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from osmosis_grpc.cli.conversation import Conversation, View
+from osmosis_grpc.cli.event_text import failure_text, one_line
+from osmosis_grpc.cli.history import MAIN, Chat, History, ToolCall, by_tool
+from osmosis_grpc.cli.screen import Line, Screen, wrapped
+from osmosis_grpc.cli.token_text import token_lines
+from osmosis_grpc.cli.transcript import counted, reward_lines, reward_text, sample_lines
+from osmosis_grpc.types import Failure, Message, OutcomeStatus, RolloutInfo, Sample
+
+MOST_LINES = 12
+"""The most lines of one text in a conversation. --turn shows all lines of a turn."""
+MOST_FAILING_LINES = 40
+"""The most lines of one text in the turn that failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the command shows of a rollout."""
+
+    turn: int | None = None
+    sample: str | None = None
+    tokens: bool = False
+    reasoning: bool = False
+
+
+class RolloutText:
+    """One rollout, and what is wanted of it."""
+
+    def __init__(self, info: RolloutInfo, history: History, wanted: Wanted, screen: Screen) -> None:
+        self._info = info
+        self._history = history
+        self._wanted = wanted
+        self._screen = screen
+        self._ended = info.end_time is not None
+        samples = history.samples(info.outcome)
+        chosen = {name: each for name, each in samples.items() if wanted.sample in (None, name)}
+        self._known = list(samples)
+        self.samples: dict[str, Sample] = chosen
+        self._view = View(messages=None, lines=MOST_LINES, width=screen.width, reasoning=wanted.reasoning, hints=True)
+
+    def problem(self) -> str:
+        """Return why there is nothing to show; empty if there is something."""
+        wanted, rollout_id = self._wanted, self._info.rollout_id
+        if wanted.sample is not None and not self.samples:
+            return f"rollout {rollout_id} has no sample {wanted.sample}; it has: {', '.join(self._known) or 'none'}"
+        if wanted.turn is not None and not self.turns():
+            asked = ", ".join(f"{sample} {number}" for sample, number in self._history.chats)
+            return f"rollout {rollout_id} has no turn {wanted.turn}; it has: {asked or 'none'}"
+        return ""
+
+    def lines(self) -> Iterator[Line]:
+        """Yield the lines for people."""
+        yield from self._head()
+        if self._wanted.turn is not None:
+            for chat in self.turns():
+                yield from self._turn(chat)
+            return
+        for name, sample in self.samples.items():
+            yield Line()
+            yield from self._conversation(name, sample)
+            if self._wanted.tokens:
+                yield from (line.indented(2) for line in token_lines(sample, self._screen.width - 2))
+        yield Line()
+        yield from self._end()
+
+    def _head(self) -> Iterator[Line]:
+        info, request = self._info, self._history.request
+        version = f" version {self._history.agent_version[:12]}" if self._history.agent_version else ""
+        yield from self._wrapped(
+            f"rollout {info.rollout_id}, attempt {info.attempt}, agent loop {info.agent_loop}{version}", "head"
+        )
+        parts = [f"accepted {_date(info.accept_time)}"]
+        if info.end_time is not None:
+            parts.append(f"ended {info.end_time - info.accept_time:.2f} s later")
+        if info.group is not None:
+            size = f" of {info.group.size}" if info.group.size else ""
+            parts.append(f"group {info.group.id}, {info.group.index + 1}{size}")
+        if request is not None and request.evaluation:
+            parts.append("an evaluation")
+        yield from self._wrapped(", ".join(parts))
+        if request is not None and request.label is not None:
+            yield self._one_line(f"label: {request.label}")
+
+    def _conversation(self, name: str, sample: Sample) -> Iterator[Line]:
+        history = self._history
+        now = None if self._ended else time.time()
+        known = Conversation(
+            sample.messages, tools=history.tool_ends(name, now), notes=history.notes(name), view=self._view
+        )
+        yield from sample_lines(name, sample, history.answered(), known)
+        for chat in history.chats.values():
+            if chat.asked.sample == name and chat.answered is None:
+                yield from (line.indented(2) for line in self._open_chat(chat))
+        several = len(self._known) > 1
+        for line in reward_lines(sample, several=several):
+            yield from (each.indented(2) for each in self._wrapped(line, "head"))
+
+    def _open_chat(self, chat: Chat) -> Iterator[Line]:
+        number = chat.asked.chat_number
+        for failure in chat.failures:
+            again = ", asked again" if failure.will_retry else ""
+            yield from self._wrapped(f"{number} assistant failed: {failure.message}{again}", "error")
+        if chat.ended is None:
+            waited = "was not answered" if self._ended else f"is waited for, for {time.time() - chat.began:.1f} s"
+            yield Line.of(f"{number} assistant: the reply {waited}", "note")
+
+    def _end(self) -> Iterator[Line]:
+        """Yield the rewards, the times, and the end with the turn that failed."""
+        info, history = self._info, self._history
+        outcome = info.outcome
+        now = info.end_time if info.end_time is not None else time.time()
+        for annotated in history.annotated:
+            yield self._one_line(one_line(annotated))
+        for logged in history.logged:
+            yield self._one_line(one_line(logged))
+        times = history.times(now, outcome)
+        parts = [("queue", times.queue), ("model", times.model), ("tools", times.tools), ("agent", times.agent)]
+        split = ", ".join(f"{name} {value:.2f} s{_share(value, times.total)}" for name, value in parts)
+        yield from self._wrapped(f"time {times.total:.2f} s: {split}")
+        for name, tools in by_tool(history.tools, now):
+            yield from self._wrapped(_tool_text(name, tools, now))
+        if outcome is None and self._ended:
+            yield from self._wrapped(f"{info.state}: it has no outcome", "bad")
+            return
+        if outcome is None:
+            doing = info.activity
+            since = time.time() - doing.start_time
+            yield from self._wrapped(f"{info.state}: {doing.description}, for {max(0.0, since):.1f} s", "bad")
+            return
+        metrics = outcome.metrics
+        yield from self._wrapped(
+            f"{counted(len(history.chats), 'turn')}, {counted(metrics.num_tool_calls, 'tool call')}, "
+            f"{metrics.prompt_tokens} prompt tokens, {metrics.response_tokens} response tokens"
+        )
+        if outcome.reward is not None or not outcome.failure:
+            components = ", ".join(f"{name} {value:g}" for name, value in outcome.reward_components.items())
+            yield from self._wrapped(reward_text(outcome) + (f" ({components})" if components else ""), "head")
+        if outcome.failure is None:
+            kind = "good" if outcome.status is OutcomeStatus.COMPLETED else "bad"
+            yield from self._wrapped(f"{outcome.status} ({outcome.finish_reason})", kind)
+        else:
+            yield from self._failure(outcome.status, outcome.failure)
+
+    def _failure(self, status: OutcomeStatus, failure: Failure) -> Iterator[Line]:
+        """Yield why and where a rollout failed. The last lines are the turn that failed, with its tool results."""
+        reason = ", ".join(filter(None, [str(failure.reason), failure.boundary, "retryable" * failure.retryable]))
+        first, *more = failure_text(failure).splitlines() or [""]
+        where = f" at {failure.where}" if failure.where else ""
+        yield Line()
+        yield from self._wrapped(f"{status}{where}: {first}", "bad")
+        for line in more[:MOST_FAILING_LINES]:
+            yield from (each.indented(2) for each in self._wrapped(line))
+        yield Line.of(f"reason {reason}", "note", 2)
+        for cause in failure.causes[1:]:
+            yield from (each.indented(2) for each in self._wrapped(f"caused by {cause.type}: {cause.message}"))
+        for frame in failure.frames:
+            text = f"{frame.file}:{frame.line} in {frame.function}: {frame.code}"
+            yield from (each.indented(2) for each in self._wrapped(text))
+        chat = self._history.chats.get(self._history.last) if self._history.last else None
+        if chat is not None:
+            yield Line.of(f"the last turn, {_turn_name(*chat.name)}:", "head", 2)
+            yield from (line.indented(4) for line in self._reply(chat, MOST_FAILING_LINES))
+
+    def turns(self) -> list[Chat]:
+        """Return the chats that are wanted."""
+        turn, sample = self._wanted.turn, self._wanted.sample
+        return [
+            chat
+            for chat in self._history.chats.values()
+            if turn in (None, chat.asked.chat_number) and sample in (None, chat.asked.sample)
+        ]
+
+    def _turn(self, chat: Chat) -> Iterator[Line]:
+        """Yield a whole turn: the new messages, the parameters, the reply, and the results of its tools."""
+        asked = chat.asked
+        yield Line()
+        yield Line.of(f"turn {_turn_name(*chat.name)}", "head")
+        if asked.parent_chat:
+            yield Line.of(f"it continues turn {asked.parent_chat}; these messages are new:", "note", 2)
+        whole = replace(self._view, lines=None, reasoning=True)
+        for line in Conversation(asked.messages, {}, view=whole).lines():
+            yield line.indented(2)
+        about = {**asked.params, **({"policy": asked.policy} if asked.policy else {})}
+        if about:
+            text = "asked with " + ", ".join(f"{name} {value}" for name, value in about.items())
+            yield from (line.indented(2) for line in self._wrapped(text, "note"))
+        yield from (line.indented(2) for line in self._reply(chat, None))
+        if chat.answered is not None:
+            usage = chat.answered.response.usage or {}
+            counts = ", ".join(f"{name} {value}" for name, value in usage.items() if isinstance(value, int))
+            if counts:
+                yield from (line.indented(2) for line in self._wrapped(f"usage: {counts}", "note"))
+
+    def _reply(self, chat: Chat, lines: int | None) -> Iterator[Line]:
+        """Yield the reply of a chat with the results of its tools."""
+        if chat.answered is None:
+            yield from self._open_chat(chat)
+            return
+        name, number = chat.name
+        view = replace(self._view, lines=lines, reasoning=self._view.reasoning or lines is None)
+        messages = [chat.answered.response.message, *self._results(chat)]
+        now = None if self._ended else time.time()
+        tools = self._history.tool_ends(name, now)
+        yield from Conversation(messages, {0: number}, tools, self._history.notes(name), view).lines()
+
+    def _results(self, chat: Chat) -> list[Any]:
+        """Return the tool messages that follow the reply of a chat, from the next chat or the final conversation."""
+        assert chat.answered is not None
+        sample = chat.asked.sample
+        sources: list[Sequence[Message]] = [
+            each.asked.messages for each in self._history.chats.values() if _continues(each, chat)
+        ]
+        final = self.samples.get(sample)
+        if not sources and final is not None:
+            messages = list(final.messages)
+            reply = chat.answered.response.message
+            sources += [messages[at + 1 :] for at, message in enumerate(messages) if message == reply][-1:]
+        found = []
+        for message in sources[0] if sources else ():
+            if message.get("role") != "tool":
+                break
+            found.append(message)
+        return found
+
+    def _wrapped(self, text: str, kind: str = "") -> Iterator[Line]:
+        for piece in wrapped(text, self._screen.width - 4):
+            yield Line.of(piece, kind)
+
+    def _one_line(self, text: str) -> Line:
+        return Line.of(self._screen.fitted(text.replace("\n", " ")))
+
+
+def _continues(later: Chat, chat: Chat) -> bool:
+    return (later.asked.sample, later.asked.parent_chat) == chat.name
+
+
+def _tool_text(name: str, tools: Sequence[ToolCall], now: float) -> str:
+    """Return how often a tool was called, how long it took, and which call took longest."""
+    slowest = max(tools, key=lambda tool: tool.seconds(now))
+    failed = sum(bool(tool.returned and tool.returned.error) for tool in tools)
+    running = sum(tool.returned is None for tool in tools)
+    parts = [counted(len(tools), "call"), f"{sum(tool.seconds(now) for tool in tools):.3f} s"]
+    if len(tools) > 1:
+        place = _turn_name(slowest.sample, slowest.chat_number)
+        parts.append(f"slowest {slowest.seconds(now):.3f} s in turn {place}")
+    parts += [f"{failed} raised"] * bool(failed) + [f"{running} did not return"] * bool(running)
+    return f"tool {name}: {', '.join(parts)}"
+
+
+def _turn_name(sample: str, number: int) -> str:
+    return str(number) if sample == MAIN else f"{number} of {sample}"
+
+
+def _share(part: float, whole: float) -> str:
+    return f" ({100 * part / whole:.0f} %)" if whole > 0 else ""
+
+
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(seconds))

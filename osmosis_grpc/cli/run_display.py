@@ -1,0 +1,161 @@
+"""Shows the progress of a run over a dataset: a bar on a terminal, otherwise one line for each row that has ended."""
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from osmosis_grpc.cli.transcript import counted
+from osmosis_grpc.engine import runner
+from osmosis_grpc.evaluate import RowResult, Summary
+from osmosis_grpc.serve.json_output import Records, say_error
+from osmosis_grpc.types.outcome import printable
+
+MOST_CHARS = 300
+"""The most characters of an error in a line."""
+BAR_WIDTH = 20
+
+
+class Display(Protocol):
+    """Shows rows and notes as they come."""
+
+    def row(self, text: str, result: RowResult, summary: Summary) -> None:
+        """Show the lines of a row that has ended. `summary` counts this row, too."""
+
+    def note(self, text: str) -> None:
+        """Show a line of the log."""
+
+
+class Lines:
+    """Writes the lines of every row to stdout, and notes to stderr. With `quiet`, it writes no rows."""
+
+    def __init__(self, out: Records, *, quiet: bool) -> None:
+        self._out = out
+        self._quiet = quiet
+
+    def row(self, text: str, result: RowResult, summary: Summary) -> None:
+        """Write the lines of a row."""
+        if not self._quiet:
+            self._out.say(text)
+
+    def note(self, text: str) -> None:
+        """Write a line to stderr."""
+        say_error(text)
+
+
+class Bar:
+    """A bar of rich on stderr. Only the rows that failed get a line above the bar. With `verbose`, all rows do."""
+
+    def __init__(self, total: int, *, verbose: bool) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._verbose = verbose
+        columns = (BarColumn(bar_width=BAR_WIDTH), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+        self.progress = Progress(*columns, console=Console(file=sys.stderr), redirect_stdout=sys.stdout.isatty())
+        self._task = self.progress.add_task(f"0 of {counted(total, 'row')}", total=total)
+        self._total = total
+
+    def row(self, text: str, result: RowResult, summary: Summary) -> None:
+        """Draw the bar, and write the lines of a row that failed."""
+        if self._verbose or not result.completed:
+            self.note(text)
+        about = [f"{summary.total} of {counted(self._total, 'row')}", *figures(summary)]
+        self.progress.update(self._task, completed=summary.total, description=", ".join(about))
+
+    def note(self, text: str) -> None:
+        """Write a line above the bar."""
+        self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def shown(out: Records, total: int, *, quiet: bool, plain: bool, json: bool, debug: bool) -> Iterator[Display]:
+    """Show a run until the end of the block. The log goes to the same place."""
+    if quiet or plain or json or not _draws_bars():
+        lines = Lines(out, quiet=quiet)
+        with _log_to(lines, debug=debug):
+            yield lines
+        return
+    bar = Bar(total, verbose=debug)
+    with bar.progress, _log_to(bar, debug=debug):
+        yield bar
+
+
+def _draws_bars() -> bool:
+    if sys.stderr is None or not sys.stderr.isatty():
+        return False
+    from rich.console import Console
+
+    console = Console(file=sys.stderr)
+    return console.is_terminal and not console.is_dumb_terminal
+
+
+class _Notes(logging.Handler):
+    """Shows records of the log. Without `debug`, it shows one line for each, and not what the line of a row says."""
+
+    def __init__(self, display: Display, *, debug: bool) -> None:
+        super().__init__()
+        self._display = display
+        self._debug = debug
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            if record.name == runner.__name__ and not self._debug:
+                return
+            text = f"{record.levelname.lower()}: {record.getMessage()}"
+            if record.exc_info and record.exc_info[1] is not None:
+                text += f": {type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
+            self._display.note(printable(text if self._debug else text.partition("\n")[0], keep="\n\t"))
+        except Exception:
+            self.handleError(record)
+
+
+@contextmanager
+def _log_to(display: Display, *, debug: bool) -> Iterator[None]:
+    """Show warnings of the log until the end of the block. With `debug`, show everything of this project."""
+    root, ours, notes = logging.getLogger(), logging.getLogger("osmosis_grpc"), _Notes(display, debug=debug)
+    before = ours.level
+    root.addHandler(notes)
+    if debug:
+        ours.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        ours.setLevel(before)
+        root.removeHandler(notes)
+
+
+def row_line(result: RowResult, dataset: str) -> str:
+    """Return the line of a row that has ended."""
+    usage = result.token_usage
+    if result.completed:
+        reward = "no reward" if result.reward is None else f"reward {result.reward:g}"
+        chats, tokens = usage.get("num_llm_calls", 0), usage.get("total_tokens", 0)
+        parts = [f"row {result.row_index}", result.status, reward, counted(chats, "chat"), f"{tokens:,} tokens"]
+        return "  ".join([*parts, *price_text(result.cost), f"{result.duration_ms / 1000:.2f} s"])
+    return f"row {result.row_index} ({dataset}:{result.line})  {result.status}  {failure_text(result)}"
+
+
+def failure_text(result: RowResult) -> str:
+    """Return the reason, the first line and the place of a failure in one line."""
+    first = (result.error or "").partition("\n")[0]
+    cut = first if len(first) <= MOST_CHARS else first[: MOST_CHARS - 4] + " ..."
+    where = f" at {result.where}" if result.where else ""
+    return printable(f"{result.reason}: {cut}{where}" if result.reason else f"{cut}{where}")
+
+
+def figures(summary: Summary) -> list[str]:
+    """Return the figures of a run, for a bar and for the summary."""
+    mean = summary.mean_reward
+    return [
+        *([f"{summary.failed} failed"] if summary.failed else []),
+        *([] if mean is None else [f"mean reward {mean:.3g}"]),
+        f"{summary.prompt_tokens:,} + {summary.completion_tokens:,} tokens",
+        *price_text(summary.cost),
+    ]
+
+
+def price_text(cost: Any) -> list[str]:
+    """Return a price in dollars in a list; an empty list if it is unknown."""
+    return [] if cost is None else [f"${cost:.4f}"]

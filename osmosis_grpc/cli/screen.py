@@ -1,0 +1,124 @@
+"""Prints lines for people: escapes control characters, wraps texts, and colours lines on a terminal.
+
+Texts of agents, models and tools are not trusted. All of them pass Screen.say, and escape sequences in them have no
+effect.
+"""
+
+import os
+import shutil
+import sys
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from osmosis_grpc.serve.json_output import Records
+from osmosis_grpc.types.outcome import printable
+
+WIDTH = 80
+"""The width without a terminal."""
+NARROWEST, WIDEST = 40, 120
+COLOURS = {
+    "head": "1",
+    "turn": "36",
+    "call": "33",
+    "reasoning": "2",
+    "note": "2",
+    "error": "31",
+    "bad": "1;31",
+    "good": "32",
+}
+"""The kind of a line to its SGR code. Lines of other kinds have no colour."""
+
+
+class Line(str):
+    """One line of text. Its kind decides its colour."""
+
+    kind = ""
+
+    @classmethod
+    def of(cls, text: str, kind: str = "", indent: int = 0) -> "Line":
+        """Return a line of a kind, indented by `indent` columns."""
+        line = cls(" " * indent + text)
+        line.kind = kind
+        return line
+
+    def indented(self, columns: int) -> "Line":
+        """Return the line, indented further."""
+        return Line.of(self, self.kind, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """Where a command prints text. It prints nothing if stdout has records."""
+
+    out: Records
+    width: int
+    """In columns."""
+    colours: bool
+
+    @classmethod
+    def of(cls, out: Records) -> "Screen":
+        """Return the screen of this process.
+
+        It has colours on a terminal, unless NO_COLOR is set or TERM is dumb. A pipe has WIDTH columns, unless COLUMNS
+        is set.
+        """
+        terminal = sys.stdout.isatty()
+        plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM", "dumb") == "dumb"
+        width = shutil.get_terminal_size((WIDTH, 24)).columns if terminal or "COLUMNS" in os.environ else WIDTH
+        return cls(out, min(max(width, NARROWEST), WIDEST), terminal and not plain)
+
+    def say(self, line: str, kind: str = "") -> None:
+        """Print one line. Control characters in it are escaped."""
+        text = printable(line.expandtabs(4))
+        code = COLOURS.get(kind or getattr(line, "kind", ""))
+        self.out.say(f"\x1b[{code}m{text}\x1b[0m" if self.colours and code and text else text)
+
+    def fitted(self, text: str) -> str:
+        """Return a text cut to one line of the screen."""
+        text = printable(text.expandtabs(4))
+        if columns(text) <= self.width:
+            return text
+        return next(_pieces(text, self.width - 4)) + " ..."
+
+
+def columns(text: str) -> int:
+    """Return the columns that a printable text takes on a terminal."""
+    return len(text) if text.isascii() else sum(map(_columns, text))
+
+
+def wrapped(text: str, width: int, more: int = 2) -> Iterator[str]:
+    """Yield the pieces of one line of text, which are at most `width` columns wide.
+
+    Later pieces are indented by `more` columns. Breaks are at blanks if possible. Control characters are escaped.
+    """
+    text = printable(text.expandtabs(4))
+    indent = ""
+    while columns(text) > width - len(indent):
+        piece = next(_pieces(text, width - len(indent)))
+        blank = piece.rstrip().rfind(" ")
+        if text[len(piece)] != " " and blank > len(piece) // 2:
+            piece = piece[:blank]
+        yield indent + piece.rstrip()
+        text, indent = text[len(piece) :].lstrip(" "), " " * more
+    if text or not indent:
+        yield indent + text
+
+
+def _pieces(text: str, width: int) -> Iterator[str]:
+    """Yield pieces of a text with at most `width` columns."""
+    start = used = 0
+    for at, char in enumerate(text):
+        used += _columns(char)
+        if used > width:
+            yield text[start:at]
+            start, used = at, _columns(char)
+    yield text[start:]
+
+
+def _columns(char: str) -> int:
+    if char.isascii():
+        return 1
+    if unicodedata.combining(char):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1

@@ -1,0 +1,50 @@
+"""The show command: prints one rollout as a person wants to read it, or as records.
+
+history.py rebuilds the rollout from its events. rollout_text.py and rollout_record.py format it.
+"""
+
+import asyncio
+
+from osmosis_grpc.cli.history import history_of
+from osmosis_grpc.cli.rollout_record import rollout_record, turn_record
+from osmosis_grpc.cli.rollout_text import RolloutText, Wanted
+from osmosis_grpc.cli.screen import Screen
+from osmosis_grpc.cli.source import Source, open_source
+from osmosis_grpc.cli.source_options import SourceOptions
+from osmosis_grpc.cli.state_folder import SourceError
+from osmosis_grpc.serve.json_output import Records, records
+from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.types import OutcomeStatus
+
+BAD = (OutcomeStatus.FAILED, OutcomeStatus.DEADLINE_EXCEEDED)
+"""The ends for which the command exits with 1."""
+
+
+def run_show(rollout: str, attempt: int | None, wanted: Wanted, options: SourceOptions, *, json: bool) -> int:
+    """Print a rollout, and return the exit code."""
+    with records(json) as out:
+        source = open_source("show", options)
+        try:
+            return asyncio.run(_show(source, out, rollout, attempt or 0, wanted))
+        except SourceError as error:
+            usage_error("show", str(error))
+        except KeyboardInterrupt:
+            return 130
+
+
+async def _show(source: Source, out: Records, rollout_id: str, attempt: int, wanted: Wanted) -> int:
+    async with source:
+        info = await source.get(rollout_id, attempt)
+        history = await history_of(source.events(rollout_id, info.attempt))
+    screen = Screen.of(out)
+    shown = RolloutText(info, history, wanted, screen)
+    problem = shown.problem()
+    if problem:
+        usage_error("show", problem)
+    if wanted.turn is None:
+        out.write("rollout", **rollout_record(info, history, shown.samples, tokens=wanted.tokens))
+    for chat in shown.turns():
+        out.write("turn", **turn_record(info, history, chat, tokens=wanted.tokens))
+    for line in shown.lines():
+        screen.say(line)
+    return int(info.outcome is not None and info.outcome.status in BAD)

@@ -1,0 +1,81 @@
+"""Answers chats from the journal of an earlier run, so that a second run needs no model."""
+
+from collections import OrderedDict
+
+from osmosis_grpc.engine.recorded_chats import Diverged, Recording
+from osmosis_grpc.errors import CallError, FailedPrecondition
+from osmosis_grpc.evaluate.errors import RunError
+from osmosis_grpc.evaluate.run_folder import RunFolder
+from osmosis_grpc.storage import JournalError, Reader
+from osmosis_grpc.storage.journal.reader import read_on_thread
+from osmosis_grpc.storage.journal.schema import FILE
+from osmosis_grpc.types import ChatRequest, ChatResponse, TrajectoryEvent, events
+from osmosis_grpc.wire.status import from_code
+
+CACHED = 256
+"""The recordings of at most this many rows are in memory."""
+
+
+class RecordedReplies:
+    """A policy with the replies of a run. Raises RunError if the folder has no journal.
+
+    A chat that failed in the run fails again. A chat that the run did not ask raises FailedPrecondition.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._rows: OrderedDict[str, _Recorded] = OrderedDict()
+        try:
+            Reader.look(folder.path).close()
+        except JournalError as error:
+            raise RunError(str(error)) from None
+
+    async def __call__(self, request: ChatRequest, /) -> ChatResponse:
+        row = request.rollout_id.rpartition("-")[2]
+        recorded = self._rows.get(row)
+        if recorded is None:
+            name = self._folder.rollout_id(row)
+            read = await read_on_thread(self._folder.path / FILE, lambda reader: list(reader.trajectory(name, 1)))
+            recorded = self._rows[row] = _Recorded(read)
+            if len(self._rows) > CACHED:
+                self._rows.popitem(last=False)
+        chat = f"chat {request.chat_number} of sample {request.sample} of row {row}"
+        try:
+            return recorded.reply(request)
+        except Diverged:
+            problem = f"{chat} is not the chat that {self._folder.path} has"
+        except KeyError:
+            problem = f"{self._folder.path} has no reply to {chat}"
+        raise FailedPrecondition(f"{problem}; run it without --replay")
+
+
+class _Recorded:
+    """The replies and the failures of one row's chats."""
+
+    def __init__(self, trajectory: list[TrajectoryEvent]) -> None:
+        self._recording = Recording(trajectory)
+        self._failed: dict[tuple[str, int], CallError] = {}
+        for event in trajectory:
+            kind = event.kind
+            if isinstance(kind, events.ChatFailed) and not kind.will_retry:
+                error = from_code(kind.code, kind.message)
+                # A retry would get the same recorded error, so the error becomes final.
+                final = FailedPrecondition(kind.message) if error.retryable else error
+                self._failed[kind.sample, kind.chat_number] = final
+
+    def reply(self, request: ChatRequest) -> ChatResponse:
+        """Return a recorded reply, or raise the recorded error. Raises Diverged, and KeyError if there is neither."""
+        asked = events.ChatRequested(
+            sample=request.sample,
+            chat_number=request.chat_number,
+            parent_chat=request.parent_chat,
+            messages=request.messages[request.prefix_len :],
+            params=request.params,
+            tools=request.tools if request.tools_overridden else None,
+            purpose=request.purpose,
+            policy=request.policy,
+        )
+        found = self._recording.reply(asked)
+        if found is None:
+            raise self._failed[request.sample, request.chat_number]
+        return found.response

@@ -1,0 +1,83 @@
+"""A policy that asks a model through litellm, under litellm's names, for example "anthropic/claude-sonnet-4-5".
+
+The providers return no token ids, so the samples are not trainable.
+
+Needs the extra `litellm`.
+"""
+
+import os
+from typing import Any
+
+from osmosis_grpc.errors import CallError, DeadlineExceeded, Internal, InvalidArgument, MissingExtraError, Unavailable
+from osmosis_grpc.policies.openai import refused
+from osmosis_grpc.types import ChatRequest, ChatResponse
+
+_LOCAL_PRICES = "LITELLM_LOCAL_MODEL_COST_MAP"
+"""Without this variable, litellm reads its prices from the network when it is imported."""
+
+
+class LiteLLMPolicy:
+    """Asks `model` through litellm. Without `api_key`, litellm reads the provider's own variable.
+
+    One reply may take `timeout` seconds. `extra["cost"]` of a reply is litellm's estimate of the price in dollars, if
+    litellm knows the model. Errors are those of OpenAIPolicy. Raises MissingExtraError without litellm.
+    """
+
+    def __init__(
+        self, model: str, *, api_key: str | None = None, base_url: str | None = None, timeout: float = 600.0
+    ) -> None:
+        os.environ.setdefault(_LOCAL_PRICES, "True")
+        try:
+            import litellm
+        except ImportError:
+            raise MissingExtraError(f"litellm:{model}", "litellm") from None
+        litellm.suppress_debug_info = True
+        litellm.telemetry = False
+        self._litellm: Any = litellm
+        self._model = model
+        self._key = api_key
+        self._base_url = base_url
+        self._timeout = timeout
+
+    async def __call__(self, request: ChatRequest, /) -> ChatResponse:
+        asked: dict[str, Any] = {**request.params, "messages": list(request.messages), "model": self._model}
+        if request.tools:
+            asked["tools"] = list(request.tools)
+        try:
+            reply = await self._litellm.acompletion(
+                **asked, api_key=self._key, api_base=self._base_url, timeout=self._timeout, num_retries=0
+            )
+        except Exception as error:  # litellm's errors have no common base class
+            raise self._error(error) from None
+        try:
+            return self._read(reply)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, InvalidArgument) as error:
+            raise Internal(f"the reply of {self._model} cannot be read: {type(error).__name__}: {error}") from None
+
+    def _read(self, reply: Any) -> ChatResponse:
+        body = reply.model_dump(exclude_none=True)
+        choice = body["choices"][0]
+        try:
+            cost = self._litellm.completion_cost(completion_response=reply, model=self._model)
+        except Exception:  # litellm does not know the price of this model
+            cost = None
+        response = ChatResponse(
+            message={"content": None, **choice["message"], "role": "assistant"},
+            finish_reason=str(choice.get("finish_reason") or ""),
+            usage=body.get("usage") or None,
+            extra={"cost": cost} if cost else {},
+        )
+        response.check()
+        return response
+
+    def _error(self, error: Exception) -> CallError:
+        text = str(error)[:500]
+        if self._key:
+            text = text.replace(self._key, "[key]")
+        if isinstance(error, self._litellm.exceptions.Timeout):
+            return DeadlineExceeded(f"{self._model} gave no reply within {self._timeout:g} s")
+        if isinstance(error, self._litellm.exceptions.APIConnectionError):
+            return Unavailable(f"{self._model} cannot be reached: {text}")
+        status = getattr(error, "status_code", None)
+        at = f" (litellm:{self._model})"
+        return refused(status, text, at, None) if isinstance(status, int) else Internal(f"{text}{at}")

@@ -1,0 +1,390 @@
+"""The test command, as a user runs it: over files, with mocks and with a model server on a real socket."""
+
+import fcntl
+import json
+import os
+import pty
+import re
+import shlex
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+
+import pytest
+
+from osmosis_grpc.storage import Reader
+from tests.model_server import KEY, model_server, reply
+from tests.processes import run
+
+AGENT = '''
+import os
+from osmosis_grpc.rollout import RolloutAgentLoop, tool
+
+@tool
+async def divide(a: float, b: float) -> float:
+    """Divides a by b."""
+    return a / b
+
+class Divider(RolloutAgentLoop):
+    name = "divider"
+    tools = (divide,)
+
+    async def run(self, ctx):
+        print("the agent prints")
+        messages = await ctx.tool_loop(ctx.request.messages, **ctx.request.completion_params)
+        text = str(ctx.request.messages[-1]["content"])
+        if "fail" in text:
+            raise ValueError("\\x1b[31mI fail\\nand why")
+        return ctx.complete(messages, reward=float(ctx.request.label in str(messages[-1]["content"])))
+
+agent_loop = Divider()
+'''
+ROWS = [
+    {"system_prompt": "Divide.", "user_prompt": "What is 6 / 2?", "ground_truth": "3"},
+    {"system_prompt": "Divide.", "user_prompt": "What is 1 / 0?", "ground_truth": "9"},
+    {"system_prompt": "Divide.", "user_prompt": "What is 8 / 2?", "ground_truth": "4"},
+]
+USUAL = ("-m", "osmosis_grpc", "test", "-m", "agent:agent_loop", "-d", "data.jsonl")
+SCRIPT = {
+    "0": [{"tool_calls": [{"id": "c", "function": {"name": "divide", "arguments": '{"a": 6, "b": 2}'}}]}, "It is 3."],
+    "*": ["It is 4."],
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "agent.py").write_text(AGENT)
+    write(tmp_path, ROWS)
+    (tmp_path / "script.json").write_text(json.dumps(SCRIPT))
+    return tmp_path
+
+
+def write(folder, rows):
+    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def test(forked, folder):
+    """Runs the command in the folder, without the variables of a model."""
+
+    def command(*arguments, **variables):
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
+        return forked.run(*USUAL, *arguments, cwd=folder, env=kept | variables)
+
+    return command
+
+
+def runs(folder):
+    return sorted((folder / ".osmosis" / "runs").glob("*"))
+
+
+def events(done):
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_c3_all_rows_complete_and_the_exit_code_is_0(test, folder):
+    done = test("--model", "mock:script=script.json", "--concurrency", "1")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line for line in done.stdout.splitlines() if line != "the agent prints"]
+    assert re.fullmatch(r"row 0  COMPLETED  reward 1  2 chats  \d+ tokens  \d\.\d\d s", lines[0])
+    assert re.fullmatch(r"3 of 3 rows COMPLETED, mean reward 0\.667, \d+ \+ \d+ tokens, 4 chats, \d+\.\d s", lines[3])
+    (path,) = runs(folder)
+    shown = path.relative_to(folder)
+    assert lines[4] == f"The run is in {shown}. To run it again without a model: --replay {shown}"
+    assert len(lines) == 5
+
+
+def test_c3_some_rows_fail_and_the_last_line_shows_the_first_of_them(test, folder):
+    write(folder, [*ROWS, {"user_prompt": "fail\x1b[31m"}])
+    done = test("--model", "mock:echo", "--concurrency", "1")
+    assert done.returncode == 1
+    assert (
+        "row 3 (data.jsonl:4)  FAILED  AGENT_EXCEPTION: \\x1b[31mI fail at agent.py:19 in Divider.run\n" in done.stdout
+    )
+    assert "\x1b" not in done.stdout + done.stderr
+    (path,) = runs(folder)
+    about = json.loads((path / "run.json").read_text())
+    last = shlex.split(done.stdout.splitlines()[-1])
+    assert last[-4:] == ["show", f"test-{about['id']}-3", "--state-dir", str(path.relative_to(folder))]
+    reader = Reader.look(path)
+    assert reader.find(last[-3])[0].outcome.status == "FAILED"
+    reader.close()
+
+
+def test_c3_a_wrong_key_is_one_error_and_no_row_runs(test, folder):
+    with model_server(lambda body: reply("It is 3.")) as server:
+        done = test("--model", "tiny", "--base-url", server.url, "--api-key", "sk-wrong")
+    assert (done.returncode, done.stdout) == (2, "")
+    url = f"{server.url}/chat/completions"
+    assert done.stderr == (
+        f"test: tiny: the model server answered 401 (POST {url}); check --api-key or OPENAI_API_KEY\n"
+    )
+    assert len(server.asked) == 1
+    assert runs(folder) == []
+
+
+def model(body):
+    """Call the tool with the numbers of the question, and answer with its result."""
+    last = body["messages"][-1]
+    if last["role"] == "tool":
+        return reply(f"It is {last['content']}")
+    numbers = re.findall(r"\d+", last["content"])
+    return reply(None, ("divide", dict(zip("ab", map(int, numbers), strict=True)))) if numbers else reply("OK")
+
+
+def test_c3_a_model_server_is_asked_with_the_options(test, folder):
+    options = ("--temperature", "0.5", "--max-tokens", "64", "--max-turns", "3", "--price", "1/2")
+    with model_server(model) as server:
+        done = test("--model", "tiny", "--base-url", server.url, *options, OPENAI_API_KEY=KEY)
+    assert done.returncode == 0, done.stderr
+    probe, *chats = server.asked
+    assert probe["messages"] == [{"role": "user", "content": "Reply with the word OK."}]
+    assert len(chats) == 6
+    assert {(body["model"], body["temperature"], body["max_tokens"]) for body in server.asked} == {("tiny", 0.5, 64)}
+    assert chats[0]["tools"][0]["function"]["name"] == "divide"
+    assert "6,000 + 3,000 tokens, $0.0120, 6 chats" in done.stdout
+    assert not [path for path in folder.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
+    assert KEY not in done.stdout + done.stderr
+
+
+def test_c3_a_replay_asks_no_model(test, folder):
+    with model_server(model) as server:
+        first = test("--model", "tiny", "--base-url", server.url, "--json", OPENAI_API_KEY=KEY)
+    asked = len(server.asked)
+    second = test("--replay", "last", "--json")
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert len(server.asked) == asked
+    before, after = (
+        {row["row_index"]: (row["reward"], row["token_usage"]) for row in events(done) if row["event"] == "row"}
+        for done in (first, second)
+    )
+    assert before == after
+    assert len(runs(folder)) == 2
+
+
+def test_c3_limit_offset_and_row_choose_rows(test):
+    def rows(*options):
+        done = test("--model", "mock:echo", "--json", *options)
+        return sorted(row["row_index"] for row in events(done) if row["event"] == "row")
+
+    assert rows("--limit", "2") == [0, 1]
+    assert rows("--offset", "1", "--limit", "1") == [1]
+    assert rows("--row", "2") == [2]
+
+
+def test_c3_the_output_file_has_the_summary_and_the_results(test, folder):
+    write(folder, [*ROWS, {"user_prompt": "fail"}])
+    done = test("--model", "mock:echo", "-o", "out.json", "--save-dir", "my run")
+    assert done.returncode == 1
+    assert done.stdout.endswith("--state-dir 'my run'\n")
+    written = json.loads((folder / "out.json").read_text())
+    assert written["schema_version"] == 1
+    assert (written["summary"]["total"], written["summary"]["passed"], written["summary"]["failed"]) == (4, 3, 1)
+    assert [result["row_index"] for result in written["results"]] == [0, 1, 2, 3]
+    ok, bad = written["results"][0], written["results"][3]
+    assert (ok["success"], ok["error"], ok["reward"], ok["finish_reason"]) == (True, None, 0.0, "stop")
+    assert set(ok["token_usage"]) == {"prompt_tokens", "completion_tokens", "total_tokens", "num_llm_calls"}
+    assert (bad["success"], bad["reason"], bad["line"]) == (False, "AGENT_EXCEPTION", 4)
+    assert written["run"]["folder"] == "my run"
+    assert json.loads((folder / "my run" / "run.json").read_text())["state"] == "finished"
+
+
+def test_c3_an_output_file_that_cannot_be_written_is_an_error(test):
+    done = test("--model", "mock:echo", "-o", "none/out.json")
+    assert done.returncode == 2
+    assert done.stderr == "test: -o none/out.json: cannot be written: No such file or directory\n"
+
+
+def test_c3_quiet_prints_only_the_summary(test, folder):
+    write(folder, [*ROWS, {"user_prompt": "fail"}])
+    done = test("--model", "mock:echo", "-q")
+    lines = [line for line in done.stdout.splitlines() if line != "the agent prints"]
+    assert lines[0].startswith("row 3: FAILED  AGENT_EXCEPTION")
+    assert lines[1].startswith("3 of 4 rows COMPLETED, 1 failed, ")
+
+
+def test_c3_debug_shows_the_conversations(test):
+    done = test("--model", "mock:script=script.json", "--debug", "--row", "0")
+    assert "    1 assistant calls divide" in done.stdout
+    assert "        result: 3" in done.stdout
+
+
+def test_c3_columns_are_mapped(test, folder):
+    write(folder, [{"question": "What is 6 / 2?", "answer": "3"}])
+    refused = test("--model", "mock:echo")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith(
+        "test: data.jsonl:1: has no column user_prompt, messages or prompt; it has: question"
+    )
+    done = test("--model", "mock:echo", "--map", "question=user_prompt", "--map", "answer=ground_truth")
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("-d", "none.jsonl"), "none.jsonl: there is no such file"),
+        (("--offset", "3"), "data.jsonl: has no row 3"),
+        (("--row", "1", "--limit", "1"), "--row runs one row; leave out --offset and --limit"),
+        (("-m", "agent:nothing"), "agent has no attribute 'nothing'; it has: Divider, agent_loop"),
+        (("--model", "mock:x"), "mock:x: the mocks are mock:echo, mock:tools and mock:script=FILE"),
+        (("--temperature", "-1"), "--temperature -1.0 is negative"),
+        (("--max-tokens", "0"), "--max-tokens 0 is not a whole number of at least 1"),
+        (("--price", "x"), "--price 'x' is not PROMPT/REPLY in dollars for a million tokens, for example 0.25/2"),
+        (("--map", "x"), "--map 'x' is not COLUMN=FIELD, for example question=user_prompt"),
+        (("--replay", "nothing"), "nothing is not the folder of a run: it has no run.json"),
+        (("--model", "gpt-5-mini"), "gpt-5-mini: a key is missing; set OPENAI_API_KEY, or give --base-url"),
+    ],
+)
+def test_c3_a_wrong_option_is_one_line_and_exit_code_2(test, folder, arguments, said):
+    done = test("--model", "mock:echo", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"test: {said}")
+    assert runs(folder) == []
+
+
+@pytest.mark.parametrize(("left_out", "said"), [("-m", "-m or --module names"), ("-d", "-d or --dataset names")])
+def test_c3_the_agent_and_the_dataset_are_required(forked, folder, left_out, said):
+    given = {"-m": "agent:agent_loop", "-d": "data.jsonl"}
+    arguments = [word for name, value in given.items() if name != left_out for word in (name, value)]
+    done = forked.run("-m", "osmosis_grpc", "test", *arguments, cwd=folder)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"test: {said}")
+
+
+def test_c7_json_has_only_records_on_stdout_although_the_agent_prints(test):
+    done = test("--model", "mock:echo", "--json")
+    found = events(done)
+    assert [record["event"] for record in found] == ["started", "row", "row", "row", "summary"]
+    assert found[0]["schema_version"] == 1
+    assert found[-1]["show"] is None
+    assert done.stderr.count("the agent prints") == 3
+
+
+def test_c12_help_imports_no_library_that_it_does_not_need(folder):
+    code = """
+import sys
+from typer.testing import CliRunner
+from osmosis_grpc.cli import build
+result = CliRunner().invoke(build(), ["test", "--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
+names = ("grpc", "fastapi", "pyarrow", "litellm", "openai", "aiohttp", "rich.table", "osmosis_grpc.evaluate")
+print(result.exit_code, [name for name in names if name in sys.modules], max(map(len, result.stdout.splitlines())))
+"""
+    code, rest = run("-c", code).stdout.split(" ", 1)
+    assert code == "0"
+    assert rest.startswith("[] ")
+    assert int(rest.split()[-1]) <= 80
+
+
+def test_c12_a_run_with_a_mock_imports_no_grpc(folder):
+    code = """
+import sys
+from osmosis_grpc.cli import build
+try:
+    build()(["test", "-m", "agent:agent_loop", "-d", "data.jsonl", "--model", "mock:echo", "-q"])
+except SystemExit as end:
+    print(end.code, [name for name in ("grpc", "fastapi", "pyarrow", "litellm", "openai") if name in sys.modules])
+"""
+    assert run("-c", code, cwd=folder).stdout.splitlines()[-1] == "0 []"
+
+
+def on_a_terminal(folder, *arguments, **variables):
+    """Run the command with its stdout and stderr on a pseudo-terminal. Return what it wrote, and its exit code."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    written = bytearray()
+
+    def read():
+        while True:
+            try:
+                some = os.read(leader, 4096)
+            except OSError:  # the other end is closed
+                return
+            if not some:
+                return
+            written.extend(some)
+
+    kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    process = subprocess.Popen(
+        [sys.executable, *USUAL, *arguments],
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        cwd=folder,
+        env=kept | {"TERM": "xterm-256color"} | variables,
+    )
+    os.close(follower)
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        code = process.wait(50)
+    finally:
+        process.kill()
+        process.wait()
+        reader.join()
+        os.close(leader)
+    return written.decode(), code
+
+
+def plain(text):
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "\n")
+
+
+def test_c8_a_terminal_has_a_bar_and_the_rows_that_failed(folder):
+    write(folder, [*ROWS, {"user_prompt": "fail"}])
+    text, code = on_a_terminal(folder, "--model", "mock:echo")
+    assert code == 1
+    assert "\x1b[?1049h" not in text  # the alternate screen
+    assert "4 of 4 rows, 1 failed, mean reward" in plain(text)
+    assert "row 3 (data.jsonl:4)  FAILED  AGENT_EXCEPTION: \\x1b[31mI fail at agent.py:19" in plain(text)
+    assert "row 0  COMPLETED" not in text
+    assert text.splitlines()[-1].partition("show ")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables"), [(("--plain",), {}), ((), {"TERM": "dumb"})], ids=["--plain", "TERM=dumb"]
+)
+def test_c8_plain_lines_are_used_instead_of_a_bar(folder, arguments, variables):
+    text, code = on_a_terminal(folder, "--model", "mock:echo", *arguments, **variables)
+    assert code == 0
+    assert "\x1b" not in text
+    assert "row 0  COMPLETED" in text
+
+
+def test_c8_no_color_leaves_out_the_colours(folder):
+    text, code = on_a_terminal(folder, "--model", "mock:echo", NO_COLOR="1")
+    assert code == 0
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]", text)
+    assert "3 of 3 rows" in plain(text)
+
+
+def test_c3_an_interrupt_keeps_the_rows_that_ended(folder):
+    slow = "\n".join(line for line in AGENT.splitlines()).replace(
+        "        messages = await",
+        "        import asyncio\n        if '/ 0' in str(ctx.request.messages[-1]):\n"
+        "            open('began', 'w').close()\n            await asyncio.Event().wait()\n        messages = await",
+    )
+    (folder / "agent.py").write_text(slow)
+    process = subprocess.Popen(
+        [sys.executable, *USUAL, "--model", "mock:echo", "--concurrency", "1", "--save-dir", "run"],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    from tests.waiting import wait_until
+
+    try:
+        wait_until((folder / "began").exists)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=50)
+    finally:
+        process.kill()
+    assert (process.returncode, err) == (130, "")
+    assert "1 of 3 rows COMPLETED" in out
+    assert json.loads((folder / "run" / "run.json").read_text())["state"] == "interrupted"
+    assert len((folder / "run" / "results.jsonl").read_text().splitlines()) == 1
