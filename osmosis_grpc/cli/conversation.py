@@ -145,7 +145,7 @@ class Conversation:
         size = f"{lines} line{'' if lines == 1 else 's'}, {len(thought)} characters"
         hint = " (--reasoning shows it)" if self.view.hints and not self._hinted else ""
         self._hinted = True
-        yield Line.of(f"{label}: {size}{hint}", "reasoning")
+        yield from self._wrapped(f"{label}: {size}{hint}", "reasoning")
 
     def _text(self, label: str, content: Any, kind: str = "") -> Iterator[Line]:
         first, *more = text_of(content).splitlines() or [""]
@@ -159,7 +159,8 @@ class Conversation:
         yield from found[:most]
         if len(found) > most:
             hint = f" (--turn {self._number or 1} shows them)" if self.view.hints else ""
-            yield Line.of(f"... {len(found) - most} more lines{hint}", "note", 2)
+            for line in self._wrapped(f"... {len(found) - most} more lines{hint}", "note"):
+                yield line.indented(2)
 
     def _wrapped(self, text: str, kind: str) -> Iterator[Line]:
         if self.view.width:

@@ -7,7 +7,7 @@ from typing import Any
 from osmosis_grpc.cli.conversation import mapping, mappings, text_of
 from osmosis_grpc.cli.history import sampled
 from osmosis_grpc.cli.transcript import counted, reward_text
-from osmosis_grpc.types import EventKind, events
+from osmosis_grpc.types import EventKind, Failure, events
 
 
 def name_of(kind: EventKind) -> str:
@@ -83,8 +83,14 @@ def _graded(kind: events.Graded) -> str:
 def _ended(kind: events.Ended) -> str:
     outcome, failure = kind.outcome, kind.outcome.failure
     if failure is not None:
-        return f"{outcome.status}{f' at {failure.where}' if failure.where else ''}: {failure.message}"
+        return f"{outcome.status}{f' at {failure.where}' if failure.where else ''}: {failure_text(failure)}"
     return f"{outcome.status} ({outcome.finish_reason}), {reward_text(outcome)}"
+
+
+def failure_text(failure: Failure) -> str:
+    """Return the message of a failure, after the type of its exception."""
+    kind = failure.causes[0].type if failure.causes else ""
+    return failure.message if not kind or failure.message.startswith(kind) else f"{kind}: {failure.message}"
 
 
 def _delivered(kind: events.Delivered) -> str:

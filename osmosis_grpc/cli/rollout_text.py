@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from osmosis_grpc.cli.conversation import Conversation, View
-from osmosis_grpc.cli.event_text import one_line
+from osmosis_grpc.cli.event_text import failure_text, one_line
 from osmosis_grpc.cli.history import MAIN, Chat, History, ToolCall, by_tool
 from osmosis_grpc.cli.screen import Line, Screen, wrapped
 from osmosis_grpc.cli.token_text import token_lines
@@ -150,10 +150,8 @@ class RolloutText:
     def _failure(self, status: OutcomeStatus, failure: Failure) -> Iterator[Line]:
         """Yield why and where a rollout failed. The last lines are the turn that failed, with its tool results."""
         reason = ", ".join(filter(None, [str(failure.reason), failure.boundary, "retryable" * failure.retryable]))
-        first, *more = failure.message.splitlines() or [""]
+        first, *more = failure_text(failure).splitlines() or [""]
         where = f" at {failure.where}" if failure.where else ""
-        kind = failure.causes[0].type if failure.causes else ""
-        first = first if not kind or first.startswith(kind) else f"{kind}: {first}"
         yield Line()
         yield from self._wrapped(f"{status}{where}: {first}", "bad")
         for line in more[:MOST_FAILING_LINES]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from osmosis_grpc.cli.screen import Line
+from osmosis_grpc.cli.screen import Line, wrapped
 from osmosis_grpc.cli.transcript import counted
 from osmosis_grpc.types import Sample, Segment
 
@@ -15,9 +15,11 @@ def token_lines(sample: Sample, width: int) -> Iterator[Line]:
         chats = ", ".join(map(str, segment.chats))
         text = f"segment {number}: {counted(len(segment.ids), 'token')}, {segment.sampled} sampled, turns {chats}"
         versions = ", ".join(f"{span.version} ({span.tokens})" for span in segment.versions if span.version)
-        yield Line.of(text + (f", versions {versions}" if versions else ""), "turn")
+        for piece in wrapped(text + (f", versions {versions}" if versions else ""), width):
+            yield Line.of(piece, "turn")
         if segment.drift_index is not None:
-            yield Line.of(f"its prompt differs from the turn before at token {segment.drift_index}", "note", 2)
+            for piece in wrapped(f"its prompt differs from the turn before at token {segment.drift_index}", width - 2):
+                yield Line.of(piece, "note", 2)
         yield from (line.indented(2) for line in _runs(segment, width - 2))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from osmosis_grpc.agent.current_context import ToolRun
 from osmosis_grpc.cli.conversation import Conversation, ToolEnd, View, mapping, mappings
-from osmosis_grpc.cli.screen import Line
+from osmosis_grpc.cli.screen import Line, wrapped
 from osmosis_grpc.types import ChatRequest, Message, RolloutOutcome, Sample
 from osmosis_grpc.types.outcome import printable
 
@@ -40,7 +40,9 @@ def sample_lines(name: str, sample: Sample, chats: Chats, known: Conversation) -
 
     `chats` are the answered chats of all samples. `known` has the messages of the sample, and what else is known.
     """
-    yield Line.of(printable(f"conversation ({', '.join([name, *_origin(sample)])})"), "head")
+    heading = f"conversation ({', '.join([name, *_origin(sample)])})"
+    for piece in wrapped(heading, known.view.width) if known.view.width else [printable(heading)]:
+        yield Line.of(piece, "head")
     for first, numbers, messages in _branches([chat for chat in chats if chat[0].sample == name], known.messages):
         if first > 1:
             yield Line.of(f"-- chat {first} begins another branch --", "note", 2)

@@ -7,6 +7,7 @@ escape sequences. stuck: hangs in a tool.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from osmosis_grpc.policies.scripted import answer
@@ -61,6 +62,19 @@ class Traveller(RolloutAgentLoop):
 QUESTION = [{"role": "system", "content": "You know the weather."}, {"role": "user", "content": "How is Paris?"}]
 THOUGHT = "The user asks for the weather.\nI have a tool for that, and I call it with the name of the city."
 EVIL = "\x1b[2J\x1b]0;owned\x07 \x9b31m hidden\u202e text \x1b[8m"
+
+
+@dataclass(frozen=True, slots=True)
+class LookedAt:
+    """A server that runs, and its folder."""
+
+    folder: Path
+    """Where agents.py and the state folder `state` are."""
+    address: str
+
+    def options(self, kind: str) -> tuple[str, str]:
+        """Return the options that name the server or the state folder."""
+        return ("--server", self.address) if kind == "server" else ("--state-dir", str(self.folder / "state"))
 
 
 def _call(name: str, arguments: str, number: int) -> dict:

@@ -10,20 +10,15 @@ from osmosis_grpc.cli.source import FolderSource, ServerSource, open_source
 from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.cli.state_folder import SourceError
 from osmosis_grpc.types import RolloutState, events
-from tests.cli.looked_at import record, recorded, write_agents
+from tests.cli.looked_at import recorded
 from tests.ports import quiet_port
-from tests.processes import server_process
 from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
+def served(looked_at):
     """A state folder, and the address of the server that uses it."""
-    folder = tmp_path_factory.mktemp("source")
-    write_agents(folder)
-    with server_process("-m", "agents:Traveller", "--state-dir", "state", cwd=folder) as (_, address):
-        record(address, "good", "bad", "stuck")
-        yield folder / "state", address
+    return looked_at.folder / "state", looked_at.address
 
 
 @pytest.fixture(params=["server", "folder"])
