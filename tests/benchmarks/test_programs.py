@@ -55,6 +55,15 @@ def test_a_burden_leaves_two_trainers_a_rate(burden):
     assert shown["rollouts_per_s_with_burden"] > 0
 
 
+def test_c09_lists_are_measured_beside_rollouts():
+    few = ("--rollouts", "300", "--starts", "1", "--calls", "2", "--alternations", "1", "--seconds", "1")
+    shown = figures("list_rollouts", *few, "--every", "0.5", "--command-every", "1", "--in-flight", "8")
+    assert shown["command_s"] > 0
+    assert len(shown["all_rpc_ms"]) == 6
+    assert shown["rpc_rollouts_per_s"] > 0
+    assert shown["command_ratios"]
+
+
 def test_p17_the_time_from_a_cancel_to_the_end_of_the_sampling_is_measured():
     shown = figures("abandon", "--rollouts", "20", "--in-flight", "8")
     for transport in ("attach", "callback"):

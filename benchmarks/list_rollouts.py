@@ -1,0 +1,196 @@
+"""Lists of a journal with many rollouts: the time of the command and of the RPC, and the rate of a server meanwhile.
+
+python -m benchmarks.list_rollouts [--rollouts 100000] [--state-dir DIR] [--starts N] [--calls N] [--alternations N]
+    [--seconds S] [--every S] [--command-every S] [--in-flight N] [--json]
+
+The journal is that of benchmarks.full_journal. With --state-dir it is used again if it exists. A server uses it all the
+time. Each list has a filter and at most 100 rows. `command_s` is the median time of `osmosis-grpc list` on the folder
+and on the server, for the slowest filter; `rpc_ms` is that of ListRollouts.
+
+Then a trainer runs rollouts, and phases without and with lists alternate. `rpc_ratio` is the rate while one client
+lists every --every seconds, over the mean rate of the phases before and after it; `command_ratio` is that while the
+command reads the folder every --command-every seconds. Both are medians. The command may use the cores of the server
+and of the trainer; most of its work is its own start.
+"""
+
+import asyncio
+import itertools
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import Broken, Parser, measured, progress, show
+from benchmarks.flight import Work, new_names
+from benchmarks.full_journal import fill
+from benchmarks.grpc_trainers import GrpcTrainer
+from benchmarks.processes import CORES, ROOT, Server, environment_with, server
+from benchmarks.tap import straight
+from osmosis_grpc.trainer import RolloutClient
+from osmosis_grpc.types import RolloutFilter, RolloutState
+
+ROWS = 100
+FILTERS = {
+    "failed": (RolloutFilter(states=[RolloutState.FAILED]), ["--state", "failed"]),
+    "rare reason": (RolloutFilter(failure_reasons=["CHAT_REFUSED"]), ["--reason", "CHAT_REFUSED"]),
+    "best rewards": (RolloutFilter(min_reward=0.999), ["--min-reward", "0.999"]),
+    "one group": (RolloutFilter(group_id="group-00003"), ["--group", "group-00003"]),
+    "no match": (RolloutFilter(agent_loop="none"), ["--agent", "none"]),
+    "stalled": (RolloutFilter(stalled=5.0), ["--stalled", "5s"]),
+}
+ONCE = RolloutFilter(failure_reasons=["CHAT_REFUSED"])
+"""The filter of the lists in the phases. It looks at most rows of the index before it has found a page."""
+
+
+async def measure(
+    folder: Path,
+    *,
+    rollouts: int,
+    starts: int,
+    calls: int,
+    alternations: int,
+    seconds: float,
+    every: float,
+    command_every: float,
+    in_flight: int,
+) -> dict[str, Any]:
+    """Return all figures."""
+    if not (folder / "journal.db").exists():
+        progress(f"writing {rollouts} rollouts to {folder}")
+        await fill(folder, rollouts, 2, 64)
+    began = time.perf_counter()
+    with server("attach", in_flight, ["--state-dir", str(folder)]) as started:
+        ready = time.perf_counter() - began
+        figures: dict[str, Any] = {"benchmark": "list_rollouts", "rollouts": rollouts, "ready_s": round(ready, 2)}
+        async with RolloutClient(started.grpc) as client:
+            figures |= await _times(client, folder, started, starts, calls)
+            ratios = _Ratios(started, alternations, seconds, in_flight)
+            figures |= await ratios.measure("rpc", lambda: _repeat(partial(_page, client, ONCE), every))
+            line = _line(["--state-dir", str(folder)], FILTERS["rare reason"][1])
+            figures |= await ratios.measure(
+                "command", lambda: _repeat(partial(asyncio.to_thread, _run, line), command_every)
+            )
+    return figures
+
+
+async def _times(client: RolloutClient, folder: Path, started: Server, starts: int, calls: int) -> dict[str, Any]:
+    """Return the times of the command and of the RPC, by filter."""
+    rpc, commands = {}, {}
+    for name, (where, options) in FILTERS.items():
+        progress(f"lists: {name}")
+        rpc[name] = [await _timed(partial(_page, client, where)) for _ in range(calls + 1)][1:]
+        for source, given in (("folder", ["--state-dir", str(folder)]), ("server", ["--server", started.grpc])):
+            line = _line(given, options)
+            commands[f"{name}, {source}"] = [
+                await _timed(partial(asyncio.to_thread, _run, line)) for _ in range(starts + 1)
+            ][1:]
+    return {
+        "command_s": round(max(map(statistics.median, commands.values())), 3),
+        "rpc_ms": round(max(map(statistics.median, rpc.values())) * 1000, 1),
+        "all_command_s": {name: round(statistics.median(found), 3) for name, found in commands.items()},
+        "all_rpc_ms": {name: round(statistics.median(found) * 1000, 1) for name, found in rpc.items()},
+        "worst_rpc_ms": round(max(map(max, rpc.values())) * 1000, 1),
+    }
+
+
+async def _page(client: RolloutClient, where: RolloutFilter) -> None:
+    await client.page(where, limit=ROWS, newest_first=True)
+
+
+def _line(source: list[str], options: list[str]) -> list[str]:
+    return [sys.executable, "-m", "osmosis_grpc", "list", *source, *options, "--limit", str(ROWS)]
+
+
+def _run(line: list[str]) -> None:
+    """Run a command on any core."""
+    pinned = ["taskset", "-c", ",".join(map(str, CORES)), *line]
+    done = subprocess.run(pinned, cwd=ROOT, env=environment_with({}), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Broken(f"{' '.join(line)} ended with {done.returncode}: {done.stderr}")
+
+
+async def _timed(call: Callable[[], Awaitable[None]]) -> float:
+    began = time.perf_counter()
+    await call()
+    return time.perf_counter() - began
+
+
+async def _repeat(call: Callable[[], Awaitable[None]], every: float) -> None:
+    """Call again and again, and begin a call every `every` seconds."""
+    while True:
+        began = time.perf_counter()
+        await call()
+        await asyncio.sleep(max(0.0, began + every - time.perf_counter()))
+
+
+class _Ratios:
+    """Runs rollouts on a server, with a burden in every second phase."""
+
+    def __init__(self, started: Server, alternations: int, seconds: float, flight: int) -> None:
+        self._started = started
+        self._alternations = alternations
+        self._seconds = seconds
+        self._work = Work(mode="attach", in_flight=flight)
+        self._done = 0
+
+    def _count(self) -> None:
+        self._done += 1
+
+    async def measure(self, name: str, burden: Callable[[], Awaitable[None]]) -> dict[str, Any]:
+        """Return the rate without the burden, and the ratio of both rates."""
+        rates: list[float] = []
+        async with GrpcTrainer(self._work, self._started, straight) as trainer:
+            running = asyncio.ensure_future(trainer.run(_names(), self._count))
+            await asyncio.sleep(self._seconds / 2)
+            for phase in range(2 * self._alternations + 1):
+                progress(f"rates: {name}, phase {phase} of {2 * self._alternations}")
+                burdens = [asyncio.ensure_future(burden())] if phase % 2 else []
+                before, began = self._done, time.perf_counter()
+                done, _ = await asyncio.wait([running, *burdens], timeout=self._seconds, return_when="FIRST_COMPLETED")
+                rates.append((self._done - before) / (time.perf_counter() - began))
+                for task in done:
+                    task.result()  # the end of a task is its failure
+                for task in burdens:
+                    await _ended(task)
+            await _ended(running)
+        quiet, listing = rates[::2], rates[1::2]
+        ratios = [rate / ((before + after) / 2) for rate, before, after in zip(listing, quiet, quiet[1:], strict=False)]
+        return {
+            f"{name}_ratio": round(statistics.median(ratios), 3),
+            f"{name}_ratios": [round(ratio, 3) for ratio in ratios],
+            f"{name}_rollouts_per_s": round(statistics.median(quiet), 1),
+        }
+
+
+async def _ended(task: "asyncio.Future[None]") -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+def _names() -> Iterator[str]:
+    return itertools.islice(new_names(), 10**9)
+
+
+def main() -> None:
+    parser = Parser(__doc__)
+    parser.add_argument("--state-dir", type=Path, metavar="DIR", help="keep the journal here")
+    parser.amounts(
+        rollouts=100_000, starts=5, calls=50, alternations=5, seconds=10.0, every=1.0, command_every=10.0, in_flight=64
+    )
+    given = vars(parser.parse_args())
+    as_json, state_dir = given.pop("json"), given.pop("state_dir")
+    with ExitStack() as stack:
+        folder = state_dir or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        figures = measured(measure(folder.resolve(), **given))
+    show(figures, as_json)
+
+
+if __name__ == "__main__":
+    main()
