@@ -1,4 +1,4 @@
-"""osmosis-grpc: serve, validate, test, demo, replay, doctor."""
+"""osmosis-grpc: serve, validate, test, demo, replay, show, events, doctor."""
 
 import sys
 from typing import Any

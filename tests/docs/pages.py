@@ -141,5 +141,12 @@ def _kill_group(process: "subprocess.Popen[bytes]") -> None:
 
 PAGES = {
     name: ROOT / name
-    for name in ("README.md", "docs/agents.md", "docs/trainers.md", "docs/operators.md", "docs/implementers.md")
+    for name in (
+        "README.md",
+        "docs/agents.md",
+        "docs/trainers.md",
+        "docs/operators.md",
+        "docs/implementers.md",
+        "docs/look.md",
+    )
 }
