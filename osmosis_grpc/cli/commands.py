@@ -278,3 +278,66 @@ def doctor(
     from osmosis_grpc.cli.doctor import examine_all
 
     raise typer.Exit(examine_all(state_dir, ledger, json=json))
+
+
+@app.command("list")
+@with_source
+def list_(
+    state: Annotated[
+        list[str] | None,
+        typer.Option("--state", metavar="STATE", help="Only these states, such as running or failed; may be repeated."),
+    ] = None,
+    agent: Annotated[str, typer.Option("--agent", metavar="NAME", help="Only this agent loop.")] = "",
+    group: Annotated[str, typer.Option("--group", metavar="ID", help="Only this group.")] = "",
+    reason: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--reason", metavar="REASON", help="Only failures for these reasons, such as AGENT_EXCEPTION; repeatable."
+        ),
+    ] = None,
+    min_reward: Annotated[
+        float | None, typer.Option("--min-reward", metavar="X", help="Only rewards of at least this.")
+    ] = None,
+    max_reward: Annotated[
+        float | None, typer.Option("--max-reward", metavar="X", help="Only rewards of at most this.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", help="Only those accepted in the last 10m, 2h, 1d.")
+    ] = None,
+    before: Annotated[
+        str | None, typer.Option("--before", metavar="TIME", help="Only those accepted before the last 10m, 2h, 1d.")
+    ] = None,
+    stalled: Annotated[
+        str | None,
+        typer.Option("--stalled", metavar="TIME", help="Only unfinished ones without progress for 5s, 10m or so."),
+    ] = None,
+    undelivered: Annotated[
+        bool, typer.Option("--undelivered", help="Only those whose outcome has not reached the trainer.")
+    ] = False,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=0, help="Show at most N; 0 shows all.")] = 50,
+    oldest: Annotated[bool, typer.Option("--oldest", help="The oldest first. Default: the newest first.")] = False,
+    json: Json = False,
+    *,
+    source: SourceOptions,
+) -> None:
+    """List rollouts of a running server or of a state folder, with what they do now and how they ended.
+
+    Exit codes: 0 listed, even if nothing matches, 2 a wrong option, or the server or the folder cannot be read.
+    """
+    from osmosis_grpc.cli.list import ListOptions, run_list
+
+    given = ListOptions(
+        states=tuple(state or ()),
+        agent=agent,
+        group=group,
+        reasons=tuple(reason or ()),
+        min_reward=min_reward,
+        max_reward=max_reward,
+        since=since,
+        before=before,
+        stalled=stalled,
+        undelivered=undelivered,
+        limit=limit,
+        oldest=oldest,
+    )
+    raise typer.Exit(run_list(given, source, json=json))

@@ -6,11 +6,10 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from pydantic import ValidationError
-
+from osmosis_grpc.cli.environment import sets_options
+from osmosis_grpc.console.server_options import ServerOptions
 from osmosis_grpc.errors import DataLoss, InvalidArgument
 from osmosis_grpc.serve.startup import usage_error
-from osmosis_grpc.settings import get_settings, problems
 from osmosis_grpc.storage import JournalError, Reader
 from osmosis_grpc.types import JournaledRollout
 
@@ -44,6 +43,12 @@ def usual_folder(command: str) -> Path | None:
 
     Wrong settings end the command with exit code 2.
     """
+    if not sets_options():
+        return Path(ServerOptions.state_dir)
+    from pydantic import ValidationError
+
+    from osmosis_grpc.settings import get_settings, problems
+
     try:
         chosen = get_settings().server.state_dir
     except ValidationError as error:

@@ -11,25 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from osmosis_grpc.types import JournaledRollout, RolloutState, TrajectoryEvent
+from osmosis_grpc.types import JournaledRollout, RolloutFilter, TrajectoryEvent
+from osmosis_grpc.types.rollout_filter import EVERY
 
 T = TypeVar("T")
 Trajectories = Callable[[str, int], Iterable[TrajectoryEvent]]
 """Takes the id and the attempt of a rollout, and returns all its committed events."""
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutFilter:
-    """Selects the rollouts of a list. The default selects all rollouts."""
-
-    states: Sequence[RolloutState] = ()
-    """Leaves out settled rollouts in other states. With (), no state is left out."""
-    group_id: str = ""
-    unsettled: bool = False
-    """Leaves out all settled rollouts."""
-
-
-EVERY = RolloutFilter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +136,13 @@ class Journal(ABC):
 
     @abstractmethod
     async def entries(
-        self, owner: str, after: int, limit: int, where: RolloutFilter = EVERY
+        self, owner: str, after: int, limit: int, where: RolloutFilter = EVERY, *, newest_first: bool = False
     ) -> Sequence[JournaledRollout]:
         """Return an owner's rollouts with sequence numbers above `after`, in order of acceptance.
 
-        They have no outcomes. The result has every rollout that matches the filter, and possibly others. This method
-        never blocks the event loop for long.
+        With `newest_first`, return those with sequence numbers below `after`, in the reverse order. Then `after` 0
+        means no limit. They have no outcomes. The result has every rollout that matches the filter, and possibly
+        others. This method never blocks the event loop for long.
         """
 
     def find(self, rollout_id: str) -> Sequence[JournaledRollout]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from osmosis_grpc.types import ChatResponse, RolloutMetrics
+from osmosis_grpc.types import ChatResponse, OutcomeSummary, RolloutMetrics
 
 _MOST = 2**48
 """Larger counts of tokens are ignored, because sums of such counts would not fit into their field."""
@@ -73,6 +73,10 @@ class Meter:
         self._prompt_tokens += prompt
         self._response_tokens += reply
         self._max_context = max(self._max_context, prompt + reply)
+
+    def so_far(self) -> OutcomeSummary:
+        """Return the counts of an unfinished rollout."""
+        return OutcomeSummary(chats=self._llm_calls, response_tokens=self._response_tokens)
 
     def tool_recorded(self, latency_ms: float) -> None:
         """Count a tool call that the agent recorded."""

@@ -16,6 +16,7 @@ from osmosis_grpc.types import (
     InitRequest,
     JournaledRollout,
     OutcomeStatus,
+    OutcomeSummary,
     RolloutInfo,
     RolloutOutcome,
     RolloutState,
@@ -154,6 +155,8 @@ class Delivery:
     """The end. It is set when the end is appended to the log, and does not change after that."""
     outcome: RolloutOutcome | None = None
     """The outcome. It is set when the end is committed."""
+    summary: OutcomeSummary | None = None
+    """The summary of an outcome that was read from the journal. None: it is made from the outcome."""
     ended_by: EndedBy = EndedBy()
     end_time: float | None = None
     ended: float | None = None
@@ -252,6 +255,7 @@ class Record:
             tools=entry.tools,
             delivery=Delivery(
                 outcome=entry.outcome,
+                summary=entry.summary if over else None,
                 ended_by=entry.ended_by,
                 end_time=entry.end_time,
                 ended=now if over else None,
@@ -314,6 +318,9 @@ class Record:
 
     def info(self) -> RolloutInfo:
         """Return the state of the rollout, without the outcome."""
+        summary, progress_time = self._summary(), None
+        if self.live:
+            progress_time = self.run.progress_time or self.run.start_time or self.accept_time
         return RolloutInfo(
             rollout_id=self.rollout_id,
             attempt=self.attempt,
@@ -326,4 +333,17 @@ class Record:
             end_time=self.delivery.end_time,
             last_event_number=self.trail.last_event_number,
             undelivered=self.delivery.undelivered,
+            reward=summary.reward,
+            failure_reason=summary.failure_reason,
+            failure_summary=summary.failure_summary,
+            chats=summary.chats,
+            response_tokens=summary.response_tokens,
+            progress_time=progress_time,
         )
+
+    def _summary(self) -> OutcomeSummary:
+        """Return the summary of the outcome. Before the end, return the counts so far."""
+        delivery = self.delivery
+        if delivery.outcome is not None and delivery.summary is None:
+            delivery.summary = OutcomeSummary.of(delivery.outcome)
+        return delivery.summary or self.run.meter.so_far()

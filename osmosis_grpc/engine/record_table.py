@@ -10,10 +10,11 @@ from typing import Any
 from osmosis_grpc.agent.ports import Clock
 from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.fair_shares import Shares
-from osmosis_grpc.engine.journal_port import EVERY, Journal, RolloutFilter
+from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.engine.record import Peer, Record, Tenant
 from osmosis_grpc.errors import AlreadyExists, ResourceExhausted, Unavailable
-from osmosis_grpc.types import JournaledRollout, RolloutRequest
+from osmosis_grpc.types import JournaledRollout, RolloutFilter, RolloutRequest
+from osmosis_grpc.types.rollout_filter import EVERY
 
 MESSAGE_BYTES = 256
 """The approximate memory of a message without its texts, in bytes."""
@@ -91,12 +92,26 @@ class RecordTable:
         attempts = self._records[record.rollout_id].items()
         return [r for a, r in attempts if a < record.attempt and r.accepted.done()]
 
-    async def after(self, sequence: int, owner: str, limit: int, where: RolloutFilter = EVERY) -> AsyncIterator[Record]:
+    async def after(
+        self, sequence: int, owner: str, limit: int, where: RolloutFilter = EVERY, *, newest_first: bool = False
+    ) -> AsyncIterator[Record]:
         """Yield the owner's accepted records with higher sequence numbers, in order of acceptance.
 
+        With `newest_first`, yield those with lower sequence numbers, in the reverse order. Then 0 means no limit.
         `limit` is the number of records that the caller needs. Some yielded records possibly do not match the filter.
         """
-        while page := await self._journal.entries(owner, sequence, min(PAGE, limit), where):
+        if where.only_unsettled:  # every unsettled rollout is in memory
+            found = sorted(self._by_sequence, reverse=newest_first)
+            for count, number in enumerate(found, 1):
+                record = self._by_sequence.get(number)
+                beyond = not sequence or (number < sequence if newest_first else number > sequence)
+                if beyond and record is not None and record.owner == owner and not record.delivery.settled:
+                    yield record
+                if count % SLICE == 0:
+                    await asyncio.sleep(0)
+            return
+        size = min(PAGE, limit)
+        while page := await self._journal.entries(owner, sequence, size, where, newest_first=newest_first):
             for entry in page:
                 sequence = entry.sequence
                 record = self._by_sequence.get(sequence)

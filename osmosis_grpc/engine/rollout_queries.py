@@ -1,15 +1,15 @@
 """Answers questions about rollouts. An owner sees only its own rollouts."""
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from osmosis_grpc.engine.context import EngineContext
-from osmosis_grpc.engine.journal_port import RolloutFilter
 from osmosis_grpc.engine.record import Record
 from osmosis_grpc.engine.resolve_references import resolve_from_journal
 from osmosis_grpc.errors import NotFound, Unavailable
-from osmosis_grpc.types import RolloutInfo, RolloutState, TrajectoryEvent
+from osmosis_grpc.types import RolloutFilter, RolloutInfo, TrajectoryEvent
+from osmosis_grpc.types.rollout_filter import EVERY
 
 
 class Rollouts:
@@ -38,33 +38,22 @@ class Rollouts:
         return replace(info, outcome=await resolve_from_journal(bare, self._context.journal))
 
     async def page(
-        self,
-        owner: str,
-        after: int = 0,
-        limit: int = 100,
-        *,
-        states: Sequence[RolloutState] = (),
-        group_id: str = "",
-        undelivered: bool = False,
+        self, owner: str, after: int = 0, limit: int = 100, where: RolloutFilter = EVERY, *, newest_first: bool = False
     ) -> tuple[list[RolloutInfo], int]:
         """Return a page of the owner's rollouts after a sequence number, and the `after` of the next page.
 
-        If there is no next page, its `after` is 0.
+        The rows are in the order of acceptance, or with `newest_first` in the reverse order. `after` 0 means the first
+        page. If there is no next page, its `after` is 0.
         """
         rows: list[RolloutInfo] = []
         last = 0
-        where = RolloutFilter(states, group_id, unsettled=undelivered)
-        async for record in self._context.table.after(after, owner, limit + 1, where):
-            group = record.init.request.group
-            if not record.accepted.done() or (states and record.state not in states):
-                continue
-            if (group_id and (group is None or group.id != group_id)) or (
-                undelivered and not record.delivery.undelivered
-            ):
+        now = self._context.clock.time()
+        async for record in self._context.table.after(after, owner, limit + 1, where, newest_first=newest_first):
+            if not record.accepted.done() or not where.matches(info := record.info(), now):
                 continue
             if len(rows) == limit:
                 return rows, last
-            rows.append(record.info())
+            rows.append(info)
             last = record.sequence
         return rows, 0
 

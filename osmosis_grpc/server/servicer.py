@@ -77,9 +77,8 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
             self._owner(context),
             wire.parse_page_token(request.page_token),
             min(request.page_size or 100, MAX_PAGE_SIZE),
-            states=wire.states_from_wire(request.states),
-            group_id=request.group_id,
-            undelivered=request.undelivered,
+            wire.FILTER.from_wire(request),
+            newest_first=request.newest_first,
         )
         page_token = str(last) if last else ""
         return pb.ListRolloutsResponse(rollouts=[ROLLOUT.to_wire(row) for row in rows], next_page_token=page_token)

@@ -4,13 +4,14 @@ import asyncio
 import sys
 import uuid
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from osmosis_grpc.engine.journal_port import EVERY, Journal, RolloutFilter, Trajectories
-from osmosis_grpc.types import JournaledRollout, TrajectoryEvent, events
+from osmosis_grpc.engine.journal_port import Journal, Trajectories
+from osmosis_grpc.types import JournaledRollout, RolloutFilter, TrajectoryEvent, events
+from osmosis_grpc.types.rollout_filter import EVERY
 
 T = TypeVar("T")
 
@@ -121,12 +122,16 @@ class MemoryJournal(Journal):
         return rollout.size if rollout else 0
 
     async def entries(
-        self, owner: str, after: int, limit: int, where: RolloutFilter = EVERY
+        self, owner: str, after: int, limit: int, where: RolloutFilter = EVERY, *, newest_first: bool = False
     ) -> Sequence[JournaledRollout]:
         """Return rollouts of the owner and the group, in all states, because this journal does not know the states."""
         found: list[JournaledRollout] = []
         sequences = list(self._entries)
-        for count, sequence in enumerate(sequences[bisect_right(sequences, after) :], 1):
+        if newest_first:
+            wanted = sequences[: bisect_left(sequences, after) if after else None][::-1]
+        else:
+            wanted = sequences[bisect_right(sequences, after) :]
+        for count, sequence in enumerate(wanted, 1):
             entry = self._entries.get(sequence)
             if entry is not None and entry.owner == owner:
                 group = entry.init.request.group

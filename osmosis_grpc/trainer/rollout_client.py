@@ -27,15 +27,17 @@ from osmosis_grpc.types import (
     CancelResult,
     EarlierRun,
     InitRequest,
+    RolloutFilter,
     RolloutInfo,
     RolloutRequest,
     ToolDict,
     TrajectoryEvent,
 )
 from osmosis_grpc.types.annotation import Annotation
+from osmosis_grpc.types.rollout_filter import EVERY
 from osmosis_grpc.types.server_info import DrainResult, ServerInfo
 from osmosis_grpc.wire.annotation import annotate_request
-from osmosis_grpc.wire.control import CANCEL_RESULT, DRAIN_RESULT, SERVER_INFO
+from osmosis_grpc.wire.control import CANCEL_RESULT, DRAIN_RESULT, FILTER, SERVER_INFO
 from osmosis_grpc.wire.event import event_from_wire
 from osmosis_grpc.wire.message import tools_from_wire
 from osmosis_grpc.wire.outcome import EARLIER_RUN
@@ -129,17 +131,41 @@ class RolloutClient:
         answer = await self._call(self._stub.GetRollout, pb.GetRolloutRequest(rollout_id=rollout_id, attempt=attempt))
         return ROLLOUT.from_wire(answer.rollout)
 
-    async def rollouts(self, *, group_id: str = "", undelivered: bool = False) -> AsyncIterator[RolloutInfo]:
-        """Yield the caller's rollouts in the order of their acceptance, page by page."""
+    async def rollouts(
+        self,
+        where: RolloutFilter | None = None,
+        *,
+        group_id: str = "",
+        undelivered: bool = False,
+        newest_first: bool = False,
+    ) -> AsyncIterator[RolloutInfo]:
+        """Yield the caller's rollouts in the order of their acceptance, page by page.
+
+        With `newest_first`, the order is reversed. `where` selects rollouts, or `group_id` and `undelivered` do.
+        Raises TypeError if both are given.
+        """
+        if where is not None and (group_id or undelivered):
+            raise TypeError("where: give all conditions in it, not also group_id or undelivered")
+        chosen = where if where is not None else RolloutFilter(group_id=group_id, undelivered=undelivered)
         token = ""
         while True:
-            request = pb.ListRolloutsRequest(page_token=token, group_id=group_id, undelivered=undelivered)
-            answer = await self._call(self._stub.ListRollouts, request)
-            for row in answer.rollouts:
-                yield ROLLOUT.from_wire(row)
-            token = answer.next_page_token
+            rows, token = await self.page(chosen, token, newest_first=newest_first)
+            for row in rows:
+                yield row
             if not token:
                 return
+
+    async def page(
+        self, where: RolloutFilter = EVERY, token: str = "", *, limit: int = 0, newest_first: bool = False
+    ) -> tuple[list[RolloutInfo], str]:
+        """Return a page of the caller's rollouts, and the token of the next page. After the last page it is empty.
+
+        A page has at most `limit` rows; 0 means the server's default.
+        """
+        request = FILTER.to_wire(where)
+        request.page_token, request.page_size, request.newest_first = token, limit, newest_first
+        answer = await self._call(self._stub.ListRollouts, request)
+        return [ROLLOUT.from_wire(row) for row in answer.rollouts], answer.next_page_token
 
     async def cancel(
         self, rollout_id: str = "", *, group_id: str = "", everything: bool = False, attempt: int = 0, reason: str = ""

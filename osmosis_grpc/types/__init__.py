@@ -21,7 +21,15 @@ from osmosis_grpc.types.outcome import (
     RolloutState,
 )
 from osmosis_grpc.types.requests import Callback, CallbackTls, Group, InitRequest, RolloutRequest, TraceContext
-from osmosis_grpc.types.rollout_info import Activity, CancelResult, Capacity, JournaledRollout, RolloutInfo
+from osmosis_grpc.types.rollout_filter import RolloutFilter
+from osmosis_grpc.types.rollout_info import (
+    Activity,
+    CancelResult,
+    Capacity,
+    JournaledRollout,
+    OutcomeSummary,
+    RolloutInfo,
+)
 from osmosis_grpc.types.samples import ChatRef, ChatReward, PrefixChat, Sample, SampledChat, Segment
 from osmosis_grpc.types.stack_frames import StackFrame
 from osmosis_grpc.types.tensors import RaggedTensor, Tensor
@@ -56,9 +64,11 @@ __all__ = [
     "Logprobs",
     "Message",
     "OutcomeStatus",
+    "OutcomeSummary",
     "PrefixChat",
     "RaggedTensor",
     "Receipt",
+    "RolloutFilter",
     "RolloutInfo",
     "RolloutMetrics",
     "RolloutOutcome",

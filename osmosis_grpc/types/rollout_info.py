@@ -6,7 +6,7 @@ from typing import Literal
 
 from osmosis_grpc.types.earlier_run import EndedBy
 from osmosis_grpc.types.fast_init import fast_init
-from osmosis_grpc.types.outcome import RolloutOutcome, RolloutState
+from osmosis_grpc.types.outcome import RolloutOutcome, RolloutState, clip
 from osmosis_grpc.types.requests import Group, InitRequest
 from osmosis_grpc.types.tool_dicts import ToolDict
 
@@ -17,6 +17,39 @@ class Activity:
 
     description: str
     start_time: float
+
+
+MAX_SUMMARY = 200
+"""The most characters of OutcomeSummary.failure_summary."""
+
+
+@fast_init
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutcomeSummary:
+    """The facts of an outcome that lists show."""
+
+    reward: float | None = None
+    """The reward. If the outcome has none of its own, the mean of its samples' rewards. None without a reward."""
+    failure_reason: str = ""
+    """The reason of its Failure; empty without a failure."""
+    failure_summary: str = ""
+    """The first line of the Failure's message, at most MAX_SUMMARY characters; empty without a failure."""
+    chats: int = 0
+    """The number of answered chats."""
+    response_tokens: int = 0
+
+    @classmethod
+    def of(cls, outcome: RolloutOutcome) -> "OutcomeSummary":
+        """Return the summary of an outcome."""
+        failure, metrics = outcome.failure, outcome.metrics
+        lines = failure.message.strip().splitlines() if failure is not None else []
+        return cls(
+            reward=outcome.mean_reward,
+            failure_reason=str(failure.reason) if failure is not None else "",
+            failure_summary=clip(lines[0][:MAX_SUMMARY]) if lines else "",
+            chats=metrics.num_llm_calls,
+            response_tokens=metrics.response_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +72,14 @@ class RolloutInfo:
     """Whether the rollout has ended and its outcome has not reached the trainer."""
     outcome: RolloutOutcome | None = None
     """The result of the rollout. It is None before the end, and in lists of rollouts."""
+    reward: float | None = None
+    """This and the next four are those of OutcomeSummary. Before the end, the two counts are those so far."""
+    failure_reason: str = ""
+    failure_summary: str = ""
+    chats: int = 0
+    response_tokens: int = 0
+    progress_time: float | None = None
+    """The time of the newest event or tool call, in Unix seconds. None after the end."""
 
 
 @fast_init
@@ -61,6 +102,8 @@ class JournaledRollout:
     state: RolloutState = RolloutState.ACCEPTED
     """ACCEPTED before the start, RUNNING after the start, or the state in which the rollout ended."""
     outcome: RolloutOutcome | None = None
+    summary: OutcomeSummary = OutcomeSummary()
+    """The summary of the outcome, also if `outcome` was not read."""
     ended_by: EndedBy = EndedBy()
     settled: bool = False
     """Whether no further event is possible."""

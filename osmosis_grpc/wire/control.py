@@ -1,13 +1,15 @@
 """control.proto: cancels, lists, event streams, and the information about a server."""
 
+import math
 from collections.abc import Sequence
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
 from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types import CancelResult, Capacity, RolloutState
+from osmosis_grpc.types import CancelResult, Capacity, RolloutFilter, RolloutState
 from osmosis_grpc.types.requests import check_id
 from osmosis_grpc.types.server_info import AgentLoopInfo, DrainResult, ServerInfo, ServerLimits
-from osmosis_grpc.wire.field_conversion import Converter, EnumNames
+from osmosis_grpc.wire import times
+from osmosis_grpc.wire.field_conversion import Codec, Converter, EnumNames
 from osmosis_grpc.wire.message import TOOLS
 from osmosis_grpc.wire.rollout import STATES
 
@@ -49,12 +51,30 @@ def parse_page_token(token: str) -> int:
     return int(token or 0)
 
 
-def states_from_wire(states: Sequence[int]) -> list[RolloutState]:
+def _states_from_wire(states: Sequence[int], path: str) -> tuple[RolloutState, ...]:
     """Returns the states to list. Raises InvalidArgument for an unknown state."""
     known = [STATES.names.get(state) for state in states]
     if None in known:
-        raise InvalidArgument("states", "has an unknown state")
-    return [state for state in known if state is not None]
+        raise InvalidArgument(path, "has an unknown state")
+    return tuple(state for state in known if state is not None)
+
+
+def _number(value: float, path: str) -> float:
+    if math.isnan(value):
+        raise InvalidArgument(path, "is not a number")
+    return value
+
+
+_NUMBER = Codec(float, _number)
+FILTER = Converter(
+    RolloutFilter,
+    pb.ListRolloutsRequest,
+    states=Codec(lambda states: [STATES.numbers[state] for state in states], _states_from_wire),
+    min_reward=_NUMBER,
+    max_reward=_NUMBER,
+    stalled=Codec(times.duration, times.checked_seconds),
+)
+"""Converts a RolloutFilter. The message also has the fields of the page, which the caller sets."""
 
 
 def check_stream(request: pb.StreamEventsRequest) -> None:

@@ -24,7 +24,7 @@ def forked() -> Iterator[Forked]:
         "osmosis_grpc.cli.test",
         "osmosis_grpc.serve.command",
         "osmosis_grpc.serve.json_output",
-        "osmosis_grpc.engine",
+        "osmosis_grpc.engine.engine",
         "osmosis_grpc.policies",
         "osmosis_grpc.rollout.tools",
     ) as started:

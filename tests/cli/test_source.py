@@ -6,7 +6,9 @@ from contextlib import aclosing
 import pytest
 import typer
 
-from osmosis_grpc.cli.source import FolderSource, ServerSource, open_source
+from osmosis_grpc.cli.folder_source import FolderSource
+from osmosis_grpc.cli.server_source import ServerSource
+from osmosis_grpc.cli.source import open_source
 from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.cli.state_folder import SourceError
 from osmosis_grpc.types import RolloutState, events

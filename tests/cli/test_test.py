@@ -114,6 +114,17 @@ def test_c3_some_rows_fail_and_the_last_line_shows_the_first_of_them(test, folde
     reader.close()
 
 
+def test_c3_the_last_line_shows_the_result_of_the_tool_that_failed(forked, test, folder):
+    calls = [{"id": "c", "function": {"name": "divide", "arguments": '{"a": 1, "b": 0}'}}]
+    (folder / "script.json").write_text(json.dumps([{"tool_calls": calls}]))  # the second chat has no reply
+    done = test("--model", "mock:script=script.json", "--row", "1")
+    assert done.returncode == 1
+    command = shlex.split(done.stdout.splitlines()[-1])
+    shown = forked.run("-m", "osmosis_grpc", *command[command.index("show") :], cwd=folder)
+    assert "calls divide" in shown.stdout
+    assert "Error: float division by zero" in shown.stdout
+
+
 def test_c3_a_wrong_key_is_one_error_and_no_row_runs(test, folder):
     with model_server(lambda body: reply("It is 3.")) as server:
         done = test("--model", "tiny", "--base-url", server.url, "--api-key", "sk-wrong")

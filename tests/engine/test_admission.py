@@ -7,7 +7,7 @@ import pytest
 
 from osmosis_grpc.engine import EngineConfig, Tenant
 from osmosis_grpc.errors import NotFound, ResourceExhausted, Unavailable
-from osmosis_grpc.types import InitRequest, OutcomeStatus, RolloutRequest, RolloutState, events
+from osmosis_grpc.types import InitRequest, OutcomeStatus, RolloutFilter, RolloutRequest, RolloutState, events
 
 USER = {"role": "user", "content": "hello"}
 
@@ -298,7 +298,7 @@ async def test_rollouts_are_listed_in_pages(hosting):
             if not place:
                 break
         assert pages == [["r0", "r1", "r2"], ["r3", "r4", "r5"], ["r6"]]
-        queued, _ = await h.engine.rollouts.page("me", states=[RolloutState.QUEUED])
+        queued, _ = await h.engine.rollouts.page("me", where=RolloutFilter(states=[RolloutState.QUEUED]))
         assert [row.rollout_id for row in queued] == ["r3", "r4", "r5", "r6"]
         assert [row.rollout_id for row in (await h.engine.rollouts.page("another"))[0]] == ["theirs"]
 

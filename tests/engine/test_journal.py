@@ -29,6 +29,7 @@ from osmosis_grpc.types import (
     Group,
     InitRequest,
     OutcomeStatus,
+    RolloutFilter,
     RolloutMetrics,
     RolloutRequest,
     RolloutState,
@@ -257,9 +258,11 @@ async def test_lists_go_over_memory_and_disk_in_order_of_acceptance(folder):
             if not place:
                 break
         assert pages == [["r0", "r1", "r2"], ["r3", "r4", "r5"], ["r6"]]
-        rows, _ = await h.engine.rollouts.page("me", states=[RolloutState.RUNNING])
+        rows, _ = await h.engine.rollouts.page("me", where=RolloutFilter(states=[RolloutState.RUNNING]))
         assert [row.rollout_id for row in rows] == ["r1", "r3", "r5"]
-        assert [row.rollout_id for row in (await h.engine.rollouts.page("me", group_id="g"))[0]] == ["r0", "r3", "r6"]
+        assert [
+            row.rollout_id for row in (await h.engine.rollouts.page("me", where=RolloutFilter(group_id="g")))[0]
+        ] == ["r0", "r3", "r6"]
         _, place = await h.engine.rollouts.page("me", 0, 3)
         copy = h.crash()
     async with keeping(copy, Talker(1)) as h:

@@ -17,7 +17,7 @@ from osmosis_grpc.errors import (
     Unavailable,
     Unimplemented,
 )
-from osmosis_grpc.types import Callback, OutcomeStatus, Receipt, RolloutState, events
+from osmosis_grpc.types import Callback, OutcomeStatus, Receipt, RolloutFilter, RolloutState, events
 from tests.waiting import turns
 
 USER = {"role": "user", "content": "hello"}
@@ -192,14 +192,16 @@ async def test_while_it_is_undelivered_it_is_told(hosting):
         info = await h.engine.rollouts.info(record)
         assert (info.state, info.undelivered, info.activity.description) == (RolloutState.COMPLETED, True, "delivering")
         assert info.outcome.reward == 1.0
-        assert [row.rollout_id for row in (await h.engine.rollouts.page("me", undelivered=True))[0]] == ["r1"]
+        assert [
+            row.rollout_id for row in (await h.engine.rollouts.page("me", where=RolloutFilter(undelivered=True)))[0]
+        ] == ["r1"]
         assert h.engine.capacity().undelivered == 1
         assert h.engine.capacity().completed == 2
         h.trainer.answers = []
         await h.settled(record)
         info = record.info()
         assert (info.undelivered, info.activity.description, info.outcome) == (False, "ended", None)
-        assert (await h.engine.rollouts.page("me", undelivered=True)) == ([], 0)
+        assert (await h.engine.rollouts.page("me", where=RolloutFilter(undelivered=True))) == ([], 0)
 
 
 # To another place

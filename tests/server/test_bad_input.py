@@ -147,6 +147,8 @@ BAD_QUERIES = {
     "get a bad id": ("GetRollout", control_pb2.GetRolloutRequest(), "rollout_id"),
     "a foreign page": ("ListRollouts", control_pb2.ListRolloutsRequest(page_token="x"), "page_token"),
     "a state that is none": ("ListRollouts", control_pb2.ListRolloutsRequest(states=[99]), "states"),
+    "a reward that is none": ("ListRollouts", control_pb2.ListRolloutsRequest(min_reward=float("nan")), "min_reward"),
+    "a stall of no time": ("ListRollouts", control_pb2.ListRolloutsRequest(stalled=Duration()), "stalled"),
 }
 
 

@@ -12,7 +12,7 @@ from osmosis_grpc.server import AgentServer
 from osmosis_grpc.storage import Reader, SqliteJournal
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient, Trainer
-from osmosis_grpc.types import Group, OutcomeStatus, RolloutState
+from osmosis_grpc.types import Group, OutcomeStatus, RolloutFilter, RolloutState
 from tests.callback_trainer import CallbackTrainer
 from tests.deployment import USER, Hangs, Talk
 
@@ -85,7 +85,7 @@ async def test_h06_lists_and_long_trajectories_are_read_off_the_event_loop(tmp_p
                 await client.init(rollout_id="h", agent_loop="hangs", messages=[USER], callback=called.callback())
                 rows = [row.rollout_id async for row in client.rollouts(group_id="odd")]
                 assert rows == [f"r{number}" for number in range(1, 12, 2)]
-                page, _ = await server.engine.rollouts.page("", states=[RolloutState.RUNNING])
+                page, _ = await server.engine.rollouts.page("", where=RolloutFilter(states=[RolloutState.RUNNING]))
                 assert [row.rollout_id for row in page] == ["h"]
                 assert [row.rollout_id async for row in client.rollouts(undelivered=True)] == []
         assert threads["entries"]

@@ -94,7 +94,19 @@ async def test_x09_a_damaged_settled_rollout_has_failed(tmp_path, caplog):
         assert "rollout r1 attempt 1 is damaged" in caplog.text
 
 
-@pytest.mark.parametrize("column", ["state = 'FAILED'", "settled = 1", "ended = 3", "positions = x'00'", "size = 7"])
+@pytest.mark.parametrize(
+    "column",
+    [
+        "state = 'FAILED'",
+        "settled = 1",
+        "reward = 9.0",
+        "failure_reason = 'X'",
+        "chats = 77",
+        "ended = 3",
+        "positions = x'00'",
+        "size = 7",
+    ],
+)
 async def test_x09_the_end_of_a_row_is_repaired_from_its_events(tmp_path, caplog, column):
     await written(tmp_path)
     change(tmp_path, f"UPDATE rollouts SET {column} WHERE rollout_id = 'r2'")

@@ -1,20 +1,25 @@
 """The contract of the Journal port, over every backend. Another backend is one more line in BACKENDS."""
 
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
-from osmosis_grpc.engine.journal_port import RolloutFilter
 from osmosis_grpc.storage import MemoryJournal, SqliteJournal
 from osmosis_grpc.types import (
     Annotation,
+    Failure,
     Group,
     InitRequest,
     JournaledRollout,
     OutcomeStatus,
+    OutcomeSummary,
     Receipt,
+    RolloutFilter,
+    RolloutMetrics,
     RolloutOutcome,
     RolloutRequest,
+    RolloutState,
     TrajectoryEvent,
     events,
 )
@@ -33,11 +38,11 @@ class Writer:
         self.numbers = {}
         journal.on_commit = lambda tokens, ok: self.tokens.extend((token, ok) for token in tokens)
 
-    def accept(self, rollout_id, *, owner="me", attempt=1, group=None):
+    def accept(self, rollout_id, *, owner="me", attempt=1, group=None, agent="x", time=1.0):
         request = RolloutRequest(rollout_id=rollout_id, attempt=attempt, messages=[], group=group)
         init, sequence = InitRequest(request=request, digest=b"d"), self.journal.last_sequence + 1
         entry = JournaledRollout(
-            init=init, tools=(), owner=owner, attachment_id="a", sequence=sequence, agent_loop="x", accept_time=1.0
+            init=init, tools=(), owner=owner, attachment_id="a", sequence=sequence, agent_loop=agent, accept_time=time
         )
         self.append(rollout_id, events.Accepted(init), attempt=attempt, entry=entry)
         return entry
@@ -48,8 +53,9 @@ class Writer:
         if self.journal.append(event, 100, (rollout_id, number), entry):
             self.tokens.append(((rollout_id, number), True))
 
-    def end(self, rollout_id, status=OutcomeStatus.COMPLETED):
-        outcome = RolloutOutcome(rollout_id=rollout_id, attempt=1, status=status, result_id="r", finish_reason="stop")
+    def end(self, rollout_id, status=OutcomeStatus.COMPLETED, **more):
+        more = {"result_id": "r", "finish_reason": "stop"} | more
+        outcome = RolloutOutcome(rollout_id=rollout_id, attempt=1, status=status, **more)
         self.append(rollout_id, events.Ended(outcome))
         self.append(rollout_id, events.Delivered(Receipt.RECORDED, "", 1))
 
@@ -131,7 +137,69 @@ async def test_entries_are_an_owners_rollouts_in_order_of_acceptance(opening):
         assert await names("me", 5, 10) == []
         assert await names("me", 0, 10, group_id="g0") == ["r0", "r4"]
         assert await names("you", 0, 10, group_id="g0") == []
-        assert {"r2", "r4"} <= set(await names("me", 0, 10, unsettled=True))
+        assert {"r2", "r4"} <= set(await names("me", 0, 10, undelivered=True))
+
+
+FILTERS = {
+    "states": ({"states": [RolloutState.FAILED]}, ["r2", "r3"]),
+    "several states": ({"states": [RolloutState.FAILED, RolloutState.CANCELLED]}, ["r2", "r3", "r4"]),
+    "agent": ({"agent_loop": "b"}, ["r1", "r3"]),
+    "group": ({"group_id": "g1"}, ["r1", "r3"]),
+    "reason": ({"failure_reasons": ["AGENT_EXCEPTION"]}, ["r2"]),
+    "reasons": ({"failure_reasons": ["AGENT_EXCEPTION", "TOOL_EXCEPTION"]}, ["r2", "r3"]),
+    "least reward": ({"min_reward": 0.5}, ["r1"]),
+    "most reward": ({"max_reward": 0.5}, ["r0"]),
+    "after": ({"accepted_after": 102.0}, ["r2", "r3", "r4"]),
+    "before": ({"accepted_before": 102.0}, ["r0", "r1"]),
+    "two": ({"agent_loop": "b", "states": [RolloutState.COMPLETED]}, ["r1"]),
+    "none": ({"agent_loop": "c"}, []),
+    "unfinished": ({"states": [RolloutState.RUNNING]}, []),
+    "undelivered": ({"undelivered": True}, []),
+    "stalled": ({"stalled": 1.0}, []),
+    "every": ({}, ["r0", "r1", "r2", "r3", "r4"]),
+}
+
+
+@pytest.mark.parametrize(("filters", "names"), FILTERS.values(), ids=FILTERS)
+async def test_c09_a_filter_selects_settled_rollouts(opening, filters, names):
+    async with opening() as writer:
+        for number in range(6):  # the last stays unfinished
+            group, agent = Group(f"g{number % 2}"), "ab"[number % 2]
+            writer.accept(f"r{number}", group=group, agent=agent, time=100.0 + number)
+        writer.accept("theirs", owner="you", agent="b")
+        writer.end("r0", reward=0.25)
+        writer.end("r1", reward=1.0)
+        writer.end("r2", OutcomeStatus.FAILED, failure=Failure("agent", "first\nsecond", reason="AGENT_EXCEPTION"))
+        writer.end("r3", OutcomeStatus.FAILED, failure=Failure("tool", "", reason="TOOL_EXCEPTION"))
+        writer.end("r4", OutcomeStatus.CANCELLED)
+        await writer.committed()
+        where = RolloutFilter(**filters)
+        for newest_first in (False, True):
+            found, after = [], 0
+            while page := await writer.journal.entries("me", after, 2, where, newest_first=newest_first):
+                found += [entry.init.request.rollout_id for entry in page]
+                after = page[-1].sequence
+            expected = names[::-1] if newest_first else names
+            settled = [name for name in found if name != "r5"]
+            assert settled == expected if writer.journal.durable else set(expected) <= set(settled)
+
+
+async def test_c09_an_entry_has_the_summary_of_its_outcome(opening):
+    metrics = RolloutMetrics(num_llm_calls=3, response_tokens=77)
+    async with opening() as writer:
+        writer.accept("r0")
+        writer.accept("r1")
+        writer.end("r0", reward=0.0, metrics=metrics)
+        failure = Failure("agent", "\n" + "x" * 300 + "\ny", reason="AGENT_ERROR")
+        writer.end("r1", OutcomeStatus.FAILED, failure=failure, metrics=metrics)
+        await writer.committed()
+        entries = await writer.journal.entries("me", 0, 10)
+        if writer.journal.durable:
+            entries = [*entries, *writer.journal.find("r0"), *writer.journal.find("r1")]
+            done = OutcomeSummary(reward=0.0, chats=3, response_tokens=77)
+            failed = replace(done, reward=None, failure_reason="AGENT_ERROR", failure_summary="x" * 200)
+            assert [entry.summary for entry in entries] == [done, failed, done, failed]
+            assert {entry.outcome is None for entry in entries[:2]} == {True}
 
 
 async def test_p25_annotations_may_follow_the_end(opening):

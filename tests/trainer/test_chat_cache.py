@@ -9,7 +9,6 @@ import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.engine.journal_port import RolloutFilter
 from osmosis_grpc.errors import CallError, UnknownChat
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import callbacks
@@ -19,6 +18,7 @@ from osmosis_grpc.types import (
     ChatPurpose,
     ChatRequest,
     OutcomeStatus,
+    RolloutFilter,
     RolloutMetrics,
     RolloutOutcome,
     Sample,

@@ -305,10 +305,18 @@ INFO = RolloutInfo(
     last_event_number=2**40,
     undelivered=True,
     outcome=DONE,
+    reward=0.0,
+    failure_reason="AGENT_EXCEPTION",
+    failure_summary="no such city",
+    chats=3,
+    response_tokens=2**33,
+    progress_time=1_700_000_002.5,
 )
 
 
-@pytest.mark.parametrize("info", [INFO, replace(INFO, group=None, start_time=None, end_time=None, outcome=None)])
+@pytest.mark.parametrize(
+    "info", [INFO, replace(INFO, group=None, start_time=None, end_time=None, outcome=None, reward=None)]
+)
 def test_the_state_of_a_rollout_survives(info):
     assert ROLLOUT.from_wire(over_the_wire(ROLLOUT.to_wire(info))) == info
 

@@ -2,13 +2,52 @@
 
 from array import array
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from osmosis_grpc.engine.fair_shares import Shares
+from osmosis_grpc.types import OutcomeSummary, RolloutOutcome
 
 Key = tuple[str, int]
 """A rollout's id and attempt."""
-End = tuple[str, float | None, float | None, int | None, float | None]
-"""State, start time, end time, position of the event Ended, and the time of the end by the journal's clock."""
+
+
+class End(NamedTuple):
+    """The columns of a rollout's row that describe its end, in the order of the checksum `end_sum`.
+
+    The default is that of a rollout which has not ended.
+    """
+
+    state: str = "ACCEPTED"
+    start_time: float | None = None
+    end_time: float | None = None
+    ended: int | None = None
+    """The position of the event Ended."""
+    ended_at: float | None = None
+    """The time of the end, by the journal's clock."""
+    reward: float | None = None
+    failure_reason: str | None = None
+    failure_summary: str | None = None
+    chats: int | None = None
+    response_tokens: int | None = None
+
+    @classmethod
+    def of(
+        cls, outcome: RolloutOutcome, *, start_time: float | None, end_time: float, ended: int, ended_at: float
+    ) -> "End":
+        """Return the columns of an ended rollout."""
+        summary = OutcomeSummary.of(outcome)
+        return cls(
+            outcome.status.value,
+            start_time,
+            end_time,
+            ended,
+            ended_at,
+            summary.reward,
+            summary.failure_reason or None,
+            summary.failure_summary or None,
+            summary.chats,
+            summary.response_tokens,
+        )
 
 
 @dataclass(slots=True)
@@ -28,8 +67,7 @@ class OpenRollout:
     size: int = 0
     """About how many bytes its events take in the file."""
     start_time: float | None = None
-    end: End = ("ACCEPTED", None, None, None, None)
-    """The values in the rollout's row that describe its end."""
+    end: End = End()
     ended: bool = False
     settled: bool = False
     """Whether its last event was appended."""

@@ -11,17 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from osmosis_grpc.engine.journal_port import RolloutFilter
 from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.storage.data_loss import data_loss
 from osmosis_grpc.storage.journal import schema
+from osmosis_grpc.storage.journal.open_trails import OpenTrail, open_trails
 from osmosis_grpc.storage.journal.rows import Dropped, EventRow, RolloutRow, Trail
+from osmosis_grpc.storage.journal.selection import selection
 from osmosis_grpc.storage.sqlite.database import connect, look
 from osmosis_grpc.types import (
     Callback,
     EndedBy,
     InitRequest,
     JournaledRollout,
+    OutcomeSummary,
+    RolloutFilter,
     RolloutRequest,
     RolloutState,
     TrajectoryEvent,
@@ -142,21 +145,20 @@ class Reader:
         rows = self._database.execute("SELECT rollout_id FROM rollouts ORDER BY sequence DESC LIMIT ?", (limit,))
         return list(dict.fromkeys(row[0] for row in rows.fetchall()))
 
-    def entries(self, owner: str, after: int, limit: int, where: RolloutFilter) -> list[JournaledRollout]:
-        """Return rollouts as Journal.entries does. The query applies the filter. Call this method in a snapshot()."""
-        conditions: list[str] = ["sequence > ?", "owner = ?"]
-        values: list[Any] = [after, owner]
-        if where.unsettled:
-            conditions.append("NOT settled")
-        elif where.states:
-            conditions.append(f"(NOT settled OR state IN ({', '.join('?' * len(where.states))}))")
-            values += [state.value for state in where.states]
-        if where.group_id:
-            conditions.append("group_id = ?")
-            values.append(where.group_id)
-        query = f"{_SELECT}WHERE {' AND '.join(conditions)} ORDER BY sequence LIMIT ?"
+    def entries(
+        self, owner: str | None, after: int, limit: int, where: RolloutFilter, *, newest_first: bool = False
+    ) -> list[JournaledRollout]:
+        """Return rollouts as Journal.entries does. The query applies the filter. Call this method in a snapshot().
+
+        Without `owner`, return the rollouts of all owners.
+        """
+        query, values = selection(owner, after, where, newest_first=newest_first)
         rows = self._database.execute(query, (*values, limit)).fetchall()
         return [self.entry(row, row.wrong(), outcome=False) for row in map(RolloutRow._make, rows)]
+
+    def open_trails(self, sequences: Sequence[int]) -> dict[int, OpenTrail]:
+        """Return events of unsettled rollouts, by sequence; see open_trails.py."""
+        return open_trails(self._database, sequences)
 
     def unsettled(self) -> list[tuple[RolloutRow, Trail]]:
         """Return the unsettled rollouts in order of acceptance, with the positions of their events."""
@@ -344,6 +346,7 @@ class Reader:
                 end_time=row.end_time,
                 state=RolloutState(row.state),
                 outcome=ended.outcome if ended is not None and outcome else None,
+                summary=row.summary,
                 ended_by=ended.by if ended is not None else EndedBy(),
             )
         if not row.settled:
@@ -355,6 +358,7 @@ class Reader:
             start_time=row.accept_time,
             end_time=row.accept_time,
             state=RolloutState.FAILED,
+            summary=OutcomeSummary.of(lost),
             outcome=replace(lost, group=request.group, evaluation=request.evaluation) if outcome else None,
         )
 

@@ -8,16 +8,19 @@ import logging
 import sqlite3
 import uuid
 from pathlib import Path
+from typing import Any
 
 from osmosis_grpc.storage.journal import schema
+from osmosis_grpc.storage.journal.open_rollouts import End
 from osmosis_grpc.storage.journal.rows import EventRow, RolloutRow, Trail
 from osmosis_grpc.storage.sqlite.checksum import with_sum
 from osmosis_grpc.types import OutcomeStatus, events
 
 log = logging.getLogger(__name__)
 
-_END = """UPDATE rollouts SET state = ?, start_time = ?, end_time = ?, ended = ?, ended_at = ?, positions = ?,
-    last_event_number = ?, size = ?, settled = ?, end_sum = ? WHERE sequence = ?"""
+_END = """UPDATE rollouts SET state = ?, start_time = ?, end_time = ?, ended = ?, ended_at = ?, reward = ?,
+    failure_reason = ?, failure_summary = ?, chats = ?, response_tokens = ?, positions = ?, last_event_number = ?,
+    size = ?, settled = ?, end_sum = ? WHERE sequence = ?"""
 _COPY = "copy of journal_id"
 """The name of the fact that repeats the journal's id. All cursors and attachments depend on this id."""
 
@@ -92,8 +95,8 @@ def _remake(database: sqlite3.Connection, row: RolloutRow) -> bool:
     Returns False, and writes nothing, if an event is damaged or missing.
     """
     trail = Trail()
-    start_time = end_time = ended = None
-    state, settled = "ACCEPTED", False
+    start_time: float | None = None
+    end, settled = End(), False
     found = database.execute(
         "SELECT * FROM events WHERE sequence = ? AND position >= ? ORDER BY position", (row.sequence, row.accepted)
     )
@@ -103,19 +106,19 @@ def _remake(database: sqlite3.Connection, row: RolloutRow) -> bool:
         if isinstance(kind, events.Started):
             start_time = event.time
         elif isinstance(kind, events.Ended):
-            end_time, ended, state = event.time, event.position, kind.outcome.status.value
+            end = End.of(
+                kind.outcome, start_time=start_time, end_time=event.time, ended=event.position, ended_at=row.accepted_at
+            )
             superseded = (kind.outcome.status, kind.outcome.finish_reason)
             settled = superseded == (OutcomeStatus.CANCELLED, "superseded")
         settled = settled or isinstance(kind, events.Delivered)
     if trail.wrong(row._replace(positions=None, ended=None)):
         return False
-    if ended is None:
-        start_time = None  # the column is empty until the rollout ends
-    positions = None if ended is None else trail.positions.tobytes()
-    last_event_number, size = (1, 0) if ended is None else (len(trail.positions), trail.size)
-    (clock,) = database.execute("SELECT value FROM facts WHERE name = 'clock'").fetchone() or (row.accepted_at,)
-    ended_at = None if ended is None else max(float(clock), row.accepted_at)
-    end = state, start_time, end_time, ended, ended_at, positions, last_event_number, size, int(settled)
-    _, *values = with_sum(b"rollouts.end_sum", (row.sequence, *end))
+    written: tuple[Any, ...] = None, 1, 0, int(settled)
+    if end.ended is not None:
+        (clock,) = database.execute("SELECT value FROM facts WHERE name = 'clock'").fetchone() or (row.accepted_at,)
+        end = end._replace(ended_at=max(float(clock), row.accepted_at))
+        written = trail.positions.tobytes(), len(trail.positions), trail.size, int(settled)
+    _, *values = with_sum(b"rollouts.end_sum", (row.sequence, *end, *written))
     database.execute(_END, (*values, row.sequence))
     return True

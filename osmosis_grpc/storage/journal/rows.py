@@ -4,9 +4,9 @@ from array import array
 from typing import Any, NamedTuple
 
 from osmosis_grpc.storage.journal import schema
-from osmosis_grpc.storage.journal.open_rollouts import OpenRollout
+from osmosis_grpc.storage.journal.open_rollouts import End, OpenRollout
 from osmosis_grpc.storage.sqlite.checksum import event_sum, row_sum, with_sum
-from osmosis_grpc.types import EventKind, JournaledRollout, RolloutState
+from osmosis_grpc.types import EventKind, JournaledRollout, OutcomeSummary
 from osmosis_grpc.wire.event import kind_from_bytes
 from osmosis_grpc.wire.rollout import callback_to_bytes
 
@@ -55,6 +55,11 @@ class RolloutRow(NamedTuple):
     start_time: float | None
     end_time: float | None
     state: str
+    reward: float | None
+    failure_reason: str | None
+    failure_summary: str | None
+    chats: int | None
+    response_tokens: int | None
     accepted: int
     ended: int | None
     positions: bytes | None
@@ -67,6 +72,22 @@ class RolloutRow(NamedTuple):
     accept_sum: int
     end_sum: int
     deaths_sum: int
+
+    @property
+    def end(self) -> End:
+        """The columns that describe the end."""
+        return End._make(getattr(self, name) for name in End._fields)
+
+    @property
+    def summary(self) -> OutcomeSummary:
+        """The summary of the outcome; the default before the end."""
+        return OutcomeSummary(
+            reward=self.reward,
+            failure_reason=self.failure_reason or "",
+            failure_summary=self.failure_summary or "",
+            chats=self.chats or 0,
+            response_tokens=self.response_tokens or 0,
+        )
 
     def wrong(self) -> str:
         """Describe the first checksum that does not match. Returns an empty text if all checksums match."""
@@ -93,6 +114,9 @@ _TYPES: dict[str, tuple[type, object]] = {
     "start_time": (float, None),
     "end_time": (float, None),
     "state": (str, ""),
+    "reward": (float, None),
+    "failure_reason": (str, None),
+    "failure_summary": (str, None),
     "ended": (int, None),
     "positions": (bytes, None),
     "accepted_at": (float, 0.0),
@@ -184,10 +208,11 @@ def accepted_columns(entry: JournaledRollout, accepted: int, accepted_at: float)
 
 def accept_row(entry: JournaledRollout, accepted: int, accepted_at: float) -> tuple[Any, ...]:
     """Return the values of schema.ACCEPT for a rollout that has only its first event."""
-    rest = RolloutState.ACCEPTED.value, 1, 0, 0
-    end = row_sum(b"rollouts.end_sum", (entry.sequence, rest[0], None, None, None, None, None, *rest[1:]))
+    end = End()
+    rest = end.state, 1, 0, 0
+    end_sum = row_sum(b"rollouts.end_sum", (entry.sequence, *end, None, *rest[1:]))
     deaths = 0, schema.deaths_sum(entry.sequence, 0)
-    return *accepted_columns(entry, accepted, accepted_at), *rest, end, *deaths
+    return *accepted_columns(entry, accepted, accepted_at), *rest, end_sum, *deaths
 
 
 def end_row(rollout: OpenRollout, number: int) -> tuple[Any, ...]:
@@ -199,4 +224,4 @@ def end_row(rollout: OpenRollout, number: int) -> tuple[Any, ...]:
 def settle_row(rollout: OpenRollout, number: int) -> tuple[Any, ...]:
     """Return the values of schema.SETTLE."""
     row = end_row(rollout, number)
-    return row[0], *row[6:9], row[-1]
+    return row[0], *row[-5:-2], row[-1]

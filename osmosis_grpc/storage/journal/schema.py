@@ -37,6 +37,11 @@ CREATE TABLE rollouts (
     start_time REAL,
     end_time REAL,
     state TEXT NOT NULL,
+    reward REAL,                           -- this and the next four are those of OutcomeSummary, once it has ended
+    failure_reason TEXT,
+    failure_summary TEXT,
+    chats INTEGER,
+    response_tokens INTEGER,
     accepted INTEGER NOT NULL,             -- positions of these two events
     ended INTEGER,
     positions BLOB,                        -- of all its events, once it has ended: 8 bytes each, little-endian
@@ -52,9 +57,10 @@ CREATE TABLE rollouts (
     UNIQUE (rollout_id, attempt)
 );
 CREATE INDEX rollouts_by_key ON rollouts (owner, idempotency_key) WHERE idempotency_key IS NOT NULL;
-CREATE INDEX rollouts_by_group ON rollouts (owner, group_id, sequence) WHERE group_id IS NOT NULL;
 CREATE INDEX rollouts_unsettled ON rollouts (sequence) WHERE NOT settled;
 CREATE INDEX rollouts_by_end ON rollouts (ended_at) WHERE settled;
+CREATE INDEX rollouts_listed ON rollouts   -- a list with any filter reads this index, and then only the rows it returns
+    (sequence, owner, state, agent_loop, group_id, failure_reason, reward, accept_time, settled) WHERE settled;
 
 CREATE TABLE events (
     position INTEGER PRIMARY KEY,
@@ -94,6 +100,11 @@ _END = (
     "end_time",
     "ended",
     "ended_at",
+    "reward",
+    "failure_reason",
+    "failure_summary",
+    "chats",
+    "response_tokens",
     "positions",
     "last_event_number",
     "size",
@@ -106,8 +117,9 @@ ACCEPT = """INSERT INTO rollouts (sequence, rollout_id, attempt, owner, attachme
     end_sum, deaths, deaths_sum) VALUES {rows}"""
 EVENT = "INSERT INTO events VALUES {rows}"
 END = """UPDATE rollouts SET state = v.column2, start_time = v.column3, end_time = v.column4, ended = v.column5,
-    ended_at = v.column6, positions = v.column7, last_event_number = v.column8, size = v.column9, settled = v.column10,
-    end_sum = v.column11
+    ended_at = v.column6, reward = v.column7, failure_reason = v.column8, failure_summary = v.column9,
+    chats = v.column10, response_tokens = v.column11, positions = v.column12, last_event_number = v.column13,
+    size = v.column14, settled = v.column15, end_sum = v.column16
     FROM (VALUES {rows}) AS v WHERE sequence = v.column1"""
 SETTLE = """UPDATE rollouts SET settled = 1, positions = v.column2, last_event_number = v.column3, size = v.column4,
     end_sum = v.column5 FROM (VALUES {rows}) AS v WHERE sequence = v.column1"""

@@ -24,10 +24,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from osmosis_grpc.engine.journal_port import EVERY, Figures, Journal, RolloutFilter, Trajectories
+from osmosis_grpc.engine.journal_port import Figures, Journal, Trajectories
 from osmosis_grpc.storage.journal import schema
 from osmosis_grpc.storage.journal.credentials import Secrets, has_secrets
-from osmosis_grpc.storage.journal.open_rollouts import Key, OpenRollout, OpenRollouts
+from osmosis_grpc.storage.journal.open_rollouts import End, Key, OpenRollout, OpenRollouts
 from osmosis_grpc.storage.journal.reader import Reader, read_on_thread, unavailable
 from osmosis_grpc.storage.journal.repair import mend
 from osmosis_grpc.storage.journal.retention import Retention
@@ -36,7 +36,8 @@ from osmosis_grpc.storage.journal.writer import Batch, Latest, Row, Token, Write
 from osmosis_grpc.storage.sqlite.checksum import event_sum, with_sum
 from osmosis_grpc.storage.sqlite.database import LockedFile, connect, explained
 from osmosis_grpc.supervise import Supervisor
-from osmosis_grpc.types import JournaledRollout, OutcomeStatus, TrajectoryEvent, events
+from osmosis_grpc.types import JournaledRollout, OutcomeStatus, RolloutFilter, TrajectoryEvent, events
+from osmosis_grpc.types.rollout_filter import EVERY
 from osmosis_grpc.wire.event import kind_to_bytes
 
 CLOCK_INTERVAL = 1.0
@@ -192,8 +193,13 @@ class SqliteJournal(Journal):
         outcome = event.kind.outcome
         rollout.settled = (outcome.status, outcome.finish_reason) == (OutcomeStatus.CANCELLED, "superseded")
         self.open_rollouts.end(rollout)
-        times = rollout.start_time, event.time
-        rollout.end = outcome.status.value, *times, rollout.positions[-1], self._now()
+        rollout.end = End.of(
+            outcome,
+            start_time=rollout.start_time,
+            end_time=event.time,
+            ended=rollout.positions[-1],
+            ended_at=self._now(),
+        )
         batch.rows[schema.END].append(end_row(rollout, event.event_number))
         if rollout.settled:
             batch.after.append(lambda: self.secrets.drop(*rollout.key))
@@ -225,7 +231,7 @@ class SqliteJournal(Journal):
             positions,
             len(positions),
             start_time=row.start_time,
-            end=(row.state, row.start_time, row.end_time, row.ended, row.ended_at),
+            end=row.end,
             ended=True,
             settled=True,
         )
@@ -381,9 +387,12 @@ class SqliteJournal(Journal):
         return self._reader.find_by_key(owner, idempotency_key)
 
     async def entries(
-        self, owner: str, after: int, limit: int, where: RolloutFilter = EVERY
+        self, owner: str, after: int, limit: int, where: RolloutFilter = EVERY, *, newest_first: bool = False
     ) -> Sequence[JournaledRollout]:
-        return await read_on_thread(self.path, lambda reader: reader.entries(owner, after, limit, where))
+        def read(reader: Reader) -> list[JournaledRollout]:
+            return reader.entries(owner, after, limit, where, newest_first=newest_first)
+
+        return await read_on_thread(self.path, read)
 
     async def read_apart(self, read: Callable[[Trajectories], R]) -> R:
         return await read_on_thread(self.path, lambda reader: read(reader.trajectory))
@@ -414,7 +423,7 @@ class SqliteJournal(Journal):
                 trail.positions,
                 len(trail.positions),
                 start_time=entry.start_time,
-                end=(row.state, row.start_time, row.end_time, row.ended, row.ended_at),
+                end=row.end,
                 ended=entry.end_time is not None,
             )
             self.open_rollouts.grow(rollout, trail.size)

@@ -220,6 +220,14 @@ class ListRolloutsRequest(google.protobuf.message.Message):
     STATES_FIELD_NUMBER: builtins.int
     GROUP_ID_FIELD_NUMBER: builtins.int
     UNDELIVERED_FIELD_NUMBER: builtins.int
+    AGENT_LOOP_FIELD_NUMBER: builtins.int
+    FAILURE_REASONS_FIELD_NUMBER: builtins.int
+    MIN_REWARD_FIELD_NUMBER: builtins.int
+    MAX_REWARD_FIELD_NUMBER: builtins.int
+    ACCEPTED_AFTER_FIELD_NUMBER: builtins.int
+    ACCEPTED_BEFORE_FIELD_NUMBER: builtins.int
+    STALLED_FIELD_NUMBER: builtins.int
+    NEWEST_FIRST_FIELD_NUMBER: builtins.int
     page_size: builtins.int
     """The largest number of rows. 0 means 100. The server returns at most
     1,000.
@@ -230,9 +238,39 @@ class ListRolloutsRequest(google.protobuf.message.Message):
     """Only rollouts of this group. Empty means any."""
     undelivered: builtins.bool
     """Only rollouts whose outcome has not reached the trainer."""
+    agent_loop: builtins.str
+    """Only rollouts of this agent loop. Empty means any."""
+    min_reward: builtins.float
+    """Only rollouts with a reward of at least this."""
+    max_reward: builtins.float
+    """Only rollouts with a reward of at most this."""
+    newest_first: builtins.bool
+    """Whether the newest rollout comes first. If not, the rows are in the order
+    of acceptance. It is the same for all pages of a list.
+    """
     @property
     def states(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2.RolloutState.ValueType]:
         """Only rollouts in one of these states. Empty means any state."""
+
+    @property
+    def failure_reasons(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Only rollouts that failed for one of these reasons. Empty means any
+        rollout, failed or not.
+        """
+
+    @property
+    def accepted_after(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """Only rollouts that were accepted at this time or later."""
+
+    @property
+    def accepted_before(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """Only rollouts that were accepted before this time."""
+
+    @property
+    def stalled(self) -> google.protobuf.duration_pb2.Duration:
+        """Only unfinished rollouts that have made no progress for at least this
+        long. Greater than zero.
+        """
 
     def __init__(
         self,
@@ -242,8 +280,21 @@ class ListRolloutsRequest(google.protobuf.message.Message):
         states: collections.abc.Iterable[osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2.RolloutState.ValueType] | None = ...,
         group_id: builtins.str = ...,
         undelivered: builtins.bool = ...,
+        agent_loop: builtins.str = ...,
+        failure_reasons: collections.abc.Iterable[builtins.str] | None = ...,
+        min_reward: builtins.float | None = ...,
+        max_reward: builtins.float | None = ...,
+        accepted_after: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        accepted_before: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        stalled: google.protobuf.duration_pb2.Duration | None = ...,
+        newest_first: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["group_id", b"group_id", "page_size", b"page_size", "page_token", b"page_token", "states", b"states", "undelivered", b"undelivered"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_max_reward", b"_max_reward", "_min_reward", b"_min_reward", "accepted_after", b"accepted_after", "accepted_before", b"accepted_before", "max_reward", b"max_reward", "min_reward", b"min_reward", "stalled", b"stalled"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_max_reward", b"_max_reward", "_min_reward", b"_min_reward", "accepted_after", b"accepted_after", "accepted_before", b"accepted_before", "agent_loop", b"agent_loop", "failure_reasons", b"failure_reasons", "group_id", b"group_id", "max_reward", b"max_reward", "min_reward", b"min_reward", "newest_first", b"newest_first", "page_size", b"page_size", "page_token", b"page_token", "stalled", b"stalled", "states", b"states", "undelivered", b"undelivered"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_max_reward", b"_max_reward"]) -> typing.Literal["max_reward"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_min_reward", b"_min_reward"]) -> typing.Literal["min_reward"] | None: ...
 
 global___ListRolloutsRequest = ListRolloutsRequest
 

@@ -509,6 +509,12 @@ class Rollout(google.protobuf.message.Message):
     LAST_EVENT_NUMBER_FIELD_NUMBER: builtins.int
     UNDELIVERED_FIELD_NUMBER: builtins.int
     OUTCOME_FIELD_NUMBER: builtins.int
+    REWARD_FIELD_NUMBER: builtins.int
+    FAILURE_REASON_FIELD_NUMBER: builtins.int
+    FAILURE_SUMMARY_FIELD_NUMBER: builtins.int
+    CHATS_FIELD_NUMBER: builtins.int
+    RESPONSE_TOKENS_FIELD_NUMBER: builtins.int
+    PROGRESS_TIME_FIELD_NUMBER: builtins.int
     rollout_id: builtins.str
     """The rollout."""
     attempt: builtins.int
@@ -523,6 +529,20 @@ class Rollout(google.protobuf.message.Message):
     """Whether the rollout has ended and its outcome has not reached the
     trainer.
     """
+    reward: builtins.float
+    """The reward of the outcome. If the outcome has none of its own, the mean
+    of the rewards of its samples. Unset without a reward.
+    """
+    failure_reason: builtins.str
+    """The reason of the outcome's Failure. Empty without a failure."""
+    failure_summary: builtins.str
+    """The first line of the Failure's message, at most 200 characters. Empty
+    without a failure.
+    """
+    chats: builtins.int
+    """The number of answered chats so far."""
+    response_tokens: builtins.int
+    """The number of response tokens so far."""
     @property
     def activity(self) -> global___Activity:
         """The current activity."""
@@ -547,6 +567,12 @@ class Rollout(google.protobuf.message.Message):
     def outcome(self) -> osmosis_grpc._gen.osmosis.rollout.v1.outcome_pb2.RolloutOutcome:
         """The outcome, once there is one. Lists leave it out."""
 
+    @property
+    def progress_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """The time of the newest event or tool call. Unset once the rollout has
+        ended.
+        """
+
     def __init__(
         self,
         *,
@@ -562,9 +588,16 @@ class Rollout(google.protobuf.message.Message):
         last_event_number: builtins.int = ...,
         undelivered: builtins.bool = ...,
         outcome: osmosis_grpc._gen.osmosis.rollout.v1.outcome_pb2.RolloutOutcome | None = ...,
+        reward: builtins.float | None = ...,
+        failure_reason: builtins.str = ...,
+        failure_summary: builtins.str = ...,
+        chats: builtins.int = ...,
+        response_tokens: builtins.int = ...,
+        progress_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["accept_time", b"accept_time", "activity", b"activity", "end_time", b"end_time", "group", b"group", "outcome", b"outcome", "start_time", b"start_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["accept_time", b"accept_time", "activity", b"activity", "agent_loop", b"agent_loop", "attempt", b"attempt", "end_time", b"end_time", "group", b"group", "last_event_number", b"last_event_number", "outcome", b"outcome", "rollout_id", b"rollout_id", "start_time", b"start_time", "state", b"state", "undelivered", b"undelivered"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_reward", b"_reward", "accept_time", b"accept_time", "activity", b"activity", "end_time", b"end_time", "group", b"group", "outcome", b"outcome", "progress_time", b"progress_time", "reward", b"reward", "start_time", b"start_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_reward", b"_reward", "accept_time", b"accept_time", "activity", b"activity", "agent_loop", b"agent_loop", "attempt", b"attempt", "chats", b"chats", "end_time", b"end_time", "failure_reason", b"failure_reason", "failure_summary", b"failure_summary", "group", b"group", "last_event_number", b"last_event_number", "outcome", b"outcome", "progress_time", b"progress_time", "response_tokens", b"response_tokens", "reward", b"reward", "rollout_id", b"rollout_id", "start_time", b"start_time", "state", b"state", "undelivered", b"undelivered"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_reward", b"_reward"]) -> typing.Literal["reward"] | None: ...
 
 global___Rollout = Rollout
 

@@ -154,8 +154,8 @@ class RolloutServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListRollouts(self, request, context):
-        """Lists rollouts of the caller in order of acceptance, oldest first, in
-        pages.
+        """Lists rollouts of the caller in order of acceptance, in pages. The oldest
+        rollout is first, unless the request asks for the newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

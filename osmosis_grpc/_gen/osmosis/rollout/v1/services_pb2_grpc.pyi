@@ -105,8 +105,8 @@ class RolloutServiceStub:
         osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.ListRolloutsRequest,
         osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.ListRolloutsResponse,
     ]
-    """Lists rollouts of the caller in order of acceptance, oldest first, in
-    pages.
+    """Lists rollouts of the caller in order of acceptance, in pages. The oldest
+    rollout is first, unless the request asks for the newest first.
     """
 
     StreamEvents: grpc.UnaryStreamMultiCallable[
@@ -235,8 +235,8 @@ class RolloutServiceAsyncStub:
         osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.ListRolloutsRequest,
         osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.ListRolloutsResponse,
     ]
-    """Lists rollouts of the caller in order of acceptance, oldest first, in
-    pages.
+    """Lists rollouts of the caller in order of acceptance, in pages. The oldest
+    rollout is first, unless the request asks for the newest first.
     """
 
     StreamEvents: grpc.aio.UnaryStreamMultiCallable[
@@ -373,8 +373,8 @@ class RolloutServiceServicer(metaclass=abc.ABCMeta):
         request: osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.ListRolloutsRequest,
         context: _ServicerContext,
     ) -> typing.Union[osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.ListRolloutsResponse, collections.abc.Awaitable[osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.ListRolloutsResponse]]:
-        """Lists rollouts of the caller in order of acceptance, oldest first, in
-        pages.
+        """Lists rollouts of the caller in order of acceptance, in pages. The oldest
+        rollout is first, unless the request asks for the newest first.
         """
 
     @abc.abstractmethod

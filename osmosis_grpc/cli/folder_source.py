@@ -1,0 +1,104 @@
+"""Answers questions about rollouts from a server's state folder, also while a server uses it."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from osmosis_grpc.cli.journal_info import damaged_info, ended_info, unfinished_info
+from osmosis_grpc.cli.source_port import Events, Source
+from osmosis_grpc.cli.state_folder import find_attempt, opened
+from osmosis_grpc.storage import Reader
+from osmosis_grpc.types import JournaledRollout, RolloutFilter, RolloutInfo
+
+POLL = 0.2
+"""Seconds between two looks at a journal that another process may write."""
+
+
+class FolderSource(Source):
+    """Reads a state folder, which a server may be using. It shows the rollouts of all owners."""
+
+    def __init__(self, folder: Path) -> None:
+        self.where = f"the state folder {folder}"
+        self._folder = folder
+
+    async def page(
+        self, where: RolloutFilter, token: str = "", *, limit: int = 100, newest_first: bool = False
+    ) -> tuple[list[RolloutInfo], str]:
+        """See Source."""
+        rows: list[RolloutInfo] = []
+        after = last = int(token or 0)
+        with opened(self._folder) as reader:
+            while entries := reader.entries(None, after, limit + 1, where, newest_first=newest_first):
+                for entry, info in zip(entries, _infos(reader, entries), strict=True):
+                    after = entry.sequence
+                    if not where.matches(info, time.time()):
+                        continue
+                    if len(rows) == limit:
+                        return rows, str(last)
+                    rows.append(info)
+                    last = after
+        return rows, ""
+
+    async def get(self, rollout_id: str, attempt: int = 0) -> RolloutInfo:
+        """See Source."""
+        from osmosis_grpc.engine.resolve_references import resolve_references  # lists do not need it
+
+        with opened(self._folder) as reader:
+            entry = find_attempt(reader, self._folder, rollout_id, attempt)
+            outcome = entry.outcome and resolve_references(entry.outcome, reader.trajectory)
+            request = entry.init.request
+            if entry.end_time is None:
+                return unfinished_info(entry, reader.trajectory(request.rollout_id, request.attempt))
+            return ended_info(replace(entry, outcome=outcome))
+
+    async def events(self, rollout_id: str, attempt: int = 0, *, after: int = 0, follow: bool = False) -> Events:
+        """See Source."""
+        position = 0
+        with opened(self._folder) as reader:
+            entry = find_attempt(reader, self._folder, rollout_id, attempt)
+            attempt = entry.init.request.attempt
+            positions = reader.positions(rollout_id, attempt)
+            position = positions[-1] if positions else 0
+            found = list(reader.trajectory(rollout_id, attempt))
+        settled = entry.settled
+        for event in found:
+            if event.event_number > after:
+                yield event
+        while follow and not settled:
+            await asyncio.sleep(POLL)
+            with opened(self._folder) as reader:
+                row = reader.row(rollout_id, attempt)
+                settled = row is None or bool(row.settled)  # the journal may have dropped it
+                found, position = reader.new_events(position, rollout_id, attempt)
+            for event in found:
+                yield event
+
+    async def all_events(self) -> Events:
+        """See Source."""
+        with opened(self._folder) as reader:
+            position = reader.last_position()
+        while True:
+            with opened(self._folder) as reader:
+                found, position = reader.new_events(position)
+            for event in found:
+                yield event
+            if not found:
+                await asyncio.sleep(POLL)
+
+
+def _infos(reader: Reader, entries: Sequence[JournaledRollout]) -> list[RolloutInfo]:
+    """Return the states of rollouts in a journal."""
+    trails = reader.open_trails([entry.sequence for entry in entries if entry.end_time is None])
+    found = []
+    for entry in entries:
+        if entry.end_time is not None:
+            found.append(ended_info(entry))
+        elif entry.damage:
+            found.append(damaged_info(entry))
+        else:
+            trail = trails[entry.sequence]
+            info = unfinished_info(entry, trail.events)
+            found.append(replace(info, progress_time=max(info.progress_time or 0.0, trail.read_from)))
+    return found

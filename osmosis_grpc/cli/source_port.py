@@ -1,0 +1,42 @@
+"""The Source port: rollouts and their events, from a server or from a state folder."""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator
+
+from osmosis_grpc.types import RolloutFilter, RolloutInfo, TrajectoryEvent
+
+Events = AsyncGenerator[TrajectoryEvent, None]
+
+
+class Source(ABC):
+    """Rollouts and their events. Methods raise SourceError."""
+
+    where: str
+    """The server or the folder, for people."""
+
+    async def __aenter__(self) -> "Source":
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        return None
+
+    @abstractmethod
+    async def page(
+        self, where: RolloutFilter, token: str = "", *, limit: int = 100, newest_first: bool = False
+    ) -> tuple[list[RolloutInfo], str]:
+        """Return at most `limit` rollouts without outcomes, and the token of the next page; empty after the last.
+
+        The rollouts are in the order of acceptance, or with `newest_first` in the reverse order.
+        """
+
+    @abstractmethod
+    async def get(self, rollout_id: str, attempt: int = 0) -> RolloutInfo:
+        """Return an attempt of a rollout, the newest by default. After the end, it has its outcome with all tokens."""
+
+    @abstractmethod
+    def events(self, rollout_id: str, attempt: int = 0, *, after: int = 0, follow: bool = False) -> Events:
+        """Yield the events of an attempt with numbers above `after`. With `follow`, yield new ones until the last."""
+
+    @abstractmethod
+    def all_events(self) -> Events:
+        """Yield the new events of all rollouts, without end."""

@@ -1,0 +1,68 @@
+"""Reads what unsettled rollouts do from a journal that another process writes.
+
+The row of a rollout has its positions only after its end, and the table of events is ordered by position. So this reads
+a limited number of positions: the newest ones, and for an older rollout those after its acceptance.
+"""
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from typing import NamedTuple
+
+from osmosis_grpc.storage.journal.rows import EventRow
+from osmosis_grpc.types import TrajectoryEvent
+
+NEWEST = 100_000
+"""The number of positions that are read at the end of the journal."""
+FIRST = 4096
+"""The number of positions that are read after the acceptance of an older rollout."""
+_ACCEPTED = """SELECT sequence, rollout_id, attempt, accepted FROM rollouts
+    WHERE sequence IN (SELECT value FROM json_each(?)) ORDER BY sequence"""
+_BETWEEN = """SELECT * FROM events WHERE position > ? AND position <= ?
+    AND sequence IN (SELECT value FROM json_each(?)) ORDER BY position"""
+_TIME = "SELECT time FROM events WHERE position > ? ORDER BY position LIMIT 1"
+
+
+class OpenTrail(NamedTuple):
+    """Events of an unsettled rollout, in order."""
+
+    events: list[TrajectoryEvent]
+    read_from: float
+    """All events since this time are here, in Unix seconds. 0 if all events are here."""
+
+
+def open_trails(database: sqlite3.Connection, sequences: Sequence[int]) -> dict[int, OpenTrail]:
+    """Return events of unsettled rollouts, by sequence. Leaves damaged events out."""
+    rows = database.execute(_ACCEPTED, (json.dumps(list(sequences)),)).fetchall()
+    if not rows:
+        return {}
+    (last,) = database.execute("SELECT max(position) FROM events").fetchone()
+    newest = max((last or 0) - NEWEST, 0)
+    first = database.execute(_TIME, (newest,)).fetchone()
+    found, names, spans = {}, {}, []
+    for sequence, rollout_id, attempt, accepted in rows:
+        older = accepted <= newest
+        found[sequence] = OpenTrail([], first[0] if older and first else 0.0)
+        names[sequence] = rollout_id, attempt
+        if older:
+            spans.append((accepted - 1, min(accepted + FIRST, newest)))
+    wanted = json.dumps(list(names))
+    for after, until in (*_joined(spans), (newest, last or 0)):
+        with closing(database.execute(_BETWEEN, (after, until, wanted))) as between:
+            for row in map(EventRow._make, between):
+                if row.sound:
+                    event = TrajectoryEvent(*names[row.sequence], row.event_number, row.time, row.read())
+                    found[row.sequence].events.append(event)
+    return found
+
+
+def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the same positions as spans that do not overlap, in order."""
+    found: list[tuple[int, int]] = []
+    for after, until in sorted(spans):
+        if found and after <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], until)
+        else:
+            found.append((after, until))
+    return found

@@ -1,0 +1,164 @@
+"""C9: the list command shows what rollouts do and how they ended, from a server and from its state folder."""
+
+import asyncio
+import json
+import re
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from osmosis_grpc.storage.journal import open_trails
+from osmosis_grpc.trainer import RolloutClient
+from tests.cli.looked_at import record, write_agents
+from tests.processes import run, server_process
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A state folder, and the address of the server that uses it."""
+    folder = tmp_path_factory.mktemp("list")
+    write_agents(folder)
+    with server_process("-m", "agents:Traveller", "--state-dir", "state", cwd=folder) as (_, address):
+        record(address, "good", "bad", "evil", "stuck")
+        yield folder / "state", address
+
+
+@pytest.fixture(params=["server", "folder"])
+def listing(request, served):
+    """Runs the command with options, on the server and on its folder."""
+    folder, address = served
+    where = ("--server", address) if request.param == "server" else ("--state-dir", str(folder))
+    return lambda *options: run("-m", "osmosis_grpc", "list", *where, *options)
+
+
+def rows(done):
+    """The records of rollouts by id, in order. The last record counts them."""
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert found.pop() == {"event": "listed", "rollouts": len(found), "more": False}, done.stderr
+    assert {each.pop("event") for each in found} <= {"rollout"}
+    return {each["rollout_id"]: each for each in found}
+
+
+def test_c09_the_newest_rollout_is_first_and_has_all_columns(listing):
+    found = rows(listing("--json"))
+    assert list(found) == ["stuck", "evil", "bad", "good"]
+    good, bad, stuck = found["good"], found["bad"], found["stuck"]
+    assert (good["agent_loop"], good["state"], good["reward"], good["chats"]) == ("traveller", "COMPLETED", 1.0, 4)
+    assert good["response_tokens"] > 0
+    assert good["activity"] is good["idle"] is good["failure_reason"] is None
+    assert good["elapsed"] == pytest.approx(good["end_time"] - good["accept_time"])
+    assert (bad["failure_reason"], bad["failure_summary"]) == (
+        "AGENT_EXCEPTION",
+        "cannot read 'no such city: Atlantis'",
+    )
+    assert (stuck["state"], stuck["activity"]["description"], stuck["chats"]) == ("RUNNING", "tool forever", 1)
+    assert 0 < stuck["idle"] <= stuck["elapsed"]
+
+
+OPTIONS = {
+    "state": (["--state", "completed"], ["evil", "good"]),
+    "states": (["--state", "FAILED", "--state", "running"], ["stuck", "bad"]),
+    "agent": (["--agent", "other"], []),
+    "group": (["--group", "g"], []),
+    "reason": (["--reason", "agent_exception"], ["bad"]),
+    "reward": (["--min-reward", "0.5", "--max-reward", "1"], ["evil", "good"]),
+    "age": (["--since", "1h"], ["stuck", "evil", "bad", "good"]),
+    "old": (["--before", "1h"], []),
+    "undelivered": (["--undelivered"], []),
+    "stalled": (["--stalled", "10ms"], ["stuck"]),
+    "stalled for long": (["--stalled", "1d"], []),
+    "oldest": (["--oldest"], ["good", "bad", "evil", "stuck"]),
+    "all": (["--limit", "0"], ["stuck", "evil", "bad", "good"]),
+}
+
+
+@pytest.mark.parametrize(("options", "names"), OPTIONS.values(), ids=OPTIONS)
+def test_c09_filters(listing, options, names):
+    assert list(rows(listing("--json", *options))) == names
+
+
+def test_c09_a_stuck_tool_is_in_the_table_with_its_name(listing):
+    done = listing("--stalled", "10ms")
+    assert done.returncode == 0, done.stderr
+    head, row = done.stdout.splitlines()
+    assert head.split() == ["ID", "AGENT", "STATE", "CHATS", "ELAPSED", "IDLE", "ACTIVITY", "TOKENS"]
+    assert re.fullmatch(r"stuck +traveller +RUNNING +1 +\S+ +\S+ +tool forever \S+ +\d+", row), row
+
+
+def test_c09_the_table_has_rewards_and_failures_and_no_escape_sequence(listing):
+    done = listing()
+    assert "AGENT_EXCEPTION: cannot read 'no such city: Atlantis'" in done.stdout
+    assert done.stdout.replace("\n", "").isprintable()
+    assert "more rollouts match; --limit 2 shows more" in listing("--limit", "1").stdout
+    assert "no rollout matches in the s" in listing("--agent", "other").stdout
+
+
+def test_c09_cancelling_the_stuck_rollout_frees_its_slot(tmp_path):
+    write_agents(tmp_path)
+    serve = ("-m", "agents:Traveller", "--state-dir", "state", "--max-concurrent", "1")
+    with server_process(*serve, cwd=tmp_path) as (_, address):
+        record(address, "stuck")
+        found = rows(run("-m", "osmosis_grpc", "list", "--server", address, "--stalled", "10ms", "--json"))
+        assert found["stuck"]["activity"]["description"] == "tool forever"
+
+        async def cancel():
+            async with RolloutClient(address) as client:
+                await client.cancel("stuck")
+
+        asyncio.run(cancel())
+        record(address, "good")  # it gets the only slot
+        found = rows(run("-m", "osmosis_grpc", "list", "--server", address, "--json"))
+        assert (found["stuck"]["state"], found["good"]["state"]) == ("CANCELLED", "COMPLETED")
+
+
+WRONG = {
+    "state": (["--state", "sleeping"], "--state: 'sleeping' is not a state; the states are accepted, queued, running"),
+    "time": (["--since", "soon"], "--since: 'soon' is not a time; name one such as 5s, 10m, 2h or 1d"),
+    "stall": (["--stalled", "0s"], "--stalled: 0 is not a time greater than zero"),
+    "reason": (["--reason", "no such"], "--reason: 'no such' is not a reason"),
+    "reward": (["--min-reward", "nan"], "--min-reward: nan is not a number"),
+    "two sources": (["--server", "127.0.0.1:1", "--state-dir", "x"], "--server and --state-dir exclude each other"),
+    "folder": (["--state-dir", "nowhere"], "there is no journal nowhere/journal.db"),
+}
+
+
+@pytest.mark.parametrize(("options", "told"), WRONG.values(), ids=WRONG)
+def test_c09_a_wrong_option_is_one_line_and_code_2(forked, tmp_path, options, told):
+    done = forked.run("-m", "osmosis_grpc", "list", *options, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"list: {told}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_c09_an_empty_folder_has_no_rollouts(tmp_path):
+    write_agents(tmp_path)
+    with server_process("-m", "agents:Traveller", "--state-dir", "state", cwd=tmp_path):
+        done = run("-m", "osmosis_grpc", "list", "--state-dir", "state", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "there are no rollouts yet in the state folder state\n")
+
+
+def test_c12_a_list_of_a_folder_imports_no_grpc(served):
+    done = run("-X", "importtime", "-m", "osmosis_grpc", "list", "--state-dir", str(served[0]), "--json")
+    assert done.returncode == 0
+    imported = {name.split(".")[0] for name in re.findall(r"\|\s+([\w.]+)\s*$", done.stderr, re.M)}
+    assert "sqlite3" in imported
+    assert not imported & {"grpc", "fastapi", "litellm", "pyarrow", "openai", "pydantic_settings"}
+
+
+def test_c09_an_old_unfinished_rollout_is_read_in_part(served, monkeypatch):
+    """Events between the first positions and the newest ones are not read, so its idle time is a lower bound."""
+    folder, _ = served
+    with closing(sqlite3.connect(f"file:{folder}/journal.db?mode=ro", uri=True)) as database:
+        (sequence,) = database.execute("SELECT sequence FROM rollouts WHERE rollout_id = 'stuck'").fetchone()
+        whole = open_trails.open_trails(database, [sequence])[sequence]
+        assert whole.read_from == 0.0
+        own = database.execute("SELECT position FROM events WHERE sequence = ? ORDER BY position", (sequence,))
+        *_, before_last, _ = (position for (position,) in own.fetchall())
+        (newest,) = database.execute("SELECT max(position) FROM events").fetchone()
+        monkeypatch.setattr(open_trails, "NEWEST", newest - before_last)
+        monkeypatch.setattr(open_trails, "FIRST", 0)
+        part = open_trails.open_trails(database, [sequence])[sequence]
+    assert [event.event_number for event in whole.events] == list(range(1, len(whole.events) + 1))
+    assert [event.event_number for event in part.events] == [1, len(whole.events)]
+    assert whole.events[-2].time <= part.read_from <= whole.events[-1].time
