@@ -1,4 +1,4 @@
-"""osmosis-grpc: serve, validate, test, demo, replay, doctor."""
+"""osmosis-grpc: serve, validate, test, demo, list, show, events, replay, doctor."""
 
 import sys
 from typing import Any

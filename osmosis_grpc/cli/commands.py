@@ -97,7 +97,12 @@ def run_dataset(
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Run at most N rows.")] = None,
     offset: Annotated[int, typer.Option("--offset", metavar="N", min=0, help="Skip the first N rows.")] = 0,
-    row: Annotated[int | None, typer.Option("--row", metavar="N", min=0, help="Run only row N, from 0.")] = None,
+    row: Annotated[
+        int | None, typer.Option("--row", metavar="N", min=0, help="Run only row N, from 0. With -i, begin there.")
+    ] = None,
+    interactive: Annotated[
+        bool, typer.Option("-i", "--interactive", help="Stop before each chat, and ask what to do.")
+    ] = False,
     columns: Annotated[
         list[str] | None,
         typer.Option("--map", metavar="COLUMN=FIELD", help="What a column is, as question=user_prompt; repeatable."),
@@ -145,6 +150,7 @@ def run_dataset(
         limit=limit,
         offset=offset,
         row=row,
+        interactive=interactive,
         output=output,
         save_dir=save_dir,
         replay=replay,

@@ -16,6 +16,10 @@ INDENT = 8
 """The most columns by which a line of a conversation is indented."""
 
 
+CallName = tuple[int, str]
+"""The number of the chat whose reply asks for a call, 0 if it is not known, and the call's id."""
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """How much of a conversation is shown."""
@@ -58,13 +62,14 @@ class Conversation:
     messages: Sequence[Mapping[str, Any]]
     numbers: Mapping[int, int] | None = None
     """The index of a reply to the number of its chat. With None, replies are counted from 1."""
-    tools: Mapping[str, ToolEnd] = field(default_factory=dict)
-    """The id of a call to its end."""
+    tools: Mapping[CallName, ToolEnd] = field(default_factory=dict)
+    """The chat and the id of a call to its end."""
     notes: Mapping[int, str] = field(default_factory=dict)
     """The number of a chat to a remark, such as its latency."""
     view: View = View()
     _paired: list[int] = field(default_factory=list)
     _number: int = 0
+    _at: int = 0
     _hinted: bool = False
 
     def lines(self) -> Iterator[Line]:
@@ -76,7 +81,7 @@ class Conversation:
             number = 0
             if turn[0].get("role") == "assistant":
                 number = next(counted) if self.numbers is None else self.numbers.get(seen, 0)
-            self._number = number or self._number
+            self._number, self._at = number or self._number, seen
             for message in turn[: most - shown]:
                 yield from self._message(message, number)
             shown += len(turn)
@@ -115,17 +120,8 @@ class Conversation:
 
     def _result(self, call_id: str) -> Iterator[Line]:
         """Yield the lines of a call's result: of the conversation's, or else of the tool's own end."""
-        end = self.tools.get(call_id, NOT_KNOWN)
-        found = next(
-            (
-                message
-                for message in self.messages
-                if message.get("role") == "tool"
-                and str(message.get("tool_call_id")) == call_id
-                and id(message) not in self._paired
-            ),
-            None,
-        )
+        end = self.tools.get((self._number, call_id)) or self.tools.get((0, call_id)) or NOT_KNOWN
+        found = self._answer(call_id)
         if found is not None:
             self._paired.append(id(found))
         result = found if found is not None else end.message
@@ -136,6 +132,16 @@ class Conversation:
             yield from self._text(f"error{took}", end.error, "error")
         else:
             yield Line.of(end.missing, "note")
+
+    def _answer(self, call_id: str) -> Mapping[str, Any] | None:
+        """Return the tool message that answers a call of the present reply. Later replies can use the id again."""
+        for message in self.messages[self._at + 1 :]:
+            if any(str(call.get("id")) == call_id for call in mappings(message.get("tool_calls"))):
+                return None
+            answers = message.get("role") == "tool" and str(message.get("tool_call_id")) == call_id
+            if answers and id(message) not in self._paired:
+                return message
+        return None
 
     def _reasoning(self, label: str, thought: str) -> Iterator[Line]:
         if self.view.reasoning:
@@ -185,10 +191,10 @@ def reasoning_of(message: Mapping[str, Any]) -> tuple[str, Any]:
 
 def text_of(content: Any) -> str:
     """Return the content of a message as text. Parts that are no text are named by their type and size."""
-    if isinstance(content, str):
-        return content
+    if isinstance(content, str) or content is None:
+        return content or ""
     parts = mappings(content)
-    if not parts or len(parts) != len(content):
+    if not parts or len(parts) < len(content):
         return json.dumps(content, ensure_ascii=False, default=str)
     texts = []
     for part in parts:

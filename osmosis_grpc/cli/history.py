@@ -4,7 +4,7 @@ from collections.abc import AsyncIterable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from osmosis_grpc.cli.conversation import ToolEnd, mapping
+from osmosis_grpc.cli.conversation import CallName, ToolEnd, mapping
 from osmosis_grpc.types import ChatRequest, Message, RolloutOutcome, RolloutRequest, Sample, TrajectoryEvent, events
 
 MAIN = "main"
@@ -202,18 +202,16 @@ class History:
         newest = max(chats, key=lambda chat: chat.asked.chat_number)
         return [*newest.messages, newest.answered.response.message] if newest.answered else newest.messages
 
-    def tool_ends(self, sample: str, now: float | None) -> dict[str, ToolEnd]:
-        """Return the ends of a sample's tool calls by call id. `now` is None for an ended rollout."""
+    def tool_ends(self, sample: str, now: float | None) -> dict[CallName, ToolEnd]:
+        """Return the ends of a sample's tool calls. `now` is None for an ended rollout."""
         found = {}
         for tool in self.tools:
             if tool.sample != sample:
                 continue
             missing = "it did not return" if now is None else f"it runs, for {max(0.0, now - tool.began):.1f} s"
             end = tool.returned
-            if end is None:
-                found[tool.id] = ToolEnd(missing=missing)
-            else:
-                found[tool.id] = ToolEnd(end.latency, end.error, end.message)
+            known = ToolEnd(missing=missing) if end is None else ToolEnd(end.latency, end.error, end.message)
+            found[tool.chat_number, tool.id] = known
         return found
 
     def notes(self, sample: str) -> dict[int, str]:

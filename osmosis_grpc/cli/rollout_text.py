@@ -162,10 +162,18 @@ class RolloutText:
         for frame in failure.frames:
             text = f"{frame.file}:{frame.line} in {frame.function}: {frame.code}"
             yield from (each.indented(2) for each in self._wrapped(text))
-        chat = self._history.chats.get(self._history.last) if self._history.last else None
-        if chat is not None:
-            yield Line.of(f"the last turn, {_turn_name(*chat.name)}:", "head", 2)
-            yield from (line.indented(4) for line in self._reply(chat, MOST_FAILING_LINES))
+        yield from self._last_turns()
+
+    def _last_turns(self) -> Iterator[Line]:
+        """Yield the last turn, after the last turn with tools if that is an earlier one."""
+        history = self._history
+        last = history.chats.get(history.last) if history.last else None
+        calling = next((history.chats.get((tool.sample, tool.chat_number)) for tool in reversed(history.tools)), None)
+        shown = [("the last tools, turn", calling)] if calling is not last else []
+        for title, chat in (*shown, ("the last turn,", last)):
+            if chat is not None:
+                yield Line.of(f"{title} {_turn_name(*chat.name)}:", "head", 2)
+                yield from (line.indented(4) for line in self._reply(chat, MOST_FAILING_LINES))
 
     def turns(self) -> list[Chat]:
         """Return the chats that are wanted."""

@@ -77,9 +77,9 @@ class Screen:
     def fitted(self, text: str) -> str:
         """Return a text cut to one line of the screen."""
         text = printable(text.expandtabs(4))
-        if columns(text) <= self.width:
+        if _end_of_piece(text, 0, self.width) == len(text):
             return text
-        return next(_pieces(text, self.width - 4)) + " ..."
+        return text[: _end_of_piece(text, 0, self.width - 4)] + " ..."
 
 
 def columns(text: str) -> int:
@@ -93,27 +93,30 @@ def wrapped(text: str, width: int, more: int = 2) -> Iterator[str]:
     Later pieces are indented by `more` columns. Breaks are at blanks if possible. Control characters are escaped.
     """
     text = printable(text.expandtabs(4))
-    indent = ""
-    while columns(text) > width - len(indent):
-        piece = next(_pieces(text, width - len(indent)))
-        blank = piece.rstrip().rfind(" ")
-        if text[len(piece)] != " " and blank > len(piece) // 2:
-            piece = piece[:blank]
-        yield indent + piece.rstrip()
-        text, indent = text[len(piece) :].lstrip(" "), " " * more
-    if text or not indent:
-        yield indent + text
+    start, indent = 0, 0
+    while True:
+        end = _end_of_piece(text, start, width - indent)
+        if end == len(text):
+            break
+        blank = text.rfind(" ", start, end + 1)
+        if blank > start + (end - start) // 2 and text[start:blank].strip():
+            end = blank
+        yield " " * indent + text[start:end].rstrip()
+        start, indent = end, more
+        while start < len(text) and text[start] == " ":
+            start += 1
+    if start < len(text) or not indent:
+        yield " " * indent + text[start:]
 
 
-def _pieces(text: str, width: int) -> Iterator[str]:
-    """Yield pieces of a text with at most `width` columns."""
-    start = used = 0
-    for at, char in enumerate(text):
-        used += _columns(char)
-        if used > width:
-            yield text[start:at]
-            start, used = at, _columns(char)
-    yield text[start:]
+def _end_of_piece(text: str, start: int, width: int) -> int:
+    """Return the end of the longest piece from `start` with at most `width` columns, and at least one character."""
+    used = 0
+    for at in range(start, len(text)):
+        used += _columns(text[at])
+        if used > width and at > start:
+            return at
+    return len(text)
 
 
 def _columns(char: str) -> int:

@@ -30,8 +30,9 @@ LOST_AFTER = 120.0
 class ServerSource(Source):
     """Asks a running server. It shows the rollouts of the token's owner."""
 
-    def __init__(self, target: str, credentials: Credentials) -> None:
+    def __init__(self, target: str, credentials: Credentials, why: str = "") -> None:
         self.where = f"the server {target}"
+        self._why = why
         self._target = target
         self._credentials = credentials
 
@@ -102,16 +103,20 @@ class ServerSource(Source):
         except NotFound as error:
             raise SourceError(f"{error} on {self.where}; list shows the rollouts that the token may see") from None
         except CallError as error:
-            raise SourceError(f"{self.where}: {error}; --server, --token and --tls say how to reach it") from None
+            how = "--server, --token and --tls say how to reach it"
+            raise SourceError(f"{self._why}{self.where}: {error}; {how}") from None
 
 
-def server_source(command: str, options: SourceOptions) -> ServerSource:
-    """Return the source for the server of the options. A wrong option ends the command with exit code 2."""
+def server_source(command: str, options: SourceOptions, why: str = "") -> ServerSource:
+    """Return the source for the server of the options. A wrong option ends the command with exit code 2.
+
+    `why` begins the message about a server that cannot be reached. It says why the command asks this server.
+    """
     try:
         target = host_port(options.server or SERVER)
         credentials = _credentials(options)
         credentials.check_target(target)
-        return ServerSource(target, credentials)
+        return ServerSource(target, credentials, why)
     except ValueError as error:
         usage_error(command, str(error).replace("--target-", "--").replace("pass insecure=True", "pass --insecure"))
 

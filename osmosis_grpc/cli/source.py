@@ -20,16 +20,19 @@ def open_source(command: str, options: SourceOptions) -> Source:
     """
     if options.server is not None and options.state_dir is not None:
         usage_error(command, "--server and --state-dir exclude each other; name one of them")
-    folder = None
+    folder, why = None, ""
     if options.state_dir is not None:
         folder = state_folder(command, options.state_dir)
     elif options.server is None:
         usual = usual_folder(command)
-        folder = usual if usual is not None and (usual / "journal.db").exists() else None
+        if usual is not None and (usual / "journal.db").exists():
+            folder = usual
+        elif usual is not None:
+            why = f"there is no journal in {usual}, and "
     if folder is not None:
         from osmosis_grpc.cli.folder_source import FolderSource
 
         return FolderSource(folder)
     from osmosis_grpc.cli.server_source import server_source
 
-    return server_source(command, options)
+    return server_source(command, options, why)

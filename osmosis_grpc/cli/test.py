@@ -12,6 +12,7 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.loader import LoadError, load_agent_loops
 from osmosis_grpc.agent.source_version import AgentVersion
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
+from osmosis_grpc.cli.interactive import Session, SteppedPolicy, check_terminal
 from osmosis_grpc.cli.program import program
 from osmosis_grpc.cli.run_display import Display, failure_text, figures, row_line, shown
 from osmosis_grpc.cli.transcript import counted, transcript
@@ -46,6 +47,8 @@ T = TypeVar("T")
 MOST_FAILURES = 10
 """With --quiet, the summary names at most this many rows that failed."""
 INTERRUPTED = 130
+LONGEST = 604_800.0
+"""The most seconds of a row in a session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +73,7 @@ class Options:
     price: str | None
     concurrency: int
     timeout: float
+    interactive: bool
     quiet: bool
     plain: bool
     debug: bool
@@ -117,6 +121,12 @@ def _prepare(options: Options) -> _Prepared:
         usage_error("test", "-m or --module names the agent loop: test -m MODULE:ATTR -d FILE")
     if not options.dataset:
         usage_error("test", "-d or --dataset names the dataset: test -m MODULE:ATTR -d FILE")
+    if options.interactive:
+        problem = check_terminal() if not options.json else "-i shows a session on stdout; leave out --json"
+        if problem:
+            usage_error("test", problem)
+        if options.offset or options.limit is not None:
+            usage_error("test", "-i lets you go to any row; leave out --offset and --limit")
     if options.row is not None and (options.offset or options.limit is not None):
         usage_error("test", "--row runs one row; leave out --offset and --limit")
     params = {"temperature": options.temperature, "max_tokens": options.max_tokens}
@@ -132,7 +142,7 @@ def _prepare(options: Options) -> _Prepared:
     if len(loops) != 1:
         usage_error("test", f"{options.module} has {counted(len(loops), 'agent loop')}; name one of them")
     dataset = Dataset(options.dataset, columns)
-    offset, limit = (options.row, 1) if options.row is not None else (options.offset, options.limit)
+    offset, limit = _chosen(options)
     recorded = RunFolder.open(options.replay) if options.replay else None
     return _Prepared(
         loops[0],
@@ -145,12 +155,20 @@ def _prepare(options: Options) -> _Prepared:
         RunConfig(
             max_turns=options.max_turns,
             completion_params=params,
-            concurrency=options.concurrency,
-            agent_timeout=options.timeout,
+            concurrency=1 if options.interactive else options.concurrency,
+            agent_timeout=LONGEST if options.interactive else options.timeout,
+            stalled_after=LONGEST if options.interactive else RunConfig().stalled_after,
             free=recorded is not None,
             price=price,
         ),
     )
+
+
+def _chosen(options: Options) -> tuple[int, int | None]:
+    """Return the number of the first row, and the most rows. A session can go to every row."""
+    if options.row is None or options.interactive:
+        return options.offset, options.limit
+    return options.row, 1
 
 
 def _parsed(option: str, parse: Callable[[Any], T], value: Any) -> T:
@@ -200,10 +218,12 @@ class _Test:
         options, prepared, began = self._options, self._prepared, time.monotonic()
         self._out.write("started", run=str(self._folder.path), **self._folder.about)
         interrupted, problem = False, ""
-        show = {name: getattr(options, name) for name in ("quiet", "plain", "json", "debug")}
-        with shown(self._out, prepared.total, **show) as display:
+        show = {name: getattr(options, name) for name in ("quiet", "json", "debug")}
+        plain = options.plain or options.interactive
+        rows = self._session if options.interactive else self._rows
+        with shown(self._out, prepared.total, plain=plain, **show) as display:
             try:
-                run_in_daemon_thread(lambda: self._rows(display))
+                run_in_daemon_thread(lambda: rows(display))
             except KeyboardInterrupt:
                 interrupted = True
             except (DatasetError, JournalError, OSError) as error:  # the file has changed since it was checked
@@ -214,15 +234,28 @@ class _Test:
             return 2
         if problem:
             usage_error("test", problem)
-        return INTERRUPTED if interrupted else 1 if self._summary.failed else 0
+        return INTERRUPTED if interrupted else 1 if self._summary.failed and not options.interactive else 0
+
+    @property
+    def _policy(self) -> Policy:
+        policy = self._prepared.policy if self._prepared.model is None else self._prepared.model.policy
+        assert policy is not None
+        return policy
 
     async def _rows(self, display: Display) -> None:
+        """Run the chosen rows."""
         prepared = self._prepared
-        policy = prepared.policy if prepared.model is None else prepared.model.policy
-        assert policy is not None
-        run = Run(prepared.agent_loop, policy, self._folder, prepared.config)
+        run = Run(prepared.agent_loop, self._policy, self._folder, prepared.config)
         rows = prepared.dataset.rows(prepared.offset, prepared.limit)
         await run.run(rows, lambda result, outcome: self._ended(display, result, outcome))
+
+    async def _session(self, display: Display) -> None:
+        """Run the rows that the user chooses, step by step."""
+        prepared = self._prepared
+        session = Session(prepared.dataset, self._options.row or 0, prepared.total)
+        run = Run(prepared.agent_loop, SteppedPolicy(self._policy, session), self._folder, prepared.config)
+        session.leave = run.cancel
+        await run.run(session.rows(), lambda result, outcome: self._ended(display, result, outcome))
 
     def _ended(self, display: Display, result: RowResult, outcome: RolloutOutcome | None) -> None:
         self._summary.add(result)

@@ -23,7 +23,7 @@ def transcript(outcome: RolloutOutcome, runs: Sequence[ToolRun], chats: Chats = 
     """
     timed = [run for run in runs if run.latency is not None]
     for name, sample in (outcome.samples or {"no chat": Sample()}).items():
-        tools = {run.call_id: ToolEnd(run.latency) for run in timed if run.sample in ("", name)}
+        tools = {(0, run.call_id): ToolEnd(run.latency) for run in timed if run.sample in ("", name)}
         yield from sample_lines(name, sample, chats, Conversation(sample.messages, tools=tools))
         for line in reward_lines(sample, several=len(outcome.samples) > 1):
             yield _line(f"  {line}")

@@ -25,6 +25,8 @@ class Row:
     """The reference answer."""
     metadata: Mapping[str, Any]
     """The other columns, the label as `ground_truth`, and the row's number as `row_index`."""
+    attempt: int = 1
+    """The attempt of the row's rollout. A row that runs again in the same run has a higher one."""
 
 
 class Dataset:

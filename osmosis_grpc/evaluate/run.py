@@ -42,6 +42,8 @@ class RunConfig:
     """Whether replies cost nothing, because they are recorded."""
     price: Price | None = None
     """The price of tokens, if the user gave it."""
+    stalled_after: float = 60.0
+    """A rollout that makes no progress for this many seconds is in the log."""
     trainer_grace: float = 120.0
     """While the model server is down or refuses calls for now, a chat is tried again for this many seconds."""
 
@@ -58,6 +60,12 @@ class Run:
         self._policy = policy
         self._folder = folder
         self._config = config
+        self._running: Engine | None = None
+
+    def cancel(self, rollout_id: str) -> None:
+        """End a running rollout as CANCELLED. Call it on the event loop."""
+        if self._running is not None:
+            self._running.cancel("", rollout_id=rollout_id, reason="cancelled by the user")
 
     async def run(self, rows: Iterator[Row], on_result: OnResult) -> None:
         """Run a rollout for each row, and write its result into the folder. Raises DatasetError of `rows`.
@@ -67,6 +75,7 @@ class Run:
         threads = DaemonThreads()
         error: DatasetError | None = None
         async with self._engine() as engine:
+            self._running = engine
 
             async def work() -> None:
                 nonlocal error
@@ -101,6 +110,7 @@ class Run:
                 max_concurrent=self._config.concurrency,
                 agent_timeout=self._config.agent_timeout,
                 trainer_grace=self._config.trainer_grace,
+                stalled_after=self._config.stalled_after,
                 record_ttl=KEPT,
             )
             engine = Engine([self._agent_loop], config, journal=journal, supervisor=supervisor)
@@ -126,6 +136,7 @@ class Run:
 
         request = RolloutRequest(
             rollout_id=self._folder.rollout_id(row.number),
+            attempt=row.attempt,
             messages=row.messages,
             completion_params=dict(self._config.completion_params),
             max_turns=self._config.max_turns,

@@ -148,5 +148,6 @@ PAGES = {
         "docs/trainers.md",
         "docs/operators.md",
         "docs/implementers.md",
+        "docs/look.md",
     )
 }

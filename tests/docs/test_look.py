@@ -1,0 +1,30 @@
+"""docs/look.md shows what its commands print."""
+
+import re
+
+import pytest
+
+from tests.docs.pages import PAGES, Reader, blocks_of
+
+
+def steady(text):
+    """The lines of a text without what differs in each run."""
+    text = re.sub(r"\d+-\d+-\d+ \d+:\d+:\d+Z", "DATE", text)
+    text = re.sub(r"version [0-9a-f]+", "version V", text)
+    text = re.sub(r"\d+\.\d+ (m?s)\b( \(\d+ %\))?", r"T \1", text)
+    text = re.sub(r"\d+ (tokens|prompt tokens|response tokens)", r"N \1", text)
+    return " ".join(text.split())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+async def test_the_page_shows_what_show_prints(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = PAGES["docs/look.md"]
+    with Reader(tmp_path) as reader:
+        for block in blocks_of(page):
+            await reader.run(block)
+    shown = re.findall(r"```text\n(.*?)```", page.read_text(), re.S)
+    assert len(shown) == 2
+    for text in shown:
+        assert any(steady(text) in steady(printed) for printed in reader.output), text
