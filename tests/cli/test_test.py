@@ -17,7 +17,7 @@ import pytest
 
 from osmosis_grpc.storage import Reader
 from tests.model_server import KEY, model_server, reply
-from tests.processes import run
+from tests.processes import ROOT, run
 
 AGENT = '''
 import os
@@ -207,6 +207,41 @@ def test_c3_an_output_file_that_cannot_be_written_is_an_error(test):
     done = test("--model", "mock:echo", "-o", "none/out.json")
     assert done.returncode == 2
     assert done.stderr == "test: -o none/out.json: cannot be written: No such file or directory\n"
+
+
+def saved(path, rows):
+    """Write rows in the format of the file's name."""
+    if path.suffix == ".parquet":
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        parquet.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix == ".csv":
+        path.write_text("\n".join(",".join(line) for line in [rows[0].keys(), *(row.values() for row in rows)]))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path.name
+
+
+@pytest.mark.parametrize("end", ["json", "jsonl", "csv", "parquet"])
+def test_c3_the_example_of_the_sdk_runs_on_its_data_in_every_format(forked, folder, end):
+    seeds = ROOT / "tests" / "seeds"
+    parts = (seeds / "preamble.py", seeds / "blocks" / "seed000_01_calculator.py")
+    (folder / "server.py").write_text("\n".join(part.read_text() for part in parts))
+    name = saved(folder / f"test_data.{end}", [{key.upper(): value for key, value in row.items()} for row in ROWS])
+    options = ("-m", "server:agent_loop", "-d", name, "--model", "mock:tools", "--limit", "2", "-o", "results.json")
+    done = forked.run("-m", "osmosis_grpc", "test", *options, cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    written = json.loads((folder / "results.json").read_text())
+    assert {"total", "passed", "failed", "total_duration_ms", "total_tokens"} <= written["summary"].keys()
+    for number, result in enumerate(written["results"]):
+        assert (result["row_index"], result["success"], result["error"]) == (number, True, None)
+        assert (result["reward"], result["finish_reason"]) == (1.0, "stop")
+        usage = result["token_usage"]
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+        assert (usage["num_llm_calls"], result["duration_ms"] > 0) == (3, True)
 
 
 def test_c3_quiet_prints_only_the_summary(test, folder):
