@@ -2,6 +2,8 @@
 
 import asyncio
 import contextvars
+import inspect
+import reprlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -107,7 +109,10 @@ class SyncRolloutContext:
         self._call(lambda: self._context.log_event(event_name, **data))
 
     def wait(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Call an async function on the server's event loop, and wait for its result."""
+        """Call an async function on the server's event loop, and wait for its result.
+
+        Raises the exception of the function, and TypeError if it is not async.
+        """
         return self._wait(work)
 
     def close(self) -> None:
@@ -139,7 +144,14 @@ class SyncRolloutContext:
         if self._closed:
             future.set_exception(RolloutEndedError("the rollout has ended"))
             return
-        task = child(CALL, work(), context=self._variables.copy())
+        try:
+            coroutine: Any = work()
+            if not inspect.iscoroutine(coroutine):
+                raise TypeError(f"ctx.wait calls an async function; this one returned {reprlib.repr(coroutine)}")
+            task = child(CALL, coroutine, context=self._variables.copy())
+        except BaseException as error:  # the thread waits for the future
+            future.set_exception(error)
+            return
         self._tasks.add(task)
         task.add_done_callback(partial(self._done, future))
 

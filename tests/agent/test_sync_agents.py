@@ -172,6 +172,13 @@ async def test_the_context_is_refused_on_the_event_loop_and_after_the_end():
         await asyncio.to_thread(kept[0].chat, [USER])
 
 
+@pytest.mark.parametrize(("work", "message"), [(lambda: 5, "this one returned 5"), (lambda: 1 // 0, "modulo by zero")])
+async def test_a_wait_for_something_else_than_a_coroutine_is_an_error_of_the_agent(work, message):
+    outcome = await asyncio.wait_for(run_rollout(agent(lambda ctx: ctx.wait(work)), EchoPolicy(), [USER]), 20)
+    assert (outcome.status, outcome.failure.boundary) == (OutcomeStatus.FAILED, "agent")
+    assert message in outcome.failure.message
+
+
 async def test_a_sync_agent_continues_after_a_restart_of_the_server(tmp_path):
     asked, go_on = [], asyncio.Event()
 
