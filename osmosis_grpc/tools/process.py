@@ -1,8 +1,8 @@
 """Runs a program in a workspace: with its own process group, a time limit, and the last lines of its output.
 
-At the end of a run, the process group gets SIGTERM, then SIGKILL, and then every process with the workspace's marker in its
-environment gets SIGKILL. Only a process that has left the group and cleared its environment survives. The server is not
-forked (Python's subprocess uses vfork here).
+At the end of a run, the process group gets SIGTERM, then SIGKILL, and then every process with the workspace's marker in
+its environment gets SIGKILL. Only a process that has left the group and cleared its environment survives. The server is
+not forked (Python's subprocess uses vfork here).
 """
 
 import asyncio

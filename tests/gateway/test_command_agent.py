@@ -188,6 +188,57 @@ async def test_a_failed_chat_that_ends_the_program_is_the_trainers_failure(tmp_p
     assert (outcome.status, outcome.reward) == (COMPLETED, 0.0)
 
 
+async def test_a_failure_after_a_failed_chat_has_the_output_of_the_program(tmp_path):
+    def refuses_once(request):
+        if request.messages[-1]["content"] == "bad":
+            raise InvalidArgument("messages", "are too long")
+        return policy(request)
+
+    program = """
+try:
+    ask([{"role": "user", "content": "bad"}])
+except Exception:
+    pass
+"""
+    failure = (await outcome_of(tmp_path, program + "raise KeyError('my own bug')", refuses_once)).failure
+    assert (failure.boundary, failure.retryable) == ("trainer", False)
+    assert "are too long; then the program ended with exit code 1: KeyError: 'my own bug'\nTraceback" in failure.message
+    failure = (await outcome_of(tmp_path, program + "ask([USER]); raise KeyError('my own bug')", refuses_once)).failure
+    assert (failure.boundary, failure.reason) == ("agent", "AGENT_EXCEPTION")
+
+
+async def test_the_key_is_not_in_the_result(tmp_path):
+    program = 'key = os.environ["OPENAI_API_KEY"]; result(metadata={key: [f"<{key}>"]}, finish_reason=key)'
+    outcome = await outcome_of(tmp_path, program, policy)
+    assert (outcome.extra_fields, outcome.finish_reason) == ({"[key]": ["<[key]>"]}, "[key]")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"{sys.executable} -S -c 'from helper import *; result(reward=1)  # {'x' * 5000}'",
+        f"{sys.executable} -S agent.py {'x' * 5000}",
+        "sh -c helper.py",
+    ],
+)
+async def test_a_script_on_the_command_line_is_not_a_file(tmp_path, command):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/helper.py").write_text("#!/bin/sh\nprintf '{\"reward\": 1}' >$OSMOSIS_RESULT_FILE\n")
+    (tmp_path / "bin/helper.py").chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", os.pathsep.join((str(tmp_path / "bin"), os.environ["PATH"])))
+        outcome = await outcome_of(tmp_path, "result(reward=1)", policy, command=command)
+    assert (outcome.status, outcome.reward) == (COMPLETED, 1.0), outcome.failure
+
+
+async def test_a_module_of_the_servers_folder_runs_beside_its_folder(tmp_path):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/__main__.py").write_text("from helper import *; result(reward=len(open(sys.argv[1]).read()))")
+    (tmp_path / "data").write_text("abc")
+    outcome = await outcome_of(tmp_path, "", policy, command=f"{sys.executable} -m package data")
+    assert (outcome.status, outcome.reward) == (COMPLETED, 3.0), outcome.failure
+
+
 async def test_a_cancel_ends_a_program_with_its_partial_samples(tmp_path):
     program = """
 import subprocess, time, signal
@@ -278,12 +329,15 @@ def test_a_command_that_cannot_be_started_is_refused_at_once(tmp_path, command, 
         (COMMAND, "agent"),
         ("sh -c true", "sh"),
         (f"{sys.executable} -m package.tool --x 1", "package.tool"),
+        (f"{sys.executable} -m package helper.py", "package"),
+        ("./run -c helper.py", "helper"),
         ("./run.sh --config helper.py", "helper"),
     ],
 )
 def test_the_name_of_an_agent_is_that_of_its_script(tmp_path, command, name):
     write(tmp_path, "")
-    (tmp_path / "run.sh").write_text("#!/bin/sh\n")
-    (tmp_path / "run.sh").chmod(0o755)
+    for script in ("run", "run.sh"):
+        (tmp_path / script).write_text("#!/bin/sh\n")
+        (tmp_path / script).chmod(0o755)
     agent = CommandAgent(command, Endpoints(str), environment={"PATH": os.environ["PATH"]}, folder=tmp_path)
     assert agent.name == name
