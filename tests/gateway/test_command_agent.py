@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from osmosis_gateway.command_agent import CommandAgent
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import ServerConfig
+from osmosis_grpc.settings import program_environment
 from osmosis_grpc.types import ChatRef, OutcomeStatus
 from tests.gateway.commands import COMMAND, USER, hosted, outcome_of, write
 from tests.tools.test_process import marked
@@ -110,6 +112,33 @@ async def test_no_key_of_the_server_is_in_the_environment_of_a_program(tmp_path,
     assert found["HF_HOME"] == "/models"
     assert found["OPENAI_BASE_URL"] == found["ANTHROPIC_BASE_URL"]
     assert found["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path)
+
+
+def other_python(folder):
+    """Makes a folder with another program of the name python, and returns the folder."""
+    (folder / "bin").mkdir(parents=True)
+    for name in ("python", "node"):
+        (folder / "bin" / name).write_text("#!/bin/sh\necho another\nexit 3\n")
+        (folder / "bin" / name).chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize("activated", ["", "VIRTUAL_ENV", "CONDA_PREFIX"])
+async def test_python_is_the_servers_unless_an_environment_is_activated(tmp_path, monkeypatch, activated):
+    """The tests run in a virtual environment."""
+    other = other_python(tmp_path / "other")
+    monkeypatch.setenv("PATH", f"{other}/bin:/usr/bin:/bin")
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        monkeypatch.delenv(name, raising=False)
+    if activated:
+        monkeypatch.setenv(activated, str(other))
+    program = "import shutil; result(metadata={'python': sys.executable, 'found': shutil.which('python')})"
+    outcome = await outcome_of(tmp_path, program, policy, command="python agent.py")
+    if activated:
+        assert "ended with exit code 3: another" in outcome.failure.message
+    else:
+        assert set(outcome.extra_fields.values()) == {sys.executable}
+    assert shutil.which("node", path=program_environment(())["PATH"]) == f"{other}/bin/node"
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ async def mcp_connection(h, fail):
 
     fail()
     with pytest.raises(ToolExecutionError, match="injected"):
-        await McpTools(connect, "the MCP server", "", 1.0).rollout_tools()
+        await McpTools(connect, "the MCP server", "", 1.0, 1.0).rollout_tools()
 
 
 async def demo(h, fail, name):
