@@ -98,19 +98,23 @@ def chat_from_wire(message: pb.ChatRequest, timeout: float | None = None, creden
     history = message.WhichOneof("history")
     if history is None:
         raise InvalidArgument("history", "is missing")
-    delta, full = history == "delta", message.full
-    if delta and not message.delta.parent_chat:
-        raise InvalidArgument("delta.parent_chat", "counts from 1")
-    if bool(full.parent_chat) is not bool(full.prefix_messages) or full.prefix_messages > len(full.messages):
-        raise InvalidArgument("full.prefix_messages", "is set with parent_chat, and at most the number of messages")
+    given: pb.FullHistory | pb.DeltaHistory
+    if history == "delta":
+        given, parent_chat, prefix = message.delta, message.delta.parent_chat, 0
+        if not parent_chat:
+            raise InvalidArgument("delta.parent_chat", "counts from 1")
+    else:
+        given, parent_chat, prefix = message.full, message.full.parent_chat, message.full.prefix_messages
+        if bool(parent_chat) is not bool(prefix) or prefix > len(given.messages):
+            raise InvalidArgument("full.prefix_messages", "is set with parent_chat, and at most the number of messages")
     return ChatRequest(
         rollout_id=message.rollout_id,
         attempt=message.attempt or 1,
         sample=message.sample,
         chat_number=message.chat_number,
-        messages=messages_from_wire((message.delta if delta else full).messages, f"{history}.messages"),
-        parent_chat=message.delta.parent_chat if delta else full.parent_chat,
-        prefix_len=full.prefix_messages,
+        messages=messages_from_wire(given.messages, f"{history}.messages"),
+        parent_chat=parent_chat,
+        prefix_len=prefix,
         tools=tools_from_wire(message.tools.tools, "tools.tools") if message.HasField("tools") else None,
         tools_overridden=message.HasField("tools"),
         params=params_from_wire(message.sampling, "sampling") if message.HasField("sampling") else {},
