@@ -1,7 +1,7 @@
 """chat.proto: chats between server and trainer, and the receipt of an outcome."""
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from sys import intern
 from typing import Any
 
@@ -56,7 +56,6 @@ def chat_bytes(request: ChatRequest, *, delta: bool = False, all_tools: bool = T
     `all_tools`, the tools are left out if they are the rollout's tools. With `blobs`, long data URLs become blobs; the
     receiver must have the feature `blobs`.
     """
-    to_bytes = partial(frozen_bytes, blobs=blobs)
     parts = [
         _name(request.rollout_id, request.attempt, request.sample, request.purpose, request.policy),
         varint(_NUMBER, request.chat_number),
@@ -71,10 +70,10 @@ def chat_bytes(request: ChatRequest, *, delta: bool = False, all_tools: bool = T
         parts.append(rest.SerializeToString())
     if delta and request.parent_chat:
         parent_chat = varint(_DELTA_PARENT, request.parent_chat)
-        new = repeated(_DELTA_MESSAGES, map(to_bytes, request.messages[request.prefix_len :]))
+        new = repeated(_DELTA_MESSAGES, frozen_bytes(request.messages[request.prefix_len :], blobs=blobs))
         parts += (head(_DELTA, len(parent_chat) + len(new)), parent_chat, new)
     else:
-        whole = repeated(_FULL_MESSAGES, map(to_bytes, request.messages))
+        whole = repeated(_FULL_MESSAGES, frozen_bytes(request.messages, blobs=blobs))
         if request.parent_chat:
             whole += varint(_FULL_PARENT, request.parent_chat) + varint(_FULL_PREFIX, request.prefix_len)
         parts += (head(_FULL, len(whole)), whole)
