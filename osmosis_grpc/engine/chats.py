@@ -57,6 +57,10 @@ class RolloutSession:
         self.check_open()
         return self.samples[sample].chats if sample in self.samples else 0
 
+    def sample_names(self) -> tuple[str, ...]:
+        self.check_open()
+        return tuple(self.samples)
+
     def record(self, kind: EventKind) -> None:
         self.check_open()
         self._context.log.append(self._record, kind)
