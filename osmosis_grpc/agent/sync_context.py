@@ -2,8 +2,6 @@
 
 import asyncio
 import contextvars
-import inspect
-import reprlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -43,6 +41,11 @@ class SyncRolloutContext:
     def tools(self) -> list[ToolDict]:
         """The tools that get_tools returned, as dicts."""
         return self._context.tools
+
+    @property
+    def samples(self) -> tuple[str, ...]:
+        """The names of the samples that have begun."""
+        return self._call(lambda: self._context.samples)
 
     def chat(
         self,
@@ -111,7 +114,7 @@ class SyncRolloutContext:
     def wait(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Call an async function on the server's event loop, and wait for its result.
 
-        Raises the exception of the function, and TypeError if it is not async.
+        Raises TypeError if `work` returns no coroutine.
         """
         return self._wait(work)
 
@@ -145,11 +148,8 @@ class SyncRolloutContext:
             future.set_exception(RolloutEndedError("the rollout has ended"))
             return
         try:
-            coroutine: Any = work()
-            if not inspect.iscoroutine(coroutine):
-                raise TypeError(f"ctx.wait calls an async function; this one returned {reprlib.repr(coroutine)}")
-            task = child(CALL, coroutine, context=self._variables.copy())
-        except BaseException as error:  # the thread waits for the future
+            task = child(CALL, work(), context=self._variables.copy())
+        except BaseException as error:  # `work` raised, or returned no coroutine; the thread would wait for ever
             future.set_exception(error)
             return
         self._tasks.add(task)

@@ -64,12 +64,16 @@ def demo(
         str | None,
         typer.Option("-m", "--module", metavar="MODULE:ATTR", help="Your agent loop instead of the calculator."),
     ] = None,
+    command: Annotated[
+        str | None, typer.Option("--command", help="Your program, as in serve --command, instead of the calculator.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Eight JSON records instead of a table.")] = False,
 ) -> None:
     """Run eight rollouts of a calculator agent or of your own, with a mock for a model, over real sockets."""
     from osmosis_grpc.cli.demo import run_demo
 
-    raise typer.Exit(run_demo(json, module))
+    given = {"-m": module, "--command": command}
+    raise typer.Exit(run_demo(json, [word for name, value in given.items() if value for word in (name, value)]))
 
 
 @app.command()

@@ -43,7 +43,7 @@ TASKS = (
 )
 """Questions and their reference answers. The mock model rounds, so its answer to the fifth question is wrong."""
 
-CALCULATOR = "osmosis_grpc.testing.calculator:agent_loop"
+CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop")
 ROUNDS = "The mock model rounds, so 7 / 2 gets reward 0."
 NEXT = """
 Next:
@@ -51,8 +51,8 @@ Next:
       check an agent loop
   {program} serve -m osmosis_grpc.testing.calculator:agent_loop
       serve it
-  {program} demo -m MODULE:ATTR
-      run eight rollouts of your own agent loop
+  {program} demo -m MODULE:ATTR, or --command "python my_agent.py"
+      run eight rollouts of your own agent
   examples/calculator/server.py    an agent loop to begin from
   examples/trainer_minimal.py      a trainer in under 40 lines
   docs/architecture.md             how one rollout travels"""
@@ -69,14 +69,17 @@ class _DemoError(Exception):
     """The demo failed. The message is the reason."""
 
 
-def run_demo(as_json: bool, module: str | None = None) -> int:
-    """Run the rollouts, print them, and return the exit code. Without a module, the agent is the calculator."""
+def run_demo(as_json: bool, agent: Sequence[str] = ()) -> int:
+    """Run the rollouts, print them, and return the exit code.
+
+    `agent` has the options of `serve` that name the agent. Without them, the agent is the calculator.
+    """
     with records(as_json) as out:
         if not as_json:
             say_error("starting an agent server in a separate process ...")
-        tasks = ((QUESTION, ANSWER),) * len(TASKS) if module else TASKS
+        tasks = ((QUESTION, ANSWER),) * len(TASKS) if agent else TASKS
         try:
-            outcomes = _outcomes(module, tasks)
+            outcomes = _outcomes(agent, tasks)
         except _DemoError as error:
             say_error(f"demo: {error}")
             return 1
@@ -85,16 +88,16 @@ def run_demo(as_json: bool, module: str | None = None) -> int:
         done = sum(outcome.status == "COMPLETED" for outcome in outcomes)
         if not as_json:
             Console().print(_table(outcomes))
-        about = f"The mock called every tool, and answered {ANSWER}." if module else ROUNDS
+        about = f"The mock called every tool, and answered {ANSWER}." if agent else ROUNDS
         out.say(f"{done} of {len(outcomes)} rollouts COMPLETED. {about}")
         for text in dict.fromkeys(outcome.failure.message for outcome in outcomes if outcome.failure):
             out.say(f"A rollout failed: {text}")
-        if not module:
+        if not agent:
             out.say(NEXT.format(program=_program()))
     return 0 if done == len(outcomes) else 1
 
 
-def _outcomes(module: str | None, tasks: Sequence[tuple[str, str]]) -> list[RolloutOutcome]:
+def _outcomes(agent: Sequence[str], tasks: Sequence[tuple[str, str]]) -> list[RolloutOutcome]:
     """Run the rollouts on a server with a temporary folder, and delete the folder at the end."""
     for number in STOPS[1:]:
         signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
@@ -105,19 +108,19 @@ def _outcomes(module: str | None, tasks: Sequence[tuple[str, str]]) -> list[Roll
         raise _DemoError(
             f"no folder for the server's journal: {error.strerror}; set TMPDIR to a writable folder"
         ) from None
-    with temporary as folder, _server(folder, token, module) as server:
-        return asyncio.run(_train(_address(server), server, _Trainer(token, tasks, every_tool=module is not None)))
+    with temporary as folder, _server(folder, token, agent) as server:
+        return asyncio.run(_train(_address(server), server, _Trainer(token, tasks, every_tool=bool(agent))))
 
 
 @contextlib.contextmanager
-def _server(folder: str, token: str, module: str | None) -> Iterator[subprocess.Popen[str]]:
+def _server(folder: str, token: str, agent: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
     """Start the agent server with its files in `folder`, and stop it at the end.
 
-    The server gets no OSMOSIS_ variables from this process. Without a module it runs in `folder` and reads no .env
+    The server gets no OSMOSIS_ variables from this process. The calculator runs in `folder` and reads no .env
     file; an agent of the user runs in the current folder. The server has its own process group, so Ctrl-C stops only
     the demo. The demo then stops the server.
     """
-    command = [sys.executable, "-m", "osmosis_grpc.serve", "-m", module or CALCULATOR]
+    command = [sys.executable, "-m", "osmosis_grpc.serve", *(agent or CALCULATOR)]
     secret = os.path.join(folder, "token")
     with open(os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(f"demo={token}\n")
@@ -145,7 +148,7 @@ def _server(folder: str, token: str, module: str | None) -> Iterator[subprocess.
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 text=True,
-                cwd=None if module else folder,
+                cwd=None if agent else folder,
                 env=env,
                 process_group=0,
             )

@@ -76,7 +76,8 @@ def _near(rollout_id: str, known: list[str]) -> str:
 def _agent_loop(specs: list[str], entry: JournaledRollout) -> RolloutAgentLoop:
     """Return the agent loop with which the rollout was recorded."""
     if not specs:
-        usage_error("replay", f"say where agent loop {entry.agent_loop!r} is: -m MODULE:ATTR")
+        where = f"say where agent loop {entry.agent_loop!r} is: -m MODULE:ATTR"
+        usage_error("replay", f"{where}; a rollout of a program (serve --command) cannot be replayed")
     try:
         loops = {loop.name: loop for loop in load_agent_loops(specs)}
     except LoadError as error:

@@ -102,7 +102,11 @@ class ServerOptions(Declared):
     ] = None
     command_name: Annotated[
         tuple[str, ...],
-        Option("Agents", "--command-name NAME", "Name of the agent of a --command; the default is the script's name."),
+        Option(
+            "Agents",
+            "--command-name NAME",
+            "A name for each --command, in their order; the default is the script's name.",
+        ),
     ] = ()
     command_env: Annotated[
         tuple[str, ...],

@@ -73,8 +73,10 @@ def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, 
     options = settings.server
     if not (options.module or options.legacy_agent or options.command):
         raise ValueError("there is nothing to host: name an agent loop with -m/--module MODULE:ATTR, or a --command")
-    if len(options.command_name) > len((options.command or "").splitlines()):
-        raise ValueError("--command-name: there are more names than --command has programs")
+    commands = len((options.command or "").splitlines())
+    if options.command_name and len(options.command_name) != commands:
+        names = len(options.command_name)
+        raise ValueError(f"--command-name: name each --command, in their order; there are {names} for {commands}")
     for switch, name in (("no_journal", "state_dir"), ("no_http", "http_port")):
         same_place = line.has("server", switch) == line.has("server", name)
         if getattr(options, switch) and name in options.model_fields_set and (same_place or line.has("server", name)):

@@ -253,7 +253,9 @@ def _stop_on_signals(limit: float, servers: Sequence[AgentServer]) -> asyncio.Ev
         if len(seen) > 1:
             capacities = [server.engine.capacity() for server in servers]
             count = sum(capacity.running + capacity.queued for capacity in capacities)
-            log.warning("stopped at once: %d rollout%s did not end", count, "" if count == 1 else "s")
+            waiting = sum(capacity.undelivered for capacity in capacities)
+            text = "stopped at once: %d did not end, %d ended without a receipt of the trainer"
+            log.warning(text, count, waiting)
             _exit_now(128 + number)
         loop.call_soon_threadsafe(stop.set)
         end_after(limit)

@@ -54,9 +54,9 @@ def checked(request: RolloutRequest | None, changes: RolloutFields | Mapping[str
     """Returns the request with `changes`. Raises TypeError, and InvalidArgument with the field's name."""
     if request is not None and not isinstance(request, RolloutRequest):
         raise TypeError(f"a RolloutRequest or its fields by name is needed, not a {type(request).__name__}")
-    unknown = sorted(changes.keys() - {field.name for field in fields(RolloutRequest)})
-    if unknown:
-        raise TypeError(f"RolloutRequest has no field {', '.join(unknown)}")
+    known = [field.name for field in fields(RolloutRequest)]
+    for name in sorted(changes.keys() - set(known)):
+        raise TypeError(f"RolloutRequest has no field {name}; its fields are: {', '.join(known)}")
     full = replace(request, **changes) if request else RolloutRequest(**changes)
     check_id(full.rollout_id, "rollout_id")
     for name, kind in _KINDS.items():

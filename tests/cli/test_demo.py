@@ -77,6 +77,69 @@ def test_the_table_for_people():
     assert "Next:" in result.stdout
 
 
+AGENT = """
+from pathlib import Path
+
+from osmosis_grpc.rollout import RolloutAgentLoop, tool
+
+@tool
+def read(name: str) -> str:
+    "Reads a file."
+    return Path("note.txt").read_text()
+
+class Mine(RolloutAgentLoop):
+    name = "mine"
+    tools = (read,)
+
+    async def run(self, ctx):
+        messages = await ctx.tool_loop(ctx.request.messages)
+        assert "from the folder" in str(messages)
+        return ctx.complete(messages, reward=float(ctx.request.label in str(messages[-1]["content"])))
+
+agent = Mine()
+"""
+
+
+def test_the_demo_runs_an_agent_of_the_user_in_its_folder(tmp_path):
+    (tmp_path / "mine.py").write_text(AGENT)
+    (tmp_path / "note.txt").write_text("from the folder")
+    result = run(*DEMO, "-m", "mine:agent", "--json", cwd=tmp_path, env=NO_SETTINGS)
+    assert len(ids(result)) == 8
+    assert {json.loads(line)["reward"] for line in result.stdout.splitlines()} == {1.0}
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == ["mine.py", "note.txt"]
+
+
+PROGRAM = """
+import json, os, sys, urllib.request
+
+task = json.load(sys.stdin)
+data = json.dumps({"model": "policy", "messages": task["messages"]}).encode()
+headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"}
+request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", data, headers)
+text = json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+json.dump({"reward": float(task["label"] in text)}, open(os.environ["OSMOSIS_RESULT_FILE"], "w"))
+"""
+
+
+def test_the_demo_runs_a_program_of_the_user(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    result = run(*DEMO, "--command", f"{sys.executable} program.py", "--json", cwd=tmp_path, env=NO_SETTINGS)
+    assert len(ids(result)) == 8
+    assert {json.loads(line)["reward"] for line in result.stdout.splitlines()} == {1.0}
+
+
+def test_an_agent_that_fails_or_is_not_there_is_said(tmp_path):
+    (tmp_path / "mine.py").write_text(AGENT)
+    failed = run(*DEMO, "-m", "mine:agent", cwd=tmp_path, env=NO_SETTINGS)
+    assert failed.returncode == 1
+    assert "0 of 8 rollouts COMPLETED" in failed.stdout
+    assert failed.stdout.count("A rollout failed: ") == 1
+    missing = run(*DEMO, "-m", "mine:nobody", cwd=tmp_path, env=NO_SETTINGS)
+    assert missing.returncode == 1
+    assert "nobody" in missing.stderr
+    assert "Traceback" not in missing.stderr
+
+
 def ids(result):
     """The rollouts of a demo --json that went well; nothing else was printed."""
     assert (result.returncode, result.stderr) == (0, "")

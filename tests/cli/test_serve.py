@@ -249,7 +249,7 @@ async def test_a_second_signal_stops_at_once(folder):
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 128 + signal.SIGTERM
         *_, last = process.stderr.read().splitlines()
-        assert json.loads(last)["event"] == "stopped at once: 1 rollout did not end"
+        assert json.loads(last)["event"] == "stopped at once: 1 did not end, 0 ended without a receipt of the trainer"
 
 
 @pytest.mark.slow

@@ -44,7 +44,10 @@ def serve_refuses(tmp_path, *arguments):
         (("--command", "./helper.py"), "serve: --command: the program './helper.py' is not executable"),
         (("--command", "sh 'x"), 'serve: --command: "sh \'x" cannot be split: No closing quotation'),
         (("--command", " "), "serve: --command: the command is empty"),
-        ((*MODULE, "--command-name", "a"), "serve: --command-name: there are more names than --command has programs"),
+        (
+            (*MODULE, "--command-name", "a"),
+            "serve: --command-name: name each --command, in their order; there are 1 for 0",
+        ),
         (("--command", "sh", "--command-env", "OPENAI_API_KEY"), "OPENAI_API_KEY is always the rollout's own"),
         (("--command", "sh", "--command", "sh"), "two agent loops have the same name: sh, sh"),
     ],
@@ -54,13 +57,16 @@ def test_a_command_that_cannot_be_served_is_a_usage_error(tmp_path, arguments, p
     assert problem in serve_refuses(tmp_path, *arguments)
 
 
+NAMES = ("--command-name", "one", "--command-name", "two")
+
+
 async def test_each_command_has_a_name_beside_other_agents(tmp_path):
     write(tmp_path, "ask([USER]); result(reward=len(sys.argv))")
-    arguments = ("--command", COMMAND, "--command", f"{COMMAND} x y", "--command-name", "one", *MODULE)
+    arguments = ("--command", COMMAND, "--command", f"{COMMAND} x y", *NAMES, *MODULE)
     with serving(*arguments, cwd=tmp_path) as (_, ready):
-        assert ready["agent_loops"] == ["agent", "calculator", "one"]
+        assert ready["agent_loops"] == ["calculator", "one", "two"]
         async with Trainer([ready["grpc"]], EchoPolicy()) as trainer:
-            for name, reward in (("one", 1.0), ("agent", 3.0)):
+            for name, reward in (("one", 1.0), ("two", 3.0)):
                 outcome = await trainer.rollout(rollout_id=name, messages=[USER], agent_loop=name)
                 assert (outcome.status, outcome.reward) == (OutcomeStatus.COMPLETED, reward), outcome.failure
 

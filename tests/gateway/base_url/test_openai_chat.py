@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from benchmarks.tap import Tap
+from osmosis_gateway.base_url.open_chats import Waits
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import Trainer
@@ -214,7 +215,7 @@ async def test_a_client_that_hangs_up_stops_the_sampling_and_may_ask_again():
             reply = await model.chat.completions.create(model="policy", messages=[USER])
             assert reply.choices[0].message.content == "second"
 
-    outcome = await outcome_of(program, slow)
+    outcome = await outcome_of(program, slow, waits=Waits(retry=0.1))
     assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
     assert list(outcome.samples) == ["main"]
 

@@ -1,0 +1,60 @@
+"""Reads requests of programs within limits. Long ones are read on a thread, so that the event loop stays free."""
+
+import asyncio
+from hashlib import blake2b
+from types import ModuleType
+from typing import Any
+
+from fastapi import Request
+
+from osmosis_gateway.base_url.message_keys import History
+from osmosis_gateway.base_url.requests import Asked
+from osmosis_gateway.bounded_json import Bounds, parse_body, read_body
+from osmosis_grpc.errors import InvalidArgument
+
+BOUNDS = Bounds(size=32 * 1024 * 1024)
+MAX_ITEMS = 100_000
+"""The most values in a body."""
+THREAD_BYTES = 64 * 1024
+"""A body with more bytes is read on a thread."""
+SAMPLE_HEADER = "x-osmosis-sample"
+"""Names the sample of a request. Without it, the history decides."""
+_LEAST_BYTES = 64 * 1024
+_NESTED = (dict, list)
+
+
+def reserved_bytes(request: Request) -> int:
+    """Return how many bytes a request takes of the budget: its declared size, and at least 64 KiB."""
+    declared = request.headers.get("content-length", "")
+    size = int(declared[:20]) if declared.isdecimal() else BOUNDS.size
+    return max(_LEAST_BYTES, min(size, BOUNDS.size))
+
+
+async def read_asked(request: Request, api: ModuleType) -> Asked:
+    """Return the request in a body. Raises BodyRefused, InvalidArgument."""
+    raw = await read_body(request, BOUNDS)
+    sample = request.headers.get(SAMPLE_HEADER, "")
+    path = request.url.path
+    if len(raw) > THREAD_BYTES:
+        return await asyncio.to_thread(_asked, raw, api, sample, path)
+    return _asked(raw, api, sample, path)
+
+
+def _asked(raw: bytes, api: ModuleType, sample: str, path: str) -> Asked:
+    digest = blake2b(f"{path}\0{sample}\0".encode() + raw).digest()
+    body = parse_body(raw)
+    if len(raw) > MAX_ITEMS:
+        _check_items(body)
+    request = api.read(body)
+    return Asked(request=request, history=History.of(request.messages), sample=sample, digest=digest)
+
+
+def _check_items(body: Any) -> None:
+    """Raise InvalidArgument for a body with too many values. The event loop would need long to send them."""
+    count, nested = 0, [body]
+    while nested:
+        value = nested.pop()
+        count += len(value)
+        if count > MAX_ITEMS:
+            raise InvalidArgument("", f"the body has more than {MAX_ITEMS:,} values")
+        nested += [each for each in (value.values() if isinstance(value, dict) else value) if isinstance(each, _NESTED)]
