@@ -18,6 +18,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from osmosis_grpc.supervise import DaemonThreads, OnFailure, child, job
 from osmosis_grpc.tools import reaper
@@ -91,7 +92,8 @@ async def run_process(
     ended = child(RUN, _waiting.run(lambda: program.run(stdin, limits.memory), lambda: started.set_result(None)))
     try:
         try:
-            await asyncio.wait({started, ended}, return_when=asyncio.FIRST_COMPLETED)  # it may wait for a thread
+            first: set[asyncio.Future[Any]] = {started, ended}
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)  # the program may wait for a thread
             began = time.monotonic()
             timed_out = not (await asyncio.wait({ended}, timeout=limits.seconds))[0]
         except asyncio.CancelledError:
