@@ -50,7 +50,7 @@ class Runnable(Protocol):
         """Release what tools() reserved for a rollout. Called once after the rollout's end, even if run() was not."""
 
 
-class _Later:
+class _AwaitableTools:
     """An awaitable that makes its coroutine when it is awaited. It can be dropped without a warning."""
 
     def __init__(self, make: Callable[[], Coroutine[Any, Any, Any]]) -> None:
@@ -76,7 +76,11 @@ class AgentLoopRunnable:
     def tools(self, request: RolloutRequest) -> Sequence[Any] | Awaitable[Sequence[Any] | None] | None:
         """Return what get_tools returns."""
         found: Any = self.source.get_tools(request)
-        return _Later(lambda: self._kept_later(request, found)) if must_wait(found) else self._kept(request, found)
+        return (
+            _AwaitableTools(lambda: self._kept_later(request, found))
+            if must_wait(found)
+            else self._kept(request, found)
+        )
 
     async def _kept_later(self, request: RolloutRequest, found: Any) -> Sequence[Any] | None:
         return self._kept(request, await expanded(found))

@@ -71,7 +71,7 @@ async def mcp_connection(h, fail):
 
     fail()
     with pytest.raises(ToolExecutionError, match="injected"):
-        await McpTools(connect, "the MCP server", "", 1.0).rollout_tools()
+        await McpTools(connect, "the MCP server", "", 1.0, 1.0).rollout_tools()
 
 
 async def demo(h, fail, name):
@@ -181,6 +181,15 @@ async def run_a_process(h, fail):
     assert not space.folder.exists()
 
 
+async def read_output(h, fail):
+    """The output that is left is read at the end of the program."""
+    async with Workspace() as space:
+        fail()
+        program = ["sh", "-c", "echo a; sleep 0.2; echo b"]
+        ended = await run_process(program, space=space, environment={"PATH": os.environ["PATH"]})
+    assert ended.output == "a\nb"
+
+
 async def clean_up(h, fail):
     space = Workspace()
     fail()
@@ -192,6 +201,7 @@ async def clean_up(h, fail):
 
 SCENARIOS = {
     "tools.clean_up": clean_up,
+    "tools.read_output": read_output,
     "tools.run_process": run_a_process,
     "agent.sync_call": sync_call,
     "agent.tool_call": tool_call,
