@@ -376,3 +376,18 @@ def test_a_function_that_cannot_be_an_agent_is_refused():
 
     with pytest.raises(AgentNameError):
         rollout_agent("")(lambda task, client: None)
+
+
+async def test_chats_of_the_context_and_of_the_client_are_samples_of_their_own():
+    @rollout_agent("mixed")
+    async def mixed(task, client):
+        await task.ctx.chat(task.messages)
+        await client.chat.completions.create(model="policy", messages=task.messages)
+        header = {"x-osmosis-sample": "main"}
+        await client.chat.completions.create(model="policy", messages=task.messages, extra_headers=header)
+        return 1.0
+
+    outcome = await run_rollout(mixed, EchoPolicy(), [USER])
+    assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
+    chats = {name: len(sample.segments) for name, sample in outcome.samples.items()}
+    assert chats == {"main": 2, "sample-2": 1}

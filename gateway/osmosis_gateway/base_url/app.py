@@ -65,7 +65,7 @@ async def _chat(api: ModuleType, request: Request, endpoint: Endpoint) -> Respon
     """Return the reply to a request for a chat. Raises CallError, RolloutEndedError."""
     size = await endpoint.budget.take(reserved_bytes(request))
     try:
-        asked = await read_asked(request, api)
+        asked = await read_asked(request, api, endpoint.reading)
         chat = endpoint.ask(asked)
     except BaseException:
         endpoint.budget.give(size)

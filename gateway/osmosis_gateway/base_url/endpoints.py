@@ -1,5 +1,6 @@
 """The endpoints of the running rollouts: each has a URL and a key, and asks the chats of its rollout."""
 
+import asyncio
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from osmosis_gateway.base_url.requests import Asked
 from osmosis_gateway.rollout_keys import RolloutKeys
 from osmosis_grpc.agent import CompletionsResult, RolloutContext
 from osmosis_grpc.errors import CallError, InvalidArgument, NotFound, RolloutEndedError
+from osmosis_grpc.types import ChatRef
 
 POLICY = "policy"
 """The name of the model. `policy/NAME` is the trainer's policy NAME."""
@@ -37,10 +39,14 @@ class Endpoint:
         self.rollout_id = context.request.rollout_id
         self.budget = ByteBudget(OPEN_BYTES)
         """The bytes of the open requests."""
+        self.reading = asyncio.Semaphore(1)
+        """Long bodies are read one after the other."""
         self.waits = waits
         self._context = context
         self._conversations = Conversations()
         self._chats = OpenChats(waits)
+        self._unused: dict[tuple[str, ChatRef | None], str] = {}
+        """A sample without a chat, because its request was refused, by policy and parent. Another request gets it."""
         self._closed = False
 
     def ask(self, asked: Asked) -> OpenChat:
@@ -66,17 +72,19 @@ class Endpoint:
     async def _ask(self, asked: Asked) -> CompletionsResult:
         params = _merged(self._context.request.completion_params, asked.request.params)
         place = self._conversations.place(asked.history, asked.sample)
-        sample, begun = place.sample, self._context.samples
+        begins = _policy(asked.request.model), place.parent
+        sample, begun = place.sample or self._unused.pop(begins, ""), self._context.samples
         try:
             if not sample or sample not in begun:
                 name = sample or (None if begun else "main")
-                policy = _policy(asked.request.model)
-                sample = self._context.add_sample(name, policy=policy, parent=place.parent)
+                sample = self._context.add_sample(name, policy=begins[0], parent=begins[1])
             result = await self._context.chat(place.messages, sample=sample, tools=asked.request.tools, **params)
         except BaseException as error:
             self._conversations.failed(place, sample)
             self.failure = error if isinstance(error, CallError) else self.failure
             if isinstance(error, ValueError):
+                if sample and not place.sample:
+                    self._unused[begins] = sample
                 raise InvalidArgument("", str(error)) from None
             raise
         self.failure = None

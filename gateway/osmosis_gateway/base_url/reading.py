@@ -13,8 +13,10 @@ from osmosis_gateway.bounded_json import Bounds, parse_body, read_body
 from osmosis_grpc.errors import InvalidArgument
 
 BOUNDS = Bounds(size=32 * 1024 * 1024)
-MAX_ITEMS = 100_000
-"""The most values in a body."""
+MAX_ITEMS = 50_000
+"""The most values in a body. The event loop copies each of them."""
+MAX_MARKS = 500_000
+"""The most commas and opening brackets in a body, also in its strings. With more, it takes long to read."""
 THREAD_BYTES = 64 * 1024
 """A body with more bytes is read on a thread."""
 SAMPLE_HEADER = "x-osmosis-sample"
@@ -30,17 +32,23 @@ def reserved_bytes(request: Request) -> int:
     return max(_LEAST_BYTES, min(size, BOUNDS.size))
 
 
-async def read_asked(request: Request, api: ModuleType) -> Asked:
-    """Return the request in a body. Raises BodyRefused, InvalidArgument."""
+async def read_asked(request: Request, api: ModuleType, reading: asyncio.Semaphore) -> Asked:
+    """Return the request in a body. Raises BodyRefused, InvalidArgument.
+
+    `reading` limits how many long bodies are read at once.
+    """
     raw = await read_body(request, BOUNDS)
     sample = request.headers.get(SAMPLE_HEADER, "")
     path = request.url.path
     if len(raw) > THREAD_BYTES:
-        return await asyncio.to_thread(_asked, raw, api, sample, path)
+        async with reading:
+            return await asyncio.to_thread(_asked, raw, api, sample, path)
     return _asked(raw, api, sample, path)
 
 
 def _asked(raw: bytes, api: ModuleType, sample: str, path: str) -> Asked:
+    if sum(raw.count(mark) for mark in b",[{") > MAX_MARKS:
+        raise InvalidArgument("", f"the body has more than {MAX_MARKS:,} commas, lists and objects")
     digest = blake2b(f"{path}\0{sample}\0".encode() + raw).digest()
     body = parse_body(raw)
     if len(raw) > MAX_ITEMS:
@@ -50,7 +58,7 @@ def _asked(raw: bytes, api: ModuleType, sample: str, path: str) -> Asked:
 
 
 def _check_items(body: Any) -> None:
-    """Raise InvalidArgument for a body with too many values. The event loop would need long to send them."""
+    """Raise InvalidArgument for a body with too many values."""
     count, nested = 0, [body]
     while nested:
         value = nested.pop()

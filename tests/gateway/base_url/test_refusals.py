@@ -86,7 +86,7 @@ async def test_a_trainers_parameter_with_a_reserved_name_is_refused():
         return 1.0
 
     async with running(program, lambda request: answer(request, "fine")) as (trainer, _):
-        outcome = await trainer.rollout(messages=[USER], completion_params={"purpose": 1})
+        outcome = await trainer.rollout(rollout_id="r1", messages=[USER], completion_params={"purpose": 1})
     assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
 
 
