@@ -106,9 +106,9 @@ class DaemonThreads:
         if self._unfinished <= self._threads:
             return
         if self._threads < self._most:
-            self._threads += 1
             jobs = self._jobs
             thread(WORK, lambda: self._work(jobs))
+            self._threads += 1
         elif self._lost and time.monotonic() - self._warned > WARN_EVERY:
             self._warned = time.monotonic()
             waiting = self._unfinished - self._threads

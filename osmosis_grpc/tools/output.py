@@ -61,7 +61,7 @@ class Output:
         lines = kept.decode("utf-8", "replace").strip().splitlines()
         if self._cut and len(lines) > 1:
             lines = lines[1:]
-        return printable("\n".join(lines[-self._lines :]), keep="\n\t")
+        return printable("\n".join(lines[-self._lines :]), keep="\n\t")[-self._bytes :]  # escapes are longer
 
     def _listen(self) -> None:
         self._silence()

@@ -369,6 +369,21 @@ agent = Agent()
 """
 
 
+async def test_no_secret_of_a_url_is_in_the_log_of_serve(tmp_path):
+    with http_server(quiet_port()) as url:
+        secret = f"{url.replace('//', '//user:canary@')}?key=canary"
+        (tmp_path / "module.py").write_text(MODULE.format(command=secret))
+        arguments = ("-m", "module:agent", "--no-validate", "--no-journal", "--log-level", "debug")
+        with server_process(*arguments, cwd=tmp_path) as (process, address):
+            async with Trainer([address], calls(("count", "{}"))) as trainer:
+                outcome = await trainer.rollout(rollout_id="r1", messages=[USER])
+            process.send_signal(signal.SIGTERM)
+            out, err = await asyncio.to_thread(process.communicate)
+    assert outcome.extra_fields["told"].endswith(" 1"), outcome.failure
+    assert "serving agent" in err
+    assert "canary" not in out + err
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 async def test_the_end_of_serve_ends_the_process(how, tmp_path):
     (tmp_path / "module.py").write_text(MODULE.format(command=COMMAND))

@@ -252,6 +252,8 @@ async def test_no_part_of_a_secret_is_in_the_output(before):
 async def test_control_characters_of_the_output_are_escaped():
     ended = await shell(r"printf 'a\033[31mred\000\tb\rc\n'")
     assert ended.output == "a\\x1b[31mred\\x00\tb\nc"
+    ended = await shell("head -c 100000 /dev/zero", limits=Limits(output_bytes=100))
+    assert ended.output == "\\x00" * 25
 
 
 @pytest.mark.parametrize(
