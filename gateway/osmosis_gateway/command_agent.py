@@ -32,6 +32,8 @@ MAX_RESULT_BYTES = 4 * 1024 * 1024
 MAX_LINE = 300
 """The most characters of the last line of output in the first line of a failure."""
 
+_OF_SHELLS = {"|", "||", "&", "&&", ";", "<", ">", ">>", "2>", "2>&1"}
+"""Words that only a shell understands."""
 _INTERPRETERS = re.compile("python|pypy|[a-z]*sh$")
 """The names of programs whose options -c and -m take a script or the name of a module."""
 
@@ -168,6 +170,12 @@ def _resolved(words: list[str], folder: Path, path: str) -> tuple[list[str], str
         raise ValueError(f"there is no program {program!r}")
     if not os.access(found, os.X_OK) or Path(found).is_dir():
         raise ValueError(f"the program {program!r} is not executable")
+    shell = next((word for word in arguments if word in _OF_SHELLS), "")
+    if shell:
+        raise ValueError(f"no shell runs the command, so {shell!r} has no effect; write: sh -c '...'")
+    script = arguments[0] if arguments and _INTERPRETERS.match(Path(program).name) else "-"
+    if not script.startswith("-") and not _exists(folder, script):
+        raise ValueError(f"there is no file {script!r} in {folder}")
     named = program
     before = ""
     for index, word in enumerate(arguments):
@@ -209,6 +217,8 @@ async def _result(context: RolloutContext, space: Workspace, key: str) -> RunOut
         data = await space.read("result.json", MAX_RESULT_BYTES)
         if data is None:
             return RunOutcome(messages=None)
+        if not data.strip():
+            return invalid_result("the result file is empty")
         result = jsontext.parse_object(data.replace(key.encode(), b"[key]").decode(), "the result file")
     except (InvalidArgument, UnicodeDecodeError, OSError) as error:
         return invalid_result(str(error))

@@ -38,7 +38,7 @@ def outcome_of_program(result: Any, context: RolloutContext) -> RunOutcome:
         try:
             context.set_reward(value, sample=sample)
         except ValueError as error:
-            return invalid_result(f"rewards.{sample}: {error}")
+            return invalid_result(f"rewards.{sample}: {str(error).removeprefix('sample: ')}")
     return RunOutcome(
         finish_reason=finish_reason or "",
         messages=None,

@@ -168,7 +168,6 @@ async def test_a_program_that_is_stopped_by_its_time_limit_has_its_samples(tmp_p
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", None),
         ("{}", None),
         ('{"reward": null, "metadata": null}', None),
         ("[1]", "the result file: is not a JSON object"),
@@ -179,10 +178,8 @@ async def test_a_program_that_is_stopped_by_its_time_limit_has_its_samples(tmp_p
         ('{"reward": NaN}', "NaN"),
         ('{"rewards": [1]}', "rewards: is a list, not an object"),
         ('{"rewards": {"main": "x"}}', "rewards.main: is 'x', not a finite number"),
-        (
-            '{"rewards": {"other": 1}}',
-            "rewards.other: sample: the rollout has no sample named 'other'; its samples: 'main'",
-        ),
+        ('{"rewards": {"other": 1}}', "rewards.other: the rollout has no sample named 'other'; its samples: 'main'"),
+        ("", "the result file is empty"),
         ('{"metadata": 3}', "metadata: is a int, not an object"),
         ('{"finish_reason": 3}', "finish_reason: is a int, not a string"),
         ('{"rewrd": 1}', "rewrd: is not a key of a result; the keys are reward, rewards, metadata, finish_reason"),
@@ -343,6 +340,8 @@ async def test_a_program_that_was_deleted_later_is_a_failure(tmp_path):
         ("./helper.py", "'./helper.py' is not executable"),
         ("/tmp", "'/tmp' is not executable"),
         ("sh 'x", "closing quotation"),
+        ("python nothere.py x", "there is no file 'nothere.py' in "),
+        ("cat x | sh", "no shell runs the command, so '|' has no effect; write: sh -c '...'"),
     ],
 )
 def test_a_command_that_cannot_be_started_is_refused_at_once(tmp_path, command, problem):
