@@ -208,8 +208,8 @@ async def test_a_subagent_in_a_tool_has_its_parent():
         ({"rewards": {"other": 1.0}}, "rewards.other: "),
         ({"metadata": "x"}, "metadata: is a str, not an object"),
         ({"metadata": {"x": object()}}, "extra_fields"),
-        ({"finish_reason": 3}, "finish_reason: is a int, not a text"),
-        ({"score": 3}, "score: is no key of a result; the keys are reward, rewards, metadata, finish_reason"),
+        ({"finish_reason": 3}, "finish_reason: is a int, not a string"),
+        ({"score": 3}, "score: is not a key of a result; the keys are reward, rewards, metadata, finish_reason"),
     ],
 )
 async def test_a_bad_result_is_a_failure_that_names_the_field(result, problem):

@@ -1,15 +1,17 @@
 """Reads requests of programs within limits. Long ones are read on a thread, so that the event loop stays free."""
 
 import asyncio
+from contextlib import suppress
 from hashlib import blake2b
 from types import ModuleType
 from typing import Any
 
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 
 from osmosis_gateway.base_url.message_keys import History
 from osmosis_gateway.base_url.requests import Asked
-from osmosis_gateway.bounded_json import Bounds, parse_body, read_body
+from osmosis_gateway.bounded_json import BodyRefused, Bounds, parse_body, read_body
 from osmosis_grpc.errors import InvalidArgument
 
 BOUNDS = Bounds(size=32 * 1024 * 1024)
@@ -19,6 +21,8 @@ MAX_MARKS = 500_000
 """The most commas and opening brackets in a body, also in its strings. With more, it takes long to read."""
 THREAD_BYTES = 64 * 1024
 """A body with more bytes is read on a thread."""
+DISCARD_SECONDS = 5.0
+"""A body that is too large is read and discarded for this long."""
 SAMPLE_HEADER = "x-osmosis-sample"
 """Names the sample of a request. Without it, the history decides."""
 _LEAST_BYTES = 64 * 1024
@@ -37,13 +41,26 @@ async def read_asked(request: Request, api: ModuleType, reading: asyncio.Semapho
 
     `reading` limits how many long bodies are read at once.
     """
-    raw = await read_body(request, BOUNDS)
+    try:
+        raw = await read_body(request, BOUNDS)
+    except BodyRefused as error:
+        if error.status_code == 413:
+            await _discard(request)
+        raise
     sample = request.headers.get(SAMPLE_HEADER, "")
     path = request.url.path
     if len(raw) > THREAD_BYTES:
         async with reading:
             return await asyncio.to_thread(_asked, raw, api, sample, path)
     return _asked(raw, api, sample, path)
+
+
+async def _discard(request: Request) -> None:
+    """Read the rest of a body for some seconds. A client that cannot send its body does not read the response."""
+    with suppress(TimeoutError, ClientDisconnect):
+        async with asyncio.timeout(DISCARD_SECONDS):
+            async for _ in request.stream():
+                pass
 
 
 def _asked(raw: bytes, api: ModuleType, sample: str, path: str) -> Asked:

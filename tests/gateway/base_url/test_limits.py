@@ -62,22 +62,13 @@ async def test_a_body_that_would_block_the_event_loop_is_refused(body, problem):
     assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
 
 
-async def test_a_body_that_is_too_large_is_refused_before_it_is_read():
+async def test_a_body_that_is_too_large_is_refused_with_a_clear_error():
     async def program(endpoint):
-        address = httpx2.URL(endpoint.base_url)
-        read, write = await asyncio.open_connection(address.host, address.port)
-        head = {
-            "Host": "x",
-            "Authorization": f"Bearer {endpoint.api_key}",
-            "Content-Type": "application/json",
-            "Content-Length": str(reading.BOUNDS.size + 1),
-        }
-        lines = [f"POST {address.path}/chat/completions HTTP/1.1", *(f"{name}: {text}" for name, text in head.items())]
-        write.write("\r\n".join([*lines, "", ""]).encode())
-        response = await read.read()
-        write.close()
-        assert response.startswith(b"HTTP/1.1 413")
-        assert b"x-should-retry: false" in response
+        async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as model:
+            large = {"role": "user", "content": "x" * reading.BOUNDS.size}
+            with pytest.raises(openai.APIStatusError, match="larger than") as caught:
+                await model.chat.completions.create(model="policy", messages=[large])
+        assert caught.value.status_code == 413
         return 1.0
 
     outcome = await outcome_of(program, policy)
