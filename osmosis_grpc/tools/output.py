@@ -11,8 +11,9 @@ from osmosis_grpc.types.outcome import printable
 
 READ_AGAIN = job("tools.read_output", OnFailure.REPORT, "timer")
 
-READ = 65536
-READS = 4
+PIPE = 1024 * 1024
+"""The bytes that a program can write between two reads. The system may allow fewer."""
+READS = 2
 """At most this many pieces are read at once."""
 PAUSE = 0.02
 """Seconds between two reads. A program that writes without end waits for them, and costs the server little time."""
@@ -38,6 +39,8 @@ class Output:
         self._pause: asyncio.TimerHandle | None = None
         self._read_end, self.write_end = os.pipe()
         fcntl.fcntl(self._read_end, fcntl.F_SETFL, os.O_NONBLOCK)
+        with contextlib.suppress(OSError, AttributeError):  # AttributeError: not on Linux
+            fcntl.fcntl(self._read_end, fcntl.F_SETPIPE_SZ, PIPE)
         self._listen()
 
     async def rest(self) -> None:
@@ -77,7 +80,7 @@ class Output:
         self._silence()
         for _ in range(READS):
             try:
-                data = os.read(self._read_end, READ)
+                data = os.read(self._read_end, PIPE)
             except BlockingIOError:
                 break
             if not data:
@@ -89,4 +92,4 @@ class Output:
     def _keep(self, data: bytes) -> None:
         most = self._bytes + self._longest
         self._cut = self._cut or len(self._kept) + len(data) > most
-        self._kept = (self._kept + data)[-most:]
+        self._kept = data[-most:] if len(data) >= most else (self._kept + data)[-most:]

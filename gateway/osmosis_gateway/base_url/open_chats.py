@@ -55,6 +55,7 @@ class OpenChat:
         try:
             await asyncio.wait({self.task, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if gone.done() and not self.task.done():
+                gone.result()
                 raise ClientGone
         finally:
             gone.cancel()

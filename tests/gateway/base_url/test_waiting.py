@@ -27,7 +27,7 @@ async def test_the_retry_of_a_client_joins_its_chat(stream):
 
     async def slow(request):
         asked.append(request)
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(1.0)  # a slow policy
         return answer(request, "the reply")
 
     async def program(endpoint):
@@ -56,7 +56,7 @@ async def test_equal_requests_at_the_same_time_are_chats_of_their_own():
         return 1.0
 
     async def policy(request):
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # a slow policy
         return answer(request, request.sample)
 
     outcome = await outcome_of(program, policy)
@@ -69,7 +69,7 @@ async def test_a_stream_sends_comments_while_it_waits():
 
     async def slow(request):
         asked.append(request)
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(1.0)  # a slow policy
         return answer(request, "the reply")
 
     async def program(endpoint):
@@ -92,7 +92,7 @@ async def test_a_stream_sends_comments_while_it_waits():
 
 async def test_an_error_after_the_beginning_of_a_stream_is_an_event():
     async def slow(request):
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # a slow policy
         raise InvalidArgument("messages", "are too long")
 
     async def program(endpoint):
