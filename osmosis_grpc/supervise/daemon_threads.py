@@ -38,10 +38,11 @@ class DaemonThreads:
     """Runs up to `count` threads. A thread starts when a function comes and every other thread is busy.
 
     A thread is lost while its function runs and the caller was cancelled. Up to `replaced` lost threads are replaced by
-    further ones, so functions that never return do not stop the pool. `name` names the pool in the log.
+    further ones, so functions that never return do not stop the pool. A pool with a `name` logs when calls wait for a
+    thread, and threads are lost.
     """
 
-    def __init__(self, count: int = 1, *, replaced: int = 0, name: str = "calls on threads") -> None:
+    def __init__(self, count: int = 1, *, replaced: int = 0, name: str = "") -> None:
         if count < 1:
             raise ValueError(f"threads: {count} is less than 1")
         self._count, self._replaced, self._name = count, replaced, name
@@ -109,13 +110,10 @@ class DaemonThreads:
             jobs = self._jobs
             thread(WORK, lambda: self._work(jobs))
             self._threads += 1
-        elif self._lost and time.monotonic() - self._warned > WARN_EVERY:
+        elif self._name and self._lost and time.monotonic() - self._warned > WARN_EVERY:
             self._warned = time.monotonic()
-            waiting = self._unfinished - self._threads
-            log.warning(
-                "%s: %d of them wait for one of %d threads; %d threads run one that nothing waits for",
-                self._name, waiting, self._threads, self._lost,
-            )  # fmt: skip
+            text = "%s: calls that wait for a thread: %d; threads with a call that was given up: %d of %d"
+            log.warning(text, self._name, self._unfinished - self._threads, self._lost, self._threads)
 
     def _work(self, jobs: "SimpleQueue[_Job | None]") -> bool:
         """Call one function on this thread. Return False to end the thread."""

@@ -36,7 +36,7 @@ KILLED = -signal.SIGKILL
 GRACE = 0.5
 """Seconds between SIGTERM and SIGKILL."""
 
-_waiting = DaemonThreads(PROGRAMS)
+program_threads = DaemonThreads(PROGRAMS)
 """Each thread starts one program and waits until it ends."""
 _stopping = DaemonThreads(16)
 
@@ -89,7 +89,7 @@ async def run_process(
     output = Output(limits.output_bytes, limits.output_lines, secrets)
     program = _Program(argv, {**environment, **space.environment}, cwd or space.work, space.marker, output.write_end)
     started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    ended = child(RUN, _waiting.run(lambda: program.run(stdin, limits.memory), lambda: started.set_result(None)))
+    ended = child(RUN, program_threads.run(lambda: program.run(stdin, limits.memory), lambda: started.set_result(None)))
     try:
         try:
             first: set[asyncio.Future[Any]] = {started, ended}

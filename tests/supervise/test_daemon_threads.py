@@ -62,7 +62,7 @@ async def test_functions_that_wait_for_lost_threads_are_logged_once(release, cap
         release.set()
         assert await asyncio.gather(*waiting) == [0, 0, 0]
     (message,) = caplog.messages
-    assert message == "sync tools: 1 of them wait for one of 2 threads; 2 threads run one that nothing waits for"
+    assert message == "sync tools: calls that wait for a thread: 1; threads with a call that was given up: 2 of 2"
     threads.close()
 
 

@@ -257,7 +257,7 @@ async def test_the_timeout_of_a_sync_tool_begins_with_its_function():
     def slow(index: int) -> int:
         """Is slow."""
         together.wait()
-        time.sleep(0.6)
+        time.sleep(0.6)  # the time that the function needs
         return index
 
     count = 4 * THREADS  # the last ones wait for a thread longer than their timeout
