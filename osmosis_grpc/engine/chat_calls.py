@@ -104,7 +104,7 @@ class ChatCalls:
     async def _try(self, peer: Peer, request: ChatRequest) -> ChatResponse:
         asked: Any = peer.chat(request)
         call = asked if hasattr(asked, "cancel") else future(CHAT, asked)
-        self._record.calls.add(call)
+        self._record.calls[call] = None
         failpoints.reach("chat.open")
         try:
             response: ChatResponse = await call
@@ -122,7 +122,7 @@ class ChatCalls:
             )
             raise Unavailable(why) from None
         finally:
-            self._record.calls.discard(call)
+            self._record.calls.pop(call, None)
 
     def timeout(self) -> float:
         """Return the timeout of one try, in seconds."""
