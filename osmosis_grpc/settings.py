@@ -187,13 +187,21 @@ _FOR_PROGRAMS = re.compile(
 
 
 def program_environment(names: Iterable[str]) -> dict[str, str]:
-    """Return the variables that the programs of `serve --command` get: a fixed list, and those with one of `names`.
-
-    The folder of this Python is the last one of PATH, so `python` is found without an activated environment.
-    """
+    """Return the variables that the programs of `serve --command` get: a fixed list, and those with one of `names`."""
     kept = {name: value for name, value in os.environ.items() if _FOR_PROGRAMS.fullmatch(name) or name in set(names)}
-    kept["PATH"] = os.pathsep.join(filter(None, (kept.get("PATH", os.defpath), str(Path(sys.executable).parent))))
-    return kept
+    return kept | {"PATH": program_path()}
+
+
+def program_path() -> str:
+    """Return the PATH of programs that this process starts. `python` is found in it.
+
+    If this Python is that of a virtual environment, and no environment is activated, the folder of this Python is
+    first. Otherwise it is last.
+    """
+    path, own = os.environ.get("PATH") or os.defpath, str(Path(sys.executable).parent)
+    activated = [f"{os.environ[name]}/bin" for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if os.environ.get(name)]
+    first = sys.prefix != sys.base_prefix and not set(activated) & set(path.split(os.pathsep))
+    return os.pathsep.join((own, path) if first else (path, own))
 
 
 def _overwrite(name: str) -> None:

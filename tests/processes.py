@@ -4,7 +4,7 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -18,10 +18,15 @@ def server_process(*arguments: str, cwd: Path = ROOT, **options) -> Iterator[tup
 
 
 @contextlib.contextmanager
-def serving(*arguments: str, cwd: Path = ROOT, **options) -> Iterator[tuple[subprocess.Popen, dict]]:
-    """The same: the process and its ready record. No HTTP unless `-p` is among the arguments."""
+def serving(
+    *arguments: str, cwd: Path = ROOT, before: Sequence[str] = (), **options
+) -> Iterator[tuple[subprocess.Popen, dict]]:
+    """The same: the process and its ready record. No HTTP unless `-p` is among the arguments.
+
+    `before` is a command that starts the command line.
+    """
     http = [] if "-p" in arguments else ["--no-http"]
-    command = [sys.executable, "-m", "osmosis_grpc.serve", "--grpc-port", "0", *http, "--json", *arguments]
+    command = [*before, sys.executable, "-m", "osmosis_grpc.serve", "--grpc-port", "0", *http, "--json", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd, **options)
     with process:
         try:

@@ -42,6 +42,12 @@ class BodyRefused(CallError):
 
 async def read_json(request: Request, bounds: Bounds) -> tuple[Any, int]:
     """Return the value and the size of a request's body. Raises BodyRefused, InvalidArgument."""
+    raw = await read_body(request, bounds)
+    return parse_body(raw), len(raw)
+
+
+async def read_body(request: Request, bounds: Bounds) -> bytes:
+    """Return the body of a request that says it is JSON. Raises BodyRefused."""
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json":
         raise BodyRefused(415, "the body is not application/json")
@@ -50,14 +56,18 @@ async def read_json(request: Request, bounds: Bounds) -> tuple[Any, int]:
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared[:20]) > bounds.size:
         raise BodyRefused(413, f"the body is larger than {bounds.size} bytes")
-    raw = await _read(request, bounds)
+    return await _read(request, bounds)
+
+
+def parse_body(raw: bytes) -> Any:
+    """Return the value of a body. Raises InvalidArgument."""
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
         raise InvalidArgument("", f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
     if text.count("[") + text.count("{") > MAX_PARTS:
         raise InvalidArgument("", f"the body holds more than {MAX_PARTS:,} lists and objects")
-    return jsontext.parse(text, ""), len(raw)
+    return jsontext.parse(text, "")
 
 
 async def _read(request: Request, bounds: Bounds) -> bytes:

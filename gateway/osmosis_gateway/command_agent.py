@@ -5,11 +5,13 @@ provider.
 """
 
 import os
+import re
 import shlex
 import shutil
 import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from osmosis_gateway.base_url.app import base_url_app
@@ -19,7 +21,7 @@ from osmosis_grpc.agent import RolloutContext
 from osmosis_grpc.agent.loop import name_problem
 from osmosis_grpc.agent.program_result import outcome_of_program
 from osmosis_grpc.agent.result_check import RunOutcome, invalid_result
-from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.errors import CallError, InvalidArgument
 from osmosis_grpc.tools.process import Ended, Limits, run_process
 from osmosis_grpc.tools.workspace import Workspace
 from osmosis_grpc.types import Failure, FailureReason, RolloutRequest, ToolDict, jsontext
@@ -29,6 +31,11 @@ MAX_RESULT_BYTES = 4 * 1024 * 1024
 """The most bytes of a result file."""
 MAX_LINE = 300
 """The most characters of the last line of output in the first line of a failure."""
+
+_OF_SHELLS = {"|", "||", "&", "&&", ";", "<", ">", ">>", "2>", "2>&1"}
+"""Words that only a shell understands."""
+_INTERPRETERS = re.compile("python|pypy|[a-z]*sh$")
+"""The names of programs whose options -c and -m take a script or the name of a module."""
 
 
 class CommandAgent:
@@ -82,19 +89,21 @@ class CommandAgent:
             environment = self._environment | variables(endpoint, files, self._folder, self._environment)
             try:
                 ended = await run_process(
-                    self._argv, space=space, environment=environment, stdin=task, limits=self._limits
+                    self._argv,
+                    space=space,
+                    environment=environment,
+                    stdin=task,
+                    limits=self._limits,
+                    secrets=[endpoint.api_key],
                 )
             except OSError as error:
                 return _failed(f"the program {self._argv[0]} cannot be started: {error.strerror or error}")
-            output = ended.output.replace(endpoint.api_key, "[key]")
             context.log_event(
-                "program ended", exit_code=ended.exit_code, seconds=round(ended.seconds, 3), output=output
+                "program ended", exit_code=ended.exit_code, seconds=round(ended.seconds, 3), output=ended.output
             )
             if ended.exit_code or ended.timed_out:
-                if endpoint.failure is not None:  # the program failed because its last chat failed at the trainer
-                    raise endpoint.failure
-                return _failed(self._problem(ended), output)
-            return await _result(context, space)
+                return _failed(self._problem(ended), ended.output, endpoint.failure)
+            return await _result(context, space, endpoint.api_key)
 
     def ended(self, rollout_id: str, attempt: int) -> None:
         """Do nothing: tools() has reserved nothing."""
@@ -161,14 +170,30 @@ def _resolved(words: list[str], folder: Path, path: str) -> tuple[list[str], str
         raise ValueError(f"there is no program {program!r}")
     if not os.access(found, os.X_OK) or Path(found).is_dir():
         raise ValueError(f"the program {program!r} is not executable")
+    shell = next((word for word in arguments if word in _OF_SHELLS), "")
+    if shell:
+        raise ValueError(f"no shell runs the command, so {shell!r} has no effect; write: sh -c '...'")
+    script = arguments[0] if arguments and _INTERPRETERS.match(Path(program).name) else "-"
+    if not script.startswith("-") and not _exists(folder, script):
+        raise ValueError(f"there is no file {script!r} in {folder}")
     named = program
+    before = ""
     for index, word in enumerate(arguments):
-        if word and (folder / word).exists():
+        if before in ("-c", "-m") and _INTERPRETERS.match(Path(program).name):  # a script or a module, not a file
+            named = word if before == "-m" and named == program else named
+        elif _exists(folder, word):
             arguments[index] = str(folder / word)
             named = word if named == program else named
-        elif word == "-m" and index + 1 < len(arguments) and named == program:
-            named = arguments[index + 1]
+        before = word
     return [found, *arguments], Path(named).name.removesuffix(".py")
+
+
+def _exists(folder: Path, word: str) -> bool:
+    """Return whether a word names a file or folder. A word that is too long for a name does not."""
+    try:
+        return bool(word) and (folder / word).exists()
+    except OSError:
+        return False
 
 
 def _task(context: RolloutContext) -> bytes:
@@ -186,20 +211,28 @@ def _task(context: RolloutContext) -> bytes:
     return jsontext.render(task).encode()
 
 
-async def _result(context: RolloutContext, space: Workspace) -> RunOutcome:
-    """Return the outcome for the result file. Without a file there is no reward."""
+async def _result(context: RolloutContext, space: Workspace, key: str) -> RunOutcome:
+    """Return the outcome for the result file, without the rollout's key. Without a file there is no reward."""
     try:
         data = await space.read("result.json", MAX_RESULT_BYTES)
         if data is None:
             return RunOutcome(messages=None)
-        result = jsontext.parse_object(data.decode(), "the result file")
+        if not data.strip():
+            return invalid_result("the result file is empty")
+        result = jsontext.parse_object(data.replace(key.encode(), b"[key]").decode(), "the result file")
     except (InvalidArgument, UnicodeDecodeError, OSError) as error:
         return invalid_result(str(error))
     return outcome_of_program(result, context)
 
 
-def _failed(problem: str, output: str = "") -> RunOutcome:
-    """Return a failure. The last line of the output is in the first line of the message, for the log."""
+def _failed(problem: str, output: str = "", chat_error: CallError | None = None) -> RunOutcome:
+    """Return a failure. The last line of the output is in the first line of the message, for the log.
+
+    If the program's newest chat has failed with `chat_error`, the failure is the trainer's, and has the error first.
+    """
     last = output.rpartition("\n")[2].strip()[:MAX_LINE]
     message = f"{problem}: {last}\n{output}" if last else problem
-    return RunOutcome(failure=Failure("agent", clip(message), False, reason=FailureReason.AGENT_EXCEPTION))
+    if chat_error is None:
+        return RunOutcome(failure=Failure("agent", clip(message), False, reason=FailureReason.AGENT_EXCEPTION))
+    failure = Failure.of(chat_error)
+    return RunOutcome(failure=replace(failure, message=clip(f"{failure.message}; then {message}")))

@@ -1,6 +1,5 @@
 """Finds the chat whose reply asked for a tool call. Call ids are unique within a sample only."""
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ class CallOrigins:
     __slots__ = ("_by_id", "_calls")
 
     def __init__(self) -> None:
-        self._calls: OrderedDict[int, tuple[Mapping[str, Any], CallOrigin]] = OrderedDict()
+        self._calls: dict[int, tuple[Mapping[str, Any], CallOrigin]] = {}
         """Each call and its origin, by the identity of the call. The reference to the call keeps its identity."""
         self._by_id: dict[str, dict[str, int]] = {}
         """The newest chat of each sample that asked for a call, by call id."""
@@ -34,7 +33,7 @@ class CallOrigins:
                 self._calls[id(call)] = call, CallOrigin(sample, chat_number)
                 self._by_id.setdefault(str(call.get("id") or ""), {})[sample] = chat_number
         while len(self._calls) > MAX_CALLS:
-            _, (call, _) = self._calls.popitem(last=False)
+            call, _ = self._calls.pop(next(iter(self._calls)))
             self._by_id.pop(str(call.get("id") or ""), None)
 
     def find(self, call: Any) -> CallOrigin:

@@ -53,6 +53,11 @@ class RolloutContext:
         """The model, for code that uses the Osmosis SDK's client."""
         return ModelClient(self)
 
+    @property
+    def samples(self) -> tuple[str, ...]:
+        """The names of the samples that have begun, in the order in which they began."""
+        return self._session.sample_names()
+
     async def chat(
         self,
         messages: Sequence[Mapping[str, Any]],

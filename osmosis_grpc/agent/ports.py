@@ -78,6 +78,9 @@ class Session(Protocol):
     def add_sample(self, name: str | None, *, policy: str, parent: ChatRef | None, train: bool | None) -> str:
         """Begin another sample, and return its name. Raises ValueError."""
 
+    def sample_names(self) -> tuple[str, ...]:
+        """Return the names of the samples that have begun, in the order in which they began."""
+
     def set_reward(self, value: float, *, sample: str, chat: int, name: str) -> None:
         """Set a reward. Raises ValueError for an unknown sample or chat, and for a wrong name."""
 

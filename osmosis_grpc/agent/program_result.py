@@ -16,14 +16,14 @@ def outcome_of_program(result: Any, context: RolloutContext) -> RunOutcome:
     """Return the outcome for a program's result. A result that cannot be used gives a failure that names the field.
 
     The result is None, a reward, or a dict. Its key `reward` is the reward of the rollout, `rewards` maps samples to
-    rewards, `metadata` is more data for the trainer, and `finish_reason` is a text. The trainer gets the newest
+    rewards, `metadata` is more data for the trainer, and `finish_reason` is a string. The trainer gets the newest
     conversation that was sampled.
     """
     if not isinstance(result, Mapping):
         result = {"reward": result}
     unknown = sorted(str(key) for key in result if key not in KEYS)
     if unknown:
-        return invalid_result(f"{unknown[0]}: is no key of a result; the keys are {', '.join(KEYS)}")
+        return invalid_result(f"{unknown[0]}: is not a key of a result; the keys are {', '.join(KEYS)}")
     reward, rewards, metadata, finish_reason = (result.get(key) for key in KEYS)
     if reward is not None and not is_reward(reward):
         return invalid_result(f"reward: is {reprlib.repr(reward)}, not a finite number")
@@ -31,14 +31,14 @@ def outcome_of_program(result: Any, context: RolloutContext) -> RunOutcome:
         if value is not None and not isinstance(value, Mapping):
             return invalid_result(f"{name}: is a {type(value).__name__}, not an object")
     if finish_reason is not None and not isinstance(finish_reason, str):
-        return invalid_result(f"finish_reason: is a {type(finish_reason).__name__}, not a text")
+        return invalid_result(f"finish_reason: is a {type(finish_reason).__name__}, not a string")
     for sample, value in (rewards or {}).items():
         if not is_reward(value):
             return invalid_result(f"rewards.{sample}: is {reprlib.repr(value)}, not a finite number")
         try:
             context.set_reward(value, sample=sample)
         except ValueError as error:
-            return invalid_result(f"rewards.{sample}: {error}")
+            return invalid_result(f"rewards.{sample}: {str(error).removeprefix('sample: ')}")
     return RunOutcome(
         finish_reason=finish_reason or "",
         messages=None,

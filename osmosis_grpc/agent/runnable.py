@@ -50,7 +50,7 @@ class Runnable(Protocol):
         """Release what tools() reserved for a rollout. Called once after the rollout's end, even if run() was not."""
 
 
-class _Later:
+class _AwaitableTools:
     """An awaitable that makes its coroutine when it is awaited. It can be dropped without a warning."""
 
     def __init__(self, make: Callable[[], Coroutine[Any, Any, Any]]) -> None:
@@ -76,29 +76,34 @@ class AgentLoopRunnable:
     def tools(self, request: RolloutRequest) -> Sequence[Any] | Awaitable[Sequence[Any] | None] | None:
         """Return what get_tools returns."""
         found: Any = self.source.get_tools(request)
-        return _Later(lambda: self._kept_later(request, found)) if must_wait(found) else self._kept(request, found)
+        return (
+            _AwaitableTools(lambda: self._kept_later(request, found))
+            if must_wait(found)
+            else self._kept(request, found)
+        )
 
     async def _kept_later(self, request: RolloutRequest, found: Any) -> Sequence[Any] | None:
         return self._kept(request, await expanded(found))
 
     def _kept(self, request: RolloutRequest, found: Sequence[Any] | None) -> Sequence[Any] | None:
         known = found if isinstance(found, list | tuple) else ()
-        runnable = any(isinstance(tool, RunnableTool) for tool in known)
-        self._tools[request.rollout_id, request.attempt] = known if runnable else ()
+        if known:
+            runnable = any(isinstance(tool, RunnableTool) for tool in known)
+            self._tools[request.rollout_id, request.attempt] = known if runnable else ()
         return found
 
     async def run(self, context: RolloutContext) -> RunOutcome:
         """Run the agent loop, and check its result."""
+        await self.bind(context)
         return outcome_of(await self.call(context))
 
-    async def call(self, context: RolloutContext) -> Any:
-        """Return what the method run returns. If the method is not async, it runs on a thread."""
-        await self._bind(context)
-        if is_async(self.source.run):
-            return await self.source.run(context)
-        return await run_on_thread(self.source.run, context)
+    def call(self, context: RolloutContext) -> Awaitable[Any]:
+        """Call the method run. If the method is not async, it runs on a thread."""
+        run: Any = self.source.run
+        called: Awaitable[Any] = run(context) if is_async(run) else run_on_thread(run, context)
+        return called
 
-    async def _bind(self, context: RolloutContext) -> None:
+    async def bind(self, context: RolloutContext) -> None:
         """Give the context the tools of its rollout. After a restart of the server, ask the agent for them again."""
         key = context.request.rollout_id, context.request.attempt
         found: Any = self._tools.get(key)

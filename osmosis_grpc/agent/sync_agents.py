@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 THREADS = 512
 """At most this many sync agents run at once in a process. Further ones wait for a thread."""
 
-_threads = DaemonThreads(THREADS)
+_threads = DaemonThreads(THREADS, replaced=THREADS, name="sync agents")
 
 
 class RunNotAsyncError(TypeError):

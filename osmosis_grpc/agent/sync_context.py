@@ -42,6 +42,11 @@ class SyncRolloutContext:
         """The tools that get_tools returned, as dicts."""
         return self._context.tools
 
+    @property
+    def samples(self) -> tuple[str, ...]:
+        """The names of the samples that have begun."""
+        return self._call(lambda: self._context.samples)
+
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -107,7 +112,10 @@ class SyncRolloutContext:
         self._call(lambda: self._context.log_event(event_name, **data))
 
     def wait(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Call an async function on the server's event loop, and wait for its result."""
+        """Call an async function on the server's event loop, and wait for its result.
+
+        Raises TypeError if `work` returns no coroutine.
+        """
         return self._wait(work)
 
     def close(self) -> None:
@@ -139,7 +147,11 @@ class SyncRolloutContext:
         if self._closed:
             future.set_exception(RolloutEndedError("the rollout has ended"))
             return
-        task = child(CALL, work(), context=self._variables.copy())
+        try:
+            task = child(CALL, work(), context=self._variables.copy())
+        except BaseException as error:  # `work` raised, or returned no coroutine; the thread would wait for ever
+            future.set_exception(error)
+            return
         self._tasks.add(task)
         task.add_done_callback(partial(self._done, future))
 

@@ -100,6 +100,7 @@ class _Watched:
         trial.offered |= dict.fromkeys(_names(context.tools))
         tool_watcher.set(lambda run: trial.runs.append(run) if len(trial.runs) < MOST_RUNS else None)
         try:
+            await self._agent.bind(context)
             trial.result = await self._agent.call(context)
         except BaseException as error:
             trial.error = error

@@ -25,8 +25,11 @@ WAITING = 10_000
 """The most records that wait in the queue."""
 LAST_LINES = 2.0
 """At the end, the process waits at most this many seconds for the thread to write the queued records."""
-QUIET = ("asyncio", "grpc")
-"""Loggers whose debug lines and info lines are never logged, because they are not about rollouts."""
+QUIET = ("asyncio", "grpc", "httpx", "httpx2", "mcp")
+"""Loggers whose debug lines and info lines are never logged, because they are not about rollouts.
+
+The lines of the last three have URLs with their passwords.
+"""
 CHATTER = ("uvicorn", "uvicorn.error", "uvicorn.access", "aiohttp")
 """Loggers of the HTTP libraries. Their info lines are logged only at the level debug."""
 

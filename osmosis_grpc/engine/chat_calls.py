@@ -22,7 +22,7 @@ SILENT = 0.9
 """A part of `chat_silence`. A try has a timeout of at most `chat_silence` seconds.
 
 A try to a trainer that is away fails sooner. A try that times out after at least SILENT * `chat_silence` seconds is
-different: the trainer possibly still samples the reply. _ask() then does not count the trainer as away.
+different: the trainer possibly still samples the reply. ask() then does not count the trainer as away.
 """
 
 
@@ -46,23 +46,20 @@ class ChatCalls:
         self.open = False
         self._record.cancel_calls()
 
-    async def ask(self, request: ChatRequest) -> ChatResponse:
-        """Send a chat, and return its reply. If the reply is no longer wanted, the peer stops its sampling.
+    def abandon(self, request: ChatRequest) -> None:
+        """Tell the peer that the reply to a chat is no longer wanted, so that the peer stops its sampling.
 
-        The reply of a parked rollout is still wanted, because the next process asks the same chat again. Raises the
-        CallError of the trainer, and RolloutEndedError if the rollout ends before the reply.
+        The reply of a parked rollout is still wanted, because the next process asks the same chat again.
         """
-        try:
-            return await self._ask(request)
-        except (asyncio.CancelledError, RolloutEndedError):
-            end, chat = self._record.run.termination, (request.sample, request.chat_number)
-            if not self._record.run.parked:
-                reason = end.abandon_reason if end is not None else AbandonReason.ENDED
-                self._record.peer.abandon((request.rollout_id, request.attempt, *chat), reason)
-            raise
+        end, chat = self._record.run.termination, (request.sample, request.chat_number)
+        if not self._record.run.parked:
+            reason = end.abandon_reason if end is not None else AbandonReason.ENDED
+            self._record.peer.abandon((request.rollout_id, request.attempt, *chat), reason)
 
-    async def _ask(self, request: ChatRequest) -> ChatResponse:
+    async def ask(self, request: ChatRequest) -> ChatResponse:
         """Send a chat and return the reply. After each retryable error, send the chat again.
+
+        Raises the CallError of the trainer, and RolloutEndedError if the rollout ends before the reply.
 
         An error that is not retryable is raised at once. The grace period of `trainer_grace` seconds begins with the
         first retryable error. If the next try would begin after the end of the grace period, the error is raised.
@@ -107,7 +104,7 @@ class ChatCalls:
     async def _try(self, peer: Peer, request: ChatRequest) -> ChatResponse:
         asked: Any = peer.chat(request)
         call = asked if hasattr(asked, "cancel") else future(CHAT, asked)
-        self._record.calls.add(call)
+        self._record.calls[call] = None
         failpoints.reach("chat.open")
         try:
             response: ChatResponse = await call
@@ -125,7 +122,7 @@ class ChatCalls:
             )
             raise Unavailable(why) from None
         finally:
-            self._record.calls.discard(call)
+            self._record.calls.pop(call, None)
 
     def timeout(self) -> float:
         """Return the timeout of one try, in seconds."""

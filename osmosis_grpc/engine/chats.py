@@ -57,6 +57,10 @@ class RolloutSession:
         self.check_open()
         return self.samples[sample].chats if sample in self.samples else 0
 
+    def sample_names(self) -> tuple[str, ...]:
+        self.check_open()
+        return tuple(self.samples)
+
     def record(self, kind: EventKind) -> None:
         self.check_open()
         self._context.log.append(self._record, kind)
@@ -137,7 +141,7 @@ class RolloutSession:
     ) -> tuple[int, ChatResponse]:
         if not self._chats.open:
             await asyncio.sleep(0)  # an agent that ignores RolloutEndedError in a loop must not block the event loop
-        self.check_open()
+            self.check_open()
         if sample not in self.samples:
             self.add_sample(sample)
         state, record = self.samples[sample], self._record
@@ -182,12 +186,17 @@ class RolloutSession:
         self._context.log.append(record, asked)
         end, latency = self._begin("chat", sample, number), 0.0
         run.called = ()
+        response: ChatResponse | None = None
         try:
             response = await self._chats.ask(request) if recorded is None else recorded.response
             self.check_open()
             prompt_length = state.assemble(
                 number, position.parent_chat, response, purpose, refer=record.peer.accepts_references
             )
+        except (asyncio.CancelledError, RolloutEndedError):
+            if response is None:
+                self._chats.abandon(request)
+            raise
         except CallError as error:
             self._chats.log_failed(request, error, will_retry=False)
             if isinstance(error, Aborted):

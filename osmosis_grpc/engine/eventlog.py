@@ -168,7 +168,7 @@ class EventLog:
                 "after_event", f"{after} is ahead of the newest event, {record.trail.last_event_number}"
             )
         waiter = asyncio.Event()
-        record.trail.waiters.add(waiter)
+        record.trail.waiters[waiter] = None
         try:
             while True:
                 waiter.clear()
@@ -186,7 +186,7 @@ class EventLog:
                     if not await self._woken(waiter):
                         yield None
         finally:
-            record.trail.waiters.discard(waiter)
+            record.trail.waiters.pop(waiter, None)
 
     async def follow_all(self, owner: str, position: int) -> AsyncGenerator[tuple[int, TrajectoryEvent | None], None]:
         """Yield the events of an owner after a position, and then each new event, without end.

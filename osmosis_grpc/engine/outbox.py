@@ -109,7 +109,7 @@ class Outbox:
         except Exception as error:  # the error ends only this try, and must not reach the caller of put()
             call = asyncio.get_running_loop().create_future()
             call.set_exception(error)
-        record.calls.add(call)
+        record.calls[call] = None
         return call
 
     def _send(self, peer: Peer, outcome: RolloutOutcome) -> "asyncio.Future[Receipt]":
@@ -130,7 +130,7 @@ class Outbox:
     def _answered(self, record: Record, peer: Peer, call: "asyncio.Future[Receipt]") -> None:
         """Handle the end of the first try of a delivery. This try called `peer`."""
         if not call.cancelled() and call.exception() is None:
-            record.calls.discard(call)
+            record.calls.pop(call, None)
             self._context.destinations.reached(record.peer.destination_key)
             self._settle(record, events.Delivered(call.result(), tries=1))
         else:
@@ -173,7 +173,7 @@ class Outbox:
                         clip(describe(error)),
                     )
             finally:
-                record.calls.discard(call)
+                record.calls.pop(call, None)
                 self._context.destinations.tried(record, peer.destination_key, reached=reached)
             if reached:
                 return self._settle(record, events.Delivered(receipt, tries=tries))

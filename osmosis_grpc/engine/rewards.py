@@ -1,6 +1,5 @@
 """The rewards that an agent sets while it runs."""
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -37,7 +36,7 @@ class Rewards:
     def __init__(self) -> None:
         self._set: dict[tuple[str, int, str], float] = {}
         """The rewards by sample, chat number and component, in the order in which they were set."""
-        self._names: Counter[tuple[str, int]] = Counter()
+        self._names: dict[tuple[str, int], int] = {}
 
     def set(self, value: float, sample: str, chat: int = 0, name: str = "") -> None:
         """Set a reward. Raises ValueError for a wrong name of a component, and for too many names.
@@ -50,9 +49,10 @@ class Rewards:
             raise ValueError(f"a rollout has at most {MAX_REWARDS} rewards and components")
         if name != "":
             check_name(name)
-            if not known and self._names[sample, chat] >= MAX_COMPONENTS:
+            names = self._names.get((sample, chat), 0)
+            if not known and names >= MAX_COMPONENTS:
                 raise ValueError(f"name: {name!r} is too many; a reward has at most {MAX_COMPONENTS} components")
-            self._names[sample, chat] += not known
+            self._names[sample, chat] = names + (not known)
         self._set.pop((sample, chat, name), None)
         self._set[sample, chat, name] = value
 

@@ -67,21 +67,24 @@ class SampleState:
         messages = path(self.newest)
         return messages, PrefixChat(name, self.newest.chat, len(messages))
 
-    def assembled(self, name: str, *, refer: bool) -> Sample:
-        """Return the sample. With `refer`, its segments refer to chats and have no tokens.
+    def assembled(self, conversation: ConversationStart, *, refer: bool) -> Sample:
+        """Return the sample with these messages. With `refer`, its segments refer to chats and have no tokens.
 
         If extras were left out, its segments refer to chats, too. Before the outcome goes to a trainer without these
         chats, the tokens and extras are read from the journal.
         """
-        messages, begins = self.up_to_newest(name)
+        messages, begins = conversation
         reason = self._assembler.reason
         refer = refer or self._lacks_extras
-        return replace(
-            self.unsampled(messages),
+        return Sample(
+            messages=messages,
             begins=begins,
             segments=self._assembler.references() if refer else self._assembler.segments(),
             trainable=not reason,
             not_trainable_reason=reason,
+            policy=self.policy,
+            parent=self.parent,
+            train=self.train,
         )
 
     def unsampled(self, messages: list[Message]) -> Sample:
@@ -158,14 +161,14 @@ class Samples(dict[str, SampleState]):
 
         If the agent's final messages belong to no such sample, they make a sample without segments.
         """
-        made = {name: state.assembled(name, refer=refer) for name, state in self.items() if state.newest is not None}
-        if self._final is None:
-            return made
-        name, (messages, begins) = self._final
-        if name in made:
-            made[name] = replace(made[name], messages=messages, begins=begins)
-        elif messages:
-            made[name] = (self.get(name) or SampleState()).unsampled(messages)
+        concluded, final = self._final or ("", None)
+        made = {}
+        for name, state in self.items():
+            if state.newest is not None:
+                ends = final if final and name == concluded else state.up_to_newest(name)
+                made[name] = state.assembled(ends, refer=refer)
+        if final and final[0] and concluded not in made:
+            made[concluded] = (self.get(concluded) or SampleState()).unsampled(final[0])
         return made
 
 

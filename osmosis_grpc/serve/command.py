@@ -29,6 +29,10 @@ def run(line: Line) -> None:
     with usage_errors("serve", line, settings):
         security, credentials = _checked(line, settings)
     options = settings.server
+    if options.command:
+        from osmosis_grpc.serve.process_memory import close_memory
+
+        close_memory()
     if options.reload:
         from osmosis_grpc.serve.reload import run_reloading
 

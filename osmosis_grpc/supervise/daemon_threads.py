@@ -1,72 +1,139 @@
 """A pool of daemon threads for functions that block. A function that never returns does not keep the process alive."""
 
 import asyncio
+import contextlib
+import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any, TypeVar
 
 from osmosis_grpc.supervise.jobs import OnFailure, job
 from osmosis_grpc.supervise.unsupervised import thread
 
+log = logging.getLogger(__name__)
+
 WORK = job("supervise.work", OnFailure.RESTART, "thread")
+
+WARN_EVERY = 60.0
+"""A pool logs at most once in so many seconds that functions wait."""
 
 T = TypeVar("T")
 
-_Job = tuple["Future[Any]", Callable[[], Any]]
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    function: Callable[[], Any]
+    started: Callable[[], None]
+    """Called on the thread before the function."""
+    future: "Future[Any]" = field(default_factory=Future)
+    ended: bool = False
+    lost: bool = False
 
 
 class DaemonThreads:
-    """Runs up to `count` threads. A thread starts when a function comes and every other thread is busy."""
+    """Runs up to `count` threads. A thread starts when a function comes and every other thread is busy.
 
-    def __init__(self, count: int = 1) -> None:
+    A thread is lost while its function runs and the caller was cancelled. Up to `replaced` lost threads are replaced by
+    further ones, so functions that never return do not stop the pool. A pool with a `name` logs when calls wait for a
+    thread, and threads are lost.
+    """
+
+    def __init__(self, count: int = 1, *, replaced: int = 0, name: str = "") -> None:
         if count < 1:
             raise ValueError(f"threads: {count} is less than 1")
-        self._count = count
-        self._threads: list[Thread] = []
+        self._count, self._replaced, self._name = count, replaced, name
+        self._threads = 0
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._lock = Lock()
         self._unfinished = 0
         """The number of functions that wait or run."""
+        self._lost = 0
+        self._warned = float("-inf")
 
-    async def run(self, function: Callable[[], T]) -> T:
-        """Call a function on a thread, in the order of the calls. Cancelling does not stop a running function."""
-        future: Future[T] = Future()
+    async def run(self, function: Callable[[], T], started: Callable[[], None] | None = None) -> T:
+        """Call a function on a thread, in the order of the calls. Cancelling does not stop a running function.
+
+        `started` is called on the event loop when a thread begins with the function.
+        """
+        loop = asyncio.get_running_loop()
+
+        def begun() -> None:
+            if started is not None and not result.done():
+                started()
+
+        def on_thread() -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
+                loop.call_soon_threadsafe(begun)
+
+        work = _Job(function, on_thread if started is not None else lambda: None)
+        result: asyncio.Future[T] = asyncio.wrap_future(work.future)
         with self._lock:
             self._unfinished += 1
-            if len(self._threads) < min(self._unfinished, self._count):
-                jobs = self._jobs
-                self._threads.append(thread(WORK, lambda: self._work(jobs)))
-            self._jobs.put((future, function))
-        return await asyncio.wrap_future(future)
+            self._jobs.put(work)
+            self._grow()
+        try:
+            return await result
+        except asyncio.CancelledError:
+            with self._lock:
+                if work.future.running() and not work.ended:
+                    work.lost = True
+                    self._lost += 1
+                    self._grow()
+            raise
 
     @property
-    def busy(self) -> int:
-        """The number of functions that wait or run."""
-        return self._unfinished
+    def lost(self) -> int:
+        """The number of lost threads."""
+        return self._lost
 
     def close(self) -> None:
         """End the threads after the queued functions. run() starts new threads."""
         with self._lock:
-            for _ in self._threads:
+            for _ in range(self._threads):
                 self._jobs.put(None)
-            self._threads, self._jobs = [], SimpleQueue()
+            self._threads, self._jobs = 0, SimpleQueue()
+
+    @property
+    def _most(self) -> int:
+        """The most threads that may exist now."""
+        return self._count + min(self._lost, self._replaced)
+
+    def _grow(self) -> None:
+        """Start a thread if a function needs one. Log if there may be no further thread because some are lost."""
+        if self._unfinished <= self._threads:
+            return
+        if self._threads < self._most:
+            jobs = self._jobs
+            thread(WORK, lambda: self._work(jobs))
+            self._threads += 1
+        elif self._name and self._lost and time.monotonic() - self._warned > WARN_EVERY:
+            self._warned = time.monotonic()
+            text = "%s: calls that wait for a thread: %d; threads with a call that was given up: %d of %d"
+            log.warning(text, self._name, self._unfinished - self._threads, self._lost, self._threads)
 
     def _work(self, jobs: "SimpleQueue[_Job | None]") -> bool:
         """Call one function on this thread. Return False to end the thread."""
-        job = jobs.get()
-        if job is None:
+        work = jobs.get()
+        if work is None:
             return False
-        future, function = job
+        future = work.future
         try:
             if future.set_running_or_notify_cancel():
-                future.set_result(function())
+                work.started()
+                future.set_result(work.function())
         except StopIteration as stop:  # an asyncio future takes no StopIteration
             future.set_exception(RuntimeError(f"the function raised {stop!r}"))
         except BaseException as error:
             future.set_exception(error)
-        finally:
-            with self._lock:
-                self._unfinished -= 1
+        with self._lock:
+            work.ended = True
+            self._unfinished -= 1
+            self._lost -= work.lost
+            if jobs is self._jobs and self._threads > self._most:
+                self._threads -= 1
+                return False
         return True

@@ -1,12 +1,12 @@
 """Runs a program in a workspace: with its own process group, a time limit, and the last lines of its output.
 
-No process survives the run: the process group gets SIGTERM, then SIGKILL, and then every process of the workspace gets
-SIGKILL. The server is not forked (Python's subprocess uses vfork here).
+At the end of a run, the process group gets SIGTERM, then SIGKILL, and then every process with the workspace's marker in
+its environment gets SIGKILL. Only a process that has left the group and cleared its environment survives. The server is
+not forked (Python's subprocess uses vfork here).
 """
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import resource
@@ -15,12 +15,14 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from osmosis_grpc.supervise import DaemonThreads, OnFailure, child, job
 from osmosis_grpc.tools import reaper
+from osmosis_grpc.tools.output import Output
 from osmosis_grpc.tools.uninterrupted import uninterrupted
 from osmosis_grpc.tools.workspace import Workspace
 
@@ -33,11 +35,8 @@ PROGRAMS = 512
 KILLED = -signal.SIGKILL
 GRACE = 0.5
 """Seconds between SIGTERM and SIGKILL."""
-LAST_OUTPUT = 1.0
-"""The output of a program that has ended is read for at most this many seconds."""
-READ = 65536
 
-_waiting = DaemonThreads(PROGRAMS)
+program_threads = DaemonThreads(PROGRAMS)
 """Each thread starts one program and waits until it ends."""
 _stopping = DaemonThreads(16)
 
@@ -47,7 +46,7 @@ class Limits:
     """The limits of a run."""
 
     seconds: float | None = None
-    """The program is stopped after this time. None means no limit."""
+    """The program is stopped when it has run for this time. None means no limit."""
     memory: int | None = None
     """The most bytes of address space of each process of the program. None means no limit. Linux only."""
     output_bytes: int = 16 * 1024
@@ -63,7 +62,7 @@ class Ended:
     exit_code: int
     """The negative number of the signal if a signal has ended the program."""
     output: str
-    """The last lines of its standard output and standard error."""
+    """The last lines of its standard output and standard error. Control characters are escaped."""
     seconds: float
     """How long it ran."""
     timed_out: bool
@@ -78,20 +77,24 @@ async def run_process(
     cwd: Path | None = None,
     stdin: bytes = b"",
     limits: Limits | None = None,
+    secrets: Collection[str] = (),
 ) -> Ended:
     """Run a program to its end. If the caller is cancelled, the program is stopped first.
 
     The program has exactly the variables of `environment` and those of the workspace. `cwd` is the folder `work` of the
-    workspace unless given. A program that does not read `stdin` blocks nothing. Raises OSError if the program cannot be
-    started.
+    workspace unless given. A program that does not read `stdin` blocks nothing. `secrets` are replaced in the output.
+    Raises OSError if the program cannot be started.
     """
     limits = limits or Limits()
-    output = _Output(limits)
+    output = Output(limits.output_bytes, limits.output_lines, secrets)
     program = _Program(argv, {**environment, **space.environment}, cwd or space.work, space.marker, output.write_end)
-    began = time.monotonic()
-    ended = child(RUN, _waiting.run(lambda: program.run(stdin, limits.memory)))
+    started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    ended = child(RUN, program_threads.run(lambda: program.run(stdin, limits.memory), lambda: started.set_result(None)))
     try:
         try:
+            first: set[asyncio.Future[Any]] = {started, ended}
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)  # the program may wait for a thread
+            began = time.monotonic()
             timed_out = not (await asyncio.wait({ended}, timeout=limits.seconds))[0]
         except asyncio.CancelledError:
             await uninterrupted(_stop(program, ended))
@@ -210,46 +213,3 @@ class _Program:
         if self._output is not None:
             os.close(self._output)
             self._output = None
-
-
-class _Output:
-    """Reads the output of a program on the event loop, and keeps its end."""
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._kept = b""
-        self._cut = False
-        self._loop = asyncio.get_running_loop()
-        self._ended = asyncio.Event()
-        self._read_end, self.write_end = os.pipe()
-        fcntl.fcntl(self._read_end, fcntl.F_SETFL, os.O_NONBLOCK)
-        self._loop.add_reader(self._read_end, self._read)
-
-    def _read(self) -> None:
-        try:
-            data = os.read(self._read_end, READ)
-        except BlockingIOError:
-            return
-        if not data:
-            self._loop.remove_reader(self._read_end)
-            self._ended.set()
-        self._cut = self._cut or len(self._kept) + len(data) > self._limits.output_bytes
-        self._kept = (self._kept + data)[-self._limits.output_bytes :]
-
-    async def rest(self) -> None:
-        """Wait for the rest of the output of a program that has ended."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_OUTPUT):
-                await self._ended.wait()
-
-    def close(self) -> None:
-        self._loop.remove_reader(self._read_end)
-        os.close(self._read_end)
-
-    def text(self) -> str:
-        """Return the last lines. A line whose beginning was dropped is left out, unless it is the only one."""
-        text = self._kept.decode("utf-8", "replace").strip()
-        lines = text.splitlines()
-        if self._cut and len(lines) > 1:
-            lines = lines[1:]
-        return "\n".join(lines[-self._limits.output_lines :])

@@ -87,17 +87,32 @@ def _pids() -> Iterable[int]:
 def remove_folder(folder: str | Path) -> None:
     """Remove a folder with its content, also where a program has taken away its own permissions.
 
-    A part that cannot be removed stays.
+    A part that cannot be removed stays. If a program has put a symbolic link in the folder's place, the link is removed
+    and its target stays.
     """
+    with contextlib.suppress(OSError):
+        if os.path.islink(folder):
+            os.unlink(folder)
+            return
     try:
         shutil.rmtree(folder)
     except FileNotFoundError:
         return
-    except OSError:
-        for path, _, _ in os.walk(folder):
-            with contextlib.suppress(OSError):
-                os.chmod(path, stat.S_IRWXU)
-        shutil.rmtree(folder, ignore_errors=True)
+    except (OSError, RecursionError):  # rmtree() recurses
+        _make_removable(str(folder))
+        with contextlib.suppress(RecursionError):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make_removable(folder: str) -> None:
+    """Make a folder and the folders in it readable and writable, each before it is read. Follow no link."""
+    left = [folder]
+    while left:
+        path = left.pop()
+        with contextlib.suppress(OSError):
+            os.chmod(path, stat.S_IRWXU)
+            with os.scandir(path) as entries:
+                left += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
 
 
 def begins(marker: str, folder: str) -> bytes:

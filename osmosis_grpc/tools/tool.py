@@ -10,6 +10,7 @@ An agent loop lists its tools in `tools`, and `ctx.run_tools(reply)` runs the ca
 
 import asyncio
 import inspect
+import logging
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar, get_args, get_type_hints, overload
@@ -23,15 +24,19 @@ from osmosis_grpc.errors import ToolArgumentError
 from osmosis_grpc.supervise import DaemonThreads
 from osmosis_grpc.types import ToolDict
 
+log = logging.getLogger(__name__)
+
 TIMEOUT = 60.0
 """The seconds after which a call fails, unless the tool has a timeout of its own."""
 THREADS = 64
-"""At most this many calls of sync tools run at once in a process."""
+"""At most this many calls of sync tools run at once in a process. Calls after their timeout do not count."""
+LOST = 512
+"""At most this many threads of sync tools that do not return are replaced."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_threads = DaemonThreads(THREADS)
+_threads = DaemonThreads(THREADS, replaced=LOST, name="sync tools")
 _PROBLEMS = {"missing_keyword_only_argument": "is missing", "unexpected_keyword_argument": "is not a parameter"}
 """The texts for two errors of pydantic, by their type. The texts of other errors are pydantic's."""
 _PARAMETER = re.compile(r"^\s*(\w+)\s*(?:\([^)]*\))?:\s*(.+)$")
@@ -85,19 +90,20 @@ class Tool(Generic[P, R]):
     async def run(self, arguments: Mapping[str, Any], context: RolloutContext | None = None) -> Any:
         """Call the function with arguments of a model, and return its result. A sync function runs on a thread.
 
-        Raises ToolArgumentError for arguments that do not fit, TimeoutError after `timeout` seconds, and the errors of
-        the function. A sync function that does not return keeps its thread.
+        Raises ToolArgumentError for arguments that do not fit, TimeoutError if the function runs longer than `timeout`
+        seconds, and the errors of the function. A sync function that does not return keeps its thread.
         """
         function: Callable[..., Any] = self.function
         known = self.check(arguments)
+        sync = not inspect.iscoroutinefunction(function)
         try:
-            async with asyncio.timeout(self.timeout) as limit:
-                if inspect.iscoroutinefunction(function):
+            async with asyncio.timeout(None if sync else self.timeout) as limit:
+                if sync:
+                    result = await self._run_on_thread(known, context, limit)
+                else:
                     if self._context_name:
                         known[self._context_name] = context
                     result = await function(**known)
-                else:
-                    result = await self._run_on_thread(known, context)
                 if inspect.iscoroutine(result):
                     result.close()
                     raise TypeError(f"the tool {self.name} returned a coroutine: write `await` before the call")
@@ -105,19 +111,34 @@ class Tool(Generic[P, R]):
         except TimeoutError:
             if not limit.expired():  # the function itself raised it
                 raise
+            if sync:
+                log.warning(
+                    "the tool %s has run for %g s; it keeps its thread until it returns (%d threads of tools are lost)",
+                    self.name, self.timeout, _threads.lost,
+                )  # fmt: skip
             raise TimeoutError(f"{self.name} took longer than {self.timeout:g} s") from None
 
-    async def _run_on_thread(self, known: dict[str, Any], context: RolloutContext | None) -> Any:
-        """Call a sync function on a thread. Its context waits, and is closed when this method is left."""
+    async def _run_on_thread(
+        self, known: dict[str, Any], context: RolloutContext | None, limit: asyncio.Timeout
+    ) -> Any:
+        """Call a sync function on a thread. Its context waits, and is closed when this method is left.
+
+        The time limit begins when a thread begins with the function.
+        """
         function: Callable[..., Any] = self.function
-        if not self._context_name or context is None:
-            extra = {self._context_name: None} if self._context_name else {}
-            return await _threads.run(lambda: function(**known, **extra))
-        sync_context = SyncRolloutContext(context)
+        loop = asyncio.get_running_loop()
+
+        def started() -> None:
+            limit.reschedule(None if self.timeout is None else loop.time() + self.timeout)
+
+        sync_context = SyncRolloutContext(context) if self._context_name and context is not None else None
+        if self._context_name:
+            known[self._context_name] = sync_context
         try:
-            return await _threads.run(lambda: function(**known, **{self._context_name: sync_context}))
+            return await _threads.run(lambda: function(**known), started)
         finally:
-            sync_context.close()
+            if sync_context is not None:
+                sync_context.close()
 
 
 @overload

@@ -106,11 +106,11 @@ class _Reaper:
         with self._lock:
             self._open[space.marker] = str(space.folder)
             if self._process is not None:
-                if self._told(self._process, space.marker):
+                if self._confirmed(self._process, space.marker):
                     return
-                self._stop(self._process)  # somebody has killed it
+                self._stop(self._process)  # it was killed
             self._process = self._started()
-            if not all(self._told(self._process, marker) for marker in self._open):
+            if not all(self._confirmed(self._process, marker) for marker in self._open):
                 raise OSError("the process that cleans up after this one does not start")
 
     def ends(self, space: Workspace) -> None:
@@ -121,8 +121,8 @@ class _Reaper:
                 with contextlib.suppress(OSError):
                     _pipe(self._process.stdin).write(reaper.ends(space.marker))
 
-    def _told(self, process: "subprocess.Popen[bytes]", marker: str) -> bool:
-        """Tell a reaper about a workspace. Returns whether it has confirmed that."""
+    def _confirmed(self, process: "subprocess.Popen[bytes]", marker: str) -> bool:
+        """Send a reaper the beginning of a workspace. Return whether it has confirmed that."""
         try:
             _pipe(process.stdin).write(reaper.begins(marker, self._open[marker]))
             return bool(_pipe(process.stdout).read(1))

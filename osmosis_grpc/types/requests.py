@@ -6,6 +6,7 @@ import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from osmosis_grpc.errors import InvalidArgument
@@ -172,7 +173,7 @@ DIGEST_BYTES = 16
 def spec_digest(request: RolloutRequest) -> bytes:
     """Returns the digest of a request, see InitRequest.digest. Defaults that are left out or spelt out are equal."""
     metadata = unread_metadata(request)
-    values = (
+    values: tuple[Any, ...] = (
         list(request.messages),
         dict(request.completion_params),
         request.max_turns,
@@ -187,8 +188,16 @@ def spec_digest(request: RolloutRequest) -> bytes:
         request.idempotency_key,
         request.evaluation,
     )
-    texts = (jsontext.canonical(value).encode() for value in values)
-    return b"".join(hashlib.blake2b(text, digest_size=DIGEST_BYTES).digest() for text in texts)
+    return b"".join([_kept_digest(value) if type(value) in _KEPT else _digest(value) for value in values])
+
+
+def _digest(value: Any) -> bytes:
+    return hashlib.blake2b(jsontext.canonical(value).encode(), digest_size=DIGEST_BYTES).digest()
+
+
+_KEPT = {int, float, bool, type(None)}
+_kept_digest = lru_cache(maxsize=1024, typed=True)(_digest)
+"""Keeps the digests of numbers and of None: most requests have the same ones."""
 
 
 def differing_fields(one: bytes, other: bytes) -> list[str]:

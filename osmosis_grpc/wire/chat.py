@@ -1,7 +1,7 @@
 """chat.proto: chats between server and trainer, and the receipt of an outcome."""
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from sys import intern
 from typing import Any
 
@@ -56,7 +56,6 @@ def chat_bytes(request: ChatRequest, *, delta: bool = False, all_tools: bool = T
     `all_tools`, the tools are left out if they are the rollout's tools. With `blobs`, long data URLs become blobs; the
     receiver must have the feature `blobs`.
     """
-    to_bytes = partial(frozen_bytes, blobs=blobs)
     parts = [
         _name(request.rollout_id, request.attempt, request.sample, request.purpose, request.policy),
         varint(_NUMBER, request.chat_number),
@@ -71,10 +70,10 @@ def chat_bytes(request: ChatRequest, *, delta: bool = False, all_tools: bool = T
         parts.append(rest.SerializeToString())
     if delta and request.parent_chat:
         parent_chat = varint(_DELTA_PARENT, request.parent_chat)
-        new = repeated(_DELTA_MESSAGES, map(to_bytes, request.messages[request.prefix_len :]))
+        new = repeated(_DELTA_MESSAGES, frozen_bytes(request.messages[request.prefix_len :], blobs=blobs))
         parts += (head(_DELTA, len(parent_chat) + len(new)), parent_chat, new)
     else:
-        whole = repeated(_FULL_MESSAGES, map(to_bytes, request.messages))
+        whole = repeated(_FULL_MESSAGES, frozen_bytes(request.messages, blobs=blobs))
         if request.parent_chat:
             whole += varint(_FULL_PARENT, request.parent_chat) + varint(_FULL_PREFIX, request.prefix_len)
         parts += (head(_FULL, len(whole)), whole)
@@ -98,19 +97,23 @@ def chat_from_wire(message: pb.ChatRequest, timeout: float | None = None, creden
     history = message.WhichOneof("history")
     if history is None:
         raise InvalidArgument("history", "is missing")
-    delta, full = history == "delta", message.full
-    if delta and not message.delta.parent_chat:
-        raise InvalidArgument("delta.parent_chat", "counts from 1")
-    if bool(full.parent_chat) is not bool(full.prefix_messages) or full.prefix_messages > len(full.messages):
-        raise InvalidArgument("full.prefix_messages", "is set with parent_chat, and at most the number of messages")
+    given: pb.FullHistory | pb.DeltaHistory
+    if history == "delta":
+        given, parent_chat, prefix = message.delta, message.delta.parent_chat, 0
+        if not parent_chat:
+            raise InvalidArgument("delta.parent_chat", "counts from 1")
+    else:
+        given, parent_chat, prefix = message.full, message.full.parent_chat, message.full.prefix_messages
+        if bool(parent_chat) is not bool(prefix) or prefix > len(given.messages):
+            raise InvalidArgument("full.prefix_messages", "is set with parent_chat, and at most the number of messages")
     return ChatRequest(
         rollout_id=message.rollout_id,
         attempt=message.attempt or 1,
         sample=message.sample,
         chat_number=message.chat_number,
-        messages=messages_from_wire((message.delta if delta else full).messages, f"{history}.messages"),
-        parent_chat=message.delta.parent_chat if delta else full.parent_chat,
-        prefix_len=full.prefix_messages,
+        messages=messages_from_wire(given.messages, f"{history}.messages"),
+        parent_chat=parent_chat,
+        prefix_len=prefix,
         tools=tools_from_wire(message.tools.tools, "tools.tools") if message.HasField("tools") else None,
         tools_overridden=message.HasField("tools"),
         params=params_from_wire(message.sampling, "sampling") if message.HasField("sampling") else {},

@@ -112,7 +112,7 @@ def _requested_bytes(kind: events.ChatRequested, *, blobs: bool = True) -> bytes
             _sample(kind.sample),
             varint(_NUMBER, kind.chat_number),
             varint(_CONTINUES, kind.parent_chat),
-            repeated(_MESSAGES, (frozen_bytes(message, blobs=blobs) for message in kind.messages)),
+            repeated(_MESSAGES, frozen_bytes(kind.messages, blobs=blobs)),
             varint(_PURPOSE, PURPOSES.numbers[kind.purpose]),
             rest,
         )

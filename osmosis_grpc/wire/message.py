@@ -5,7 +5,7 @@ the key's field. All other keys are stored in `extra_json`. Reading merges the f
 lost.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from sys import intern
 from typing import Any, TypeVar
 
@@ -54,9 +54,11 @@ def message_to_wire(message: Mapping[str, Any], *, blobs: bool = False) -> pb.Me
     return _object_to_wire(out, rest, "message")
 
 
-def frozen_bytes(message: Message, *, blobs: bool = False) -> bytes:
-    """Returns the bytes of a message; see message_to_wire(). The message must not change afterwards."""
-    return _blob_bytes(message) if blobs and type(message.get("content")) is list else _text_bytes(message)
+def frozen_bytes(messages: Iterable[Message], *, blobs: bool = False) -> list[bytes]:
+    """Returns the bytes of each message; see message_to_wire(). The messages must not change afterwards."""
+    if not blobs:
+        return [_text_bytes(message) for message in messages]
+    return [_blob_bytes(m) if type(m.get("content")) is list else _text_bytes(m) for m in messages]
 
 
 @remembered

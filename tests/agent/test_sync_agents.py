@@ -43,6 +43,7 @@ async def test_a_sync_agent_has_every_method_of_the_context():
         seen["results"] = ctx.run_tools({"role": "assistant", "tool_calls": [call]})
         judge = ctx.add_sample("judge", policy="big", parent=("main", reply.chat_number), train=False)
         ctx.chat([USER], sample=judge)
+        seen["samples"] = ctx.samples
         ctx.set_reward(0.5, sample="main")
         ctx.record_tool_call(3.0)
         ctx.log_event("note", value=1)
@@ -52,10 +53,31 @@ async def test_a_sync_agent_has_every_method_of_the_context():
     assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
     assert seen["thread"] is not threading.main_thread()
     assert (seen["tools"], [m["content"] for m in seen["results"]]) == (["double"], ["8"])
+    assert seen["samples"] == tuple(outcome.samples) == ("main", "judge")
     assert outcome.samples["judge"].policy == "big"
     assert outcome.samples["main"].reward == 0.5
     assert outcome.reward == 0.75
     assert any(isinstance(event.kind, events.Logged) for event in trail)
+
+
+async def test_wait_raises_what_its_function_raises_and_refuses_a_function_that_is_not_async():
+    errors = []
+
+    def fails():
+        raise KeyError("on purpose")
+
+    def run(ctx):
+        for work in (lambda: 5, fails):
+            try:
+                ctx.wait(work)
+            except (TypeError, KeyError) as error:
+                errors.append(type(error))
+        return ctx.complete([])
+
+    async with asyncio.timeout(10):
+        outcome = await run_rollout(agent(run), EchoPolicy(), [USER])
+    assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
+    assert errors == [TypeError, KeyError]
 
 
 async def test_an_exception_of_a_sync_agent_is_its_failure_with_its_line():

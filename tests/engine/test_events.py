@@ -167,7 +167,7 @@ async def test_a_follower_that_leaves_is_forgotten(hosting):
             async with aclosing(h.engine.log.follow(record, 0)) as stream:
                 await anext(stream)
                 assert len(record.trail.waiters) == 1
-        assert record.trail.waiters == set()
+        assert record.trail.waiters == {}
         release.set()
         await h.settled(record)
 

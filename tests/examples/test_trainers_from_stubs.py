@@ -16,7 +16,7 @@ from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 TRAINERS = ROOT / "examples" / "trainers_from_stubs"
-COMPLETED = "OUTCOME_STATUS_COMPLETED reward 1.0\n23 tokens, mask runs [15, 3, 3, 2] and 5 logprobs\n"
+COMPLETED = "OUTCOME_STATUS_COMPLETED reward 1.0\n25 tokens, mask runs [15, 3, 5, 2] and 5 logprobs\n"
 SLOW = """
 import asyncio, sys, attach_trainer
 fast = attach_trainer.sample_reply

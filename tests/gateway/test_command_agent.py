@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from osmosis_gateway.command_agent import CommandAgent
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import ServerConfig
+from osmosis_grpc.settings import program_environment
 from osmosis_grpc.types import ChatRef, OutcomeStatus
 from tests.gateway.commands import COMMAND, USER, hosted, outcome_of, write
 from tests.tools.test_process import marked
@@ -112,6 +114,33 @@ async def test_no_key_of_the_server_is_in_the_environment_of_a_program(tmp_path,
     assert found["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path)
 
 
+def other_python(folder):
+    """Makes a folder with another program of the name python, and returns the folder."""
+    (folder / "bin").mkdir(parents=True)
+    for name in ("python", "node"):
+        (folder / "bin" / name).write_text("#!/bin/sh\necho another\nexit 3\n")
+        (folder / "bin" / name).chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize("activated", ["", "VIRTUAL_ENV", "CONDA_PREFIX"])
+async def test_python_is_the_servers_unless_an_environment_is_activated(tmp_path, monkeypatch, activated):
+    """The tests run in a virtual environment."""
+    other = other_python(tmp_path / "other")
+    monkeypatch.setenv("PATH", f"{other}/bin:/usr/bin:/bin")
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        monkeypatch.delenv(name, raising=False)
+    if activated:
+        monkeypatch.setenv(activated, str(other))
+    program = "import shutil; result(metadata={'python': sys.executable, 'found': shutil.which('python')})"
+    outcome = await outcome_of(tmp_path, program, policy, command="python agent.py")
+    if activated:
+        assert "ended with exit code 3: another" in outcome.failure.message
+    else:
+        assert set(outcome.extra_fields.values()) == {sys.executable}
+    assert shutil.which("node", path=program_environment(())["PATH"]) == f"{other}/bin/node"
+
+
 @pytest.mark.parametrize(
     ("program", "message"),
     [
@@ -139,7 +168,6 @@ async def test_a_program_that_is_stopped_by_its_time_limit_has_its_samples(tmp_p
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", None),
         ("{}", None),
         ('{"reward": null, "metadata": null}', None),
         ("[1]", "the result file: is not a JSON object"),
@@ -150,13 +178,11 @@ async def test_a_program_that_is_stopped_by_its_time_limit_has_its_samples(tmp_p
         ('{"reward": NaN}', "NaN"),
         ('{"rewards": [1]}', "rewards: is a list, not an object"),
         ('{"rewards": {"main": "x"}}', "rewards.main: is 'x', not a finite number"),
-        (
-            '{"rewards": {"other": 1}}',
-            "rewards.other: sample: the rollout has no sample named 'other'; its samples: 'main'",
-        ),
+        ('{"rewards": {"other": 1}}', "rewards.other: the rollout has no sample named 'other'; its samples: 'main'"),
+        ("", "the result file is empty"),
         ('{"metadata": 3}', "metadata: is a int, not an object"),
-        ('{"finish_reason": 3}', "finish_reason: is a int, not a text"),
-        ('{"rewrd": 1}', "rewrd: is no key of a result; the keys are reward, rewards, metadata, finish_reason"),
+        ('{"finish_reason": 3}', "finish_reason: is a int, not a string"),
+        ('{"rewrd": 1}', "rewrd: is not a key of a result; the keys are reward, rewards, metadata, finish_reason"),
         ("x" * (4 * 2**20 + 1), "result.json has more than 4194304 bytes"),
     ],
 )
@@ -186,6 +212,57 @@ async def test_a_failed_chat_that_ends_the_program_is_the_trainers_failure(tmp_p
     caught = "try:\n    ask([USER])\nexcept Exception as error:\n    result(reward=0, metadata={'why': str(error)})"
     outcome = await outcome_of(tmp_path, caught, refuses)
     assert (outcome.status, outcome.reward) == (COMPLETED, 0.0)
+
+
+async def test_a_failure_after_a_failed_chat_has_the_output_of_the_program(tmp_path):
+    def refuses_once(request):
+        if request.messages[-1]["content"] == "bad":
+            raise InvalidArgument("messages", "are too long")
+        return policy(request)
+
+    program = """
+try:
+    ask([{"role": "user", "content": "bad"}])
+except Exception:
+    pass
+"""
+    failure = (await outcome_of(tmp_path, program + "raise KeyError('my own bug')", refuses_once)).failure
+    assert (failure.boundary, failure.retryable) == ("trainer", False)
+    assert "are too long; then the program ended with exit code 1: KeyError: 'my own bug'\nTraceback" in failure.message
+    failure = (await outcome_of(tmp_path, program + "ask([USER]); raise KeyError('my own bug')", refuses_once)).failure
+    assert (failure.boundary, failure.reason) == ("agent", "AGENT_EXCEPTION")
+
+
+async def test_the_key_is_not_in_the_result(tmp_path):
+    program = 'key = os.environ["OPENAI_API_KEY"]; result(metadata={key: [f"<{key}>"]}, finish_reason=key)'
+    outcome = await outcome_of(tmp_path, program, policy)
+    assert (outcome.extra_fields, outcome.finish_reason) == ({"[key]": ["<[key]>"]}, "[key]")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"{sys.executable} -S -c 'from helper import *; result(reward=1)  # {'x' * 5000}'",
+        f"{sys.executable} -S agent.py {'x' * 5000}",
+        "sh -c helper.py",
+    ],
+)
+async def test_a_script_on_the_command_line_is_not_a_file(tmp_path, command):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/helper.py").write_text("#!/bin/sh\nprintf '{\"reward\": 1}' >$OSMOSIS_RESULT_FILE\n")
+    (tmp_path / "bin/helper.py").chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", os.pathsep.join((str(tmp_path / "bin"), os.environ["PATH"])))
+        outcome = await outcome_of(tmp_path, "result(reward=1)", policy, command=command)
+    assert (outcome.status, outcome.reward) == (COMPLETED, 1.0), outcome.failure
+
+
+async def test_a_module_of_the_servers_folder_runs_beside_its_folder(tmp_path):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/__main__.py").write_text("from helper import *; result(reward=len(open(sys.argv[1]).read()))")
+    (tmp_path / "data").write_text("abc")
+    outcome = await outcome_of(tmp_path, "", policy, command=f"{sys.executable} -m package data")
+    assert (outcome.status, outcome.reward) == (COMPLETED, 3.0), outcome.failure
 
 
 async def test_a_cancel_ends_a_program_with_its_partial_samples(tmp_path):
@@ -263,6 +340,8 @@ async def test_a_program_that_was_deleted_later_is_a_failure(tmp_path):
         ("./helper.py", "'./helper.py' is not executable"),
         ("/tmp", "'/tmp' is not executable"),
         ("sh 'x", "closing quotation"),
+        ("python nothere.py x", "there is no file 'nothere.py' in "),
+        ("cat x | sh", "no shell runs the command, so '|' has no effect; write: sh -c '...'"),
     ],
 )
 def test_a_command_that_cannot_be_started_is_refused_at_once(tmp_path, command, problem):
@@ -278,12 +357,15 @@ def test_a_command_that_cannot_be_started_is_refused_at_once(tmp_path, command, 
         (COMMAND, "agent"),
         ("sh -c true", "sh"),
         (f"{sys.executable} -m package.tool --x 1", "package.tool"),
+        (f"{sys.executable} -m package helper.py", "package"),
+        ("./run -c helper.py", "helper"),
         ("./run.sh --config helper.py", "helper"),
     ],
 )
 def test_the_name_of_an_agent_is_that_of_its_script(tmp_path, command, name):
     write(tmp_path, "")
-    (tmp_path / "run.sh").write_text("#!/bin/sh\n")
-    (tmp_path / "run.sh").chmod(0o755)
+    for script in ("run", "run.sh"):
+        (tmp_path / script).write_text("#!/bin/sh\n")
+        (tmp_path / script).chmod(0o755)
     agent = CommandAgent(command, Endpoints(str), environment={"PATH": os.environ["PATH"]}, folder=tmp_path)
     assert agent.name == name

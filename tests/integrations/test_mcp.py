@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.validator import validate_agent_loop
 from osmosis_grpc.errors import Internal, ToolExecutionError
 from osmosis_grpc.integrations.mcp import mcp_tools, text_of
+from osmosis_grpc.integrations.mcp_connection import without_secrets
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.rollout import rollout_agent, tool
 from osmosis_grpc.server import AgentServer
@@ -33,8 +35,6 @@ USER = {"role": "user", "content": "?"}
 
 
 def listens(port):
-    import socket
-
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
@@ -108,9 +108,9 @@ async def test_a_lost_server_is_an_error_and_the_next_call_starts_another_one():
         known = by_name(await server.rollout_tools())
         first = await known["count"].run({})
         waiting = asyncio.create_task(known["slow"].run({}))
-        with pytest.raises(ToolExecutionError, match="the server was lost"):
+        with pytest.raises(ToolExecutionError, match="was lost"):
             await known["die"].run({})
-        with pytest.raises(ToolExecutionError, match="the server was lost"):
+        with pytest.raises(ToolExecutionError, match="was lost"):
             await waiting
         second = await known["count"].run({})
         assert (first.split()[1], second.split()[1]) == ("1", "1")
@@ -123,7 +123,7 @@ async def test_a_lost_server_of_one_rollout_stays_lost():
     async with mcp_tools(COMMAND) as tools:
         known = by_name(tools)
         for name in ("die", "count"):
-            with pytest.raises(ToolExecutionError, match="the server was lost"):
+            with pytest.raises(ToolExecutionError, match="was lost"):
                 await known[name].run({})
 
 
@@ -140,6 +140,67 @@ async def test_an_http_server_that_was_lost_is_found_again():
             assert (await known["count"].run({})).endswith(" 1")
     finally:
         await server.close()
+
+
+async def test_a_server_that_does_not_answer_is_given_up(tmp_path):
+    (tmp_path / "mute.py").write_text("import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(600)")
+    mute = mcp_tools([sys.executable, "mute.py"], cwd=str(tmp_path), connect_timeout=1.0)
+    label = r"the MCP server python mute\.py cannot be reached: no answer within 1 s"
+    for _ in range(2):  # a second rollout connects again
+        with pytest.raises(ToolExecutionError, match=label):
+            await asyncio.wait_for(mute.rollout_tools(), 30)
+        pid = int((tmp_path / "pid").read_text())
+        await until(lambda pid=pid: not Path(f"/proc/{pid}").exists())
+    with socket.create_server(("127.0.0.1", 0)) as mute_socket:
+        url = f"http://127.0.0.1:{mute_socket.getsockname()[1]}/mcp"
+        with pytest.raises(ToolExecutionError, match="cannot be reached: no answer within"):
+            async with mcp_tools(url, connect_timeout=0.5):
+                pass
+
+
+async def test_a_block_has_one_connection_that_ends_with_it():
+    mine = mcp_tools(COMMAND)
+    async with mine as tools:
+        with pytest.raises(RuntimeError, match="is in use; call mcp_tools"):
+            await mine.__aenter__()
+        count = by_name(tools)["count"]
+        pid = (await count.run({})).split()[0]
+    with pytest.raises(ToolExecutionError, match=r"is closed: its `async with` has ended"):
+        await count.run({})
+    with pytest.raises(ToolExecutionError, match="is closed"):
+        await mine.rollout_tools()
+    async with mine as tools:
+        assert (await by_name(tools)["count"].run({})).split()[0] != pid
+
+
+@pytest.mark.parametrize(
+    ("server", "label"),
+    [
+        ("http://user:canary@127.0.0.1:9/mcp?key=canary", "http://127.0.0.1:9/mcp"),
+        (["no-such-program", "--token", "canary"], "no-such-program"),
+        ([sys.executable, "-c", "raise SystemExit('canary'[:0])"], "python"),
+        ([sys.executable, "-m", "no_such_module", "canary"], "python -m no_such_module"),
+    ],
+)
+async def test_no_secret_is_in_the_error_of_a_server_that_was_never_there(server, label, caplog):
+    with pytest.raises(ToolExecutionError) as caught:
+        await mcp_tools(server).rollout_tools()
+    assert str(caught.value).startswith(f"the MCP server {label} cannot be reached: ")
+    assert "canary" not in str(caught.value)
+    assert "osmosis" not in caplog.text
+
+
+def test_the_urls_in_errors_have_no_secrets():
+    text = "Client error '401' for url 'https://user:pw@host:1/mcp?key=1#x' (see http://other/a)"
+    assert without_secrets(text) == "Client error '401' for url 'https://host:1/mcp' (see http://other/a)"
+
+
+async def test_python_is_the_servers_unless_an_environment_is_activated(monkeypatch):
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    async with mcp_tools(["python", SERVER]) as tools:
+        assert by_name(tools)
 
 
 async def test_no_process_is_left():
@@ -256,6 +317,15 @@ def test_the_validator_lists_the_tools_and_the_loop_ends_the_process(tmp_path):
     assert (result.tool_count, result.findings) == (1 + len(NAMES), ())
 
 
+def test_the_validator_names_a_server_that_cannot_be_reached(tmp_path):
+    (tmp_path / "module.py").write_text(MODULE.format(command="no-such-program --token canary"))
+    done = run("-m", "osmosis_grpc", "validate", "--run", "-m", "module:agent", cwd=tmp_path)
+    message = "get_tools raised ToolExecutionError: the MCP server no-such-program cannot be reached: "
+    assert message in done.stdout
+    assert "lost" not in done.stdout + done.stderr
+    assert "canary" not in done.stdout + done.stderr
+
+
 def test_without_the_mcp_package_the_error_names_the_extra(tmp_path):
     (tmp_path / "mcp.py").write_text('raise ModuleNotFoundError("No module named mcp", name="mcp")\n')
     source = "from osmosis_grpc.integrations.mcp import mcp_tools; mcp_tools('x')"
@@ -297,6 +367,21 @@ class Agent(RolloutAgentLoop):
 
 agent = Agent()
 """
+
+
+async def test_no_secret_of_a_url_is_in_the_log_of_serve(tmp_path):
+    with http_server(quiet_port()) as url:
+        secret = f"{url.replace('//', '//user:canary@')}?key=canary"
+        (tmp_path / "module.py").write_text(MODULE.format(command=secret))
+        arguments = ("-m", "module:agent", "--no-validate", "--no-journal", "--log-level", "debug")
+        with server_process(*arguments, cwd=tmp_path) as (process, address):
+            async with Trainer([address], calls(("count", "{}"))) as trainer:
+                outcome = await trainer.rollout(rollout_id="r1", messages=[USER])
+            process.send_signal(signal.SIGTERM)
+            out, err = await asyncio.to_thread(process.communicate)
+    assert outcome.extra_fields["told"].endswith(" 1"), outcome.failure
+    assert "serving agent" in err
+    assert "canary" not in out + err
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])

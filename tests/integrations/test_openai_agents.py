@@ -208,8 +208,8 @@ async def test_a_subagent_in_a_tool_has_its_parent():
         ({"rewards": {"other": 1.0}}, "rewards.other: "),
         ({"metadata": "x"}, "metadata: is a str, not an object"),
         ({"metadata": {"x": object()}}, "extra_fields"),
-        ({"finish_reason": 3}, "finish_reason: is a int, not a text"),
-        ({"score": 3}, "score: is no key of a result; the keys are reward, rewards, metadata, finish_reason"),
+        ({"finish_reason": 3}, "finish_reason: is a int, not a string"),
+        ({"score": 3}, "score: is not a key of a result; the keys are reward, rewards, metadata, finish_reason"),
     ],
 )
 async def test_a_bad_result_is_a_failure_that_names_the_field(result, problem):
@@ -376,3 +376,18 @@ def test_a_function_that_cannot_be_an_agent_is_refused():
 
     with pytest.raises(AgentNameError):
         rollout_agent("")(lambda task, client: None)
+
+
+async def test_chats_of_the_context_and_of_the_client_are_samples_of_their_own():
+    @rollout_agent("mixed")
+    async def mixed(task, client):
+        await task.ctx.chat(task.messages)
+        await client.chat.completions.create(model="policy", messages=task.messages)
+        header = {"x-osmosis-sample": "main"}
+        await client.chat.completions.create(model="policy", messages=task.messages, extra_headers=header)
+        return 1.0
+
+    outcome = await run_rollout(mixed, EchoPolicy(), [USER])
+    assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
+    chats = {name: len(sample.segments) for name, sample in outcome.samples.items()}
+    assert chats == {"main": 2, "sample-2": 1}

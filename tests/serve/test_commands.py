@@ -114,6 +114,33 @@ sys.exit(0 if json.load(sys.stdin)["label"] == "good" else 1)
         assert "canary" not in text
 
 
+async def test_a_program_cannot_read_the_environment_of_the_server(tmp_path):
+    """For root, everything is readable, so root gives its privileges away first."""
+    write(
+        tmp_path,
+        """
+def read(pid):
+    try:
+        return open(f"/proc/{pid}/environ").read()
+    except OSError as error:
+        return error.strerror
+
+import subprocess
+subprocess.Popen(["setsid", "sleep", "600"])
+marker = os.environ["OSMOSIS_PROCESS_MARKER"]
+result(metadata={"server": read(os.getppid()), "own": "OSMOSIS_RESULT_FILE" in read("self"), "marker": marker})
+""",
+    )
+    before = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all"] if os.getuid() == 0 else []
+    arguments = ("--command", COMMAND, "--state-dir", str(tmp_path / "state"))
+    with serving(*arguments, cwd=tmp_path, env=os.environ | CANARIES, before=before) as (_, ready):
+        async with Trainer([ready["grpc"]], EchoPolicy()) as trainer:
+            outcome = await trainer.rollout(rollout_id="r1", messages=[USER])
+    found = outcome.extra_fields
+    assert (found["server"], found["own"]) == ("Permission denied", True)
+    assert marked(found["marker"]) == [], "its processes are found and killed"
+
+
 @contextlib.asynccontextmanager
 async def in_the_middle(tmp_path, *arguments):
     """Yields a server whose program is running with a grandchild, its ready record, and the program's folder."""

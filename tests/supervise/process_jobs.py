@@ -8,7 +8,9 @@ import signal
 import pytest
 
 from osmosis_gateway.base_url.endpoints import Endpoints
-from osmosis_gateway.base_url.requests import ModelRequest
+from osmosis_gateway.base_url.message_keys import History
+from osmosis_gateway.base_url.open_chats import OpenChats, Waits
+from osmosis_gateway.base_url.requests import Asked, ModelRequest
 from osmosis_gateway.http1 import BoundedProtocol
 from osmosis_gateway.http_server import HttpServer
 from osmosis_gateway.relay import Relay
@@ -52,17 +54,37 @@ async def sync_call(h, fail):
 
 
 async def ask_chat(h, fail):
-    async def gone():
-        return False
-
     class Asks(Talk):
         async def run(self, ctx):
             with Endpoints(lambda: "http://rollout.invalid").open(ctx) as endpoint:
-                await endpoint.ask(ModelRequest(messages=[USER], params={}), gone=gone)
+                request = ModelRequest(messages=[USER], params={})
+                chat = endpoint.ask(Asked(request=request, history=History.of([USER]), sample="", digest=b""))
+                await chat.ended()
+                chat.result()
 
     fail()
     outcome = await run_rollout(Asks(), EchoPolicy(), [USER])
     assert "injected" in outcome.failure.message
+
+
+async def await_disconnect(h, fail):
+    chats = OpenChats(Waits())
+    chat = chats.begin(b"", asyncio.Event().wait)
+    fail()
+    with pytest.raises(OSError, match="injected"):
+        await chat.ended_or_gone(None, asyncio.Event().wait)
+    chats.close()
+
+
+async def drop_chat(h, fail):
+    """The chat then ends with its rollout."""
+    chats = OpenChats(Waits(retry=0.01))
+    chat = chats.begin(b"", asyncio.Event().wait)
+    fail()
+    chats.leave(chat)
+    await h.until(lambda: h.failed("gateway.drop_chat"))
+    chats.close()
+    assert await chat.ended(PATIENCE)
 
 
 async def mcp_connection(h, fail):
@@ -71,7 +93,7 @@ async def mcp_connection(h, fail):
 
     fail()
     with pytest.raises(ToolExecutionError, match="injected"):
-        await McpTools(connect, "the MCP server", "", 1.0).rollout_tools()
+        await McpTools(connect, "the MCP server", "", 1.0, 1.0).rollout_tools()
 
 
 async def demo(h, fail, name):
@@ -181,6 +203,15 @@ async def run_a_process(h, fail):
     assert not space.folder.exists()
 
 
+async def read_output(h, fail):
+    """The output that is left is read at the end of the program."""
+    async with Workspace() as space:
+        fail()
+        program = ["sh", "-c", "echo a; sleep 0.2; echo b"]
+        ended = await run_process(program, space=space, environment={"PATH": os.environ["PATH"]})
+    assert ended.output == "a\nb"
+
+
 async def clean_up(h, fail):
     space = Workspace()
     fail()
@@ -192,6 +223,7 @@ async def clean_up(h, fail):
 
 SCENARIOS = {
     "tools.clean_up": clean_up,
+    "tools.read_output": read_output,
     "tools.run_process": run_a_process,
     "agent.sync_call": sync_call,
     "agent.tool_call": tool_call,
@@ -201,7 +233,9 @@ SCENARIOS = {
     "cli.run_in_daemon_thread": run_in_a_thread,
     "console.write_log": write_log,
     "gateway.ask_chat": ask_chat,
+    "gateway.await_disconnect": await_disconnect,
     "gateway.await_head": await_head,
+    "gateway.drop_chat": drop_chat,
     "gateway.relay_chat": relay_chat,
     "gateway.serve_http": serve_http,
     "integrations.mcp_connection": mcp_connection,

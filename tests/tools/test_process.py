@@ -3,13 +3,15 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
-from osmosis_grpc.tools import reaper
+from osmosis_grpc.supervise import DaemonThreads
+from osmosis_grpc.tools import process, reaper
 from osmosis_grpc.tools.process import Limits, run_process
 from osmosis_grpc.tools.workspace import Workspace
 from tests.processes import ROOT
@@ -180,6 +182,75 @@ async def test_a_folder_is_removed_though_its_program_took_its_permissions_away(
     assert (
         await shell("mkdir -p a/b; touch a/b/c $TMPDIR/x; chmod 000 a/b; chmod 500 a; chmod 000 $TMPDIR")
     ).exit_code == 0
+
+
+REMOVES = """
+import os, pathlib, runpy, sys, tempfile
+
+remove_folder = runpy.run_path(sys.argv[1])["remove_folder"]
+with tempfile.TemporaryDirectory() as top:
+    folder = pathlib.Path(top, "osmosis-1")
+    (folder / "a/b/c").mkdir(parents=True)
+    (folder / "a/b/c/file").touch()
+    for path, mode in (("a/b/c", 0), ("a/b", 0), ("a", 0o500)):
+        (folder / path).chmod(mode)
+    (folder / "link").symlink_to(top)
+    remove_folder(folder)
+    print(folder.exists())
+    victim = pathlib.Path(top, "victim/sub")
+    victim.mkdir(parents=True)
+    victim.chmod(0o755)
+    folder.symlink_to(victim.parent)
+    remove_folder(folder)
+    print(os.path.lexists(folder), oct(victim.stat().st_mode & 0o777))
+    deep = folder
+    folder.mkdir()
+    os.chdir(folder)
+    for _ in range(2000):
+        os.mkdir("d")
+        os.chdir("d")
+    os.chdir(top)
+    remove_folder(folder)
+    os.system("rm -rf osmosis-1")
+"""
+
+
+def test_a_folder_is_removed_as_a_user_without_privileges():
+    python, user = sys.executable, {}
+    if os.getuid() == 0:  # for root, no folder is unreadable; and other users may not start root's Python
+        python, user = "/usr/bin/python3", {"user": 65534, "group": 65534, "extra_groups": []}
+    arguments = [python, "-I", "-S", "-c", REMOVES, reaper.__file__]
+    done = subprocess.run(arguments, cwd="/", capture_output=True, text=True, **user)
+    assert done.stdout.splitlines() == ["False", "False 0o755"], done.stderr
+    assert done.stderr == ""
+
+
+async def test_the_time_limit_begins_when_the_program_starts(monkeypatch):
+    monkeypatch.setattr(process, "program_threads", DaemonThreads(1))
+    ends = await asyncio.gather(*(shell("sleep 0.6; echo done", limits=Limits(seconds=1.5)) for _ in range(4)))
+    assert [(ended.output, ended.timed_out) for ended in ends] == [("done", False)] * 4
+
+
+async def test_a_program_that_writes_without_end_is_stopped_and_has_its_last_lines():
+    ended = await shell("yes", limits=Limits(seconds=1.0))
+    assert ended.timed_out
+    assert ended.output == "\n".join("y" * 40)
+
+
+@pytest.mark.parametrize("before", range(88, 101, 3))
+async def test_no_part_of_a_secret_is_in_the_output(before):
+    """The output is cut within the secret, or beside it."""
+    written = f"printf %s {'a' * 300}secret-secret{'b' * before}"
+    ended = await shell(written, limits=Limits(output_bytes=100), secrets=["secret-secret"])
+    assert set(ended.output) <= set("ab[key]")
+    assert ended.output.endswith("b" * 80)
+
+
+async def test_control_characters_of_the_output_are_escaped():
+    ended = await shell(r"printf 'a\033[31mred\000\tb\rc\n'")
+    assert ended.output == "a\\x1b[31mred\\x00\tb\nc"
+    ended = await shell("head -c 100000 /dev/zero", limits=Limits(output_bytes=100))
+    assert ended.output == "\\x00" * 25
 
 
 @pytest.mark.parametrize(

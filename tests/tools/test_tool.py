@@ -16,6 +16,7 @@ from osmosis_grpc.errors import ToolArgumentError
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.testing import collect_rollout, run_rollout
 from osmosis_grpc.tools import Tool, tool
+from osmosis_grpc.tools.tool import THREADS
 from osmosis_grpc.types import OutcomeStatus, events
 
 
@@ -230,6 +231,37 @@ async def test_tools_of_one_rollout_are_those_that_its_get_tools_returned():
     results = await asyncio.gather(*(run_rollout(Own(), policy, rollout_id=f"r{n}") for n in range(3)))
     told = [next(m["content"] for m in result.messages if m["role"] == "tool") for result in results]
     assert told == ["r0", "r1", "r2"]
+
+
+async def test_sync_tools_that_never_return_are_logged_and_stop_no_other_tool(caplog):
+    release = threading.Event()
+
+    @tool(timeout=0.05)
+    def stuck() -> None:
+        """Never returns."""
+        release.wait(60)
+
+    try:
+        results = await asyncio.gather(*(stuck.run({}) for _ in range(THREADS + 8)), return_exceptions=True)
+        assert {str(error) for error in results} == {"stuck took longer than 0.05 s"}
+        assert await asyncio.wait_for(pause.run({"seconds": 0}), 20)
+        assert "the tool stuck has run for 0.05 s; it keeps its thread until it returns" in caplog.text
+    finally:
+        release.set()
+
+
+async def test_the_timeout_of_a_sync_tool_begins_with_its_function():
+    together = threading.Barrier(THREADS, timeout=20)
+
+    @tool(timeout=2.0)
+    def slow(index: int) -> int:
+        """Is slow."""
+        together.wait()
+        time.sleep(0.6)  # the time that the function needs
+        return index
+
+    count = 4 * THREADS  # the last ones wait for a thread longer than their timeout
+    assert await asyncio.gather(*(slow.run({"index": n}) for n in range(count))) == list(range(count))
 
 
 def test_the_validator_accepts_tools():

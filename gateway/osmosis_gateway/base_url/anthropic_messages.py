@@ -5,12 +5,16 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from osmosis_gateway.base_url.requests import ModelRequest, typed
+from osmosis_gateway.base_url.message_keys import arguments_object
+from osmosis_gateway.base_url.requests import ModelRequest, refuse, typed
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import Message
 
-_OWN = frozenset({"messages", "system", "model", "stream", "tools", "tool_choice", "stop_sequences", "metadata"})
+_OWN = frozenset(
+    {"messages", "system", "model", "stream", "tools", "tool_choice", "stop_sequences", "metadata", "output_config"}
+    | {"service_tier", "cache_control", "inference_geo", "diagnostics"}
+)
 """Keys of a body that are no sampling parameters, or have another name in OpenAI's format."""
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 _ERRORS = {
@@ -33,6 +37,8 @@ def read(body: Any) -> ModelRequest:
     for index, message in enumerate(typed(body.get("messages"), list, "messages")):
         messages += _messages(typed(message, dict, f"messages[{index}]"), f"messages[{index}]")
     params = {name: value for name, value in body.items() if name not in _OWN and value is not None}
+    refuse(body, ("mcp_servers", "container", "context_management"), "it needs Anthropic's servers")
+    params |= _output_config(typed(body.get("output_config") or {}, dict, "output_config"))
     if body.get("stop_sequences"):
         params["stop"] = body["stop_sequences"]
     if body.get("tool_choice"):
@@ -53,7 +59,7 @@ def write(request: ModelRequest, result: CompletionsResult) -> dict[str, Any]:
     """Return the body of a reply."""
     return _message(request, result) | {
         "content": list(_blocks(result.message)),
-        "stop_reason": _stop_reason(result),
+        **_stop(request, result),
         "usage": _usage(result),
     }
 
@@ -68,7 +74,7 @@ def stream(request: ModelRequest, result: CompletionsResult) -> Iterator[str]:
         for delta in deltas:
             yield _event("content_block_delta", index=index, delta=delta)
         yield _event("content_block_stop", index=index)
-    delta = {"stop_reason": _stop_reason(result), "stop_sequence": None}
+    delta = _stop(request, result)
     yield _event("message_delta", delta=delta, usage={"output_tokens": usage["output_tokens"]})
     yield _event("message_stop")
 
@@ -77,6 +83,11 @@ def error(status: int, message: str, code: str) -> dict[str, Any]:
     """Return the body of an error."""
     kind = _ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": message, "code": code}}
+
+
+def stream_error(status: int, message: str, code: str) -> str:
+    """Return the event of an error after the beginning of a stream."""
+    return _event("error", error=error(status, message, code)["error"])
 
 
 # The request.
@@ -90,6 +101,7 @@ def _messages(message: Mapping[str, Any], path: str) -> Iterator[Message]:
     if isinstance(content, str):
         yield {"role": role, "content": content}
         return
+    results = False
     parts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     reasoning = ""
@@ -98,22 +110,25 @@ def _messages(message: Mapping[str, Any], path: str) -> Iterator[Message]:
         kind = typed(block, dict, at).get("type")
         if kind == "tool_result":
             result = _text(block.get("content") or "", f"{at}.content")
+            call_id = typed(block.get("tool_use_id"), str, f"{at}.tool_use_id")
             yield {
                 "role": "tool",
-                "tool_call_id": typed(block.get("tool_use_id"), str, f"{at}.tool_use_id"),
-                "content": result,
+                "tool_call_id": call_id,
+                "content": _marked(result) if block.get("is_error") else result,
             }
+            results = True
         elif kind == "tool_use":
-            arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
-            function = {"name": block.get("name"), "arguments": arguments}
-            calls.append({"id": block.get("id"), "type": "function", "function": function})
+            given = typed(block.get("input") or {}, dict, f"{at}.input")
+            name, call_id = typed(block.get("name"), str, f"{at}.name"), typed(block.get("id"), str, f"{at}.id")
+            function = {"name": name, "arguments": json.dumps(given, ensure_ascii=False)}
+            calls.append({"id": call_id, "type": "function", "function": function})
         elif kind == "thinking":
             reasoning += str(block.get("thinking") or "")
         elif kind != "redacted_thinking":
             parts.append(_part(block, at))
-    if not (parts or calls or reasoning):
+    if results and not (parts or calls or reasoning):
         return
-    made: Message = {"role": role, "content": _plain(parts) if parts else None}
+    made: Message = {"role": role, "content": _plain(parts) if parts else None if role == "assistant" else ""}
     if reasoning:
         made["reasoning_content"] = reasoning
     if calls:
@@ -125,22 +140,37 @@ def _part(block: Mapping[str, Any], path: str) -> dict[str, Any]:
     kind = block.get("type")
     if kind == "text":
         return {"type": "text", "text": typed(block.get("text"), str, f"{path}.text")}
-    source = block.get("source")
-    if kind == "image" and isinstance(source, dict):
-        url = source.get("url") or f"data:{source.get('media_type')};base64,{source.get('data')}"
+    if kind == "image":
+        url = _image_url(typed(block.get("source"), dict, f"{path}.source"), f"{path}.source")
         return {"type": "image_url", "image_url": {"url": url}}
     raise InvalidArgument(
         f"{path}.type", f"{kind!r} is not served here; text, image, tool_use, tool_result and thinking are"
     )
 
 
+def _image_url(source: Mapping[str, Any], path: str) -> str:
+    if source.get("type") == "url":
+        return typed(source.get("url"), str, f"{path}.url")
+    if source.get("type") != "base64":
+        raise InvalidArgument(f"{path}.type", f"{source.get('type')!r} is not served here; base64 and url are")
+    media = typed(source.get("media_type"), str, f"{path}.media_type")
+    return f"data:{media};base64,{typed(source.get('data'), str, f'{path}.data')}"
+
+
+def _marked(result: Any) -> Any:
+    """Return the result of a failed tool with the word Error, because OpenAI's format has no field for it."""
+    if isinstance(result, list):
+        return [{"type": "text", "text": "Error:"}, *result]
+    return result if result.startswith("Error") else f"Error: {result}"
+
+
 def _plain(parts: list[dict[str, Any]]) -> Any:
-    """Return a text if there is one part with text; otherwise the parts."""
+    """Return a string if there is one part with text; otherwise the parts."""
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
 def _text(content: Any, path: str) -> Any:
-    """Return content blocks as a text or as OpenAI's parts."""
+    """Return content blocks as a string or as OpenAI's parts."""
     if isinstance(content, str):
         return content
     return _plain(
@@ -169,6 +199,19 @@ def _tool_choice(choice: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidArgument("tool_choice.type", f"{kind!r} is not auto, any, tool or none")
     parallel = {"parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") else {}
     return {"tool_choice": chosen} | parallel
+
+
+def _output_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    params: dict[str, Any] = {}
+    if config.get("effort") is not None:
+        params["reasoning_effort"] = config["effort"]
+    if config.get("format") is not None:
+        wanted = typed(config["format"], dict, "output_config.format")
+        if wanted.get("type") != "json_schema":
+            raise InvalidArgument("output_config.format.type", f"{wanted.get('type')!r} is not json_schema")
+        schema = typed(wanted.get("schema"), dict, "output_config.format.schema")
+        params["response_format"] = {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}
+    return params
 
 
 # The reply.
@@ -200,23 +243,18 @@ def _blocks(message: Message) -> Iterator[dict[str, Any]]:
             "type": "tool_use",
             "id": call.get("id"),
             "name": function.get("name"),
-            "input": _input(function.get("arguments")),
+            "input": arguments_object(function.get("arguments")),
         }
 
 
-def _input(arguments: Any) -> Any:
-    """Return the arguments of a call as an object. Text that is no JSON object is under the key `arguments`."""
-    try:
-        value = json.loads(arguments) if arguments else {}
-    except ValueError:
-        value = None
-    return value if isinstance(value, dict) else {"arguments": arguments}
-
-
-def _stop_reason(result: CompletionsResult) -> str:
+def _stop(request: ModelRequest, result: CompletionsResult) -> dict[str, Any]:
+    """Return why the reply ended. The stop sequence is known if the policy's reply has it as extra["stop_reason"]."""
+    matched, stops = result.extra.get("stop_reason"), request.params.get("stop")
     if result.has_tool_calls:
-        return "tool_use"
-    return _STOP_REASONS.get(result.finish_reason or "stop", "end_turn")
+        return {"stop_reason": "tool_use", "stop_sequence": None}
+    if isinstance(matched, str) and isinstance(stops, list) and matched in stops:
+        return {"stop_reason": "stop_sequence", "stop_sequence": matched}
+    return {"stop_reason": _STOP_REASONS.get(result.finish_reason or "stop", "end_turn"), "stop_sequence": None}
 
 
 def _usage(result: CompletionsResult) -> dict[str, Any]:

@@ -1,17 +1,26 @@
-"""The routes of the base URLs. Each API is a module with read(), write(), stream() and error()."""
+"""The routes of the base URLs. Each API is a module with read(), write(), stream(), error() and stream_error()."""
 
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
 
 from osmosis_gateway.base_url import anthropic_messages, chat_completions, responses
 from osmosis_gateway.base_url.endpoints import POLICY, Endpoint, Endpoints
-from osmosis_gateway.bounded_json import Bounds, read_json
+from osmosis_gateway.base_url.open_chats import ClientGone, OpenChat
+from osmosis_gateway.base_url.reading import read_asked, reserved_bytes
+from osmosis_gateway.base_url.requests import ModelRequest
 from osmosis_gateway.routes import gateway_app
-from osmosis_grpc.errors import CallError, InvalidArgument, RolloutEndedError
+from osmosis_grpc.errors import CallError, NotFound, RolloutEndedError
 from osmosis_grpc.link.bearer_tokens import bearer
+from osmosis_grpc.types.outcome import clip
+
+log = logging.getLogger(__name__)
 
 PREFIX = "/v1/rollouts/{rollout_id}"
 APIS: dict[str, ModuleType] = {
@@ -21,58 +30,119 @@ APIS: dict[str, ModuleType] = {
     "/v1/messages": anthropic_messages,
 }
 """The API of each path."""
-SAMPLE_HEADER = "x-osmosis-sample"
-"""Names the sample of a request. Without it, the history decides."""
+_SERVED = "POST chat/completions, responses and messages, GET models"
+_STREAM = "text/event-stream"
+_PING = ": waiting for the reply\n\n"
+"""A comment, which clients ignore."""
+
+Answer = Callable[[Request, Endpoint], Awaitable[Response]]
 
 
 def base_url_app(endpoints: Endpoints) -> FastAPI:
     """Return the application that serves the base URLs of all endpoints."""
     app = gateway_app("osmosis_grpc, the model of a rollout", openapi_url=None)
+    app.add_exception_handler(HTTPException, _unknown_path)
+
+    def add(path: str, method: str, api: ModuleType, answer: Answer) -> None:
+        async def route(request: Request, rollout_id: str) -> Response:
+            try:
+                key = request.headers.get("x-api-key") or bearer(request.headers.get("authorization", ""))
+                return await answer(request, endpoints.find(rollout_id, key))
+            except Exception as error:
+                return JSONResponse(*_failed(error, api.error), {"x-should-retry": "false"})
+
+        app.add_api_route(PREFIX + path, route, methods=[method], response_model=None)
+
     for path, api in APIS.items():
-        app.add_api_route(PREFIX + path, _route(endpoints, api), methods=["POST"], response_model=None)
-
-    @app.get(f"{PREFIX}/models")
-    async def models(request: Request, rollout_id: str) -> Response:
-        """The only model: the policy of the trainer."""
-        try:
-            _endpoint(endpoints, request, rollout_id)
-        except (CallError, RolloutEndedError) as error:
-            return _refused(chat_completions, error)
-        model = {"id": POLICY, "object": "model", "created": 0, "owned_by": "trainer"}
-        return JSONResponse({"object": "list", "data": [model], "has_more": False})
-
+        add(path, "POST", api, partial(_chat, api))
+    for path in ("/models", "/v1/models"):
+        add(path, "GET", chat_completions, _models)
+        add(path + "/{model:path}", "GET", chat_completions, _model)
     return app
 
 
-def _route(endpoints: Endpoints, api: ModuleType) -> Any:
-    bounds = Bounds()
+async def _chat(api: ModuleType, request: Request, endpoint: Endpoint) -> Response:
+    """Return the reply to a request for a chat. Raises CallError, RolloutEndedError."""
+    size = await endpoint.budget.take(reserved_bytes(request))
+    try:
+        asked = await read_asked(request, api, endpoint.reading)
+        chat = endpoint.ask(asked)
+    except BaseException:
+        endpoint.budget.give(size)
+        raise
+    chat.task.add_done_callback(lambda _: endpoint.budget.give(size))
+    wanted = asked.request
+    try:
+        ended = await chat.ended_or_gone(endpoint.waits.headers if wanted.stream else None, request.receive)
+    except BaseException as error:
+        endpoint.leave(chat)
+        if isinstance(error, ClientGone):
+            return Response(status_code=499)
+        raise
+    if not ended:
+        return StreamingResponse(_waiting(api, wanted, endpoint, chat), media_type=_STREAM)
+    result = chat.result()
+    if wanted.stream:
+        return Response("".join(api.stream(wanted, result)), media_type=_STREAM)
+    return JSONResponse(api.write(wanted, result))
 
-    async def answer(request: Request, rollout_id: str) -> Response:
+
+async def _waiting(api: ModuleType, wanted: ModelRequest, endpoint: Endpoint, chat: OpenChat) -> AsyncIterator[str]:
+    """Yield comments until the chat ends, and then its reply or its error. The status has been sent before."""
+    delivered = False
+    try:
+        yield _PING
+        while not await chat.ended(endpoint.waits.ping):
+            yield _PING
         try:
-            endpoint = _endpoint(endpoints, request, rollout_id)
-            asked = api.read((await read_json(request, bounds))[0])
-            try:
-                sample = request.headers.get(SAMPLE_HEADER, "")
-                result = await endpoint.ask(asked, sample=sample, gone=request.is_disconnected)
-            except ValueError as error:
-                raise InvalidArgument("", str(error)) from None
-        except (CallError, RolloutEndedError) as error:
-            return _refused(api, error)
-        if asked.stream:
-            return StreamingResponse(api.stream(asked, result), media_type="text/event-stream")
-        return JSONResponse(api.write(asked, result))
-
-    return answer
+            text = "".join(api.stream(wanted, chat.result()))
+        except Exception as error:
+            text, _ = _failed(error, api.stream_error)
+        delivered = True
+        yield text
+    finally:
+        if not delivered:
+            endpoint.leave(chat)
 
 
-def _endpoint(endpoints: Endpoints, request: Request, rollout_id: str) -> Endpoint:
-    """Return the endpoint that a request's key opens. Raises CallError, RolloutEndedError."""
-    key = request.headers.get("x-api-key") or bearer(request.headers.get("authorization", ""))
-    return endpoints.find(rollout_id, key)
+async def _models(request: Request, endpoint: Endpoint) -> Response:
+    """The only model: the policy of the trainer."""
+    return JSONResponse(
+        {"object": "list", "data": [_described(POLICY)], "has_more": False, "first_id": POLICY, "last_id": POLICY}
+    )
 
 
-def _refused(api: ModuleType, error: CallError | RolloutEndedError) -> Response:
-    """Return the response to a failed request. The engine has retried already, so the client does not."""
-    status = error.status_code if isinstance(error, CallError) else 410
-    code = (error.reason or type(error).__name__).lower() if isinstance(error, CallError) else "rollout_ended"
-    return JSONResponse(api.error(status, str(error), code), status, {"x-should-retry": "false"})
+async def _model(request: Request, endpoint: Endpoint) -> Response:
+    model = str(request.path_params["model"])
+    if model != POLICY and not model.startswith(f"{POLICY}/"):
+        raise NotFound(f"there is no model {clip(model, 100)!r}; the model is {POLICY!r}", kind="model", name=model)
+    return JSONResponse(_described(model))
+
+
+def _described(model: str) -> dict[str, Any]:
+    """Return a model with the keys of OpenAI and of Anthropic."""
+    openai = {"id": model, "object": "model", "created": 0, "owned_by": "trainer"}
+    return openai | {"type": "model", "display_name": model, "created_at": "1970-01-01T00:00:00Z"}
+
+
+async def _unknown_path(request: Request, error: Exception) -> Response:
+    """Return the response to a path or a method that is not served."""
+    assert isinstance(error, HTTPException)
+    api = anthropic_messages if "/messages" in request.url.path else chat_completions
+    what = f"{request.method} {clip(request.url.path, 300)} is not served here; a rollout's base URL serves {_SERVED}"
+    code = "method_not_allowed" if error.status_code == 405 else "not_found"
+    headers = {**(error.headers or {}), "x-should-retry": "false"}
+    return JSONResponse(api.error(error.status_code, what, code), error.status_code, headers)
+
+
+def _failed(error: Exception, write: Callable[[int, str, str], Any]) -> tuple[Any, int]:
+    """Return the body and the status for a failed request. The engine has retried already, so the client does not."""
+    if isinstance(error, CallError):
+        status, code = error.status_code, (error.reason or type(error).__name__).lower()
+    elif isinstance(error, RolloutEndedError):
+        status, code = 410, "rollout_ended"
+    else:
+        log.error("a request to a base URL failed", exc_info=error)
+        status, code = 500, "internal"
+        return write(status, "internal error; the server's log has the exception", code), status
+    return write(status, str(error), code), status

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from osmosis_gateway.base_url.requests import ModelRequest, typed
+from osmosis_gateway.base_url.requests import ModelRequest, refuse, typed
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.errors import InvalidArgument
 
@@ -19,7 +19,9 @@ def read(body: Any) -> ModelRequest:
     body = typed(body, dict, "body")
     messages = typed(body.get("messages"), list, "messages")
     for index, message in enumerate(messages):
-        typed(message, dict, f"messages[{index}]")
+        _check(message, f"messages[{index}]")
+    refuse(body, ("functions", "function_call"), "send `tools` and `tool_choice`")
+    refuse(body, ("top_logprobs",), "the policy's reply has the logprobs of its own tokens only")
     if body.get("n") not in (None, 1):
         raise InvalidArgument("n", "is not 1: a chat has one reply; ask again for another one")
     options = body.get("stream_options") or {}
@@ -35,7 +37,8 @@ def read(body: Any) -> ModelRequest:
 
 def write(request: ModelRequest, result: CompletionsResult) -> dict[str, Any]:
     """Return the body of a reply."""
-    choice = {"index": 0, "message": result.message, "finish_reason": result.finish_reason or "stop", "logprobs": None}
+    logprobs = _logprobs(request, result)
+    choice = {"index": 0, "message": result.message, "finish_reason": _finish_reason(result), "logprobs": logprobs}
     body = _head(request, "chat.completion") | {"choices": [choice]}
     return body | {"usage": _usage(result)} if result.usage else body
 
@@ -45,8 +48,8 @@ def stream(request: ModelRequest, result: CompletionsResult) -> Iterator[str]:
     head = _head(request, "chat.completion.chunk")
     message = result.message
 
-    def event(delta: dict[str, Any], finish_reason: str | None = None) -> str:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
+    def event(delta: dict[str, Any], finish_reason: str | None = None, logprobs: Any = None) -> str:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}
         return f"data: {json.dumps(head | {'choices': [choice]}, ensure_ascii=False)}\n\n"
 
     yield event({"role": "assistant", "content": None if message.get("tool_calls") else ""})
@@ -55,7 +58,7 @@ def stream(request: ModelRequest, result: CompletionsResult) -> Iterator[str]:
             yield event({name: value})
     for index, call in enumerate(message.get("tool_calls") or ()):
         yield event({"tool_calls": [{"index": index} | call]})
-    yield event({}, result.finish_reason or "stop")
+    yield event({}, _finish_reason(result), _logprobs(request, result))
     if request.stream_usage and result.usage:
         yield f"data: {json.dumps(head | {'choices': [], 'usage': _usage(result)})}\n\n"
     yield "data: [DONE]\n\n"
@@ -65,6 +68,49 @@ def error(status: int, message: str, code: str) -> dict[str, Any]:
     """Return the body of an error."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+def stream_error(status: int, message: str, code: str) -> str:
+    """Return the event of an error after the beginning of a stream."""
+    return f"data: {json.dumps(error(status, message, code), ensure_ascii=False)}\n\n"
+
+
+def _check(message: Any, path: str) -> None:
+    """Raise InvalidArgument for a message whose parts have wrong types."""
+    content = typed(message, dict, path).get("content")
+    if isinstance(content, list):
+        for index, part in enumerate(content):
+            at = f"{path}.content[{index}]"
+            kind = typed(part, dict, at).get("type")
+            if kind == "text":
+                typed(part.get("text"), str, f"{at}.text")
+            elif kind == "image_url":
+                typed(typed(part.get("image_url"), dict, f"{at}.image_url").get("url"), str, f"{at}.image_url.url")
+    elif content is not None:
+        typed(content, str, f"{path}.content")
+    for index, call in enumerate(typed(message.get("tool_calls") or [], list, f"{path}.tool_calls")):
+        at = f"{path}.tool_calls[{index}]"
+        if typed(call, dict, at).get("type", "function") == "function":
+            function = typed(call.get("function"), dict, f"{at}.function")
+            typed(function.get("name"), str, f"{at}.function.name")
+            typed(function.get("arguments"), str, f"{at}.function.arguments")
+
+
+def _finish_reason(result: CompletionsResult) -> str:
+    """Return the policy's finish reason. Without one, the reply decides."""
+    return result.finish_reason or ("tool_calls" if result.has_tool_calls else "stop")
+
+
+def _logprobs(request: ModelRequest, result: CompletionsResult) -> dict[str, Any] | None:
+    """Return the logprobs that a request asks for; None if they are unknown.
+
+    The texts of the tokens are unknown here, so `token` is token_id:ID, as vLLM writes it.
+    """
+    if not request.params.get("logprobs") or result.token_ids is None or result.logprobs is None:
+        return None
+    pairs = zip(result.token_ids.tolist(), result.logprobs.tolist(), strict=True)
+    keys: dict[str, Any] = {"bytes": None, "top_logprobs": []}
+    return {"content": [{"token": f"token_id:{token}", "logprob": value} | keys for token, value in pairs]}
 
 
 def _head(request: ModelRequest, kind: str) -> dict[str, Any]:

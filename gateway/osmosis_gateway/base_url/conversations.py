@@ -2,19 +2,23 @@
 
 A program sends its whole history with every request and names no conversation. Client libraries write messages again:
 they add keys with null, change null content to "", or make text a list of parts. So the tree compares messages by their
-meaning, and puts the earlier spelling of a message in place of a later one. The engine then finds that the history
-continues an earlier chat, and the tokens stay in one segment.
+meanings (message_keys.py), and puts the earlier spelling of a message in place of a later one. The engine then finds
+that the history continues an earlier chat, and the tokens stay in one segment.
+
+The tree keeps the messages of answered requests only. A request that is refused takes no memory.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types import ChatRef, Message, jsontext
+from osmosis_gateway.base_url.message_keys import History, message_key
+from osmosis_grpc.errors import ResourceExhausted
+from osmosis_grpc.types import ChatRef, Message
 
-_TEXT_PARTS = ("text", "input_text", "output_text")
+MAX_BYTES = 256 * 1024 * 1024
+"""The most bytes of the messages that one rollout keeps."""
+MAX_UNANSWERED = 256
+"""The number of histories without a reply whose samples are remembered."""
 
 
 @dataclass(slots=True, eq=False)
@@ -22,112 +26,111 @@ class _Node:
     """A message at its place in the histories of a rollout."""
 
     message: Message
-    children: "dict[str, _Node]" = field(default_factory=dict)
+    children: "dict[bytes, _Node]" = field(default_factory=dict)
     sample: str = ""
     """The sample whose newest reply this message is; empty if it is no reply."""
-    failed: str = ""
-    """The sample of the newest request that ended here without a reply; empty if there is none."""
     replies: "list[_Node]" = field(default_factory=list)
     """The children that are replies, the newest last."""
 
 
 class Place(NamedTuple):
-    """A history in the tree."""
+    """A history, and the sample that it belongs to."""
 
+    history: History
     messages: list[Message]
     """The history in the spelling of the earlier requests."""
     sample: str
     """The sample that the history continues. Empty: it begins a new sample."""
     parent: ChatRef | None
     """The chat that seems to have called a new sample. None for a sample that stands alone."""
-    end: _Node
 
 
 class Conversations:
     """The histories of one rollout."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._root = _Node({})
+        self._free = max_bytes
+        self._unanswered: dict[bytes, str] = {}
+        """The samples of the newest requests that got no reply, by the digest of their histories."""
         self._calls: dict[str, ChatRef] = {}
-        """The chats whose replies have tool calls without a result, by call id, the newest last."""
+        """The newest chat of each sample, if its reply calls tools and the sample has not gone on; the newest last."""
+        self._parents: dict[str, str] = {}
+        """The sample that has called each sample. A parent comes before its children."""
 
-    def place(self, messages: Sequence[Message]) -> Place:
-        """Return the place of a history, and keep its messages."""
-        node, spelled, sample = self._root, [], ""
-        for message in messages:
-            if message.get("role") == "tool":
-                self._calls.pop(str(message.get("tool_call_id")), None)
-            key = _key(message)
+    def place(self, history: History, named: str = "") -> Place:
+        """Return the place of a history. `named` is the sample that the request names.
+
+        The parent of a new sample is a guess: the newest chat whose tool calls wait for their results. Raises
+        ResourceExhausted if the rollout has too many messages.
+        """
+        node = self._root
+        spelled, sample, known = list(history.messages), "", 0
+        for key in history.keys:
             child = node.children.get(key)
             if child is None:
-                child = node.children[key] = _Node(message)
-            spelled.append(child.message)
-            node, sample = child, child.sample or sample
-        sample = sample or node.failed or self._like(messages)
-        parent = next(reversed(self._calls.values()), None) if not sample else None
-        return Place(spelled, sample, parent, node)
+                break
+            spelled[known] = child.message
+            node, sample, known = child, child.sample or sample, known + 1
+        if sum(history.sizes[known:]) > self._free:
+            raise ResourceExhausted("the messages of this rollout have too many bytes; send fewer or shorter ones")
+        sample = sample or self._unanswered.get(history.digest, "") or self._changed(history)
+        parent = None if sample else next(reversed(self._calls.values()), None)
+        if named or sample:
+            self._goes_on(named or sample)
+        return Place(history, spelled, named or sample, parent)
 
     def answered(self, place: Place, sample: str, chat_number: int, reply: Message) -> None:
-        """Note the reply to a history."""
-        key = _key(reply)
-        node = place.end.children.get(key)
-        if node is None:
-            node = place.end.children[key] = _Node(reply)
-        node.message, node.sample = reply, sample
-        place.end.replies.append(node)
-        place.end.failed = ""
-        for call in reply.get("tool_calls") or ():
-            if isinstance(call, Mapping) and call.get("id"):
-                self._calls[str(call["id"])] = ChatRef(sample, chat_number)
+        """Keep a history and its reply."""
+        self._unanswered.pop(place.history.digest, None)
+        node = self._root
+        for message, key, size in zip(place.messages, place.history.keys, place.history.sizes, strict=True):
+            node = self._child(node, message, key, size)
+        answer = self._child(node, reply, *message_key(reply))
+        answer.message, answer.sample = reply, sample
+        if answer in node.replies:
+            node.replies.remove(answer)
+        node.replies.append(answer)
+        if place.parent is not None:
+            self._parents.setdefault(sample, place.parent.sample)
+        self._calls.pop(sample, None)
+        if reply.get("tool_calls"):
+            self._calls[sample] = ChatRef(sample, chat_number)
 
     def failed(self, place: Place, sample: str) -> None:
         """Note that a history got no reply. The same history then belongs to the same sample."""
-        place.end.failed = sample
+        self._unanswered[place.history.digest] = sample
+        if len(self._unanswered) > MAX_UNANSWERED:
+            del self._unanswered[next(iter(self._unanswered))]
 
-    def _like(self, messages: Sequence[Message]) -> str:
+    def _child(self, node: _Node, message: Message, key: bytes, size: int) -> _Node:
+        """Return the child for a message. Add it if it is new."""
+        child = node.children.get(key)
+        if child is None:
+            child = node.children[key] = _Node(message)
+            self._free -= size
+        return child
+
+    def _goes_on(self, sample: str) -> None:
+        """Forget the tool calls of a sample that goes on, and those of the samples that these calls began."""
+        over = {sample}
+        for child, parent in self._parents.items():
+            if parent in over:
+                over.add(child)
+        for name in over:
+            self._calls.pop(name, None)
+
+    def _changed(self, history: History) -> str:
         """Return the sample of a history in which the program has changed a reply, for example left out its reasoning.
 
         Such a history continues the sample, with another segment. Empty if there is no such sample.
         """
         node, sample = self._root, ""
-        for message in messages:
-            child = node.children.get(_key(message))
+        for message, key in zip(history.messages, history.keys, strict=True):
+            child = node.children.get(key)
             if message.get("role") == "assistant" and node.replies and (child is None or not child.sample):
                 child = node.replies[-1]
             if child is None:
                 break
             node, sample = child, child.sample or sample
         return sample
-
-
-def _key(message: Mapping[str, Any]) -> str:
-    """Return a text that is the same for messages with the same meaning."""
-    role = message.get("role")
-    calls = [_call_key(call) for call in message.get("tool_calls") or ()]
-    about = message.get("tool_call_id") if role == "tool" else message.get("name")
-    return jsontext.canonical([role, _content(message.get("content")), calls, about])
-
-
-def _content(content: Any) -> Any:
-    """Return the content: a text if it is only text, with "" for none."""
-    if content is None:
-        return ""
-    if isinstance(content, list) and all(
-        isinstance(part, dict) and part.get("type") in _TEXT_PARTS for part in content
-    ):
-        return "".join(str(part.get("text") or "") for part in content)
-    return content
-
-
-def _call_key(call: Any) -> Any:
-    """Return what identifies a tool call: its id and name, or without an id its name and arguments."""
-    if not isinstance(call, Mapping):
-        return call
-    function = call.get("function")
-    function = function if isinstance(function, Mapping) else {}
-    if call.get("id"):
-        return [call["id"], function.get("name")]
-    arguments = function.get("arguments")
-    with suppress(InvalidArgument):  # arguments that are no JSON are compared as text
-        arguments = jsontext.parse(arguments, "arguments") if isinstance(arguments, str) else arguments
-    return [None, function.get("name"), arguments]

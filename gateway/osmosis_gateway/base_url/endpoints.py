@@ -1,32 +1,35 @@
 """The endpoints of the running rollouts: each has a URL and a key, and asks the chats of its rollout."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 from urllib.parse import quote
 
+from osmosis_gateway.base_url.byte_budget import ByteBudget
 from osmosis_gateway.base_url.conversations import Conversations
-from osmosis_gateway.base_url.requests import ModelRequest
+from osmosis_gateway.base_url.open_chats import OpenChat, OpenChats, Waits
+from osmosis_gateway.base_url.requests import Asked
 from osmosis_gateway.rollout_keys import RolloutKeys
 from osmosis_grpc.agent import CompletionsResult, RolloutContext
-from osmosis_grpc.errors import CallError, NotFound, RolloutEndedError
-from osmosis_grpc.supervise import OnFailure, child, job
-
-ASK = job("gateway.ask_chat", OnFailure.RAISE)
+from osmosis_grpc.errors import CallError, InvalidArgument, NotFound, RolloutEndedError
+from osmosis_grpc.types import ChatRef
 
 POLICY = "policy"
 """The name of the model. `policy/NAME` is the trainer's policy NAME."""
-GONE_INTERVAL = 0.25
-"""Whether a client has disconnected is checked this often, in seconds."""
-
-Gone = Callable[[], Awaitable[bool]]
-"""Returns whether the client has disconnected."""
+OPEN_BYTES = 64 * 1024 * 1024
+"""The most bytes of the open requests of one rollout."""
+_RESERVED = frozenset(inspect.signature(RolloutContext.chat).parameters) - {"params"}
+"""Names that are arguments of ctx.chat, so no sampling parameter can have them."""
+_TOKEN_LIMITS = frozenset({"max_tokens", "max_completion_tokens"})
+"""Two names of one parameter."""
 
 
 class Endpoint:
     """The base URL of one rollout. Its requests are chats of the rollout."""
 
-    def __init__(self, context: RolloutContext, base_url: str, api_key: str) -> None:
+    def __init__(self, context: RolloutContext, base_url: str, api_key: str, waits: Waits) -> None:
         self.base_url = base_url
         """Ends with the rollout's id. A client of OpenAI adds /chat/completions, a client of Anthropic /v1/messages."""
         self.api_key = api_key
@@ -34,53 +37,55 @@ class Endpoint:
         self.failure: CallError | None = None
         """The error of the newest chat that ended; None if it got its reply."""
         self.rollout_id = context.request.rollout_id
+        self.budget = ByteBudget(OPEN_BYTES)
+        """The bytes of the open requests."""
+        self.reading = asyncio.Semaphore(1)
+        """Long bodies are read one after the other."""
+        self.waits = waits
         self._context = context
         self._conversations = Conversations()
-        self._samples: set[str] = set()
-        self._asking: set[asyncio.Task[CompletionsResult]] = set()
+        self._chats = OpenChats(waits)
+        self._unused: dict[tuple[str, ChatRef | None], str] = {}
+        """A sample without a chat, because its request was refused, by policy and parent. Another request gets it."""
         self._closed = False
 
-    async def ask(self, request: ModelRequest, *, sample: str = "", gone: Gone) -> CompletionsResult:
-        """Return the reply to a request. `sample` names its conversation; without it, the history decides.
+    def ask(self, asked: Asked) -> OpenChat:
+        """Return the chat of a request. Give it to leave() if the client disconnects.
 
-        Sampling parameters that the request does not have are the trainer's completion_params. If the client
-        disconnects, the chat is cancelled. Raises CallError, ValueError for a history that cannot be sent, and
-        RolloutEndedError.
+        Sampling parameters that the request does not have are the trainer's completion_params. Raises
+        RolloutEndedError. The result of the chat raises CallError and RolloutEndedError.
         """
         if self._closed:
             raise RolloutEndedError("the rollout has ended")
-        task = child(ASK, self._ask(request, sample))
-        self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
-        try:
-            while not (await asyncio.wait({task}, timeout=GONE_INTERVAL))[0]:
-                if await gone():
-                    task.cancel()
-        finally:
-            task.cancel()
-        if task.cancelled():
-            raise RolloutEndedError("the rollout has ended, or the client has disconnected")
-        return task.result()
+        return self._chats.begin(asked.digest, lambda: self._ask(asked))
+
+    def leave(self, chat: OpenChat) -> None:
+        """Keep a chat whose client has disconnected, so that the client's retry gets its reply."""
+        if not self._closed:
+            self._chats.leave(chat)
 
     def close(self) -> None:
         """End every open request with RolloutEndedError."""
         self._closed = True
-        for task in self._asking:
-            task.cancel()
+        self._chats.close()
 
-    async def _ask(self, request: ModelRequest, named: str) -> CompletionsResult:
-        place = self._conversations.place(request.messages)
-        sample = named or place.sample
-        if not sample or sample not in self._samples:
-            name = sample or (None if self._samples else "main")
-            sample = self._context.add_sample(name, policy=_policy(request.model), parent=place.parent)
-            self._samples.add(sample)
+    async def _ask(self, asked: Asked) -> CompletionsResult:
+        params = _merged(self._context.request.completion_params, asked.request.params)
+        place = self._conversations.place(asked.history, asked.sample)
+        begins = _policy(asked.request.model), place.parent
+        sample, begun = place.sample or self._unused.pop(begins, ""), self._context.samples
         try:
-            params = {**self._context.request.completion_params, **request.params}
-            result = await self._context.chat(place.messages, sample=sample, tools=request.tools, **params)
+            if not sample or sample not in begun:
+                name = sample or (None if begun else "main")
+                sample = self._context.add_sample(name, policy=begins[0], parent=begins[1])
+            result = await self._context.chat(place.messages, sample=sample, tools=asked.request.tools, **params)
         except BaseException as error:
             self._conversations.failed(place, sample)
             self.failure = error if isinstance(error, CallError) else self.failure
+            if isinstance(error, ValueError):
+                if sample and not place.sample:
+                    self._unused[begins] = sample
+                raise InvalidArgument("", str(error)) from None
             raise
         self.failure = None
         self._conversations.answered(place, sample, result.chat_number, result.message)
@@ -90,8 +95,9 @@ class Endpoint:
 class Endpoints:
     """The endpoints of a server, by rollout. `address` returns the URL before the paths, for example http://HOST:PORT."""
 
-    def __init__(self, address: Callable[[], str]) -> None:
+    def __init__(self, address: Callable[[], str], waits: Waits | None = None) -> None:
         self._address = address
+        self._waits = waits or Waits()
         self._keys = RolloutKeys()
         self._open: dict[str, Endpoint] = {}
         """The endpoints by key."""
@@ -101,7 +107,7 @@ class Endpoints:
         """Yield the endpoint of a running rollout. At the end of the block its key becomes invalid."""
         key = self._keys.make()
         path = f"/v1/rollouts/{quote(context.request.rollout_id, safe='')}"
-        endpoint = Endpoint(context, self._address() + path, key)
+        endpoint = Endpoint(context, self._address() + path, key, self._waits)
         self._open[key] = endpoint
         try:
             yield endpoint
@@ -118,6 +124,15 @@ class Endpoints:
         if rollout_id != endpoint.rollout_id:
             raise NotFound("the key belongs to another rollout", kind="rollout", name=rollout_id)
         return endpoint
+
+
+def _merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling parameters of a request. Those that it does not have are the trainer's."""
+    replaced = _TOKEN_LIMITS if _TOKEN_LIMITS & given.keys() else frozenset()
+    params = {name: value for name, value in defaults.items() if name not in replaced} | dict(given)
+    for name in sorted(_RESERVED & params.keys()):
+        raise InvalidArgument(name, "is not a sampling parameter")
+    return params
 
 
 def _policy(model: str) -> str:

@@ -3,12 +3,13 @@
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from osmosis_gateway.base_url.message_keys import History
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import Message
 
 T = TypeVar("T")
 
-_NAMES: dict[type, str] = {dict: "an object", list: "a list", str: "a text"}
+_NAMES: dict[type, str] = {dict: "an object", list: "a list", str: "a string"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +30,28 @@ class ModelRequest:
     """Keys of the request that its API repeats in the reply."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request that a program has sent."""
+
+    request: ModelRequest
+    history: History
+    sample: str
+    """The sample that the program names; empty if the history decides."""
+    digest: bytes
+    """Equal for a request and its retry."""
+
+
 def typed(value: Any, kind: type[T], path: str) -> T:
     """Return a value of a JSON type. Raises InvalidArgument with the path of the value."""
     if not isinstance(value, kind):
         found = "missing" if value is None else f"a {type(value).__name__}"
         raise InvalidArgument(path, f"is {found}, not {_NAMES[kind]}")
     return value
+
+
+def refuse(body: dict[str, Any], names: tuple[str, ...], why: str) -> None:
+    """Raise InvalidArgument if a body has one of these keys with a value that is not empty."""
+    for name in names:
+        if body.get(name):
+            raise InvalidArgument(name, f"is not served here: {why}")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from osmosis_gateway.base_url import chat_completions
-from osmosis_gateway.base_url.requests import ModelRequest, typed
+from osmosis_gateway.base_url.requests import ModelRequest, refuse, typed
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import Message
@@ -15,13 +15,15 @@ from osmosis_grpc.types import Message
 _OWN = frozenset(
     {"input", "instructions", "model", "stream", "stream_options", "tools", "tool_choice", "text", "max_output_tokens"}
     | {"store", "metadata", "user", "include", "truncation", "background", "previous_response_id", "prompt_cache_key"}
-    | {"conversation", "service_tier", "safety_identifier"}
+    | {"conversation", "service_tier", "safety_identifier", "reasoning"}
 )
 """Keys of a body that are no sampling parameters, or have another name in the chat format."""
 _ECHO = ("instructions", "tools", "tool_choice", "parallel_tool_calls", "temperature", "top_p", "text", "metadata")
 """Keys that a reply repeats."""
-_REFUSED = ("previous_response_id", "conversation", "background")
-"""Keys that need stored responses, which a rollout does not have."""
+_STORED = ("previous_response_id", "conversation", "background", "prompt")
+"""Keys that need stored data, which a rollout does not have."""
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+"""Finish reasons of replies that are not complete, and their names in this API."""
 
 error = chat_completions.error
 
@@ -29,9 +31,8 @@ error = chat_completions.error
 def read(body: Any) -> ModelRequest:
     """Return the request in a body. Raises InvalidArgument."""
     body = typed(body, dict, "body")
-    for name in _REFUSED:
-        if body.get(name):
-            raise InvalidArgument(name, "is not served here: send the whole history as `input`")
+    refuse(body, _STORED, "send the whole history as `input`")
+    refuse(body, ("top_logprobs",), "the policy's reply has the logprobs of its own tokens only")
     messages: list[Message] = []
     if body.get("instructions"):
         messages.append({"role": "system", "content": typed(body["instructions"], str, "instructions")})
@@ -42,9 +43,17 @@ def read(body: Any) -> ModelRequest:
     params = {name: value for name, value in body.items() if name not in _OWN and value is not None}
     if body.get("max_output_tokens") is not None:
         params["max_tokens"] = body["max_output_tokens"]
+    if "message.output_text.logprobs" in typed(body.get("include") or [], list, "include"):
+        raise InvalidArgument("include", "message.output_text.logprobs is not served here")
+    effort = typed(body.get("reasoning") or {}, dict, "reasoning").get("effort")
+    if effort is not None:
+        params["reasoning_effort"] = effort
     if body.get("tool_choice"):
         params["tool_choice"] = _tool_choice(body["tool_choice"])
-    if format_ := typed(body.get("text") or {}, dict, "text").get("format"):
+    text = typed(body.get("text") or {}, dict, "text")
+    if text.get("verbosity") is not None:
+        params["verbosity"] = text["verbosity"]
+    if format_ := text.get("format"):
         params["response_format"] = _response_format(typed(format_, dict, "text.format"))
     tools = body.get("tools")
     return ModelRequest(
@@ -59,7 +68,13 @@ def read(body: Any) -> ModelRequest:
 
 def write(request: ModelRequest, result: CompletionsResult) -> dict[str, Any]:
     """Return the body of a reply."""
-    return _response(request, "completed") | {"output": list(_items(result.message)), "usage": _usage(result)}
+    reason = _INCOMPLETE.get(result.finish_reason or "")
+    status = "incomplete" if reason else "completed"
+    return _response(request, status) | {
+        "output": list(_items(result.message, status)),
+        "usage": _usage(result),
+        "incomplete_details": {"reason": reason} if reason else None,
+    }
 
 
 def stream(request: ModelRequest, result: CompletionsResult) -> Iterator[str]:
@@ -95,7 +110,13 @@ def stream(request: ModelRequest, result: CompletionsResult) -> Iterator[str]:
                 "response.function_call_arguments.done", **place, name=item["name"], arguments=item["arguments"]
             )
         yield event("response.output_item.done", output_index=index, item=item)
-    yield event("response.completed", response=done)
+    yield event(f"response.{done['status']}", response=done)
+
+
+def stream_error(status: int, message: str, code: str) -> str:
+    """Return the event of an error after the beginning of a stream."""
+    data = {"type": "error", "sequence_number": 0, "message": message, "code": code, "param": None}
+    return f"event: error\ndata: {json.dumps(data | error(status, message, code), ensure_ascii=False)}\n\n"
 
 
 # The request.
@@ -105,24 +126,31 @@ def _add(messages: list[Message], item: Mapping[str, Any], path: str) -> None:
     """Add one item of the input to the messages. The items of one reply become one message."""
     kind = item.get("type") or "message"
     if kind == "message":
-        message: Message = {"role": item.get("role"), "content": _content(item.get("content"), f"{path}.content")}
+        role = typed(item.get("role"), str, f"{path}.role")
+        message: Message = {"role": role, "content": _content(item.get("content"), f"{path}.content")}
         last = messages[-1] if messages else {}
         if message["role"] == "assistant" and last.get("role") == "assistant" and last.get("content") is None:
             last["content"] = message["content"]
         else:
             messages.append(message)
     elif kind == "function_call":
-        function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
-        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        arguments = typed(item.get("arguments") or "{}", str, f"{path}.arguments")
+        function = {"name": typed(item.get("name"), str, f"{path}.name"), "arguments": arguments}
+        call_id = typed(item.get("call_id"), str, f"{path}.call_id")
+        call = {"id": call_id, "type": "function", "function": function}
         _reply(messages).setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":
         output = _content(item.get("output"), f"{path}.output")
-        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
+        call_id = typed(item.get("call_id"), str, f"{path}.call_id")
+        messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
     elif kind == "reasoning":
+        name = "content" if item.get("content") else "summary"
+        parts = typed(item.get(name) or [], list, f"{path}.{name}")
         texts = [
-            part.get("text") for part in (item.get("content") or item.get("summary") or []) if isinstance(part, dict)
+            typed(typed(part, dict, f"{path}.{name}[{n}]").get("text"), str, f"{path}.{name}[{n}].text")
+            for n, part in enumerate(parts)
         ]
-        _reply(messages, new=True)["reasoning_content"] = "\n".join(filter(None, texts))
+        _reply(messages, new=True)["reasoning_content"] = "\n".join(texts)
     else:
         raise InvalidArgument(f"{path}.type", f"{kind!r} is not served here")
 
@@ -151,7 +179,8 @@ def _part(part: Mapping[str, Any], path: str) -> dict[str, Any]:
         return {"type": "text", "text": typed(part.get("refusal"), str, f"{path}.refusal")}
     if kind == "input_image" and part.get("image_url"):
         detail = {"detail": part["detail"]} if part.get("detail") else {}
-        return {"type": "image_url", "image_url": {"url": part["image_url"]} | detail}
+        url = typed(part["image_url"], str, f"{path}.image_url")
+        return {"type": "image_url", "image_url": {"url": url} | detail}
     raise InvalidArgument(f"{path}.type", f"{kind!r} is not served here; text and images by URL are")
 
 
@@ -193,8 +222,8 @@ def _response(request: ModelRequest, status: str) -> dict[str, Any]:
     } | (defaults | request.echo)
 
 
-def _items(message: Message) -> Iterator[dict[str, Any]]:
-    """Yield the items of a reply."""
+def _items(message: Message, status: str) -> Iterator[dict[str, Any]]:
+    """Yield the items of a reply. `status` is that of its text."""
     if message.get("reasoning_content"):
         text = {"type": "summary_text", "text": str(message["reasoning_content"])}
         yield {"id": f"rs_{uuid.uuid4().hex}", "type": "reasoning", "summary": [text], "status": "completed"}
@@ -204,7 +233,7 @@ def _items(message: Message) -> Iterator[dict[str, Any]]:
         {"type": "output_text", "text": text, "annotations": [], "logprobs": []} for text in texts if text
     ]
     if parts or not message.get("tool_calls"):
-        made = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "status": "completed"}
+        made = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "status": status}
         yield made | {"content": parts}
     for call in message.get("tool_calls") or ():
         function = call.get("function") or {}

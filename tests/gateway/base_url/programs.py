@@ -6,6 +6,7 @@ from typing import Any
 
 from osmosis_gateway.base_url.app import base_url_app
 from osmosis_gateway.base_url.endpoints import Endpoints
+from osmosis_gateway.base_url.open_chats import Waits
 from osmosis_gateway.http_server import HttpServer
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.server import AgentServer
@@ -29,18 +30,20 @@ class Program(RolloutAgentLoop):
 
 
 @asynccontextmanager
-async def serving(program: Callable[[Any], Awaitable[float | None]]):
+async def serving(program: Callable[[Any], Awaitable[float | None]], waits: Waits | None = None):
     """Yields the server of a program's rollouts, and the HTTP server that serves the base URLs."""
     agent = Program(program)
-    agent.endpoints = Endpoints(lambda: f"http://{http.address}")
+    agent.endpoints = Endpoints(lambda: f"http://{http.address}", waits)
     async with HttpServer(base_url_app(agent.endpoints)) as http, AgentServer([agent], port=0) as server:
         yield server, http
 
 
 @asynccontextmanager
-async def running(program: Callable[[Any], Awaitable[float | None]], policy: Any, **options: Any):
+async def running(
+    program: Callable[[Any], Awaitable[float | None]], policy: Any, waits: Waits | None = None, **options: Any
+):
     """Yields a trainer for rollouts of a program, and the HTTP server that serves the base URLs."""
-    async with serving(program) as (server, http), Trainer([server.address], policy, **options) as trainer:
+    async with serving(program, waits) as (server, http), Trainer([server.address], policy, **options) as trainer:
         yield trainer, http
 
 

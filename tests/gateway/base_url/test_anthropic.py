@@ -1,5 +1,7 @@
 """The official anthropic package drives a rollout through its base URL."""
 
+from dataclasses import replace
+
 import anthropic
 import numpy as np
 import pytest
@@ -108,3 +110,49 @@ async def test_parameters_images_and_errors():
         "parallel_tool_calls": False,
     }
     assert seen[0].messages[0]["content"][1]["image_url"]["url"] == "data:image/png;base64,AAAA"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_empty_reply_continues_its_conversation(stream):
+    async def program(endpoint):
+        async with client(endpoint) as model:
+            reply = await created(model, stream, messages=[USER])
+            assert reply.content == []
+            messages = [USER, {"role": "assistant", "content": []}, USER]
+            assert (await created(model, stream, messages=messages)).content[0].text == "second"
+        return 1.0
+
+    outcome = await outcome_of(program, lambda request: answer(request, "" if request.chat_number == 1 else "second"))
+    assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
+    assert [segment.chats for segment in outcome.samples["main"].segments] == [(1, 2)]
+
+
+async def test_structured_output_failed_tools_and_stop_sequences():
+    seen = []
+
+    def watched(request):
+        seen.append(request)
+        if len(seen) == 1:
+            call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": "no json"}}
+            return answer(request, {"role": "assistant", "content": None, "tool_calls": [call]})
+        return replace(answer(request, "fine"), extra={"stop_reason": "END"})
+
+    async def program(endpoint):
+        async with client(endpoint) as model:
+            schema = {"type": "object"}
+            config = {"format": {"type": "json_schema", "schema": schema}, "effort": "low"}
+            body = {"model": "policy", "max_tokens": 5, "stop_sequences": ["END"], "output_config": config}
+            reply = await model.messages.create(**body, messages=[USER])
+            assert reply.content[0].input == {"arguments": "no json"}
+            result = {"type": "tool_result", "tool_use_id": "a", "content": "no number", "is_error": True}
+            turn = [{"role": "assistant", "content": reply.content}, {"role": "user", "content": [result]}]
+            reply = await model.messages.create(**body, messages=[USER, *turn])
+            assert (reply.stop_reason, reply.stop_sequence) == ("stop_sequence", "END")
+        return 1.0
+
+    outcome = await outcome_of(program, watched)
+    assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
+    assert seen[0].params["response_format"]["json_schema"] == {"name": "output", "schema": {"type": "object"}}
+    assert seen[0].params["reasoning_effort"] == "low"
+    assert seen[1].messages[-1] == {"role": "tool", "tool_call_id": "a", "content": "Error: no number"}
+    assert [segment.chats for segment in outcome.samples["main"].segments] == [(1, 2)]

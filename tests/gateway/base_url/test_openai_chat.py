@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import numpy as np
 import openai
 import pytest
 
 from benchmarks.tap import Tap
+from osmosis_gateway.base_url.open_chats import Waits
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import Trainer
@@ -214,7 +216,7 @@ async def test_a_client_that_hangs_up_stops_the_sampling_and_may_ask_again():
             reply = await model.chat.completions.create(model="policy", messages=[USER])
             assert reply.choices[0].message.content == "second"
 
-    outcome = await outcome_of(program, slow)
+    outcome = await outcome_of(program, slow, waits=Waits(retry=0.1))
     assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
     assert list(outcome.samples) == ["main"]
 
@@ -270,3 +272,44 @@ async def test_the_bytes_of_an_attachment_grow_linearly_in_turns():
                 await trainer.rollout(rollout_id=f"r{turns}", messages=[USER])
                 totals.append(await tap.settled() - before)
     assert 1.8 < (totals[2] - totals[1]) / (totals[1] - totals[0]) < 2.4  # 4 if each chat had the whole history
+
+
+async def test_a_reply_without_a_finish_reason_and_the_known_logprobs():
+    def bare(request):
+        return replace(policy(request), finish_reason="")
+
+    async def program(endpoint):
+        async with client(endpoint) as model:
+            body = {"model": "policy", "messages": [USER], "logprobs": True}
+            async with model.chat.completions.stream(**body) as chunks:
+                streamed = (await chunks.get_final_completion()).choices[0]
+            other = body | {"messages": [{"role": "user", "content": "other"}]}
+            whole = (await model.chat.completions.create(**other)).choices[0]
+            for choice in (streamed, whole):
+                assert choice.finish_reason == "tool_calls"
+                assert len(choice.logprobs.content) == 7
+                assert choice.logprobs.content[0].token.startswith("token_id:")
+            assert (await model.chat.completions.create(**other | {"logprobs": None})).choices[0].logprobs is None
+        return 1.0
+
+    outcome = await outcome_of(program, bare)
+    assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
+
+
+async def test_the_token_limit_of_a_request_replaces_the_trainers():
+    seen = []
+
+    def watched(request):
+        seen.append(request.params)
+        return answer(request, "fine")
+
+    async def program(endpoint):
+        async with client(endpoint) as model:
+            await model.chat.completions.create(model="policy", messages=[USER], max_completion_tokens=64)
+            await model.chat.completions.create(model="policy", messages=[USER])
+        return 1.0
+
+    async with running(program, watched) as (trainer, _):
+        params = {"max_tokens": 100, "temperature": 0.5}
+        await trainer.rollout(rollout_id="r1", messages=[USER], completion_params=params)
+    assert seen == [{"max_completion_tokens": 64, "temperature": 0.5}, {"max_tokens": 100, "temperature": 0.5}]

@@ -1,6 +1,7 @@
 """OpenAI's Responses API through the base URL: the official package, and the Agents SDK on top of it."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import openai
@@ -140,3 +141,29 @@ async def test_the_agents_sdk_runs_tools_and_hands_over_to_another_agent():
     outcome = await outcome_of(program, scripted)
     assert (outcome.status, outcome.reward) == (OutcomeStatus.COMPLETED, 1.0), outcome.failure
     assert len(outcome.samples["main"].segments) == 1
+
+
+@pytest.mark.parametrize(
+    ("finish_reason", "details"), [("length", "max_output_tokens"), ("content_filter", "content_filter")]
+)
+async def test_a_reply_that_was_cut_off_is_incomplete(finish_reason, details):
+    async def program(endpoint):
+        async with client(endpoint) as model:
+            whole = await model.responses.create(model="policy", input="x", reasoning={"effort": "low"})
+            stream = await model.responses.create(model="policy", input="y", stream=True, text={"verbosity": "low"})
+            events = [event async for event in stream]
+            assert events[-1].type == "response.incomplete"
+            for reply in (whole, events[-1].response):
+                assert (reply.status, reply.incomplete_details.reason) == ("incomplete", details)
+                assert reply.output[-1].status == "incomplete"
+        return 1.0
+
+    seen = []
+
+    def cut(request):
+        seen.append(request.params)
+        return replace(answer(request, "half"), finish_reason=finish_reason)
+
+    outcome = await outcome_of(program, cut)
+    assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
+    assert seen == [{"reasoning_effort": "low"}, {"verbosity": "low"}]

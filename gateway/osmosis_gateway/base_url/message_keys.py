@@ -1,0 +1,75 @@
+"""Makes keys of messages: two messages with the same meaning have the same key."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types import Message, jsontext
+
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_DIGEST_BYTES = 16
+
+
+class History(NamedTuple):
+    """The messages of a request with their keys."""
+
+    messages: Sequence[Message]
+    keys: list[bytes]
+    sizes: list[int]
+    """The approximate bytes of each message."""
+    digest: bytes
+    """Equal for histories with the same meaning."""
+
+    @classmethod
+    def of(cls, messages: Sequence[Message]) -> "History":
+        """Return a history. It takes long for a long history, and may be called on any thread."""
+        made = [message_key(message) for message in messages]
+        keys = [key for key, _ in made]
+        return cls(messages, keys, [size for _, size in made], _digest(b"".join(keys)))
+
+
+def message_key(message: Mapping[str, Any]) -> tuple[bytes, int]:
+    """Return the key of a message, and the approximate bytes of the message."""
+    role, content, calls = message.get("role"), _content(message.get("content")), message.get("tool_calls")
+    about = message.get("tool_call_id") if role == "tool" else message.get("name")
+    if type(content) is str and not calls and isinstance(role, str) and isinstance(about, str | None):
+        about = about or ""
+        text = f"{len(role)} {len(about)} {role}{about}{content}"  # the usual case
+    else:
+        text = jsontext.canonical([role, content, [_call(call) for call in calls or ()], about])
+    raw = text.encode()
+    return _digest(raw), len(raw)
+
+
+def arguments_object(arguments: Any) -> dict[str, Any]:
+    """Return the arguments of a tool call as an object. Other arguments become the value of the key `arguments`."""
+    value = arguments or {}
+    if isinstance(value, str):
+        with suppress(InvalidArgument):
+            value = jsontext.parse(value, "arguments")
+    return value if isinstance(value, dict) else {"arguments": arguments}
+
+
+def _content(content: Any) -> Any:
+    """Return the content: a string if it is only text, with "" for none."""
+    if content is None:
+        return ""
+    if isinstance(content, list) and all(
+        isinstance(part, dict) and part.get("type") in _TEXT_PARTS for part in content
+    ):
+        return "".join(str(part.get("text") or "") for part in content)
+    return content
+
+
+def _call(call: Any) -> Any:
+    """Return the id, the name and the arguments of a tool call."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call
+    return [call.get("id"), function.get("name"), arguments_object(function.get("arguments"))]
+
+
+def _digest(raw: bytes) -> bytes:
+    return blake2b(raw, digest_size=_DIGEST_BYTES).digest()

@@ -1,0 +1,149 @@
+"""Requests that a base URL refuses: in the form of their API, with the field's name, and without a retry."""
+
+import anthropic
+import httpx2
+import openai
+import pytest
+
+from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.types import OutcomeStatus
+from tests.gateway.base_url.programs import USER, outcome_of, running
+
+pytestmark = pytest.mark.adapters
+
+CHAT, RESPONSES, MESSAGES = "/chat/completions", "/responses", "/v1/messages"
+BODIES = {
+    CHAT: {"model": "policy", "messages": [USER]},
+    RESPONSES: {"model": "policy", "input": "hello"},
+    MESSAGES: {"model": "policy", "max_tokens": 5, "messages": [USER]},
+}
+FUNCTION = {"name": "add", "arguments": "{}"}
+
+
+def said(content):
+    return {"messages": [{"role": "user", "content": content}]}
+
+
+def called(call):
+    return {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": call}]}
+
+
+REFUSED = [
+    *[(CHAT, {name: "x"}, name) for name in ("sample", "purpose", "self")],
+    *[(RESPONSES, {name: "x"}, name) for name in ("sample", "messages")],
+    (MESSAGES, {"sample": "x"}, "sample"),
+    (CHAT, {"functions": [{"name": "add"}]}, "functions"),
+    (CHAT, {"function_call": "auto"}, "function_call"),
+    (CHAT, {"logprobs": True, "top_logprobs": 2}, "top_logprobs"),
+    (CHAT, called(5), "messages[1].tool_calls"),
+    (CHAT, called([5]), "messages[1].tool_calls[0]"),
+    (CHAT, called([{"id": "c"}]), "messages[1].tool_calls[0].function"),
+    (CHAT, called([{"id": "c", "function": FUNCTION | {"arguments": {}}}]), "function.arguments"),
+    (CHAT, said(5), "messages[0].content"),
+    (CHAT, said([5]), "messages[0].content[0]"),
+    (CHAT, said([{"type": "image_url", "image_url": 5}]), "messages[0].content[0].image_url"),
+    (CHAT, said([{"type": "image_url", "image_url": {"url": 5}}]), "messages[0].content[0].image_url.url"),
+    (CHAT, {"tools": 5}, "tools"),
+    (RESPONSES, {"input": [{"type": "reasoning", "summary": 5}]}, "input[0].summary"),
+    (RESPONSES, {"input": [{"type": "reasoning", "summary": [{"text": 5}]}]}, "input[0].summary[0].text"),
+    (RESPONSES, {"input": [{"type": "function_call", "call_id": "c", "name": 5}]}, "input[0].name"),
+    (RESPONSES, {"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+    (RESPONSES, {"prompt": {"id": "x"}}, "prompt"),
+    (RESPONSES, {"include": ["message.output_text.logprobs"]}, "include"),
+    (RESPONSES, {"reasoning": 5}, "reasoning"),
+    (MESSAGES, said([{"type": "image", "source": {"type": "file", "file_id": "x"}}]), "content[0].source.type"),
+    (MESSAGES, said([{"type": "image", "source": {"type": "base64", "data": "x"}}]), "content[0].source.media_type"),
+    (MESSAGES, said([{"type": "tool_use", "id": "c", "name": "add", "input": 5}]), "content[0].input"),
+    (MESSAGES, {"mcp_servers": [{"name": "x"}]}, "mcp_servers"),
+    (MESSAGES, {"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
+]
+
+
+async def test_wrong_fields_are_named_in_the_form_of_the_api():
+    problems = []
+
+    async def program(endpoint):
+        async with httpx2.AsyncClient(headers={"x-api-key": endpoint.api_key}) as http:
+            for path, change, field in REFUSED:
+                response = await http.post(endpoint.base_url + path, json=BODIES[path] | change)
+                error = response.json().get("error", {})
+                said = (response.status_code, response.headers.get("x-should-retry"), error.get("type"))
+                if said != (400, "false", "invalid_request_error") or field not in error["message"]:
+                    problems.append((path, change, said, error))
+        return 1.0
+
+    outcome = await outcome_of(program, lambda request: answer(request, "fine"))
+    assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
+    assert problems == []
+    assert all(not sample.segments for sample in outcome.samples.values()), "no refused request has reached the policy"
+
+
+async def test_a_trainers_parameter_with_a_reserved_name_is_refused():
+    async def program(endpoint):
+        async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as model:
+            with pytest.raises(openai.BadRequestError, match="purpose"):
+                await model.chat.completions.create(model="policy", messages=[USER])
+        return 1.0
+
+    async with running(program, lambda request: answer(request, "fine")) as (trainer, _):
+        outcome = await trainer.rollout(rollout_id="r1", messages=[USER], completion_params={"purpose": 1})
+    assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
+
+
+async def test_paths_that_are_not_served_have_the_form_of_the_api():
+    seen = {}
+
+    async def program(endpoint):
+        async with httpx2.AsyncClient(headers={"x-api-key": endpoint.api_key}) as http:
+            for method, path in [
+                ("POST", "/embeddings"),
+                ("POST", "/completions"),
+                ("POST", "/v1/messages/count_tokens"),
+                ("GET", "/models/gpt-5"),
+                ("GET", CHAT),
+                ("GET", MESSAGES),
+            ]:
+                response = await http.request(method, endpoint.base_url + path)
+                assert response.headers["x-should-retry"] == "false"
+                assert response.json()["error"]["message"]
+                seen[method, path] = response.status_code, response.json().get("type")
+        async with anthropic.AsyncAnthropic(base_url=endpoint.base_url, api_key=endpoint.api_key) as model:
+            with pytest.raises(anthropic.NotFoundError, match="count_tokens is not served here"):
+                await model.messages.count_tokens(model="policy", messages=[USER])
+            assert [each.id async for each in model.models.list()] == ["policy"]
+            assert (await model.models.retrieve("policy")).id == "policy"
+        async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as model:
+            assert (await model.models.retrieve("policy/critic")).id == "policy/critic"
+            with pytest.raises(openai.NotFoundError, match="not served here"):
+                await model.embeddings.create(model="policy", input="x")
+        return 1.0
+
+    outcome = await outcome_of(program, lambda request: answer(request, "fine"))
+    assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
+    assert seen == {
+        ("POST", "/embeddings"): (404, None),
+        ("POST", "/completions"): (404, None),
+        ("POST", "/v1/messages/count_tokens"): (404, "error"),
+        ("GET", "/models/gpt-5"): (404, None),
+        ("GET", CHAT): (405, None),
+        ("GET", MESSAGES): (405, "error"),
+    }
+
+
+async def test_an_unexpected_exception_is_an_error_without_its_text(monkeypatch, caplog):
+    async def program(endpoint):
+        async def fails(*args, **options):
+            raise RuntimeError("secret")
+
+        monkeypatch.setattr("osmosis_grpc.agent.RolloutContext.chat", fails)
+        async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as model:
+            with pytest.raises(openai.InternalServerError) as caught:
+                await model.chat.completions.create(model="policy", messages=[USER])
+        assert caught.value.response.headers["x-should-retry"] == "false"
+        assert caught.value.body["code"] == "internal"
+        assert "secret" not in caught.value.body["message"]
+        return 1.0
+
+    outcome = await outcome_of(program, lambda request: answer(request, "fine"))
+    assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
+    assert caplog.text.count("RuntimeError: secret") == 1
