@@ -166,9 +166,9 @@ class RolloutContext:
     async def run_tools(self, reply: Any) -> list[Message]:
         """Run the tool calls of a reply at the same time, and return their messages in the order of the calls.
 
-        Takes the result of chat(), its message, or a message of the openai package. The tools are those of the agent
-        that `@tool` has made. If a call fails, its message tells the model the error: an unknown tool, wrong arguments,
-        an exception, or a timeout.
+        `reply` is the result of chat(), its message, or a message of the openai package. The agent's tools with a
+        function run, for example those of `@tool`. A call can fail: the tool is unknown, the arguments are wrong, the
+        function raises, or the time runs out. The message of such a call has the error.
         """
         self._session.check_open()
         message = reply.message if isinstance(reply, CompletionsResult) else dump_model(reply)

@@ -180,6 +180,9 @@ def demo(
     """Run eight rollouts of a calculator agent or of your own, with a mock for a model, over real sockets."""
     from osmosis_grpc.cli.demo import run_demo
 
+    if module and command:
+        typer.echo("demo: -m and --command name two agents; give one of them", err=True)
+        raise typer.Exit(2)
     given = {"-m": module, "--command": command}
     raise typer.Exit(run_demo(json, [word for name, value in given.items() if value for word in (name, value)]))
 

@@ -138,6 +138,9 @@ def test_an_agent_that_fails_or_is_not_there_is_said(tmp_path):
     assert missing.returncode == 1
     assert "nobody" in missing.stderr
     assert "Traceback" not in missing.stderr
+    both = run(*DEMO, "-m", "mine:agent", "--command", "python mine.py", cwd=tmp_path, env=NO_SETTINGS)
+    assert (both.returncode, both.stdout) == (2, "")
+    assert both.stderr == "demo: -m and --command name two agents; give one of them\n"
 
 
 def ids(result):

@@ -6,7 +6,6 @@ import threading
 from pathlib import Path
 
 import numpy as np
-import openai
 import pytest
 
 from osmosis_grpc.agent.loop import AgentNameError
@@ -22,6 +21,7 @@ from osmosis_grpc.types import ChatRef, OutcomeStatus
 from tests.waiting import until
 
 pytestmark = pytest.mark.adapters
+openai = pytest.importorskip("openai")
 
 USER = {"role": "user", "content": "What is 2 + 3?"}
 

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import anthropic
 import numpy as np
 import pytest
 
@@ -11,6 +10,7 @@ from osmosis_grpc.types import OutcomeStatus
 from tests.gateway.base_url.programs import outcome_of
 
 pytestmark = pytest.mark.adapters
+anthropic = pytest.importorskip("anthropic")
 
 TOOL = {"name": "add", "description": "Adds.", "input_schema": {"type": "object", "properties": {"a": {}}}}
 USER = {"role": "user", "content": "What is 1 + 1?"}

@@ -4,8 +4,6 @@ import asyncio
 import json
 import threading
 
-import httpx2
-import openai
 import pytest
 
 from osmosis_gateway.base_url import reading
@@ -15,6 +13,8 @@ from osmosis_grpc.types import OutcomeStatus
 from tests.gateway.base_url.programs import USER, outcome_of
 
 pytestmark = pytest.mark.adapters
+httpx2 = pytest.importorskip("httpx2")
+openai = pytest.importorskip("openai")
 
 LONG = {"role": "user", "content": "x" * 2 * reading.THREAD_BYTES}
 

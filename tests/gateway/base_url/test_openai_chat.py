@@ -5,7 +5,6 @@ import json
 from dataclasses import replace
 
 import numpy as np
-import openai
 import pytest
 
 from benchmarks.tap import Tap
@@ -18,6 +17,7 @@ from tests.gateway.base_url.programs import USER, outcome_of, running, serving
 from tests.waiting import until
 
 pytestmark = pytest.mark.adapters
+openai = pytest.importorskip("openai")
 
 TOOL = {
     "type": "function",

@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import numpy as np
-import openai
 import pytest
 
 from osmosis_grpc.policies.scripted import answer
@@ -12,6 +11,7 @@ from osmosis_grpc.types import OutcomeStatus
 from tests.gateway.base_url.programs import outcome_of
 
 pytestmark = pytest.mark.adapters
+openai = pytest.importorskip("openai")
 
 TOOL = {
     "type": "function",

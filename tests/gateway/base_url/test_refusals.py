@@ -1,8 +1,5 @@
 """Requests that a base URL refuses: in the form of their API, with the field's name, and without a retry."""
 
-import anthropic
-import httpx2
-import openai
 import pytest
 
 from osmosis_grpc.policies.scripted import answer
@@ -10,6 +7,9 @@ from osmosis_grpc.types import OutcomeStatus
 from tests.gateway.base_url.programs import USER, outcome_of, running
 
 pytestmark = pytest.mark.adapters
+anthropic = pytest.importorskip("anthropic")
+httpx2 = pytest.importorskip("httpx2")
+openai = pytest.importorskip("openai")
 
 CHAT, RESPONSES, MESSAGES = "/chat/completions", "/responses", "/v1/messages"
 BODIES = {

@@ -2,8 +2,6 @@
 
 import asyncio
 
-import anthropic
-import openai
 import pytest
 
 from osmosis_gateway.base_url.open_chats import Waits
@@ -13,6 +11,8 @@ from osmosis_grpc.types import OutcomeStatus
 from tests.gateway.base_url.programs import USER, outcome_of
 
 pytestmark = pytest.mark.adapters
+anthropic = pytest.importorskip("anthropic")
+openai = pytest.importorskip("openai")
 
 SOON = Waits(headers=0.05, ping=0.05)
 
