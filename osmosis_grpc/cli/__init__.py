@@ -1,4 +1,4 @@
-"""osmosis-grpc: serve, validate, test, demo, list, show, events, replay, doctor."""
+"""The commands of osmosis-grpc."""
 
 import sys
 from typing import Any

@@ -38,7 +38,7 @@ class Good(RolloutAgentLoop):
 COMMAND = """
 import typer
 import osmosis_grpc.cli.trial as trial
-import osmosis_grpc.cli.commands as command
+import osmosis_grpc.cli.commands.agents as command
 {before}
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command()(command.validate)

@@ -1,0 +1,54 @@
+"""Commands for authors of agents."""
+
+from typing import Annotated
+
+import typer
+
+from osmosis_grpc.cli.commands.shared import Json
+
+commands = typer.Typer()
+
+AGENT_TIMEOUT = 30.0
+"""Default of validate's --timeout, in seconds."""
+
+
+@commands.command()
+def validate(
+    unnamed: Annotated[list[str] | None, typer.Argument(metavar="-m MODULE:ATTR", hidden=True)] = None,
+    module: Annotated[
+        list[str] | None,
+        typer.Option("-m", "--module", metavar="MODULE:ATTR", help="Agent loop to check; may be repeated.  [required]"),
+    ] = None,
+    run: Annotated[
+        bool, typer.Option("--run", help="Also run a rollout of each, with a mock model that calls every tool.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="How long such a rollout may take.")
+    ] = AGENT_TIMEOUT,
+    json: Json = False,
+) -> None:
+    """Check agent loops. Exit codes: 0 without errors, 1 with errors, 2 when there is nothing to check."""
+    from osmosis_grpc.cli.validate import validate_all
+
+    raise typer.Exit(validate_all(unnamed or [], module or [], run=run, timeout=timeout, json=json))
+
+
+@commands.command()
+def demo(
+    module: Annotated[
+        str | None,
+        typer.Option("-m", "--module", metavar="MODULE:ATTR", help="Your agent loop instead of the calculator."),
+    ] = None,
+    command: Annotated[
+        str | None, typer.Option("--command", help="Your program, as in serve --command, instead of the calculator.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Eight JSON records instead of a table.")] = False,
+) -> None:
+    """Run eight rollouts of a calculator agent or of your own, with a mock for a model, over real sockets."""
+    from osmosis_grpc.cli.demo import run_demo
+
+    if module and command:
+        typer.echo("demo: -m and --command name two agents; give one of them", err=True)
+        raise typer.Exit(2)
+    given = {"-m": module, "--command": command}
+    raise typer.Exit(run_demo(json, [word for name, value in given.items() if value for word in (name, value)]))

@@ -1,0 +1,127 @@
+"""Commands that show rollouts."""
+
+from typing import Annotated
+
+import typer
+
+from osmosis_grpc.cli.commands.shared import Attempt, Json
+from osmosis_grpc.cli.source_options import SourceOptions, with_source
+
+commands = typer.Typer()
+
+
+@commands.command("list")
+@with_source
+def list_(
+    state: Annotated[
+        list[str] | None,
+        typer.Option("--state", metavar="STATE", help="Only these states, such as running or failed; may be repeated."),
+    ] = None,
+    agent: Annotated[str, typer.Option("--agent", metavar="NAME", help="Only this agent loop.")] = "",
+    group: Annotated[str, typer.Option("--group", metavar="ID", help="Only this group.")] = "",
+    reason: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--reason", metavar="REASON", help="Only failures for these reasons, such as AGENT_EXCEPTION; repeatable."
+        ),
+    ] = None,
+    min_reward: Annotated[
+        float | None, typer.Option("--min-reward", metavar="X", help="Only rewards of at least this.")
+    ] = None,
+    max_reward: Annotated[
+        float | None, typer.Option("--max-reward", metavar="X", help="Only rewards of at most this.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", help="Only those accepted in the last 10m, 2h, 1d.")
+    ] = None,
+    before: Annotated[
+        str | None, typer.Option("--before", metavar="TIME", help="Only those accepted before the last 10m, 2h, 1d.")
+    ] = None,
+    stalled: Annotated[
+        str | None,
+        typer.Option("--stalled", metavar="TIME", help="Only unfinished ones without progress for 5s, 10m or so."),
+    ] = None,
+    undelivered: Annotated[
+        bool, typer.Option("--undelivered", help="Only those whose outcome has not reached the trainer.")
+    ] = False,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=0, help="Show at most N; 0 shows all.")] = 50,
+    oldest: Annotated[bool, typer.Option("--oldest", help="The oldest first. Default: the newest first.")] = False,
+    json: Json = False,
+    *,
+    source: SourceOptions,
+) -> None:
+    """List rollouts of a running server or of a state folder, with what they do now and how they ended.
+
+    Exit codes: 0 listed, even if nothing matches, 2 a wrong option, or the server or the folder cannot be read.
+    """
+    from osmosis_grpc.cli.list import ListOptions, run_list
+
+    given = ListOptions(
+        states=tuple(state or ()),
+        agent=agent,
+        group=group,
+        reasons=tuple(reason or ()),
+        min_reward=min_reward,
+        max_reward=max_reward,
+        since=since,
+        before=before,
+        stalled=stalled,
+        undelivered=undelivered,
+        limit=limit,
+        oldest=oldest,
+    )
+    raise typer.Exit(run_list(given, source, json=json))
+
+
+@commands.command()
+@with_source
+def show(
+    rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="The rollout's id.")],
+    attempt: Attempt = None,
+    turn: Annotated[
+        int | None, typer.Option("--turn", metavar="N", min=1, help="Only this turn, whole, with its tool results.")
+    ] = None,
+    sample: Annotated[str | None, typer.Option("--sample", metavar="NAME", help="Only this sample.")] = None,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Also the tokens of each sample.")] = False,
+    reasoning: Annotated[
+        bool, typer.Option("--reasoning", help="The reasoning of replies, not only its size.")
+    ] = False,
+    json: Json = False,
+    *,
+    source: SourceOptions,
+) -> None:
+    """Show a rollout: its conversations, tool results, rewards and times, and the turn that failed last.
+
+    A server may be running the rollout. With --json, the first record is the rollout, and each turn has a record.
+
+    Exit codes: 0 shown, 1 shown and the rollout failed, 2 there is nothing to show.
+    """
+    from osmosis_grpc.cli.rollout_text import Wanted
+    from osmosis_grpc.cli.show import run_show
+
+    wanted = Wanted(turn=turn, sample=sample, tokens=tokens, reasoning=reasoning)
+    raise typer.Exit(run_show(rollout, attempt, wanted, source, json=json))
+
+
+@commands.command()
+@with_source
+def events(
+    rollout: Annotated[
+        str | None, typer.Argument(metavar="[ROLLOUT]", help="The rollout's id. Default with -f: all rollouts.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Also print new events as they come.")] = False,
+    attempt: Attempt = None,
+    json: Json = False,
+    *,
+    source: SourceOptions,
+) -> None:
+    """Print the events of a rollout, one line each. Times are in UTC.
+
+    With -f and a rollout, the command ends with the rollout's last event. Without a rollout, it prints the new events
+    of all rollouts until Ctrl-C.
+
+    Exit codes: 0 printed, 2 there is nothing to print, 130 Ctrl-C.
+    """
+    from osmosis_grpc.cli.events import run_events
+
+    raise typer.Exit(run_events(rollout, attempt, source, follow=follow, json=json))

@@ -1,0 +1,57 @@
+"""Commands that read a journal or a ledger after something went wrong."""
+
+from typing import Annotated
+
+import typer
+
+from osmosis_grpc.cli.commands.shared import Attempt, Json
+
+commands = typer.Typer()
+
+
+@commands.command()
+def replay(
+    rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="The rollout's id.")],
+    module: Annotated[
+        list[str] | None,
+        typer.Option("-m", "--module", metavar="MODULE:ATTR", help="Its agent loop; may be repeated.  [required]"),
+    ] = None,
+    until_turn: Annotated[
+        int | None, typer.Option("--until-turn", metavar="N", min=1, help="Stop after N chats.")
+    ] = None,
+    attempt: Attempt = None,
+    state_dir: Annotated[
+        str | None, typer.Option("--state-dir", metavar="DIR", help="Where the journal is. Default: ./.osmosis/state")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Run a recorded rollout's agent again on its recorded replies, and compare what it asks, byte for byte.
+
+    It asks no model and does not change the journal; a server may be using it. The agent's tools run again, with all
+    their side effects.
+
+    Exit codes: 0 no difference, 1 a difference, 2 there is nothing to replay.
+    """
+    from osmosis_grpc.cli.replay import run_replay
+
+    raise typer.Exit(run_replay(rollout, module or [], until_turn, attempt, state_dir, json=json))
+
+
+@commands.command()
+def doctor(
+    state_dir: Annotated[
+        str | None,
+        typer.Option("--state-dir", metavar="DIR", help="A server's state folder. Default: ./.osmosis/state"),
+    ] = None,
+    ledger: Annotated[str | None, typer.Option("--ledger", metavar="FILE", help="A trainer's ledger.")] = None,
+    json: Json = False,
+) -> None:
+    """Report the damage in a journal or a ledger: the rollouts, the rows, and what is wrong with them.
+
+    It changes nothing, and a server or trainer may be using the file. With --ledger alone it examines no journal.
+
+    Exit codes: 0 no damage, 1 damage, 2 a file cannot be read.
+    """
+    from osmosis_grpc.cli.doctor import examine_all
+
+    raise typer.Exit(examine_all(state_dir, ledger, json=json))
