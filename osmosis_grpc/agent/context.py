@@ -2,11 +2,12 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from osmosis_grpc.agent.ports import Session
 from osmosis_grpc.agent.results import CompletionsResult, RolloutResult
 from osmosis_grpc.agent.reward_decorator import BadRewardError
+from osmosis_grpc.agent.rollout_scope import RolloutScope, current_rollout
 from osmosis_grpc.agent.tools import (
     create_tool_error_result,
     create_tool_result,
@@ -18,6 +19,9 @@ from osmosis_grpc.agent.tools import (
 from osmosis_grpc.types import ChatPurpose, ChatRef, Message, RolloutRequest, ToolDict, events, jsontext
 from osmosis_grpc.types.outcome import is_reward
 from osmosis_grpc.types.tool_dicts import dump_model
+
+if TYPE_CHECKING:
+    from osmosis_grpc.agent.grader import RolloutSample
 
 MAX_LATENCY_MS = 365 * 24 * 3600 * 1000.0
 """The longest latency of a tool call that can be recorded: a year."""
@@ -33,15 +37,32 @@ class RunnableTool(Protocol):
         """Return the result of a call with these arguments."""
 
 
-class RolloutContext:
-    """The agent's view of one rollout. After the end of the rollout every method raises RolloutEndedError."""
+class RolloutContext(RolloutScope):
+    """The agent's view of one rollout. After the end of the rollout every method raises RolloutEndedError.
 
-    def __init__(self, *, request: RolloutRequest, tools: Sequence[ToolDict], session: Session) -> None:
-        self.request = request
+    Without a session the context belongs to no rollout: it has registered agents, and no model.
+    """
+
+    def __init__(
+        self,
+        *,
+        request: RolloutRequest | None = None,
+        tools: Sequence[ToolDict] = (),
+        session: Session | None = None,
+        rollout_id: str = "",
+        chat_completions_url: str = "",
+        api_key: str | None = None,
+    ) -> None:
+        super().__init__(
+            rollout_id=rollout_id or (request.rollout_id if request else ""),
+            chat_completions_url=chat_completions_url,
+            api_key=api_key,
+        )
+        self.request = request or RolloutRequest(rollout_id=self.rollout_id)
         """The trainer's request."""
         self.tools = list(tools)
         """The tools that get_tools returned, as dicts."""
-        self._session = session
+        self._session: Session = session or _NO_SESSION
         self._runnable_tools: dict[str, RunnableTool] = {}
 
     def bind_tools(self, tools: Sequence[Any]) -> None:
@@ -111,6 +132,34 @@ class RolloutContext:
         if train is not None and not isinstance(train, bool):
             raise ValueError(f"train: is a {type(train).__name__}, not a bool")
         return self._session.add_sample(name, policy=policy, parent=_ref(parent), train=train)
+
+    def register_agent(self, sample_id: str, agent: Any) -> None:
+        """Begin the sample of an agent, for example of OsmosisStrandsAgent. get_samples() then has its messages.
+
+        The messages are those of the agent's method `rollout_messages()`, or of its attribute `messages`. Raises
+        ValueError for a name that is in use or cannot be used.
+        """
+        if sample_id in self._agents:
+            raise ValueError(f"the rollout already has an agent named {sample_id!r}; give each agent a name of its own")
+        if self._session is not _NO_SESSION:
+            self.add_sample(sample_id)
+        self._agents[sample_id] = agent
+
+    def get_samples(self) -> "dict[str, RolloutSample]":
+        """Return the samples that have a reply of the policy, and those of registered agents, in their order.
+
+        The messages of a registered agent are in the format of its library. Other messages are in OpenAI's format.
+        """
+        from osmosis_grpc.agent.grader import RolloutSample
+
+        found: dict[str, Any] = {}
+        for name in self._session.sample_names() if self._session is not _NO_SESSION else ():
+            if name in self._agents or self._session.sample_messages(name) is not None:
+                found[name] = self._session.sample_messages(name)
+        for name, agent in self._agents.items():
+            whole = getattr(agent, "rollout_messages", None)
+            found[name] = whole() if callable(whole) else agent.messages
+        return {name: RolloutSample(id=name, messages=list(messages)) for name, messages in found.items()}
 
     def set_reward(self, value: float, *, sample: str = "main", chat: int = 0, name: str = "") -> None:
         """Set a reward of a sample, of one of its chats, or of the whole rollout. Setting it again replaces it.
@@ -231,6 +280,22 @@ class RolloutContext:
         sample = named if isinstance(named, str) else ""
         number = self._session.newest_chat(sample)
         self._session.record(events.Logged(_text(str(event_name)), loggable, sample if number else "", number))
+
+
+def get_rollout_context() -> RolloutContext | None:
+    """Return the context of the rollout of the running code, also in its tools, tasks and threads; None elsewhere."""
+    context: RolloutContext | None = current_rollout.get()
+    return context
+
+
+class _NoSession:
+    """The session of a context that belongs to no rollout."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("this RolloutContext belongs to no rollout, so it has no model")
+
+
+_NO_SESSION: Any = _NoSession()
 
 
 class ModelClient:

@@ -9,11 +9,6 @@ _CHAT = "call the model with await ctx.chat(messages) in a RolloutAgentLoop of o
 
 _NOT_YET: dict[str, tuple[str, ...]] = {
     _LOOP: (
-        "AgentWorkflow",
-        "AgentWorkflowConfig",
-        "AgentWorkflowContext",
-        "BaseConfig",
-        "ConcurrencyConfig",
         "AgenticRollout",
         "AgenticRolloutConfig",
         "BaseAgent",
@@ -22,7 +17,7 @@ _NOT_YET: dict[str, tuple[str, ...]] = {
         "TrajectoryStep",
         "StepType",
     ),
-    _REWARD: ("Grader", "GraderConfig", "GraderContext", "RolloutSample", "osmosis_rubric", "evaluate_rubric"),
+    _REWARD: ("osmosis_rubric", "evaluate_rubric"),
     _CHAT: ("OsmosisStrandsAgent", "OsmosisRolloutModel"),
 }
 """What to use today, to the names that osmosis_grpc does not have yet."""

@@ -14,6 +14,7 @@ from osmosis_grpc.types import (
     ChatRequest,
     ChatResponse,
     EventKind,
+    Message,
     Receipt,
     RolloutInfo,
     RolloutOutcome,
@@ -80,6 +81,9 @@ class Session(Protocol):
 
     def sample_names(self) -> tuple[str, ...]:
         """Return the names of the samples that have begun, in the order in which they began."""
+
+    def sample_messages(self, name: str) -> Sequence[Message] | None:
+        """Return the conversation of a sample up to the newest reply of the policy; None without such a reply."""
 
     def set_reward(self, value: float, *, sample: str, chat: int, name: str) -> None:
         """Set a reward. Raises ValueError for an unknown sample or chat, and for a wrong name."""

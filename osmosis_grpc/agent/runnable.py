@@ -138,8 +138,12 @@ async def expanded(found: Any) -> Any:
     return made
 
 
-def as_runnable(agent: RolloutAgentLoop | Runnable) -> Runnable:
-    """Return the agent itself, or the adapter for an agent loop."""
+def as_runnable(agent: RolloutAgentLoop | Runnable | type) -> Runnable:
+    """Return the agent itself, or the adapter for an agent loop or for the class of a workflow."""
+    if isinstance(agent, type):
+        from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
+
+        return WorkflowRunnable(agent)
     return AgentLoopRunnable(agent) if isinstance(agent, RolloutAgentLoop) else agent
 
 

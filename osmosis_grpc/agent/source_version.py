@@ -32,8 +32,8 @@ class AgentVersion:
 
     @classmethod
     def of(cls, agent: object) -> "AgentVersion":
-        """Return the version of an agent. Its parts are the module of the agent's class, and the imports."""
-        parts = dict(_packages_and_files(type(agent)))
+        """Return the version of an agent or of its class. Its parts are the module of the class, and the imports."""
+        parts = dict(_packages_and_files(agent if isinstance(agent, type) else type(agent)))
         if not any(name.endswith(".py") for name in parts):
             return cls()
         text = json.dumps(parts, sort_keys=True).encode()

@@ -55,7 +55,7 @@ class Engine:
 
     def __init__(
         self,
-        agents: Iterable[RolloutAgentLoop | Runnable],
+        agents: Iterable[RolloutAgentLoop | Runnable | type],
         config: EngineConfig | None = None,
         *,
         journal: Journal,

@@ -16,6 +16,7 @@ from typing import Any
 
 from osmosis_grpc.agent import RolloutContext
 from osmosis_grpc.agent.current_context import current_session
+from osmosis_grpc.agent.rollout_scope import current_rollout
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.engine import failpoints
 from osmosis_grpc.engine.chats import RolloutSession
@@ -175,6 +176,7 @@ class Runner:
         )
         variables = contextvars.copy_context()
         variables.run(current_session.set, session)
+        variables.run(current_rollout.set, context)
         outcome = _outcome(self._context.runnables[record.agent_loop], context)
         over = partial(self._context.supervisor.call, AGENT_OVER, self._over, record, report=partial(self.fail, record))
         record.run.task = task = child(AGENT, outcome, context=variables, name=f"agent {record.rollout_id}"[:80])

@@ -4,6 +4,10 @@ from osmosis_gateway.llm_client import OsmosisLLMClient as OsmosisLLMClient
 from osmosis_gateway.mock_trainer import RolloutCompletionTracker as RolloutCompletionTracker
 from osmosis_gateway.mock_trainer import create_mock_trainer_app as create_mock_trainer_app
 from osmosis_grpc.agent.context import RolloutContext as RolloutContext
+from osmosis_grpc.agent.context import get_rollout_context as get_rollout_context
+from osmosis_grpc.agent.grader import Grader as Grader
+from osmosis_grpc.agent.grader import GraderContext as GraderContext
+from osmosis_grpc.agent.grader import RolloutSample as RolloutSample
 from osmosis_grpc.agent.loop import RolloutAgentLoop as RolloutAgentLoop
 from osmosis_grpc.agent.messages import count_messages_by_role as count_messages_by_role
 from osmosis_grpc.agent.messages import get_message_content as get_message_content
@@ -29,6 +33,12 @@ from osmosis_grpc.agent.tools import serialize_tool_result as serialize_tool_res
 from osmosis_grpc.agent.validator import AgentLoopValidationError as AgentLoopValidationError
 from osmosis_grpc.agent.validator import ValidationResult as ValidationResult
 from osmosis_grpc.agent.validator import validate_agent_loop as validate_agent_loop
+from osmosis_grpc.agent.workflow import AgentWorkflow as AgentWorkflow
+from osmosis_grpc.agent.workflow import AgentWorkflowContext as AgentWorkflowContext
+from osmosis_grpc.agent.workflow_config import AgentWorkflowConfig as AgentWorkflowConfig
+from osmosis_grpc.agent.workflow_config import BaseConfig as BaseConfig
+from osmosis_grpc.agent.workflow_config import ConcurrencyConfig as ConcurrencyConfig
+from osmosis_grpc.agent.workflow_config import GraderConfig as GraderConfig
 from osmosis_grpc.errors import AgentLoopNotFoundError as AgentLoopNotFoundError
 from osmosis_grpc.errors import OsmosisRolloutError as OsmosisRolloutError
 from osmosis_grpc.errors import OsmosisServerError as OsmosisServerError
@@ -56,8 +66,16 @@ __all__ = [
     "AgentLoopNotFoundError",
     "AgentLoopRegistry",
     "AgentLoopValidationError",
+    "AgentWorkflow",
+    "AgentWorkflowConfig",
+    "AgentWorkflowContext",
+    "BaseConfig",
     "ChatPurpose",
     "CompletionsResult",
+    "ConcurrencyConfig",
+    "Grader",
+    "GraderConfig",
+    "GraderContext",
     "OpenAIFunctionParametersSchema",
     "OpenAIFunctionPropertySchema",
     "OpenAIFunctionSchema",
@@ -75,6 +93,7 @@ __all__ = [
     "RolloutMetrics",
     "RolloutRequest",
     "RolloutResult",
+    "RolloutSample",
     "RolloutServerSettings",
     "RolloutSettings",
     "SyncRolloutContext",
@@ -91,6 +110,7 @@ __all__ = [
     "get_agent_loop",
     "get_message_content",
     "get_message_role",
+    "get_rollout_context",
     "get_settings",
     "get_tool_call_info",
     "is_assistant_message",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.engine import Engine, EngineConfig, Peer
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.storage import MemoryJournal
@@ -23,9 +24,11 @@ from osmosis_grpc.types import (
 
 
 async def run_rollout(
-    agent_loop: RolloutAgentLoop, policy: Policy, messages: Sequence[Message] = (), **request: Any
+    agent_loop: RolloutAgentLoop | Runnable | type, policy: Policy, messages: Sequence[Message] = (), **request: Any
 ) -> RolloutOutcome:
-    """Runs one rollout of an agent loop and returns its outcome. `policy` can be a sync or an async function.
+    """Runs one rollout and returns its outcome. `agent_loop` can be the class of a workflow, too.
+
+    `policy` can be a sync or an async function.
 
     `request` has further fields of RolloutRequest. Raises Internal if get_tools() fails.
     """
@@ -33,7 +36,7 @@ async def run_rollout(
 
 
 async def collect_rollout(
-    agent_loop: RolloutAgentLoop, policy: Policy, messages: Sequence[Message] = (), **request: Any
+    agent_loop: RolloutAgentLoop | Runnable | type, policy: Policy, messages: Sequence[Message] = (), **request: Any
 ) -> tuple[RolloutOutcome, list[TrajectoryEvent]]:
     """Runs one rollout as run_rollout() does, and returns its outcome and its events."""
     request.setdefault("rollout_id", f"test-{uuid.uuid4().hex[:8]}")

@@ -13,8 +13,7 @@ CHAT = "call the model with await ctx.chat(messages) in a RolloutAgentLoop of os
 IMPORTS = {
     "from osmosis_ai.rollout import RolloutAgentLoop": f"there is no module 'osmosis_ai': {PREFIX}",
     "import osmosis_ai.rollout.server": f"there is no module 'osmosis_ai': {PREFIX}",
-    "from osmosis_grpc.rollout import AgentWorkflow": f"ImportError: AgentWorkflow is not in osmosis_grpc yet: {LOOP}",
-    "from osmosis_grpc.rollout import Grader": f"ImportError: Grader is not in osmosis_grpc yet: {REWARD}",
+    "from osmosis_grpc.rollout import BaseAgent": f"ImportError: BaseAgent is not in osmosis_grpc yet: {LOOP}",
     "from osmosis_grpc.rollout.integrations.agents.strands import OsmosisStrandsAgent": (
         f"ImportError: OsmosisStrandsAgent is not in osmosis_grpc yet: {CHAT}"
     ),

@@ -111,15 +111,15 @@ def test_only_the_gateways_names_import_the_gateway():
 @pytest.mark.parametrize(
     "statement",
     [
-        "from osmosis_grpc.rollout import AgentWorkflow",
-        "from osmosis_grpc import AgentWorkflow",
-        "import osmosis_grpc.rollout; osmosis_grpc.rollout.AgentWorkflow",
-        "from osmosis_grpc.rollout.server import AgentWorkflow",
-        "from osmosis_grpc.rollout.integrations.agents.strands import AgentWorkflow",
+        "from osmosis_grpc.rollout import BaseAgent",
+        "from osmosis_grpc import BaseAgent",
+        "import osmosis_grpc.rollout; osmosis_grpc.rollout.BaseAgent",
+        "from osmosis_grpc.rollout.server import BaseAgent",
+        "from osmosis_grpc.rollout.integrations.agents.strands import BaseAgent",
     ],
 )
 def test_t16_a_plain_import_says_that_a_name_is_not_there_yet(statement):
-    with pytest.raises(ImportError, match=r"^AgentWorkflow is not in osmosis_grpc yet: write the agent as a Rollout"):
+    with pytest.raises(ImportError, match=r"^BaseAgent is not in osmosis_grpc yet: write the agent as a Rollout"):
         exec(statement)
 
 

@@ -1,0 +1,94 @@
+"""The base class of graders, and the samples and the context that a grader gets."""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from osmosis_grpc.agent.reward_decorator import BadRewardError
+from osmosis_grpc.agent.workflow_config import GraderConfig
+from osmosis_grpc.types.outcome import is_reward
+
+TGraderConfig = TypeVar("TGraderConfig", bound=GraderConfig)
+
+
+class RolloutSample(BaseModel):
+    """One conversation of a rollout, as a grader gets it."""
+
+    model_config = ConfigDict(validate_assignment=True)
+
+    id: str
+    """The name of the sample: the name of the agent that made it."""
+    messages: list[dict[str, Any]] = Field(default_factory=list)
+    """All messages in the format of the agent's library; without a registered agent, in OpenAI's format."""
+    label: str | None = None
+    reward: float | None = Field(default=None, allow_inf_nan=False)
+    remove_sample: bool = False
+    """True asks the trainer not to train on the sample. Such a sample needs no reward."""
+    metrics: dict[str, Any] = Field(default_factory=dict)
+    """Numbers about the sample. They go to the trainer in extra_fields."""
+    extra_fields: dict[str, Any] = Field(default_factory=dict)
+
+
+class GraderContext:
+    """The input of a grader, and the place for its rewards."""
+
+    def __init__(
+        self,
+        label: str | None = None,
+        samples: Mapping[str, RolloutSample] | None = None,
+        workspace_path: str | os.PathLike[str] | None = None,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        prompt: Sequence[Any] = (),
+        rollout_id: str = "",
+    ) -> None:
+        self.label = label
+        """The reference answer; None if the request has none."""
+        self.samples: dict[str, RolloutSample] = dict(samples or {})
+        """The samples by id, in the order in which they began."""
+        self.workspace_path = workspace_path
+        """The folder in which the server was started; None outside of a server."""
+        self.metadata: dict[str, Any] = dict(metadata or {})
+        """The metadata that the workflow got."""
+        self.prompt: list[dict[str, Any]] = list(prompt)
+        """The messages that the workflow got."""
+        self.rollout_id = rollout_id
+
+    @property
+    def project_path(self) -> str | os.PathLike[str] | None:
+        """The later name of workspace_path."""
+        return self.workspace_path
+
+    def get_samples(self) -> dict[str, RolloutSample]:
+        """Return the samples by id."""
+        return self.samples
+
+    def set_sample_reward(self, sample_id: str, reward: float) -> None:
+        """Set the reward of a sample. Setting it again replaces it. An int becomes a float.
+
+        Raises ValueError for an unknown sample, and BadRewardError, a ValueError, for a value that is no finite number.
+        """
+        if sample_id not in self.samples:
+            raise ValueError(f"Sample {sample_id} not found; the samples are: {', '.join(self.samples) or 'none'}")
+        if not is_reward(reward):
+            raise BadRewardError(reward)
+        self.samples[sample_id].reward = float(reward)
+
+
+class Grader(ABC, Generic[TGraderConfig]):
+    """Rewards the samples of a workflow. Each rollout has its own instance.
+
+    A grader can also have `async def grade_group(self, contexts)`. It then gets the contexts of all rollouts of a group
+    at once, and grade() is called for rollouts without a group only.
+    """
+
+    def __init__(self, config: TGraderConfig | None = None) -> None:
+        self.config = config
+        """The configuration that the module of the workflow has for the grader."""
+
+    @abstractmethod
+    async def grade(self, ctx: GraderContext) -> Any:
+        """Set the reward of each sample with ctx.set_sample_reward(). An exception fails the rollout."""
