@@ -291,11 +291,11 @@ class RolloutContext(RolloutScope):
         If `data` has the key `sample` with the name of a sample that has a chat, the event belongs to the newest chat
         of that sample.
         """
-        loggable = {sendable(str(key)): loggable(value) for key, value in data.items()}
-        named = loggable.get("sample")
+        logged = {sendable(str(key)): loggable(value) for key, value in data.items()}
+        named = logged.get("sample")
         sample = named if isinstance(named, str) else ""
         number = self._session.newest_chat(sample)
-        self._session.record(events.Logged(sendable(str(event_name)), loggable, sample if number else "", number))
+        self._session.record(events.Logged(sendable(str(event_name)), logged, sample if number else "", number))
 
 
 def get_rollout_context() -> RolloutContext | None:

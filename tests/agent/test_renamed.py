@@ -2,7 +2,7 @@
 
 import pytest
 
-from osmosis_grpc.agent.loader import LoadError, load_agent_loops
+from osmosis_grpc.agent.loader import LoadError, load_agents
 from tests.processes import run
 
 PREFIX = "change the prefix 'osmosis_ai' to 'osmosis_grpc' in its imports"
@@ -53,7 +53,7 @@ def module(tmp_path, monkeypatch, request):
 def test_t16_an_import_that_fails_says_what_to_do(module, statement, says):
     name, file = module(f"\n{statement}\n")
     with pytest.raises(LoadError) as raised:
-        load_agent_loops([f"{name}:agent"])
+        load_agents([f"{name}:agent"])
     text = str(raised.value)
     assert text.startswith(f"{name}:agent: {says}")
     assert text.endswith(f" at {file}:2")
