@@ -1,9 +1,11 @@
 """The context of a running agent loop: its request, its model, and its results."""
 
+import asyncio
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from osmosis_grpc.agent.loop_calls import LoopCalls
 from osmosis_grpc.agent.ports import Session
 from osmosis_grpc.agent.results import CompletionsResult, RolloutResult
 from osmosis_grpc.agent.reward_decorator import BadRewardError
@@ -63,7 +65,13 @@ class RolloutContext(RolloutScope):
         self.tools = list(tools)
         """The tools that get_tools returned, as dicts."""
         self._session: Session = session or _NO_SESSION
+        self._loop = _running_loop()
         self._runnable_tools: dict[str, RunnableTool] = {}
+
+    @property
+    def loop_calls(self) -> LoopCalls:
+        """Calls to the event loop of the rollout, for code on other threads and in other event loops."""
+        return LoopCalls(self._loop or asyncio.get_running_loop())
 
     def bind_tools(self, tools: Sequence[Any]) -> None:
         """Let run_tools() run these tools, too. Schemas without a function are left out."""
@@ -312,6 +320,13 @@ class ModelClient:
     async def chat_completions(self, messages: Sequence[Mapping[str, Any]], **params: Any) -> CompletionsResult:
         """Return the reply of RolloutContext.chat."""
         return await self._context.chat(messages, **params)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _ref(parent: Any) -> ChatRef | None:

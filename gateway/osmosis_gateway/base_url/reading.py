@@ -9,9 +9,9 @@ from typing import Any
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from osmosis_gateway.base_url.message_keys import History
 from osmosis_gateway.base_url.requests import Asked
 from osmosis_gateway.bounded_json import BodyRefused, Bounds, parse_body, read_body
+from osmosis_grpc.agent.message_keys import History
 from osmosis_grpc.errors import InvalidArgument
 
 BOUNDS = Bounds(size=32 * 1024 * 1024)
