@@ -1,10 +1,12 @@
 """The context of a running agent loop: its request, its model, and its results."""
 
 import asyncio
+import copy
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from osmosis_grpc.agent.loggable import loggable, sendable
 from osmosis_grpc.agent.loop_calls import LoopCalls
 from osmosis_grpc.agent.ports import Session
 from osmosis_grpc.agent.results import CompletionsResult, RolloutResult
@@ -67,6 +69,14 @@ class RolloutContext(RolloutScope):
         self._session: Session = session or _NO_SESSION
         self._loop = _running_loop()
         self._runnable_tools: dict[str, RunnableTool] = {}
+        self._purpose: ChatPurpose | None = None
+
+    def for_grader(self) -> "RolloutContext":
+        """Return a context of the same rollout whose chats are all for judging. They are never trained on."""
+        made = copy.copy(self)
+        made.separate()
+        made._purpose = ChatPurpose.JUDGE
+        return made
 
     @property
     def loop_calls(self) -> LoopCalls:
@@ -106,7 +116,7 @@ class RolloutContext(RolloutScope):
         if isinstance(tools, list | tuple):
             self.bind_tools(tools)
         number, response = await self._session.chat(
-            messages, sample=sample, purpose=purpose, tools=tools, params=params
+            messages, sample=sample, purpose=self._purpose or purpose, tools=tools, params=params
         )
         block, message = response.tokens, jsontext.copy(response.message, "message")
         self._session.calls.add(message, sample, number)
@@ -185,6 +195,12 @@ class RolloutContext(RolloutScope):
         if not is_reward(value):
             raise BadRewardError(value)
         self._session.set_reward(float(value), sample=sample, chat=chat, name=name)
+
+    def set_train(self, wish: bool, *, sample: str = "main") -> None:
+        """Ask the trainer to train on a sample, or not to. See `train` of add_sample(). Raises ValueError."""
+        if not isinstance(wish, bool):
+            raise ValueError(f"wish: is a {type(wish).__name__}, not a bool")
+        self._session.train(sample, wish)
 
     def complete(
         self,
@@ -283,11 +299,11 @@ class RolloutContext(RolloutScope):
         If `data` has the key `sample` with the name of a sample that has a chat, the event belongs to the newest chat
         of that sample.
         """
-        loggable = {_text(str(key)): _loggable(value) for key, value in data.items()}
+        loggable = {sendable(str(key)): loggable(value) for key, value in data.items()}
         named = loggable.get("sample")
         sample = named if isinstance(named, str) else ""
         number = self._session.newest_chat(sample)
-        self._session.record(events.Logged(_text(str(event_name)), loggable, sample if number else "", number))
+        self._session.record(events.Logged(sendable(str(event_name)), loggable, sample if number else "", number))
 
 
 def get_rollout_context() -> RolloutContext | None:
@@ -336,24 +352,3 @@ def _ref(parent: Any) -> ChatRef | None:
     if not isinstance(parent, tuple) or len(parent) != 2:
         raise ValueError(f'parent: {parent!r:.80} is not (SAMPLE, CHAT), for example ("main", reply.chat_number)')
     return ChatRef(*parent)
-
-
-def _loggable(value: Any, levels: int = 32) -> Any:
-    """Return a value as JSON. If the value is not JSON, return its repr."""
-    try:
-        if isinstance(value, Mapping) and levels:
-            return {_text(str(key)): _loggable(item, levels - 1) for key, item in value.items()}
-        if isinstance(value, list | tuple | set | frozenset) and levels:
-            return [_loggable(item, levels - 1) for item in value]
-        if isinstance(value, str):
-            return _text(value)
-        return jsontext.copy(value, "data", 0)
-    except Exception:  # the value's own methods may raise anything
-        try:
-            return _text(repr(value))
-        except Exception:
-            return f"a {type(value).__name__} without a repr"
-
-
-def _text(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()

@@ -46,6 +46,10 @@ class RolloutScope:
         """The registered agents by the name of their sample."""
         return dict(self._agents)
 
+    def separate(self) -> None:
+        """Share no list of agents with the context of which this one is a copy."""
+        self._agents, self._outer = dict(self._agents), []
+
     def __enter__(self) -> Self:
         self._outer.append(current_rollout.set(self))
         return self
