@@ -12,7 +12,7 @@ from osmosis_grpc.agent.conversations import Conversations
 from osmosis_grpc.agent.message_keys import History
 from osmosis_grpc.agent.results import CompletionsResult
 from osmosis_grpc.errors import CallError, InvalidArgument
-from osmosis_grpc.types import ChatRef
+from osmosis_grpc.types import ChatRef, Message
 
 POLICY = "policy"
 """The name of the model. `policy/NAME` is the trainer's policy NAME."""
@@ -41,7 +41,7 @@ class HistoryChats:
         params: Mapping[str, Any],
         model: str = POLICY,
         sample: str = "",
-        written: Callable[[Message], Message] | None = None,
+        written: Callable[[CompletionsResult], Message] | None = None,
     ) -> CompletionsResult:
         """Return the reply to a history. Without `sample`, the history decides which sample it continues.
 
@@ -69,7 +69,7 @@ class HistoryChats:
                 raise InvalidArgument("", str(error)) from None
             raise
         self.failure = None
-        rewritten = None if written is None else written(result.message)
+        rewritten = None if written is None else written(result)
         self.conversations.answered(place, name, result.chat_number, result.message, rewritten)
         return result
 

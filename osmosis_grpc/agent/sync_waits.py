@@ -7,8 +7,9 @@ function is suspended, and its task waits as at an `await`.
 
 import contextvars
 import importlib
+import inspect
 import types
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from functools import cache
 from typing import Any, TypeVar
 
@@ -18,13 +19,13 @@ _MARK = "osmosis_task"
 """An attribute of the greenlets in which tasks run."""
 
 
-async def with_sync_waits(work: Coroutine[Any, Any, T]) -> T:
+async def with_sync_waits(work: Awaitable[T]) -> T:
     """Run a coroutine whose task may call wait_in_task(). Without greenlet, only await it.
 
     Tasks that the coroutine starts may not call wait_in_task().
     """
     greenlet = _greenlet()
-    if greenlet is None:
+    if greenlet is None or not inspect.iscoroutine(work):
         return await work
     result: T = await _stepped(greenlet, work)
     return result
