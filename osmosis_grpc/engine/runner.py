@@ -16,7 +16,7 @@ from typing import Any
 
 from osmosis_grpc.agent import RolloutContext
 from osmosis_grpc.agent.current_context import current_session
-from osmosis_grpc.agent.rollout_scope import current_rollout
+from osmosis_grpc.agent.rollout_scope import BaseUrls, current_rollout
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.engine import failpoints
 from osmosis_grpc.engine.chats import RolloutSession
@@ -324,7 +324,9 @@ class Runner:
 async def _outcome(agent: Runnable, context: RolloutContext) -> Termination:
     """Run an agent. Returns the termination for its result or its exception. Raises only a cancellation."""
     try:
-        return Termination.returned(await agent.run(context))
+        with BaseUrls() as base_urls:
+            context.belong(base_urls)
+            return Termination.returned(await agent.run(context))
     except asyncio.CancelledError:
         raise
     except BaseException as error:
