@@ -299,11 +299,11 @@ class RolloutContext(RolloutScope):
         If `data` has the key `sample` with the name of a sample that has a chat, the event belongs to the newest chat
         of that sample.
         """
-        loggable = {sendable(str(key)): loggable(value) for key, value in data.items()}
-        named = loggable.get("sample")
+        shown = {sendable(str(key)): loggable(value) for key, value in data.items()}
+        named = shown.get("sample")
         sample = named if isinstance(named, str) else ""
         number = self._session.newest_chat(sample)
-        self._session.record(events.Logged(sendable(str(event_name)), loggable, sample if number else "", number))
+        self._session.record(events.Logged(sendable(str(event_name)), shown, sample if number else "", number))
 
 
 def get_rollout_context() -> RolloutContext | None:
