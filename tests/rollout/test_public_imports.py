@@ -100,7 +100,8 @@ for package in packages:
     importlib.import_module(package)
 for name in names:
     getattr(sys.modules["osmosis_grpc.rollout"], name)
-print(json.dumps([name for name in ("fastapi", "aiohttp", "uvicorn", "osmosis_gateway", "litellm") if name in sys.modules]))
+heavy = "fastapi", "aiohttp", "uvicorn", "osmosis_gateway", "litellm"
+print(json.dumps([name for name in heavy if name in sys.modules]))
 """
 
 

@@ -5,6 +5,7 @@ from contextlib import suppress
 from hashlib import blake2b
 from types import ModuleType
 from typing import Any
+from urllib.parse import unquote
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
@@ -24,7 +25,7 @@ THREAD_BYTES = 64 * 1024
 DISCARD_SECONDS = 5.0
 """A body that is too large is read and discarded for this long."""
 SAMPLE_HEADERS = ("x-osmosis-sample", "x-sample-id")
-"""The headers that name the sample of a request. Without one of them, the history decides."""
+"""The headers that name the sample of a request, percent-encoded. Without one of them, the history decides."""
 _LEAST_BYTES = 64 * 1024
 _NESTED = (dict, list)
 
@@ -47,7 +48,7 @@ async def read_asked(request: Request, api: ModuleType, reading: asyncio.Semapho
         if error.status_code == 413:
             await _discard(request)
         raise
-    sample = next(filter(None, map(request.headers.get, SAMPLE_HEADERS)), "") or ""
+    sample = unquote(next(filter(None, map(request.headers.get, SAMPLE_HEADERS)), "") or "")
     path = request.url.path
     if len(raw) > THREAD_BYTES:
         async with reading:
