@@ -1,11 +1,13 @@
 """The context of a running agent loop: its request, its model, and its results."""
 
+import asyncio
 import copy
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from osmosis_grpc.agent.loggable import loggable, sendable
+from osmosis_grpc.agent.loop_calls import LoopCalls
 from osmosis_grpc.agent.ports import Session
 from osmosis_grpc.agent.results import CompletionsResult, RolloutResult
 from osmosis_grpc.agent.reward_decorator import BadRewardError
@@ -65,6 +67,7 @@ class RolloutContext(RolloutScope):
         self.tools = list(tools)
         """The tools that get_tools returned, as dicts."""
         self._session: Session = session or _NO_SESSION
+        self._loop = _running_loop()
         self._runnable_tools: dict[str, RunnableTool] = {}
         self._purpose: ChatPurpose | None = None
 
@@ -74,6 +77,11 @@ class RolloutContext(RolloutScope):
         made.separate()
         made._purpose = ChatPurpose.JUDGE
         return made
+
+    @property
+    def loop_calls(self) -> LoopCalls:
+        """Calls to the event loop of the rollout, for code on other threads and in other event loops."""
+        return LoopCalls(self._loop or asyncio.get_running_loop())
 
     def bind_tools(self, tools: Sequence[Any]) -> None:
         """Let run_tools() run these tools, too. Schemas without a function are left out."""
@@ -291,11 +299,11 @@ class RolloutContext(RolloutScope):
         If `data` has the key `sample` with the name of a sample that has a chat, the event belongs to the newest chat
         of that sample.
         """
-        logged = {sendable(str(key)): loggable(value) for key, value in data.items()}
-        named = logged.get("sample")
+        shown = {sendable(str(key)): loggable(value) for key, value in data.items()}
+        named = shown.get("sample")
         sample = named if isinstance(named, str) else ""
         number = self._session.newest_chat(sample)
-        self._session.record(events.Logged(sendable(str(event_name)), logged, sample if number else "", number))
+        self._session.record(events.Logged(sendable(str(event_name)), shown, sample if number else "", number))
 
 
 def get_rollout_context() -> RolloutContext | None:
@@ -328,6 +336,13 @@ class ModelClient:
     async def chat_completions(self, messages: Sequence[Mapping[str, Any]], **params: Any) -> CompletionsResult:
         """Return the reply of RolloutContext.chat."""
         return await self._context.chat(messages, **params)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _ref(parent: Any) -> ChatRef | None:

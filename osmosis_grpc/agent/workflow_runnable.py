@@ -17,6 +17,7 @@ from osmosis_grpc.agent.grader_groups import Groups
 from osmosis_grpc.agent.grading import graded, grader_context
 from osmosis_grpc.agent.loop import AgentNameError, name_problem
 from osmosis_grpc.agent.result_check import RunOutcome, invalid_result
+from osmosis_grpc.agent.sync_waits import with_sync_waits
 from osmosis_grpc.agent.workflow import AgentWorkflow, AgentWorkflowContext
 from osmosis_grpc.agent.workflow_config import AgentWorkflowConfig, BaseConfig, GraderConfig
 from osmosis_grpc.errors import InvalidArgument
@@ -70,7 +71,8 @@ class WorkflowRunnable:
         assert session is not None
         config = self._config(request)
         prompt = copy.deepcopy([dict(message) for message in request.messages])
-        await self.workflow(config).run(AgentWorkflowContext(prompt, config, request.metadata))
+        workflow = self.workflow(config)
+        await with_sync_waits(workflow.run(AgentWorkflowContext(prompt, config, request.metadata)))
         session.begin_grading()
         samples = context.get_samples()
         samples = {name: sample for name, sample in samples.items() if session.sample_messages(name) is not None}
@@ -96,12 +98,12 @@ class WorkflowRunnable:
     async def _grade(self, context: GraderContext) -> None:
         assert self.grader is not None
         async with self._grader_slot():
-            await self.grader(self.grader_config).grade(context)
+            await with_sync_waits(self.grader(self.grader_config).grade(context))
 
     async def _grade_group(self, contexts: Any) -> None:
         assert self.grader is not None
         async with self._grader_slot():
-            await self.grader(self.grader_config).grade_group(contexts)
+            await with_sync_waits(self.grader(self.grader_config).grade_group(contexts))
 
     def _grader_slot(self) -> AbstractAsyncContextManager[Any]:
         most = None if self.grader_config is None else self.grader_config.concurrency.max_concurrent

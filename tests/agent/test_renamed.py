@@ -8,15 +8,11 @@ from tests.processes import run
 PREFIX = "change the prefix 'osmosis_ai' to 'osmosis_grpc' in its imports"
 LOOP = "write the agent as a RolloutAgentLoop of osmosis_grpc.rollout"
 REWARD = "compute the reward in the agent and pass it to ctx.complete(messages, reward=...)"
-CHAT = "call the model with await ctx.chat(messages) in a RolloutAgentLoop of osmosis_grpc.rollout"
 
 IMPORTS = {
     "from osmosis_ai.rollout import RolloutAgentLoop": f"there is no module 'osmosis_ai': {PREFIX}",
     "import osmosis_ai.rollout.server": f"there is no module 'osmosis_ai': {PREFIX}",
     "from osmosis_grpc.rollout import BaseAgent": f"ImportError: BaseAgent is not in osmosis_grpc yet: {LOOP}",
-    "from osmosis_grpc.rollout.integrations.agents.strands import OsmosisStrandsAgent": (
-        f"ImportError: OsmosisStrandsAgent is not in osmosis_grpc yet: {CHAT}"
-    ),
     "from osmosis_grpc import osmosis_rubric": f"ImportError: osmosis_rubric is not in osmosis_grpc yet: {REWARD}",
     "from osmosis_grpc import RolloutAgentLoop": (
         "ImportError: RolloutAgentLoop is in osmosis_grpc.rollout: import it from there"
