@@ -168,7 +168,7 @@ def _workflow_of_file(spec: str) -> Any:
             module = import_file(path)
         return discover(module, spec)
     except EntryPointError as error:
-        raise LoadError(f"-m: {error}") from None
+        raise LoadError(f"{error}") from None
     except DiscoveryError as error:
         hint = _instead(module, _as_module(spec, "ATTRIBUTE"))
         raise LoadError(f"{error}{hint}") from None
