@@ -76,7 +76,8 @@ def test_t16_an_agent_of_an_installed_sdk_gets_the_prefix(tmp_path, command):
     done = run("-m", "osmosis_grpc", command, "-m", "agents:agent", cwd=tmp_path)
     sentence = f"Agent derives from osmosis_ai.rollout.RolloutAgentLoop: {PREFIX}"
     if command == "serve":
-        assert (done.returncode, done.stderr) == (2, f"serve: agents:agent is not a RolloutAgentLoop or an AgentWorkflow: {sentence}\n")
+        problem = f"serve: agents:agent is not a RolloutAgentLoop or an AgentWorkflow: {sentence}\n"
+        assert (done.returncode, done.stderr) == (2, problem)
     else:
         assert done.returncode == 1
         assert f"Agent is not a RolloutAgentLoop or an AgentWorkflow: {sentence}\n" in done.stdout
