@@ -14,6 +14,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
 from functools import cache
 from typing import Any
+from urllib.parse import unquote
 from weakref import WeakKeyDictionary
 
 from osmosis_grpc.agent.context import RolloutContext, get_rollout_context
@@ -33,7 +34,7 @@ from osmosis_grpc.types.tool_dicts import dump_model
 PROVIDER = "osmosis"
 """The part of a model's name before the slash. After the slash: `policy`, or `policy/NAME` for a policy with a name."""
 SAMPLE_HEADER = "x-sample-id"
-"""Names the sample of a call. Without it, the history decides."""
+"""Names the sample of a call, percent-encoded. Without it, the history decides."""
 _OWN = frozenset({"stream", "stream_options", "tools", "n", "user", "metadata", "extra_body", "max_retries"})
 """Parameters of LiteLLM that are no sampling parameters."""
 _ERRORS = {400: "BadRequestError", 429: "RateLimitError", 503: "ServiceUnavailableError", 504: "Timeout"}
@@ -113,7 +114,7 @@ class PolicyCalls:
             tools=given.get("tools"),
             params={name: value for name, value in given.items() if name not in _OWN and value is not None},
             model=call["model"],
-            sample=(call.get("headers") or {}).get(SAMPLE_HEADER, ""),
+            sample=unquote((call.get("headers") or {}).get(SAMPLE_HEADER, "")),
         )
 
     def _response(self, call: Mapping[str, Any], reply: CompletionsResult) -> Any:
