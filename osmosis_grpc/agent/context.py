@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from osmosis_grpc.agent.loggable import loggable, plain_text
 from osmosis_grpc.agent.model_client import ModelClient, ModelSession, NoSession
 from osmosis_grpc.agent.ports import Session
+from osmosis_grpc.agent.request import RolloutRequest
 from osmosis_grpc.agent.results import CompletionsResult, RolloutResult
 from osmosis_grpc.agent.reward_decorator import BadRewardError
 from osmosis_grpc.agent.rollout_scope import RolloutScope, current_rollout
@@ -19,7 +20,7 @@ from osmosis_grpc.agent.tools import (
     note_error,
     tool_text,
 )
-from osmosis_grpc.types import ChatPurpose, ChatRef, Message, RolloutRequest, events, jsontext
+from osmosis_grpc.types import ChatPurpose, ChatRef, Message, events, jsontext
 from osmosis_grpc.types.outcome import is_reward
 from osmosis_grpc.types.tool_dicts import dump_model
 
@@ -65,7 +66,7 @@ class RolloutContext(RolloutScope):
             chat_completions_url=chat_completions_url,
             api_key=api_key,
         )
-        self.request = request or RolloutRequest(rollout_id=self.rollout_id)
+        self.request = request or RolloutRequest.unchecked(rollout_id=self.rollout_id)
         """The trainer's request."""
         self._tools, self._tools_read = tools, False
         self._own = None if llm is None else ModelSession(llm)

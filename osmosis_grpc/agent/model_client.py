@@ -7,7 +7,6 @@ from osmosis_grpc.agent.call_origins import CallOrigins
 from osmosis_grpc.types import ChatPurpose, ChatRef, ChatResponse, EventKind, Message
 
 if TYPE_CHECKING:
-    from osmosis_grpc.agent.context import RolloutContext
     from osmosis_grpc.agent.results import CompletionsResult
     from osmosis_grpc.agent.sdk_schemas import RolloutMetrics
 
@@ -41,19 +40,21 @@ def with_positional(values: Sequence[Any], params: Mapping[str, Any]) -> dict[st
 class ModelClient:
     """The model of a context, with the method names of the Osmosis SDK's client."""
 
-    def __init__(self, context: "RolloutContext", metrics: Callable[[], "RolloutMetrics"]) -> None:
+    def __init__(self, context: Any, metrics: Callable[[], "RolloutMetrics"]) -> None:
         self._context = context
         self.get_metrics = metrics
 
     @property
     def rollout_id(self) -> str:
         """The rollout's id."""
-        return self._context.request.rollout_id
+        rollout_id: str = self._context.request.rollout_id
+        return rollout_id
 
     @property
     def server_url(self) -> str:
         """The trainer's address, if the trainer speaks HTTP; otherwise empty."""
-        return self._context.request.server_url
+        server_url: str = self._context.request.server_url
+        return server_url
 
     async def chat_completions(
         self, messages: Sequence[Mapping[str, Any]], *values: Any, **params: Any
@@ -62,7 +63,8 @@ class ModelClient:
 
         `values` are temperature, top_p, max_tokens, stop and logprobs, in this order. Each can be left out.
         """
-        return await self._context.chat(messages, **with_positional(values, params))
+        reply: CompletionsResult = await self._context.chat(messages, **with_positional(values, params))
+        return reply
 
 
 class NoSession:

@@ -79,6 +79,11 @@ class RolloutRequest(requests.RolloutRequest):
         """Return the JSON schema."""
         return _model().model_json_schema(**options)
 
+    @classmethod
+    def unchecked(cls, **fields: Any) -> Self:
+        """Return a request without any check, and without pydantic."""
+        return requests.copy_of(requests.RolloutRequest(**fields), cls)
+
     @property
     def model_fields_set(self) -> set[str]:
         """The names of the fields that do not have their default."""
