@@ -49,7 +49,7 @@ class HttpServer:
         self._tls = server_context(tls) if tls is not None else None
         self._host = host
         self.port = port
-        self._server: _Uvicorn
+        self._server: Uvicorn
         self._task: asyncio.Task[None]
         self._stopping = False
 
@@ -59,23 +59,12 @@ class HttpServer:
         return f"[{self._host}]:{self.port}" if ":" in self._host else f"{self._host}:{self.port}"
 
     async def __aenter__(self) -> "HttpServer":
-        listening = _listen(self._host, self.port)
+        listening = listen_on(self._host, self.port)
         self.port = listening.getsockname()[1]
         fork_safety.keep_from_children(self, self.port)
-        config = uvicorn.Config(
-            self.app,
-            http=BoundedProtocol,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            lifespan="on",
-            backlog=2048,
-            timeout_graceful_shutdown=1,
-            timeout_keep_alive=75,
-        )
-        config.load()
+        config = uvicorn_config(self.app)
         config.ssl = self._tls
-        self._server = _Uvicorn(config)
+        self._server = Uvicorn(config)
         self._task = self.supervisor.start(SERVE_HTTP, lambda: self._serve(listening))
         while not self._server.started:
             if self._task.done():
@@ -96,14 +85,34 @@ class HttpServer:
             raise RuntimeError("the HTTP server has stopped by itself")
 
 
-class _Uvicorn(uvicorn.Server):
+def uvicorn_config(app: FastAPI) -> uvicorn.Config:
+    """Return the loaded configuration of uvicorn for an application."""
+    config = uvicorn.Config(
+        app,
+        http=BoundedProtocol,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="on",
+        backlog=2048,
+        timeout_graceful_shutdown=1,
+        timeout_keep_alive=75,
+    )
+    config.load()
+    return config
+
+
+class Uvicorn(uvicorn.Server):
+    """A uvicorn server within a process that handles signals itself."""
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Install no signal handlers, because the process handles signals itself."""
+        """Install no signal handlers."""
         yield
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen_on(host: str, port: int) -> socket.socket:
+    """Return a listening socket. Raises OSError if the port is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY only with it
     try:

@@ -1,10 +1,13 @@
 """The context of a running agent loop: its request, its model, and its results."""
 
+import asyncio
+import copy
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from osmosis_grpc.agent.loggable import loggable, plain_text
+from osmosis_grpc.agent.loggable import loggable, sendable
+from osmosis_grpc.agent.loop_calls import LoopCalls
 from osmosis_grpc.agent.model_client import ModelClient, ModelSession, NoSession
 from osmosis_grpc.agent.ports import Session
 from osmosis_grpc.agent.request import RolloutRequest
@@ -71,7 +74,21 @@ class RolloutContext(RolloutScope):
         self._tools, self._tools_read = tools, False
         self._own = None if llm is None else ModelSession(llm)
         self._session: Session = session or self._own or _NO_SESSION
+        self._loop = _running_loop()
         self._runnable_tools: dict[str, RunnableTool] = {}
+        self._purpose: ChatPurpose | None = None
+
+    def for_grader(self) -> "RolloutContext":
+        """Return a context of the same rollout whose chats are all for judging. They are never trained on."""
+        made = copy.copy(self)
+        made.separate()
+        made._purpose = ChatPurpose.JUDGE
+        return made
+
+    @property
+    def loop_calls(self) -> LoopCalls:
+        """Calls to the event loop of the rollout, for code on other threads and in other event loops."""
+        return LoopCalls(self._loop or asyncio.get_running_loop())
 
     def bind_tools(self, tools: Sequence[Any]) -> None:
         """Let run_tools() run these tools, too. Schemas without a function are left out."""
@@ -123,11 +140,11 @@ class RolloutContext(RolloutScope):
             self.bind_tools(tools)
         if self._own is not None:
             made: CompletionsResult = await self._own.ask(
-                messages, sample=sample, purpose=purpose, tools=tools, params=params
+                messages, sample=sample, purpose=self._purpose or purpose, tools=tools, params=params
             )
             return made
         number, response = await self._session.chat(
-            messages, sample=sample, purpose=purpose, tools=tools, params=params
+            messages, sample=sample, purpose=self._purpose or purpose, tools=tools, params=params
         )
         block = response.tokens
         ids: Any = None if block is None else block.ids
@@ -209,6 +226,12 @@ class RolloutContext(RolloutScope):
         if not is_reward(value):
             raise BadRewardError(value)
         self._session.set_reward(float(value), sample=sample, chat=chat, name=name)
+
+    def set_train(self, wish: bool, *, sample: str = "main") -> None:
+        """Ask the trainer to train on a sample, or not to. See `train` of add_sample(). Raises ValueError."""
+        if not isinstance(wish, bool):
+            raise ValueError(f"wish: is a {type(wish).__name__}, not a bool")
+        self._session.train(sample, wish)
 
     def complete(
         self,
@@ -321,11 +344,11 @@ class RolloutContext(RolloutScope):
         of that sample.
         """
         name = event_type or data.pop("event_type", "")
-        logged = {plain_text(str(key)): loggable(value) for key, value in data.items()}
+        logged = {sendable(str(key)): loggable(value) for key, value in data.items()}
         named = logged.get("sample")
         sample = named if isinstance(named, str) else ""
         number = self._session.newest_chat(sample)
-        self._session.record(events.Logged(plain_text(str(name)), logged, sample if number else "", number))
+        self._session.record(events.Logged(sendable(str(name)), logged, sample if number else "", number))
 
 
 def get_rollout_context() -> RolloutContext | None:
@@ -335,6 +358,13 @@ def get_rollout_context() -> RolloutContext | None:
 
 
 _NO_SESSION: Any = NoSession()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _ref(parent: Any) -> ChatRef | None:

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from osmosis_grpc.agent.reward_decorator import BadRewardError
 from osmosis_grpc.agent.workflow_config import GraderConfig
@@ -30,6 +30,14 @@ class RolloutSample(BaseModel):
     metrics: dict[str, Any] = Field(default_factory=dict)
     """Numbers about the sample. They go to the trainer in extra_fields."""
     extra_fields: dict[str, Any] = Field(default_factory=dict)
+    """More data about the sample. They go to the trainer in extra_fields."""
+
+    @field_validator("reward", mode="before")
+    @classmethod
+    def _finite(cls, reward: Any) -> Any:
+        if reward is not None and not is_reward(reward):
+            raise BadRewardError(reward)
+        return reward
 
 
 class GraderContext:
@@ -81,8 +89,8 @@ class GraderContext:
 class Grader(ABC, Generic[TGraderConfig]):
     """Rewards the samples of a workflow. Each rollout has its own instance.
 
-    A grader can also have `async def grade_group(self, contexts)`. It then gets the contexts of all rollouts of a group
-    at once, and grade() is called for rollouts without a group only.
+    A grader that compares the rollouts of a group overrides grade_group(). For a rollout of a group, the server then
+    calls grade_group() once for the whole group, and does not call grade().
     """
 
     def __init__(self, config: TGraderConfig | None = None) -> None:
@@ -92,3 +100,11 @@ class Grader(ABC, Generic[TGraderConfig]):
     @abstractmethod
     async def grade(self, ctx: GraderContext) -> Any:
         """Set the reward of each sample with ctx.set_sample_reward(). An exception fails the rollout."""
+
+    async def grade_group(self, contexts: Sequence[GraderContext]) -> Any:
+        """Set the rewards of all samples of a group. `contexts` has one context for each rollout, in order of index.
+
+        All rollouts of the group have to run on this server. Each waits for the others, at most until its
+        grader_timeout. A rollout that failed is not in `contexts`. An exception fails all rollouts of the group.
+        """
+        raise NotImplementedError

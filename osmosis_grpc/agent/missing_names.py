@@ -5,7 +5,6 @@ Each text is one sentence. It says where the name is, or what to use until osmos
 
 _LOOP = "write the agent as a RolloutAgentLoop of osmosis_grpc.rollout"
 _REWARD = "compute the reward in the agent and pass it to ctx.complete(messages, reward=...)"
-_CHAT = "call the model with await ctx.chat(messages) in a RolloutAgentLoop of osmosis_grpc.rollout"
 
 _NOT_YET: dict[str, tuple[str, ...]] = {
     _LOOP: (
@@ -25,7 +24,6 @@ _NOT_YET: dict[str, tuple[str, ...]] = {
         "ModelNotFoundError",
         "ProviderRequestError",
     ),
-    _CHAT: ("OsmosisStrandsAgent", "OsmosisRolloutModel"),
 }
 """What to use today, to the names that osmosis_grpc does not have yet."""
 

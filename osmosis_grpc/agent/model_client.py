@@ -128,6 +128,15 @@ class ModelSession:
         self._samples[made] = []
         return made
 
+    def begin_grading(self) -> None:
+        """Do nothing: there is no time limit."""
+
+    def free_slot(self) -> None:
+        """Do nothing: there are no slots."""
+
+    def train(self, sample: str, wish: bool) -> None:
+        """Do nothing: nothing is trained."""
+
     def sample_names(self) -> tuple[str, ...]:
         """Return the names of the samples that have begun."""
         return tuple(self._samples)

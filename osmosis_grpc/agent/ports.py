@@ -92,6 +92,15 @@ class Session(Protocol):
     def sample_messages(self, name: str) -> Sequence[Message] | None:
         """Return the conversation of a sample up to the newest reply of the policy; None without such a reply."""
 
+    def begin_grading(self) -> None:
+        """End the time limit of the agent, and begin that of the grader."""
+
+    def free_slot(self) -> None:
+        """Let another rollout run while this one waits."""
+
+    def train(self, sample: str, wish: bool) -> None:
+        """Set whether the author wants a sample to be trained on."""
+
     def set_reward(self, value: float, *, sample: str, chat: int, name: str) -> None:
         """Set a reward. Raises ValueError for an unknown sample or chat, and for a wrong name."""
 

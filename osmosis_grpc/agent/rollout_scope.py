@@ -1,8 +1,13 @@
 """The members of a RolloutContext that the Osmosis SDK's 0.2.18 has: the active context, its address and its agents."""
 
+import asyncio
+import importlib
 import os
+from contextlib import ExitStack
 from contextvars import ContextVar, Token
 from typing import Any, Self
+
+from osmosis_grpc.errors import MissingExtraError, RolloutEndedError
 
 current_rollout: ContextVar[Any] = ContextVar("osmosis_grpc_rollout", default=None)
 """The RolloutContext of the running code; None outside of a rollout."""
@@ -12,6 +17,35 @@ KEY_VARIABLE = "OSMOSIS_API_KEY"
 ID_VARIABLE = "OSMOSIS_ROLLOUT_ID"
 
 
+class BaseUrls:
+    """The base URLs of one rollout. A `with` block ends them. Made on the event loop of the rollout."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._open = ExitStack()
+        self._ended = False
+
+    def open(self, context: "RolloutScope") -> Any:
+        """Return the endpoint of a context, with `base_url` and `api_key`.
+
+        Raises MissingExtraError without the extra `server`, and RolloutEndedError after the end.
+        """
+        if self._ended:
+            raise RolloutEndedError("the rollout has ended")
+        try:
+            gateway: Any = importlib.import_module("osmosis_gateway.base_url.lazy_endpoint")
+        except ModuleNotFoundError as error:
+            raise MissingExtraError("the base URL of a rollout", "server") from error
+        return self._open.enter_context(gateway.lazy_endpoint(context, self._loop))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._ended = True
+        self._open.close()
+
+
 class RolloutScope:
     """The base class of RolloutContext. A `with` block makes the context the active one of the block."""
 
@@ -19,6 +53,8 @@ class RolloutScope:
         self._given = rollout_id, chat_completions_url, api_key
         self._agents: dict[str, Any] = {}
         self._outer: list[Token[Any]] = []
+        self._base_urls: BaseUrls | None = None
+        self._endpoint: Any = None
 
     @property
     def rollout_id(self) -> str:
@@ -29,8 +65,11 @@ class RolloutScope:
     def chat_completions_url(self) -> str:
         """The rollout's own base URL. A client of OpenAI adds /chat/completions.
 
-        Without a rollout, it is the variable OSMOSIS_CHAT_COMPLETIONS_URL.
+        Its first use opens the URL; the URL ends with the rollout. Without a rollout, it is the variable
+        OSMOSIS_CHAT_COMPLETIONS_URL. Raises MissingExtraError without the extra `server`, and RolloutEndedError.
         """
+        if not self._given[1] and self._base_urls is not None:
+            return str(self._opened().base_url)
         return self._given[1] or os.environ.get(URL_VARIABLE, "")
 
     @property
@@ -39,12 +78,29 @@ class RolloutScope:
 
         Without a rollout, it is the variable OSMOSIS_API_KEY.
         """
+        if not self._given[2] and self._base_urls is not None:
+            return str(self._opened().api_key)
         return self._given[2] or os.environ.get(KEY_VARIABLE, "")
 
     @property
     def registered_agents(self) -> dict[str, Any]:
         """The registered agents by the name of their sample."""
         return dict(self._agents)
+
+    def separate(self) -> None:
+        """Share no agents and no base URL with the context of which this one is a copy."""
+        self._agents, self._outer, self._endpoint = dict(self._agents), [], None
+
+    def belong(self, base_urls: "BaseUrls") -> None:
+        """Belong to a running rollout, whose base URLs these are."""
+        self._base_urls = base_urls
+
+    def _opened(self) -> Any:
+        """Return the endpoint of the context. Open it if that has not happened."""
+        assert self._base_urls is not None
+        if self._endpoint is None:
+            self._endpoint = self._base_urls.open(self)
+        return self._endpoint
 
     def __enter__(self) -> Self:
         self._outer.append(current_rollout.set(self))

@@ -1,19 +1,14 @@
 """The context of an agent whose run() is not async. It has the methods of RolloutContext, and waits in them."""
 
 import asyncio
-import contextvars
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
 from osmosis_grpc.agent.context import RolloutContext
+from osmosis_grpc.agent.loop_calls import LoopCalls
 from osmosis_grpc.agent.results import CompletionsResult, RolloutResult
-from osmosis_grpc.errors import RolloutEndedError
-from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.types import ChatPurpose, ChatRef, Message, RolloutRequest, ToolDict
-
-CALL = job("agent.sync_call", OnFailure.RAISE)
 
 T = TypeVar("T")
 
@@ -26,11 +21,7 @@ class SyncRolloutContext:
 
     def __init__(self, context: RolloutContext) -> None:
         self._context = context
-        self._loop = asyncio.get_running_loop()
-        self._variables = contextvars.copy_context()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        """The calls for which a thread waits. Only the event loop changes the set."""
-        self._closed = False
+        self._calls = LoopCalls(asyncio.get_running_loop())
 
     @property
     def request(self) -> RolloutRequest:
@@ -120,55 +111,18 @@ class SyncRolloutContext:
 
     def close(self) -> None:
         """End every wait with RolloutEndedError. Called on the event loop after the end of the run."""
-        self._closed = True
-        for task in self._tasks:
-            task.cancel()
+        self._calls.close()
 
     def _call(self, function: Callable[[], T]) -> T:
         """Call a function on the event loop, and return its result."""
-
-        async def call() -> T:
-            return function()
-
-        return self._wait(call)
+        self._check_thread()
+        return self._calls.call(function)
 
     def _wait(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine on the event loop, and wait on this thread for its result."""
-        if _on(self._loop):
+        self._check_thread()
+        return self._calls.wait(work)
+
+    def _check_thread(self) -> None:
+        if self._calls.here:
             raise RuntimeError("a sync agent's ctx was used on the event loop; in async code use `async def run`")
-        future: Future[T] = Future()
-        try:
-            self._loop.call_soon_threadsafe(self._begin, work, future)
-        except RuntimeError:  # the event loop is closed
-            raise RolloutEndedError("the server has stopped") from None
-        return future.result()
-
-    def _begin(self, work: Callable[[], Coroutine[Any, Any, T]], future: "Future[T]") -> None:
-        if self._closed:
-            future.set_exception(RolloutEndedError("the rollout has ended"))
-            return
-        try:
-            task = child(CALL, work(), context=self._variables.copy())
-        except BaseException as error:  # `work` raised, or returned no coroutine; the thread would wait for ever
-            future.set_exception(error)
-            return
-        self._tasks.add(task)
-        task.add_done_callback(partial(self._done, future))
-
-    def _done(self, future: "Future[T]", task: "asyncio.Task[T]") -> None:
-        """Give the result of a task to the thread that waits for it."""
-        self._tasks.discard(task)
-        if task.cancelled():
-            future.set_exception(RolloutEndedError("the rollout has ended"))
-        elif (error := task.exception()) is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(task.result())
-
-
-def _on(loop: asyncio.AbstractEventLoop) -> bool:
-    """Returns whether this code runs on the thread of the event loop."""
-    try:
-        return asyncio.get_running_loop() is loop
-    except RuntimeError:
-        return False

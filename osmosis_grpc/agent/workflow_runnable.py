@@ -1,17 +1,30 @@
 """The adapter that runs a workflow and then its grader as one rollout."""
 
+import asyncio
+import contextlib
 import copy
 import os
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any
+from weakref import WeakKeyDictionary
 
+from osmosis_grpc.agent.config_values import ConfigValueError, built, config_class, overlaid
 from osmosis_grpc.agent.context import RolloutContext
+from osmosis_grpc.agent.current_context import current_session
 from osmosis_grpc.agent.grader import Grader, GraderContext
+from osmosis_grpc.agent.grader_groups import Groups
+from osmosis_grpc.agent.grading import graded, grader_context
 from osmosis_grpc.agent.loop import AgentNameError, name_problem
 from osmosis_grpc.agent.result_check import RunOutcome, invalid_result
+from osmosis_grpc.agent.sync_waits import with_sync_waits
 from osmosis_grpc.agent.workflow import AgentWorkflow, AgentWorkflowContext
-from osmosis_grpc.agent.workflow_config import AgentWorkflowConfig, GraderConfig
+from osmosis_grpc.agent.workflow_config import AgentWorkflowConfig, BaseConfig, GraderConfig
+from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import RolloutRequest
+
+CONFIG_KEY = "workflow_config"
+"""The key of a request's metadata with values for the configuration of this rollout."""
 
 
 class WorkflowRunnable:
@@ -30,40 +43,89 @@ class WorkflowRunnable:
         problem = name_problem(self.name)
         if problem:
             raise AgentNameError(problem[0], f"{workflow.__name__}: {problem[1]}")
-        self.workflow, self.config, self.grader, self.grader_config = workflow, config, grader, grader_config
-        self.source = workflow
+        self.source = self.workflow = workflow
+        self.config, self.grader, self.grader_config = config, grader, grader_config
         self.replayable = workflow.replayable
+        self._groups = Groups()
+        self._grades_groups = grader is not None and grader.grade_group is not Grader.grade_group
+        self._slots: WeakKeyDictionary[Any, asyncio.Semaphore] = WeakKeyDictionary()
+        """How many graders may still run at once, by event loop."""
+
+    @property
+    def max_concurrent(self) -> int | None:
+        """The most rollouts of this workflow that run at once; None for no limit besides the server's."""
+        return None if self.config is None else self.config.concurrency.max_concurrent
 
     def tools(self, request: RolloutRequest) -> None:
-        """Return None: a workflow gives its tools with each chat."""
+        """Check the request's configuration. Return None, because a workflow gives its tools with each chat.
+
+        Raises InvalidArgument for values that do not fit the configuration.
+        """
+        self._config(request)
+        if self._grades_groups:
+            self._groups.accepted(request)
 
     async def run(self, context: RolloutContext) -> RunOutcome:
         """Run the workflow, and then its grader. The result has the rewards of the samples."""
-        request = context.request
-        config = copy.deepcopy(self.config)
-        messages = [dict(message) for message in request.messages]
-        await self.workflow(config).run(AgentWorkflowContext(messages, config, request.metadata))
+        request, session = context.request, current_session.get()
+        assert session is not None
+        config = self._config(request)
+        prompt = copy.deepcopy([dict(message) for message in request.messages])
+        workflow = self.workflow(config)
+        await with_sync_waits(workflow.run(AgentWorkflowContext(prompt, config, request.metadata)))
+        session.begin_grading()
         samples = context.get_samples()
+        samples = {name: sample for name, sample in samples.items() if session.sample_messages(name) is not None}
         if not samples:
-            return invalid_result("the workflow has no sample: none of its agents asked the model")
+            return invalid_result("the workflow has no sample: none of its agents got a reply of the policy")
         if self.grader is None:
             return RunOutcome(messages=None)
-        for sample in samples.values():
-            sample.label = request.label
-        graded = GraderContext(
-            request.label,
-            samples,
-            os.getcwd(),
-            metadata=request.metadata,
-            prompt=[dict(message) for message in request.messages],
-            rollout_id=request.rollout_id,
-        )
-        await self.grader(self.grader_config).grade(graded)
-        return RunOutcome(messages=None, sample_rewards=_rewards(graded.samples))
+        if request.label is None and not request.metadata:
+            why = "the request has no label and no metadata, so the grader did not run"
+            return RunOutcome(messages=None, extra_fields={"grading": why})
+        graded_context = grader_context(request, samples, os.getcwd())
+        with context.for_grader() as judge:
+            if self._grades_groups and self._groups.has(request):
+                session.free_slot()
+                work = self._groups.grade(request, graded_context, self._grade_group)
+                return (await graded(work, graded_context)).apply(judge)
+            return (await graded(self._grade(graded_context), graded_context)).apply(judge)
 
     def ended(self, rollout_id: str, attempt: int) -> None:
-        """Do nothing: tools() has reserved nothing."""
+        """Let the other rollouts of the group no longer wait for this one."""
+        self._groups.ended(rollout_id, attempt)
 
+    async def _grade(self, context: GraderContext) -> None:
+        assert self.grader is not None
+        async with self._grader_slot():
+            await with_sync_waits(self.grader(self.grader_config).grade(context))
 
-def _rewards(samples: Mapping[str, Any]) -> dict[str, float]:
-    return {name: sample.reward for name, sample in samples.items() if sample.reward is not None}
+    async def _grade_group(self, contexts: Any) -> None:
+        assert self.grader is not None
+        async with self._grader_slot():
+            await with_sync_waits(self.grader(self.grader_config).grade_group(contexts))
+
+    def _grader_slot(self) -> AbstractAsyncContextManager[Any]:
+        most = None if self.grader_config is None else self.grader_config.concurrency.max_concurrent
+        if most is None:
+            return contextlib.nullcontext()
+        return self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(most))
+
+    def _config(self, request: RolloutRequest) -> BaseConfig | None:
+        """Return a copy of the configuration with the values of the request. Raises InvalidArgument."""
+        given = request.metadata.get(CONFIG_KEY)
+        if given is None:
+            return copy.deepcopy(self.config)
+        field = f"spec.metadata_json.{CONFIG_KEY}"
+        if not isinstance(given, Mapping):
+            raise InvalidArgument(field, f"is a {type(given).__name__}, not an object")
+        try:
+            if self.config is not None:
+                return overlaid(copy.deepcopy(self.config), given, field)
+            cls = config_class(self.workflow, AgentWorkflow)
+            if cls is None:
+                raise InvalidArgument(field, f"the workflow {self.name} has no configuration")
+            return built(cls, given, field)
+        except ConfigValueError as error:
+            name, problem = next(iter(error.problems.items()))
+            raise InvalidArgument(f"{field}.{name}", problem) from None

@@ -214,7 +214,7 @@ class Acceptance:
 
     def _refuse(self, record: Record, error: BaseException) -> None:
         """Refuse a rollout, and delete its record."""
-        if not isinstance(error, CallError) or isinstance(error, InvalidArgument):
+        if not isinstance(error, CallError) or (isinstance(error, InvalidArgument) and not _blames_request(error)):
             text = clip(f"{type(error).__name__}: {describe(error)}")
             error = Internal(f"get_tools of {record.agent_loop} failed: {text}")
         self._context.admission.release(record)
@@ -230,6 +230,11 @@ class Acceptance:
 
     def _unwritable(self) -> Unavailable:
         return Unavailable(f"the journal cannot be written: {self._context.journal.problem}", retry_after=5.0)
+
+
+def _blames_request(error: InvalidArgument) -> bool:
+    """Return whether an error names a field of the request, and not one of the agent's tools."""
+    return any(path.startswith("spec.") for path, _ in error.violations)
 
 
 def _check_same(known: Record, init: InitRequest, agent_loops: list[str]) -> None:

@@ -2,6 +2,8 @@
 
 import heapq
 from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from osmosis_grpc.engine.fair_shares import Shares
 from osmosis_grpc.engine.record import Record, Tenant
@@ -11,6 +13,8 @@ RETRY_AFTER = 1.0
 """When Admission refuses an Init, it sends this retry_after, in seconds."""
 
 _Row = tuple[int, int, Record]
+_Line = tuple[Tenant, str]
+"""A tenant, and an agent with a limit of its own, or an empty text."""
 
 
 class Admission:
@@ -21,7 +25,13 @@ class Admission:
     Rollouts with the same priority leave the queue in order of acceptance.
     """
 
-    def __init__(self, max_concurrent: int, max_queued: int, per_owner: int | None = None) -> None:
+    def __init__(
+        self,
+        max_concurrent: int,
+        max_queued: int,
+        per_owner: int | None = None,
+        per_agent: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         self.max_concurrent = max_concurrent
         self.max_queued = max_queued
         self._slots = Shares(max_concurrent, per_owner)
@@ -30,7 +40,12 @@ class Admission:
         self._waiting: set[Record] = set()
         self._waiting_of: Counter[str] = Counter()
         """The number of waiting rollouts by owner."""
-        self._queues: dict[str, dict[Tenant, list[_Row]]] = {}
+        self._queues: dict[str, dict[_Line, list[_Row]]] = {}
+        """The queues of each owner. Rollouts of an agent with a limit of its own have a queue of their own."""
+        self._per_agent = per_agent
+        """The most running rollouts of an agent, by the agent's name."""
+        self._running_of: Counter[str] = Counter()
+        """The number of running rollouts of each such agent."""
 
     @property
     def running(self) -> int:
@@ -68,7 +83,7 @@ class Admission:
     def enter(self, record: Record) -> bool:
         """Turn a reserved place into a slot or a place in the queue. Returns True for a slot."""
         record.reserved = False
-        if self._slots.available(record.owner):
+        if self._slots.available(record.owner) and self._agent_free(self._limited(record)):
             self._run(record)
             return True
         self._waiting.add(record)
@@ -81,7 +96,7 @@ class Admission:
         if record in self._waiting:
             self._take_out(record)
             self._places.add(record.owner, -1)
-        queue = self._queues.get(record.owner, {}).get(record.tenant, [])
+        queue = self._queues.get(record.owner, {}).get((record.tenant, self._limited(record)), [])
         if len(queue) > 2 * len(self._waiting) + 64:
             queue[:] = [row for row in queue if row[2] in self._waiting]
             heapq.heapify(queue)
@@ -92,6 +107,7 @@ class Admission:
         There can be several, because the share of another owner can grow.
         """
         record.tenant.running -= 1
+        self._running_of[record.agent_loop] -= 1
         self._slots.add(record.owner, -1)
         self._places.add(record.owner, -1)
         started: list[Record] = []
@@ -120,29 +136,41 @@ class Admission:
 
     def _run(self, record: Record) -> None:
         self._slots.add(record.owner, 1)
+        self._running_of[record.agent_loop] += 1
         record.tenant.running += 1
 
     def _queue(self, record: Record) -> None:
         row = (-record.init.request.priority, record.sequence, record)
-        heapq.heappush(self._queues.setdefault(record.owner, {}).setdefault(record.tenant, []), row)
+        line = record.tenant, self._limited(record)
+        heapq.heappush(self._queues.setdefault(record.owner, {}).setdefault(line, []), row)
+
+    def _limited(self, record: Record) -> str:
+        """Return the agent of a rollout if the agent has a limit of its own, otherwise an empty text."""
+        return record.agent_loop if record.agent_loop in self._per_agent else ""
+
+    def _agent_free(self, agent: str) -> bool:
+        return not agent or self._running_of[agent] < self._per_agent[agent]
 
     def _next(self) -> Record | None:
         """Take the next rollout from its queue. Returns None if no waiting rollout may have a slot."""
         owners = [owner for owner in self._waiting_of if self._slots.available(owner)]
-        fewest = min(map(self._slots.used, owners), default=0)
-        best: tuple[int, _Row] | None = None
-        for owner in owners:
-            if self._slots.used(owner) > fewest:
-                continue
-            for tenant, queue in list(self._queues[owner].items()):
-                while queue and (queue[0][2] not in self._waiting or queue[0][2].tenant is not tenant):
-                    heapq.heappop(queue)
-                if not queue:
-                    del self._queues[owner][tenant]
-                elif best is None or (tenant.running, queue[0]) < best:
-                    best = tenant.running, queue[0]
-        if best is None:
-            return None
-        record = best[1][2]
-        heapq.heappop(self._queues[record.owner][record.tenant])
-        return record
+        for used in sorted(set(map(self._slots.used, owners))):
+            heads = [head for owner in owners if self._slots.used(owner) == used for head in self._heads(owner)]
+            if heads:
+                _, row, line = min(heads)
+                heapq.heappop(self._queues[row[2].owner][line])
+                return row[2]
+        return None
+
+    def _heads(self, owner: str) -> list[tuple[int, _Row, _Line]]:
+        """Return the first row of each queue of an owner whose rollouts may run, with what orders the queues."""
+        heads = []
+        for line, queue in list(self._queues[owner].items()):
+            tenant, agent = line
+            while queue and (queue[0][2] not in self._waiting or queue[0][2].tenant is not tenant):
+                heapq.heappop(queue)
+            if not queue:
+                del self._queues[owner][line]
+            elif self._agent_free(agent):
+                heads.append((tenant.running, queue[0], line))
+        return heads

@@ -7,7 +7,7 @@ writes the new chat to the log, and then sends the chat to the trainer (chat_cal
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from osmosis_grpc.agent.call_origins import CallOrigins
 from osmosis_grpc.engine.chat_calls import ChatCalls
@@ -34,26 +34,31 @@ from osmosis_grpc.types.requests import check_id, check_policy_name, own_params
 from osmosis_grpc.types.tool_dicts import tool_dicts
 
 
+class RunControl(Protocol):
+    """What a session asks of the runner."""
+
+    def supersede(self, record: Record) -> None:
+        """End a rollout because the trainer has a higher attempt of it."""
+
+    def diverge(self, record: Record, why: str) -> None:
+        """End a rollout whose agent runs again and asks a different question than in its earlier run."""
+
+    def begin_grading(self, record: Record) -> None:
+        """End the time limit of the agent, and begin that of the grader."""
+
+    def free_slot(self, record: Record) -> None:
+        """Give the slot of a rollout to another one. Idempotent."""
+
+
 class RolloutSession:
-    """One run of one rollout. After close(), every other method raises RolloutEndedError.
+    """One run of one rollout. After close(), every other method raises RolloutEndedError."""
 
-    `on_superseded` is called when the trainer answers a chat with the error that it has a higher attempt of the
-    rollout. `on_diverged` is called when the agent runs again and asks a different question than in its earlier run.
-    """
+    __slots__ = ("_chats", "_context", "_record", "_runner", "calls", "samples")
 
-    __slots__ = ("_chats", "_context", "_on_diverged", "_on_superseded", "_record", "calls", "samples")
-
-    def __init__(
-        self,
-        record: Record,
-        context: EngineContext,
-        on_superseded: Callable[[Record], None],
-        on_diverged: Callable[[Record, str], None],
-    ) -> None:
+    def __init__(self, record: Record, context: EngineContext, runner: RunControl) -> None:
         self._record = record
         self._context = context
-        self._on_superseded = on_superseded
-        self._on_diverged = on_diverged
+        self._runner = runner
         self._chats = ChatCalls(record, context)
         self.samples = Samples()
         self.calls = CallOrigins()
@@ -125,6 +130,19 @@ class RolloutSession:
             return now - began
 
         return end
+
+    def begin_grading(self) -> None:
+        self.check_open()
+        self._runner.begin_grading(self._record)
+
+    def free_slot(self) -> None:
+        self.check_open()
+        self._runner.free_slot(self._record)
+
+    def train(self, sample: str, wish: bool) -> None:
+        self.check_open()
+        self.samples.check_ref(sample, 0, ("sample", "chat"))
+        self.samples[sample].train = wish
 
     def set_reward(self, value: float, *, sample: str, chat: int, name: str) -> None:
         self.check_open()
@@ -225,9 +243,9 @@ class RolloutSession:
         except CallError as error:
             self._chats.log_failed(request, error, will_retry=False)
             if isinstance(error, Aborted):
-                self._on_superseded(record)
+                self._runner.supersede(record)
             elif run.recording is not None and isinstance(error, AlreadyExists):
-                self._on_diverged(record, str(Diverged(asked)))
+                self._runner.diverge(record, str(Diverged(asked)))
             raise
         finally:
             latency = end()
@@ -254,7 +272,7 @@ class RolloutSession:
         try:
             return self._record.run.recording.reply(asked)
         except Diverged as error:
-            self._on_diverged(self._record, str(error))
+            self._runner.diverge(self._record, str(error))
             raise RolloutEndedError(str(error)) from None
 
 

@@ -41,7 +41,12 @@ class EngineContext:
         self.log = EventLog(journal, clock, sinks, config.idle_interval, supervisor)
         self.table = RecordTable(config, journal, clock)
         self.tombstones = Tombstones(config, journal, clock)
-        self.admission = Admission(config.max_concurrent, config.queue_limit, config.max_concurrent_per_owner)
+        self.admission = Admission(
+            config.max_concurrent,
+            config.queue_limit,
+            config.max_concurrent_per_owner,
+            {name: most for name, agent in runnables.items() if (most := getattr(agent, "max_concurrent", None))},
+        )
         self.destinations = Destinations()
         self.earlier_runs = EarlierRuns(runnables, journal)
         self.on_ended: Callable[[Record], None] = lambda record: None

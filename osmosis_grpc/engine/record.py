@@ -109,7 +109,9 @@ class Run:
     timeout: float | None = None
     """The server's agent_timeout, in seconds from the start. None if the request has an agent_timeout."""
     deadline: float | None = None
-    """The monotonic time at which the agent_timeout ends. None means no limit."""
+    """The monotonic time at which the agent_timeout ends, or the grader_timeout. None means no limit."""
+    grading: bool = False
+    """Whether the agent has returned, and its grader runs."""
     start_time: float | None = None
     termination: Termination | None = None
     """How the rollout ends. None until that is decided."""
@@ -305,7 +307,9 @@ class Record:
     def activity(self) -> Activity:
         """Return what the rollout does now."""
         if self.state is RolloutState.RUNNING and self.run.termination is None:
-            called = f"agent (called: {', '.join(self.run.called)})" if self.run.called else "agent"
+            called = "grader" if self.run.grading else "agent"
+            if self.run.called and not self.run.grading:
+                called = f"agent (called: {', '.join(self.run.called)})"
             since = self.run.progress_time or self.run.start_time or self.accept_time
             words, since = next(reversed(self.run.doing.values()), ((called,), since))
             return Activity(" ".join(map(str, words)), since)

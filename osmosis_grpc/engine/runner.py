@@ -17,7 +17,7 @@ from typing import Any
 from osmosis_grpc.agent import RolloutContext
 from osmosis_grpc.agent.current_context import current_session
 from osmosis_grpc.agent.request import RolloutRequest as AgentsRequest
-from osmosis_grpc.agent.rollout_scope import current_rollout
+from osmosis_grpc.agent.rollout_scope import BaseUrls, current_rollout
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.engine import failpoints
 from osmosis_grpc.engine.chats import RolloutSession
@@ -26,7 +26,7 @@ from osmosis_grpc.engine.outbox import Outbox
 from osmosis_grpc.engine.outcome import bare_outcome, build_outcome
 from osmosis_grpc.engine.record import Record, advance
 from osmosis_grpc.engine.termination import Termination
-from osmosis_grpc.errors import Boundary
+from osmosis_grpc.errors import Boundary, RolloutEndedError
 from osmosis_grpc.supervise import Job, OnFailure, child, job
 from osmosis_grpc.types import (
     AbandonReason,
@@ -106,7 +106,7 @@ class Runner:
             return
         if record.run.parked:  # the next process continues it
             if record.run.task is None or record.run.task.done():
-                self._free_slot(record)
+                self.free_slot(record)
             return
         why = f"the agent server failed: {describe(error)}"
         log.error("rollout %s ends FAILED (server): %s", record.rollout_id, why)
@@ -133,9 +133,21 @@ class Runner:
             assert record.run.termination is not None
             record.run.termination = dataclasses.replace(record.run.termination, deliver=False)
 
-    def _diverge(self, record: Record, why: str) -> None:
+    def diverge(self, record: Record, why: str) -> None:
         """End a rollout whose agent runs again and asks a different question than in its earlier run."""
         self.decide(record, Termination.server_failed(FailureReason.REPLAY_DIVERGED, why, "replay"))
+
+    def begin_grading(self, record: Record) -> None:
+        """End the time limit of the agent, and begin that of the grader.
+
+        Raises RolloutEndedError if the agent's time has run out, also if the agent has ignored its cancel.
+        """
+        run, now, seconds = record.run, self._context.clock.monotonic(), record.init.request.grader_timeout
+        if run.termination is not None or (run.deadline is not None and now >= run.deadline):
+            raise RolloutEndedError(f"the agent of rollout {record.rollout_id} has no time left")
+        run.cancel_timers()
+        run.grading, run.deadline = True, None if seconds is None else now + seconds
+        self.limit(record)
 
     def _later(self, job: Job, record: Record, seconds: float, callback: Callable[..., Any], *args: Any) -> None:
         """Set a timer of a rollout. If the callback raises, the rollout ends FAILED (server)."""
@@ -166,9 +178,9 @@ class Runner:
     def _run(self, record: Record) -> None:
         """Start the agent's task, unless the rollout ended or was parked meanwhile."""
         if record.run.termination is not None or record.run.parked:
-            self._free_slot(record)
+            self.free_slot(record)
             return
-        session = RolloutSession(record, self._context, self.supersede, self._diverge)
+        session = RolloutSession(record, self._context, self)
         record.run.session = session
         context = RolloutContext(
             request=own_copy(record.init.request, partial(self._context.table.grow, record)),
@@ -190,14 +202,17 @@ class Runner:
             self.abandoned.discard(task)
             record.run.cancel_timers()
             record.run.task = None
-            self._free_slot(record)
+            self.free_slot(record)
             if record.run.parked:
                 self._context.on_parked(record)
             return
         if record.run.termination is None:
             if task.cancelled():
-                record.run.termination = Termination.failed(
-                    "agent", "run cancelled itself", reason=FailureReason.AGENT_EXCEPTION
+                grading, reason = record.run.grading, FailureReason.AGENT_EXCEPTION
+                record.run.termination = (
+                    Termination.failed("grader", "grade cancelled itself", reason=FailureReason.GRADER_EXCEPTION)
+                    if grading
+                    else Termination.failed("agent", "run cancelled itself", reason=reason)
                 )
             elif record.run.deadline is not None and self._context.clock.monotonic() >= record.run.deadline:
                 record.run.termination = _timed_out(record)
@@ -297,9 +312,10 @@ class Runner:
             notify_ended(self._context.runnables.get(record.agent_loop), record)
         self._context.on_ended(record)
         if free:
-            self._free_slot(record)
+            self.free_slot(record)
 
-    def _free_slot(self, record: Record) -> None:
+    def free_slot(self, record: Record) -> None:
+        """Give the slot of a rollout to another one. Idempotent."""
         if record.slot:
             record.slot = False
             for following in self._context.admission.leave(record):
@@ -309,7 +325,9 @@ class Runner:
 async def _outcome(agent: Runnable, context: RolloutContext) -> Termination:
     """Run an agent. Returns the termination for its result or its exception. Raises only a cancellation."""
     try:
-        return Termination.returned(await agent.run(context))
+        with BaseUrls() as base_urls:
+            context.belong(base_urls)
+            return Termination.returned(await agent.run(context))
     except asyncio.CancelledError:
         raise
     except BaseException as error:
@@ -325,28 +343,29 @@ async def _outcome(agent: Runnable, context: RolloutContext) -> Termination:
 
 
 def _timed_out(record: Record) -> Termination:
-    """Return the termination of a rollout whose agent_timeout ran out.
+    """Return the termination of a rollout whose agent_timeout or grader_timeout ran out.
 
     The boundary depends on what the rollout was doing. If the agent asked more chats than max_turns, the
     boundary is always the agent, because without the extra chats the rollout would have ended in time.
     """
     request, run = record.init.request, record.run
-    limit = request.agent_timeout or run.timeout or 0.0
     doing, turns = record.activity().description, request.max_turns
     asked = run.session.samples.turns() if run.session is not None else 0
-    message = f"the agent_timeout of {limit:g} s ran out"
-    boundary: Boundary = "agent"
-    if 0 < turns < asked:
+    limit = request.grader_timeout if run.grading else request.agent_timeout or run.timeout
+    boundary: Boundary = "grader" if run.grading else "agent"
+    message = f"the {boundary}_timeout of {limit or 0.0:g} s ran out"
+    if not run.grading and 0 < turns < asked:
         message += f" at chat {asked}, and max_turns is {turns}: the agent does not stop at ctx.request.max_turns"
     elif record.state in (RolloutState.QUEUED, RolloutState.ACCEPTED):
         boundary = "server"
     elif doing.startswith("chat "):
         boundary = "trainer"
     own_code = "; it was in its own code, not in a chat or a tool"
-    message += own_code if doing == "agent" else f"; it was doing: {doing}"
+    message += own_code if doing in ("agent", "grader") else f"; it was doing: {doing}"
     if run.did:
         message += f", and before that: {' '.join(map(str, run.did))}"
-    return Termination.timed_out(boundary, message)
+    reason = FailureReason.GRADER_TIMEOUT if run.grading else FailureReason.AGENT_TIMEOUT
+    return Termination.timed_out(boundary, message, reason)
 
 
 def notify_ended(agent: Runnable | None, record: Record) -> None:

@@ -67,9 +67,9 @@ class Termination:
         return cls.failed("trainer", why, retryable=True, reason=reason, finish_reason="trainer_lost")
 
     @classmethod
-    def timed_out(cls, boundary: Boundary, message: str) -> "Termination":
-        """Return DEADLINE_EXCEEDED, for a rollout whose agent_timeout ran out."""
-        failure = Failure(boundary, message, True, reason=FailureReason.AGENT_TIMEOUT)
+    def timed_out(cls, boundary: Boundary, message: str, reason: FailureReason) -> "Termination":
+        """Return DEADLINE_EXCEEDED, for a rollout whose agent_timeout or grader_timeout ran out."""
+        failure = Failure(boundary, message, True, reason=reason)
         return cls(OutcomeStatus.DEADLINE_EXCEEDED, "timeout", failure)
 
     @classmethod

@@ -16,6 +16,18 @@ _LOCAL_PRICES = "LITELLM_LOCAL_MODEL_COST_MAP"
 """Without this variable, litellm reads its prices from the network when it is imported."""
 
 
+def import_litellm(needed_by: str) -> Any:
+    """Import litellm, which then neither prints hints nor uses the network. Raises MissingExtraError."""
+    os.environ.setdefault(_LOCAL_PRICES, "True")
+    try:
+        import litellm
+    except ImportError:
+        raise MissingExtraError(needed_by, "litellm") from None
+    litellm.suppress_debug_info = True
+    litellm.telemetry = False
+    return litellm
+
+
 class LiteLLMPolicy:
     """Asks `model` through litellm. Without `api_key`, litellm reads the provider's own variable.
 
@@ -26,13 +38,7 @@ class LiteLLMPolicy:
     def __init__(
         self, model: str, *, api_key: str | None = None, base_url: str | None = None, timeout: float = 600.0
     ) -> None:
-        os.environ.setdefault(_LOCAL_PRICES, "True")
-        try:
-            import litellm
-        except ImportError:
-            raise MissingExtraError(f"litellm:{model}", "litellm") from None
-        litellm.suppress_debug_info = True
-        litellm.telemetry = False
+        litellm = import_litellm(f"litellm:{model}")
         self._litellm: Any = litellm
         self._model = model
         self._key = api_key

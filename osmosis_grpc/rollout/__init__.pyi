@@ -72,7 +72,10 @@ from osmosis_grpc.errors import OsmosisTransportError as OsmosisTransportError
 from osmosis_grpc.errors import OsmosisValidationError as OsmosisValidationError
 from osmosis_grpc.errors import ToolArgumentError as ToolArgumentError
 from osmosis_grpc.errors import ToolExecutionError as ToolExecutionError
+from osmosis_grpc.integrations.litellm import register_litellm_provider as register_litellm_provider
 from osmosis_grpc.integrations.openai import rollout_agent as rollout_agent
+from osmosis_grpc.integrations.strands import OsmosisRolloutModel as OsmosisRolloutModel
+from osmosis_grpc.integrations.strands import OsmosisStrandsAgent as OsmosisStrandsAgent
 from osmosis_grpc.settings import RolloutClientSettings as RolloutClientSettings
 from osmosis_grpc.settings import RolloutServerSettings as RolloutServerSettings
 from osmosis_grpc.settings import RolloutSettings as RolloutSettings
@@ -119,7 +122,9 @@ __all__ = [
     "OpenAIFunctionToolSchema",
     "OsmosisLLMClient",
     "OsmosisRolloutError",
+    "OsmosisRolloutModel",
     "OsmosisServerError",
+    "OsmosisStrandsAgent",
     "OsmosisTimeoutError",
     "OsmosisTransportError",
     "OsmosisValidationError",
@@ -165,6 +170,7 @@ __all__ = [
     "parse_tool_arguments",
     "parse_tool_calls",
     "register_agent_loop",
+    "register_litellm_provider",
     "reset_settings",
     "rollout_agent",
     "serialize_tool_result",

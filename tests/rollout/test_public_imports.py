@@ -49,12 +49,14 @@ ONLY_BELOW = {"fake_prompt_token_ids", "fake_token_ids"}
 IN_THE_GATEWAY = set(
     re.findall(r"from osmosis_gateway\.\w+ import (\w+)", Path(rollout.__file__).with_suffix(".pyi").read_text())
 )
+WITH_STRANDS = {"OsmosisRolloutModel", "OsmosisStrandsAgent"}
+"""tests/integrations/test_strands.py tests these names."""
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_name_resolves(package):
     module = importlib.import_module(package)
-    for name in getattr(module, "__all__", ()):
+    for name in set(getattr(module, "__all__", ())) - WITH_STRANDS:
         assert getattr(module, name) is not None
     assert set(getattr(module, "__all__", ())) <= set(dir(module))
 
@@ -81,6 +83,16 @@ def test_without_fastapi_the_extra_is_named(package, monkeypatch):
         importlib.import_module(package).create_mock_trainer_app
 
 
+@pytest.mark.parametrize("package", ["osmosis_grpc.rollout", "osmosis_grpc.rollout.integrations.agents.strands"])
+@pytest.mark.parametrize("name", sorted(WITH_STRANDS))
+def test_r03_without_strands_the_names_of_strands_name_the_extra(package, name, monkeypatch):
+    monkeypatch.delitem(sys.modules, "osmosis_grpc.integrations.strands", raising=False)
+    for missing in ("strands", "litellm"):
+        monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(MissingExtraError, match=r"OsmosisStrandsAgent needs .*'strands': pip install .*\[strands\]"):
+        getattr(importlib.import_module(package), name)
+
+
 TOUCH = """
 import importlib, json, sys
 packages, names = json.loads(sys.argv[1])
@@ -88,7 +100,8 @@ for package in packages:
     importlib.import_module(package)
 for name in names:
     getattr(sys.modules["osmosis_grpc.rollout"], name)
-print(json.dumps([name for name in ("fastapi", "aiohttp", "uvicorn", "osmosis_gateway") if name in sys.modules]))
+heavy = "fastapi", "aiohttp", "uvicorn", "osmosis_gateway", "litellm"
+print(json.dumps([name for name in heavy if name in sys.modules]))
 """
 
 
@@ -104,7 +117,7 @@ def imported(names):
 @pytest.mark.slow
 def test_only_the_gateways_names_import_the_gateway():
     assert {"create_app", "create_mock_trainer_app", "RolloutCompletionTracker"} <= IN_THE_GATEWAY
-    assert imported(set(rollout.__all__) - IN_THE_GATEWAY) == []
+    assert imported(set(rollout.__all__) - IN_THE_GATEWAY - WITH_STRANDS) == []
     assert "fastapi" in imported({"create_mock_trainer_app"})
 
 

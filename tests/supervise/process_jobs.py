@@ -8,13 +8,13 @@ import signal
 import pytest
 
 from osmosis_gateway.base_url.endpoints import Endpoints
-from osmosis_gateway.base_url.message_keys import History
 from osmosis_gateway.base_url.open_chats import OpenChats, Waits
 from osmosis_gateway.base_url.requests import Asked, ModelRequest
 from osmosis_gateway.http1 import BoundedProtocol
 from osmosis_gateway.http_server import HttpServer
 from osmosis_gateway.relay import Relay
 from osmosis_gateway.routes import gateway_app
+from osmosis_grpc.agent.message_keys import History
 from osmosis_grpc.agent.tools import execute_tool_calls
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
 from osmosis_grpc.cli.trial import try_out

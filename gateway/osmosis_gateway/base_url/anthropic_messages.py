@@ -5,9 +5,9 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from osmosis_gateway.base_url.message_keys import arguments_object
 from osmosis_gateway.base_url.requests import ModelRequest, refuse, typed
 from osmosis_grpc.agent import CompletionsResult
+from osmosis_grpc.agent.message_keys import arguments_object
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import Message
 

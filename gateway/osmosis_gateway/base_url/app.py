@@ -11,11 +11,12 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from osmosis_gateway.base_url import anthropic_messages, chat_completions, responses
-from osmosis_gateway.base_url.endpoints import POLICY, Endpoint, Endpoints
+from osmosis_gateway.base_url.endpoints import Endpoint, Endpoints
 from osmosis_gateway.base_url.open_chats import ClientGone, OpenChat
 from osmosis_gateway.base_url.reading import read_asked, reserved_bytes
 from osmosis_gateway.base_url.requests import ModelRequest
 from osmosis_gateway.routes import gateway_app
+from osmosis_grpc.agent.history_chats import POLICY
 from osmosis_grpc.errors import CallError, NotFound, RolloutEndedError
 from osmosis_grpc.link.bearer_tokens import bearer
 from osmosis_grpc.types.outcome import clip

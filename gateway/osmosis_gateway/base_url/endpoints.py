@@ -1,29 +1,20 @@
 """The endpoints of the running rollouts: each has a URL and a key, and asks the chats of its rollout."""
 
 import asyncio
-import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 from urllib.parse import quote
 
 from osmosis_gateway.base_url.byte_budget import ByteBudget
-from osmosis_gateway.base_url.conversations import Conversations
 from osmosis_gateway.base_url.open_chats import OpenChat, OpenChats, Waits
 from osmosis_gateway.base_url.requests import Asked
 from osmosis_gateway.rollout_keys import RolloutKeys
 from osmosis_grpc.agent import CompletionsResult, RolloutContext
-from osmosis_grpc.errors import CallError, InvalidArgument, NotFound, RolloutEndedError
-from osmosis_grpc.types import ChatRef
+from osmosis_grpc.agent.history_chats import HistoryChats
+from osmosis_grpc.errors import CallError, NotFound, RolloutEndedError
 
-POLICY = "policy"
-"""The name of the model. `policy/NAME` is the trainer's policy NAME."""
 OPEN_BYTES = 64 * 1024 * 1024
 """The most bytes of the open requests of one rollout."""
-_RESERVED = frozenset(inspect.signature(RolloutContext.chat).parameters) - {"params"}
-"""Names that are arguments of ctx.chat, so no sampling parameter can have them."""
-_TOKEN_LIMITS = frozenset({"max_tokens", "max_completion_tokens"})
-"""Two names of one parameter."""
 
 
 class Endpoint:
@@ -34,20 +25,20 @@ class Endpoint:
         """Ends with the rollout's id. A client of OpenAI adds /chat/completions, a client of Anthropic /v1/messages."""
         self.api_key = api_key
         """Valid until the end of the rollout."""
-        self.failure: CallError | None = None
-        """The error of the newest chat that ended; None if it got its reply."""
         self.rollout_id = context.request.rollout_id
         self.budget = ByteBudget(OPEN_BYTES)
         """The bytes of the open requests."""
         self.reading = asyncio.Semaphore(1)
         """Long bodies are read one after the other."""
         self.waits = waits
-        self._context = context
-        self._conversations = Conversations()
+        self._history_chats = HistoryChats(context)
         self._chats = OpenChats(waits)
-        self._unused: dict[tuple[str, ChatRef | None], str] = {}
-        """A sample without a chat, because its request was refused, by policy and parent. Another request gets it."""
         self._closed = False
+
+    @property
+    def failure(self) -> CallError | None:
+        """The error of the newest chat that ended; None if it got its reply."""
+        return self._history_chats.failure
 
     def ask(self, asked: Asked) -> OpenChat:
         """Return the chat of a request. Give it to leave() if the client disconnects.
@@ -70,26 +61,10 @@ class Endpoint:
         self._chats.close()
 
     async def _ask(self, asked: Asked) -> CompletionsResult:
-        params = _merged(self._context.request.completion_params, asked.request.params)
-        place = self._conversations.place(asked.history, asked.sample)
-        begins = _policy(asked.request.model), place.parent
-        sample, begun = place.sample or self._unused.pop(begins, ""), self._context.samples
-        try:
-            if not sample or sample not in begun:
-                name = sample or (None if begun else "main")
-                sample = self._context.add_sample(name, policy=begins[0], parent=begins[1])
-            result = await self._context.chat(place.messages, sample=sample, tools=asked.request.tools, **params)
-        except BaseException as error:
-            self._conversations.failed(place, sample)
-            self.failure = error if isinstance(error, CallError) else self.failure
-            if isinstance(error, ValueError):
-                if sample and not place.sample:
-                    self._unused[begins] = sample
-                raise InvalidArgument("", str(error)) from None
-            raise
-        self.failure = None
-        self._conversations.answered(place, sample, result.chat_number, result.message)
-        return result
+        request = asked.request
+        return await self._history_chats.ask(
+            asked.history, tools=request.tools, params=request.params, model=request.model, sample=asked.sample
+        )
 
 
 class Endpoints:
@@ -124,17 +99,3 @@ class Endpoints:
         if rollout_id != endpoint.rollout_id:
             raise NotFound("the key belongs to another rollout", kind="rollout", name=rollout_id)
         return endpoint
-
-
-def _merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sampling parameters of a request. Those that it does not have are the trainer's."""
-    replaced = _TOKEN_LIMITS if _TOKEN_LIMITS & given.keys() else frozenset()
-    params = {name: value for name, value in defaults.items() if name not in replaced} | dict(given)
-    for name in sorted(_RESERVED & params.keys()):
-        raise InvalidArgument(name, "is not a sampling parameter")
-    return params
-
-
-def _policy(model: str) -> str:
-    """Return the name of the trainer's policy that a model's name asks for; empty for the only policy."""
-    return model.partition("/")[2] if model.startswith(f"{POLICY}/") else ""

@@ -5,13 +5,14 @@ from contextlib import suppress
 from hashlib import blake2b
 from types import ModuleType
 from typing import Any
+from urllib.parse import unquote
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from osmosis_gateway.base_url.message_keys import History
 from osmosis_gateway.base_url.requests import Asked
 from osmosis_gateway.bounded_json import BodyRefused, Bounds, parse_body, read_body
+from osmosis_grpc.agent.message_keys import History
 from osmosis_grpc.errors import InvalidArgument
 
 BOUNDS = Bounds(size=32 * 1024 * 1024)
@@ -23,8 +24,8 @@ THREAD_BYTES = 64 * 1024
 """A body with more bytes is read on a thread."""
 DISCARD_SECONDS = 5.0
 """A body that is too large is read and discarded for this long."""
-SAMPLE_HEADER = "x-osmosis-sample"
-"""Names the sample of a request. Without it, the history decides."""
+SAMPLE_HEADERS = ("x-osmosis-sample", "x-sample-id")
+"""The headers that name the sample of a request, percent-encoded. Without one of them, the history decides."""
 _LEAST_BYTES = 64 * 1024
 _NESTED = (dict, list)
 
@@ -47,7 +48,7 @@ async def read_asked(request: Request, api: ModuleType, reading: asyncio.Semapho
         if error.status_code == 413:
             await _discard(request)
         raise
-    sample = request.headers.get(SAMPLE_HEADER, "")
+    sample = unquote(next(filter(None, map(request.headers.get, SAMPLE_HEADERS)), "") or "")
     path = request.url.path
     if len(raw) > THREAD_BYTES:
         async with reading:

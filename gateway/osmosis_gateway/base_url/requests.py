@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from osmosis_gateway.base_url.message_keys import History
+from osmosis_grpc.agent.message_keys import History
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import Message
 

@@ -1,4 +1,4 @@
-"""The Osmosis SDK's osmosis_ai.rollout.integrations.agents.strands. Its names do not exist here; using one says so."""
+"""The Osmosis SDK's osmosis_ai.rollout.integrations.agents.strands. Needs the extra `strands`."""
 
 from osmosis_grpc.rollout._lazy import attach
 

@@ -372,11 +372,12 @@ class Failure(google.protobuf.message.Message):
     reason: builtins.str
     """The kind of failure, in upper snake case, for code to switch on. One of
     AGENT_EXCEPTION, AGENT_ERROR, AGENT_RESULT_INVALID, AGENT_TIMEOUT,
-    AGENT_LOOP_NOT_FOUND, TOOL_EXCEPTION, GRADER_EXCEPTION, TRAINER_LOST,
-    TRAINER_UNREACHABLE, CHAT_REFUSED, REPLY_UNREADABLE, REFUSED, SUPERSEDED,
-    SHUTDOWN, RESTART, REPLAY_DIVERGED, CRASHED_SERVER, DATA_LOSS,
-    SERVER_ERROR. A later version may add a reason. A client treats a reason
-    that it does not know like SERVER_ERROR.
+    AGENT_LOOP_NOT_FOUND, TOOL_EXCEPTION, GRADER_EXCEPTION,
+    GRADER_RESULT_INVALID, GRADER_TIMEOUT, TRAINER_LOST, TRAINER_UNREACHABLE,
+    CHAT_REFUSED, REPLY_UNREADABLE, REFUSED, SUPERSEDED, SHUTDOWN, RESTART,
+    REPLAY_DIVERGED, CRASHED_SERVER, DATA_LOSS, SERVER_ERROR. A later version
+    may add a reason. A client treats a reason that it does not know like
+    SERVER_ERROR.
     """
     @property
     def causes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Cause]:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from osmosis_gateway.base_url.conversations import MAX_UNANSWERED, Conversations
-from osmosis_gateway.base_url.message_keys import History, arguments_object, message_key
+from osmosis_grpc.agent.conversations import MAX_UNANSWERED, Conversations
+from osmosis_grpc.agent.message_keys import History, arguments_object, message_key
 from osmosis_grpc.errors import ResourceExhausted
 from osmosis_grpc.types import ChatRef
 

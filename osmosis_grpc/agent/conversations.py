@@ -8,10 +8,11 @@ that the history continues an earlier chat, and the tokens stay in one segment.
 The tree keeps the messages of answered requests only. A request that is refused takes no memory.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from osmosis_gateway.base_url.message_keys import History, message_key
+from osmosis_grpc.agent.message_keys import History, message_key
 from osmosis_grpc.errors import ResourceExhausted
 from osmosis_grpc.types import ChatRef, Message
 
@@ -80,13 +81,21 @@ class Conversations:
             self._goes_on(named or sample)
         return Place(history, spelled, named or sample, parent)
 
-    def answered(self, place: Place, sample: str, chat_number: int, reply: Message) -> None:
-        """Keep a history and its reply."""
+    def begin(self, messages: Sequence[Message], written: Sequence[Message]) -> None:
+        """Keep the beginning of histories. `written` has the messages as the program is going to write them."""
+        node = self._root
+        for message, other in zip(messages, written, strict=True):
+            node = self._child(node, message, *message_key(other))
+
+    def answered(
+        self, place: Place, sample: str, chat_number: int, reply: Message, written: Message | None = None
+    ) -> None:
+        """Keep a history and its reply. `written` is the reply as the program is going to write it, if it is known."""
         self._unanswered.pop(place.history.digest, None)
         node = self._root
         for message, key, size in zip(place.messages, place.history.keys, place.history.sizes, strict=True):
             node = self._child(node, message, key, size)
-        answer = self._child(node, reply, *message_key(reply))
+        answer = self._child(node, reply, *message_key(written or reply))
         answer.message, answer.sample = reply, sample
         if answer in node.replies:
             node.replies.remove(answer)

@@ -1,0 +1,190 @@
+"""A provider for LiteLLM: its model `osmosis/policy` is the policy of the running rollout. Needs the extra `litellm`.
+
+    register_litellm_provider()  # once, for example where the module of the agent begins
+
+    reply = await litellm.acompletion(model="osmosis/policy", messages=messages, tools=tools)
+
+So every library that asks its models through LiteLLM reaches the policy. Each conversation is a sample of the rollout;
+the header `x-sample-id` (extra_headers) can name it. No HTTP request is made.
+"""
+
+import importlib
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator, Mapping
+from functools import cache
+from typing import Any
+from urllib.parse import unquote
+from weakref import WeakKeyDictionary
+
+from osmosis_grpc.agent.context import RolloutContext, get_rollout_context
+from osmosis_grpc.agent.history_chats import HistoryChats
+from osmosis_grpc.agent.message_keys import History
+from osmosis_grpc.agent.results import CompletionsResult
+from osmosis_grpc.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    OsmosisRolloutError,
+    OsmosisValidationError,
+    UnknownChat,
+)
+from osmosis_grpc.policies.litellm import import_litellm
+from osmosis_grpc.types.tool_dicts import dump_model
+
+PROVIDER = "osmosis"
+"""The part of a model's name before the slash. After the slash: `policy`, or `policy/NAME` for a policy with a name."""
+SAMPLE_HEADER = "x-sample-id"
+"""Names the sample of a call, percent-encoded. Without it, the history decides."""
+_OWN = frozenset({"stream", "stream_options", "tools", "n", "user", "metadata", "extra_body", "max_retries"})
+"""Parameters of LiteLLM that are no sampling parameters."""
+_ERRORS = {400: "BadRequestError", 429: "RateLimitError", 503: "ServiceUnavailableError", 504: "Timeout"}
+"""The class of litellm.exceptions for a status. Every other status is an APIError."""
+_SIMPLER: dict[type, type] = {InvalidArgument: OsmosisValidationError, UnknownChat: FailedPrecondition}
+"""The class to use in place of a class that cannot be made with a message alone."""
+
+
+def register_litellm_provider() -> None:
+    """Add the provider `osmosis` to LiteLLM. Idempotent. Raises MissingExtraError without litellm."""
+    litellm = import_litellm("register_litellm_provider")
+    if all(item["provider"] != PROVIDER for item in litellm.custom_provider_map):
+        litellm.custom_provider_map.append({"provider": PROVIDER, "custom_handler": _handler()})
+    litellm.utils.custom_llm_setup()
+
+
+@cache
+def _handler() -> Any:
+    """Return the provider's handler, an instance of litellm's CustomLLM. LiteLLM calls its methods with keywords."""
+    custom_llm: Any = importlib.import_module("litellm.llms.custom_llm")
+    calls = PolicyCalls()
+    methods = {name: staticmethod(getattr(calls, name)) for name in METHODS}
+    return type("OsmosisProvider", (custom_llm.CustomLLM,), methods)()
+
+
+METHODS = ("completion", "acompletion", "streaming", "astreaming")
+
+
+class PolicyCalls:
+    """The four kinds of calls: sync and async, with and without a stream. Each asks one chat of the active rollout."""
+
+    def __init__(self) -> None:
+        self._litellm: Any = importlib.import_module("litellm")
+        self._chats: WeakKeyDictionary[RolloutContext, HistoryChats] = WeakKeyDictionary()
+
+    def completion(self, **call: Any) -> Any:
+        """Return the reply. In an async function, this needs a task that may wait, see agent/sync_waits.py."""
+        return self._response(call, self._wait(call))
+
+    async def acompletion(self, **call: Any) -> Any:
+        """Return the reply."""
+        return self._response(call, await self._ask(call))
+
+    def streaming(self, **call: Any) -> Iterator[Any]:
+        """Yield the reply in chunks."""
+        yield from self._chunks(call, self._wait(call))
+
+    async def astreaming(self, **call: Any) -> AsyncIterator[Any]:
+        """Yield the reply in chunks."""
+        for chunk in self._chunks(call, await self._ask(call)):
+            yield chunk
+
+    async def _ask(self, call: Mapping[str, Any]) -> CompletionsResult:
+        try:
+            context = _active(call)
+            return await context.loop_calls.ask(lambda: self._chat(context, call))
+        except OsmosisRolloutError as error:
+            raise self._error(error, call) from error
+
+    def _wait(self, call: Mapping[str, Any]) -> CompletionsResult:
+        try:
+            context = _active(call)
+            return context.loop_calls.wait(lambda: self._chat(context, call))
+        except OsmosisRolloutError as error:
+            raise self._error(error, call) from error
+
+    async def _chat(self, context: RolloutContext, call: Mapping[str, Any]) -> CompletionsResult:
+        """Return the reply of the policy. Runs on the event loop of the rollout."""
+        given = {**call["optional_params"], **(call["optional_params"].get("extra_body") or {})}
+        if given.get("n") not in (None, 1):
+            raise InvalidArgument("n", "is not 1: a chat has one reply; ask again for another one")
+        chats = self._chats.get(context)
+        if chats is None:
+            chats = self._chats[context] = HistoryChats(context)
+        return await chats.ask(
+            History.of([_without_nulls(dump_model(message)) for message in call["messages"]]),
+            tools=given.get("tools"),
+            params={name: value for name, value in given.items() if name not in _OWN and value is not None},
+            model=call["model"],
+            sample=unquote((call.get("headers") or {}).get(SAMPLE_HEADER, "")),
+        )
+
+    def _response(self, call: Mapping[str, Any], reply: CompletionsResult) -> Any:
+        choice = {"index": 0, "message": reply.message, "finish_reason": _finish_reason(reply)}
+        return self._litellm.ModelResponse(
+            id=f"chatcmpl-{uuid.uuid4().hex}",
+            created=int(time.time()),
+            model=call["model"],
+            choices=[choice | {"logprobs": _logprobs(call, reply)}],
+            usage=self._litellm.Usage(**_usage(reply)),
+        )
+
+    def _chunks(self, call: Mapping[str, Any], reply: CompletionsResult) -> Iterator[Any]:
+        chunk: Any = self._litellm.types.utils.ModelResponseStream
+        message = {name: value for name, value in reply.message.items() if value is not None}
+        calls = [{"index": index, **each} for index, each in enumerate(message.pop("tool_calls", None) or ())]
+        yield chunk(model=call["model"], choices=[{"index": 0, "delta": message | {"tool_calls": calls or None}}])
+        yield {  # LiteLLM reads the usage of its own kind of chunk only
+            "text": "",
+            "tool_use": None,
+            "is_finished": True,
+            "finish_reason": _finish_reason(reply),
+            "usage": _usage(reply),
+            "index": 0,
+        }
+
+    def _error(self, error: OsmosisRolloutError, call: Mapping[str, Any]) -> Exception:
+        """Return the error of a chat as an error of LiteLLM that is also an instance of its own class.
+
+        So a library can handle it, and the failure of a rollout has the right boundary.
+        """
+        status = getattr(error, "status_code", 400)
+        base = getattr(self._litellm.exceptions, _ERRORS.get(status, "APIError"))
+        options: dict[str, Any] = {"message": str(error), "llm_provider": PROVIDER, "model": call["model"]}
+        joined = _joined(base, _SIMPLER.get(type(error), type(error)))
+        made: Exception = joined.__new__(joined)
+        base.__init__(made, **options, **({"status_code": status} if base.__name__ == "APIError" else {}))
+        vars(made).update(vars(error))
+        return made
+
+
+@cache
+def _joined(base: type, other: type) -> Any:
+    return type(other.__name__, (base, other), {"__module__": __name__})
+
+
+def _active(call: Mapping[str, Any]) -> RolloutContext:
+    context = get_rollout_context()
+    if context is None:
+        raise InvalidArgument("model", f"{PROVIDER}/{call['model']} exists only while a rollout runs")
+    return context
+
+
+def _without_nulls(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message without the keys that LiteLLM adds with null. The content stays."""
+    return {name: value for name, value in message.items() if value is not None or name == "content"}
+
+
+def _finish_reason(reply: CompletionsResult) -> str:
+    return reply.finish_reason or ("tool_calls" if reply.has_tool_calls else "stop")
+
+
+def _usage(reply: CompletionsResult) -> dict[str, Any]:
+    return {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0} | dict(reply.usage)
+
+
+def _logprobs(call: Mapping[str, Any], reply: CompletionsResult) -> dict[str, Any] | None:
+    """Return the logprobs if the call asks for them and they are known. A token is named token_id:ID."""
+    if not (call["optional_params"].get("logprobs") and reply.token_ids and reply.logprobs):
+        return None
+    pairs = zip(reply.token_ids, reply.logprobs, strict=True)
+    empty: dict[str, Any] = {"bytes": None, "top_logprobs": []}
+    return {"content": [{"token": f"token_id:{token}", "logprob": value} | empty for token, value in pairs]}

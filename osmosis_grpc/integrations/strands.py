@@ -1,0 +1,282 @@
+"""Strands agents whose model is the policy of their rollout. Needs the extra `strands`.
+
+    class SearchWorkflow(AgentWorkflow):
+        async def run(self, ctx):
+            model = OsmosisRolloutModel(params={"temperature": 1.0})
+            agent = OsmosisStrandsAgent(name="search-agent", model=model, tools=[search], messages=ctx.prompt)
+            await agent.invoke_async()
+
+Each agent is a sample of the rollout. Its model calls are chats of the rollout in this process, without HTTP requests.
+"""
+
+import copy
+import json
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, NoReturn
+from urllib.parse import quote
+
+from osmosis_grpc.agent.context import RolloutContext, get_rollout_context
+from osmosis_grpc.agent.history_chats import HistoryChats
+from osmosis_grpc.agent.message_keys import History
+from osmosis_grpc.agent.results import CompletionsResult
+from osmosis_grpc.agent.sync_waits import wait_in_task
+from osmosis_grpc.errors import MissingExtraError
+from osmosis_grpc.integrations.strands_messages import (
+    in_short,
+    is_native,
+    reply_blocks,
+    resent,
+    stream_events,
+    to_strands,
+    without_thoughts,
+)
+from osmosis_grpc.policies.litellm import import_litellm
+from osmosis_grpc.types import Message
+
+try:
+    import_litellm("OsmosisStrandsAgent")
+    from strands import Agent
+    from strands.agent.conversation_manager import NullConversationManager
+    from strands.hooks import MessageAddedEvent
+    from strands.models.litellm import LiteLLMModel
+    from strands.tools import convert_pydantic_to_tool_spec
+except ImportError as error:
+    raise MissingExtraError("OsmosisStrandsAgent", "strands") from error
+
+MODEL_ID = "openai/osmosis-rollout"
+"""The name of the model. The trainer decides which policy answers."""
+NO_KEY = "no-key"
+"""The key in client_args of a model whose context has none. Without a key, LiteLLM would send that of the user."""
+_NO_CONTEXT = (
+    "OsmosisRolloutModel requires an active RolloutContext. "
+    "Ensure the execution backend sets up the context before running the workflow."
+)
+_MANAGER_POSITION = 4
+"""The position of conversation_manager among the parameters of Agent, after model and messages."""
+
+
+class OsmosisRolloutModel(LiteLLMModel):
+    """A placeholder for the policy. OsmosisStrandsAgent replaces it with for_sample().
+
+    `params` are sampling parameters under OpenAI's names, for example {"temperature": 1.0}.
+    """
+
+    def __init__(self, client_args: Mapping[str, Any] | None = None, **model_config: Any) -> None:
+        if "model_id" in model_config:
+            raise TypeError("OsmosisRolloutModel takes no model_id: the trainer decides which policy answers")
+        if client_args:
+            raise TypeError("OsmosisRolloutModel takes no client_args: its model calls make no HTTP requests")
+        super().__init__(**model_config)
+
+    def for_sample(self, sample_id: str, rollout_ctx: RolloutContext) -> LiteLLMModel:
+        """Return the model of a sample. Its calls are chats of the sample."""
+        return SampleModel(sample_id, rollout_ctx, self.config)
+
+    def update_config(self, **model_config: Any) -> NoReturn:
+        """Raise NotImplementedError."""
+        raise NotImplementedError(_placeholder("update_config"))
+
+    def get_config(self) -> NoReturn:
+        """Raise NotImplementedError."""
+        raise NotImplementedError(_placeholder("get_config"))
+
+    def structured_output(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise NotImplementedError."""
+        raise NotImplementedError(_placeholder("structured_output"))
+
+    def stream(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise NotImplementedError."""
+        raise NotImplementedError(_placeholder("stream"))
+
+
+def _placeholder(method: str) -> str:
+    return f"OsmosisRolloutModel is a placeholder: {method}() exists on the model that for_sample() returns"
+
+
+class SampleModel(LiteLLMModel):
+    """The policy as the model of one sample."""
+
+    def __init__(self, sample: str, context: RolloutContext, config: Mapping[str, Any]) -> None:
+        self.config = {**config, "model_id": MODEL_ID}
+        self.before_chat: Callable[[], None] = lambda: None
+        """Called before each chat."""
+        self._sample = sample
+        self._context = context
+        self._chats = HistoryChats(context)
+        self._start: tuple[list[Message], list[Message]] = [], []
+        """The messages that the agent begins with, and how they are written later."""
+        self._system: list[Message] | None = None
+        """The system messages of the newest chat."""
+
+    @property
+    def client_args(self) -> dict[str, Any]:
+        """What a client needs that asks the rollout's base URL over HTTP. This model does not use it."""
+        headers = {"x-sample-id": self._sample, "x-rollout-id": self._context.rollout_id}
+        return {
+            "api_base": self._context.chat_completions_url,
+            "api_key": self._context.api_key or NO_KEY,
+            "extra_headers": {name: quote(value, safe=" ~!@#$&*()+=:;,?'") for name, value in headers.items()},
+        }
+
+    def begin(self, messages: Sequence[Message], native: Sequence[Message]) -> None:
+        """Keep the spelling of the messages that the agent begins with. `native` has them in the format of Strands."""
+        written = self._written([resent(message) for message in native])
+        if len(written) == len(messages):
+            given = [own if is_native(message) else message for message, own in zip(messages, written, strict=True)]
+            self._start = given, written
+
+    async def stream(
+        self,
+        messages: Sequence[Message],
+        tool_specs: Sequence[Any] | None = None,
+        system_prompt: str | None = None,
+        *,
+        tool_choice: Any = None,
+        system_prompt_content: Any = None,
+        agent_metadata: Any = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[Any]:
+        """Yield the policy's reply as stream events. Raises what RolloutContext.chat raises."""
+        self.before_chat()
+        reply = await self._ask(messages, tool_specs, system_prompt, tool_choice, system_prompt_content, agent_metadata)
+        for event in stream_events(reply):
+            yield event
+
+    async def structured_output(
+        self, output_model: type[Any], prompt: Sequence[Message], system_prompt: str | None = None, **kwargs: Any
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Yield an instance of a pydantic model, which the policy fills as the arguments of a tool call.
+
+        Raises ValueError for a reply without such a call.
+        """
+        specs = [convert_pydantic_to_tool_spec(output_model)]
+        reply = await self._ask(prompt, specs, system_prompt, {"any": {}}, None, None)
+        calls = reply.message.get("tool_calls") or ()
+        if not calls:
+            raise ValueError(f"the reply has no tool call with the fields of {output_model.__name__}")
+        yield {"output": output_model.model_validate(json.loads(calls[0]["function"]["arguments"]))}
+
+    async def _ask(
+        self,
+        messages: Sequence[Message],
+        tool_specs: Sequence[Any] | None,
+        system_prompt: str | None,
+        tool_choice: Any,
+        system_prompt_content: Any,
+        agent_metadata: Any,
+    ) -> CompletionsResult:
+        request = self.format_request(
+            [],
+            tool_specs,
+            system_prompt,
+            tool_choice,
+            system_prompt_content=system_prompt_content,
+            agent_metadata=agent_metadata,
+        )
+        system = [in_short(message) for message in request.pop("messages")]
+        if system != self._system:
+            self._system = system
+            given, written = self._start
+            self._chats.conversations.begin([*system, *given], [*system, *written])
+        history = History.of([*system, *self._written(messages)])
+        tools = request.pop("tools")
+        params = {name: value for name, value in request.items() if name not in ("model", "stream", "stream_options")}
+        return await self._context.loop_calls.ask(
+            lambda: self._chats.ask(history, tools=tools, params=params, sample=self._sample, written=self._resent)
+        )
+
+    def _written(self, messages: Sequence[Message]) -> list[Message]:
+        """Return messages of Strands in OpenAI's format. The same message is always written in the same way."""
+        made: list[Message] = []
+        for message in messages:
+            formatted = self.format_request_messages([without_thoughts(message)])
+            made += map(in_short, formatted or [{"role": message["role"], "content": ""}])
+        return made
+
+    def _resent(self, reply: CompletionsResult) -> Message:
+        """Return a reply as later requests of the agent are going to have it."""
+        message: Message = self._written([resent({"role": "assistant", "content": reply_blocks(reply)})])[0]
+        return message
+
+
+class OsmosisStrandsAgent(Agent):
+    """A Strands Agent. If its model is an OsmosisRolloutModel, the agent is a sample of the active rollout.
+
+    The sample has the name `name`, or `agent_id`, or a random one. `messages` can be in OpenAI's format. The parameters
+    are those of Agent, with one other default: without a conversation_manager, no message is removed from the history,
+    so that the tokens of a sample stay in one segment.
+    """
+
+    def __init__(self, model: Any = None, messages: Sequence[Any] | None = None, *args: Any, **kwargs: Any) -> None:
+        self._rollout: RolloutContext | None = None
+        self._transcript = Transcript()
+        native = None if messages is None else to_strands(messages)
+        if not isinstance(model, OsmosisRolloutModel):
+            super().__init__(model, native, *args, **kwargs)
+            return
+        context = get_rollout_context()
+        if context is None:
+            raise RuntimeError(_NO_CONTEXT)
+        sample = str(kwargs.get("name") or kwargs.get("agent_id") or uuid.uuid4().hex)
+        resolved: Any = model.for_sample(sample, context)
+        resolved.begin(messages or (), native or ())
+        resolved.before_chat = self._record
+        managed = len(args) > _MANAGER_POSITION or kwargs.get("conversation_manager") or kwargs.get("context_manager")
+        if not managed:
+            kwargs["conversation_manager"] = NullConversationManager()
+        super().__init__(resolved, native, *args, **kwargs)
+        self._record()
+        self.add_hook(lambda event: self._record(), MessageAddedEvent)
+        context.loop_calls.call(lambda: context.register_agent(sample, self))
+        self._rollout = context
+
+    def rollout_messages(self) -> list[Message]:
+        """Return all messages of the agent, also those that its conversation manager has removed."""
+        self._record()
+        return copy.deepcopy(self._transcript.messages)
+
+    def __call__(self, prompt: Any = None, **kwargs: Any) -> Any:
+        """Run the agent. In an async function, `await agent.invoke_async()` does the same without a thread."""
+        if self._on_loop():
+            return wait_in_task(self._invoke_and_flush(prompt, **kwargs))
+        return super().__call__(prompt, **kwargs)
+
+    def structured_output(self, output_model: type[Any], prompt: Any = None) -> Any:
+        """Return an instance of a pydantic model that the policy fills."""
+        if self._on_loop():
+            return wait_in_task(self.structured_output_async(output_model, prompt))
+        return super().structured_output(output_model, prompt)
+
+    def _on_loop(self) -> bool:
+        return self._rollout is not None and self._rollout.loop_calls.here
+
+    async def _invoke_and_flush(self, prompt: Any, **kwargs: Any) -> Any:
+        try:
+            return await self.invoke_async(prompt, **kwargs)
+        finally:
+            if self.memory_manager is not None:
+                await self.memory_manager.flush()
+
+    def _record(self) -> None:
+        self._transcript.add(self.messages)
+
+
+class Transcript:
+    """All messages that an agent has had. Messages that a conversation manager removes or shortens stay in it."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self._known: dict[int, Message] = {}
+        """The agent's own messages, by their identity."""
+
+    def add(self, messages: Sequence[Message]) -> None:
+        """Copy the messages that follow the last known one."""
+        new: list[Message] = []
+        for message in reversed(messages):
+            if id(message) in self._known:
+                break
+            new.append(message)
+        for message in reversed(new):
+            self._known[id(message)] = message
+            self.messages.append(copy.deepcopy(message))

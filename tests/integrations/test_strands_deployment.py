@@ -1,0 +1,181 @@
+"""Strands agents on a real server: many at once, tokens and bytes on the wire, secrets, cancelled tools."""
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+
+from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
+from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.rollout import AgentWorkflow, Grader
+from osmosis_grpc.server import AgentServer
+from osmosis_grpc.trainer import Trainer
+from osmosis_grpc.types import OutcomeStatus
+from tests.integrations.strands_policy import Replies, calls
+from tests.integrations.wire_tap import tapped
+from tests.waiting import until
+
+pytestmark = pytest.mark.adapters
+strands = pytest.importorskip("strands")
+
+CANARY = "sk-canary-3141592653"
+
+
+@strands.tool
+async def look_up(word: str) -> str:
+    """Look a word up."""
+    await asyncio.sleep(0)  # lets the other rollouts run
+    return f"{word} is a word. " + "x" * 100
+
+
+class Search(AgentWorkflow):
+    async def run(self, ctx):
+        from osmosis_grpc.rollout import OsmosisRolloutModel, OsmosisStrandsAgent
+
+        model = OsmosisRolloutModel(params={"temperature": 1.0})
+        agent = OsmosisStrandsAgent(
+            name="agent", model=model, tools=[look_up], messages=ctx.prompt, callback_handler=None
+        )
+        await agent.invoke_async()
+
+
+class OwnMessagesOnly(Grader):
+    async def grade(self, ctx):
+        (sample,) = ctx.samples.values()
+        told = [block["text"] for message in sample.messages for block in message["content"] if "text" in block]
+        used = [
+            block["toolUse"]["input"]
+            for message in sample.messages
+            for block in message["content"]
+            if "toolUse" in block
+        ]
+        own = told == [f"Look up {ctx.label}.", f"found {ctx.label}"] and used == [{"word": ctx.label}] * 3
+        ctx.set_sample_reward(sample.id, float(own))
+
+
+def by_rollout(request):
+    word = request.messages[0]["content"].removeprefix("Look up ").removesuffix(".")
+    if request.chat_number < 4:
+        return answer(request, calls("look_up", {"word": word}, number=request.chat_number))
+    assert word in request.messages[-1]["content"]
+    return answer(request, f"found {word}")
+
+
+async def test_r31_100_concurrent_rollouts_with_equal_agent_names_keep_their_samples_apart():
+    agent = WorkflowRunnable(Search, grader=OwnMessagesOnly)
+    async with AgentServer([agent], port=0) as server, Trainer([server.address], by_rollout) as trainer:
+        outcomes = await asyncio.gather(
+            *(
+                trainer.rollout(
+                    rollout_id=f"r{number}",
+                    messages=[{"role": "user", "content": f"Look up word{number}."}],
+                    label=f"word{number}",
+                )
+                for number in range(100)
+            )
+        )
+    for number, outcome in enumerate(outcomes):
+        assert outcome.rollout_id == f"r{number}"
+        assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
+        assert outcome.samples["agent"].reward == 1.0
+        assert f"word{number}" in outcome.samples["agent"].messages[-1]["content"]
+
+
+async def test_tokens_and_logprobs_are_the_policys_bit_for_bit_in_one_segment():
+    policy = Replies(*(calls("look_up", {"word": str(n)}, number=n) for n in range(1, 6)), "done")
+    async with AgentServer([Search], port=0) as server, Trainer([server.address], policy) as trainer:
+        outcome = await trainer.rollout(rollout_id="r", messages=[{"role": "user", "content": "Look up all."}])
+    (segment,) = outcome.samples["agent"].segments
+    assert segment.chats == (1, 2, 3, 4, 5, 6)
+    sampled = np.concatenate([reply.tokens.ids for reply in policy.given])
+    assert segment.ids[segment.mask()].tobytes() == sampled.tobytes()
+    assert segment.logprobs.tobytes() == np.concatenate([reply.tokens.logprobs for reply in policy.given]).tobytes()
+
+
+async def test_bytes_grow_linearly_in_turns():
+    """Four times as many turns take at most 4.4 times the bytes. With whole histories it would be about 14 times."""
+    taken = {}
+    for turns in (8, 32):
+        policy = Replies(*(calls("look_up", {"word": "w" * 100}, number=n) for n in range(1, turns + 1)), "done")
+        async with (
+            AgentServer([Search], port=0) as server,
+            tapped(server.address) as tap,
+            Trainer([tap.address], policy) as trainer,
+        ):
+            question = [{"role": "user", "content": "Look up all."}]
+            outcome = await trainer.rollout(rollout_id="r", messages=question, max_turns=64)
+            taken[turns] = len(tap.passed)
+        assert len(outcome.samples["agent"].messages) == 2 * turns + 2
+    assert taken[32] / taken[8] < 4.4
+
+
+async def test_the_key_of_openai_is_nowhere(tmp_path, monkeypatch, caplog):
+    """A canary in OPENAI_API_KEY is not on the wire, in the journal, in the log, or in what the trainer gets."""
+    monkeypatch.setenv("OPENAI_API_KEY", CANARY)
+    caplog.set_level("DEBUG")
+    policy = Replies(calls("look_up", {"word": "tea"}), "done")
+    async with (
+        AgentServer([Search], port=0, state_dir=tmp_path / "state") as server,
+        tapped(server.address) as tap,
+        Trainer([tap.address], policy) as trainer,
+    ):
+        outcome = await trainer.rollout(rollout_id="r", messages=[{"role": "user", "content": "Look up tea."}])
+    assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
+    files = [path for path in (tmp_path / "state").rglob("*") if path.is_file()]
+    journal = b"".join(path.read_bytes() for path in files)
+    assert b"tea is a word" in journal
+    assert b"tea is a word" in tap.passed
+    for place in (
+        journal,
+        bytes(tap.passed),
+        caplog.text.encode(),
+        repr(policy.requests).encode(),
+        repr(outcome).encode(),
+    ):
+        assert CANARY.encode() not in place
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+async def test_a_rollout_that_is_cancelled_in_a_tool_ends_with_its_partial_samples(kind):
+    began, let_go = threading.Event(), threading.Event()
+
+    @strands.tool(name="look_up")
+    def sync_tool(word: str) -> str:
+        """Look a word up."""
+        began.set()
+        let_go.wait(20)
+        return "late"
+
+    @strands.tool(name="look_up")
+    async def async_tool(word: str) -> str:
+        """Look a word up."""
+        began.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    class Slow(AgentWorkflow):
+        async def run(self, ctx):
+            from osmosis_grpc.rollout import OsmosisRolloutModel, OsmosisStrandsAgent
+
+            tools = [sync_tool if kind == "sync" else async_tool]
+            agent = OsmosisStrandsAgent(name="agent", model=OsmosisRolloutModel(), tools=tools, messages=ctx.prompt)
+            agent.callback_handler = lambda **event: None
+            await agent.invoke_async()
+
+    before = asyncio.all_tasks()
+    policy = Replies(calls("look_up", {"word": "tea"}), "done")
+    async with AgentServer([Slow], port=0) as server, Trainer([server.address], policy) as trainer:
+        rollout = asyncio.create_task(
+            trainer.rollout(rollout_id="r", messages=[{"role": "user", "content": "Look up tea."}])
+        )
+        await until(began.is_set)
+        await trainer.cancel("r")
+        outcome = await rollout
+        let_go.set()
+    assert outcome.status is OutcomeStatus.CANCELLED
+    sample = outcome.samples["agent"]
+    assert [message["role"] for message in sample.messages] == ["user", "assistant"]
+    assert sum(segment.sampled for segment in sample.segments) == len(policy.given[0].tokens.ids)
+    assert len(policy.requests) == 1
+    await until(lambda: asyncio.all_tasks() <= before)

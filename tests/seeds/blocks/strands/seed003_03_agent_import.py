@@ -1,0 +1,1 @@
+from osmosis_grpc.rollout.integrations.agents.strands import OsmosisStrandsAgent

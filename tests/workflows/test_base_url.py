@@ -1,0 +1,56 @@
+"""The base URL of a rollout: ctx.chat_completions_url and ctx.api_key."""
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from typing import ClassVar
+
+import pytest
+
+from osmosis_grpc.policies import EchoPolicy
+from osmosis_grpc.rollout import AgentWorkflow, RolloutContext, get_rollout_context
+from osmosis_grpc.testing import run_rollout
+
+QUESTION = [{"role": "user", "content": "hello"}]
+
+
+def post(url, key, sample):
+    body = json.dumps({"model": "osmosis-rollout", "messages": QUESTION}).encode()
+    headers = {"authorization": f"Bearer {key}", "x-sample-id": sample, "content-type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(f"{url}/chat/completions", body, headers)) as response:
+        return json.load(response)["choices"][0]["message"]["content"]
+
+
+class OverHttp(AgentWorkflow):
+    seen: ClassVar = []
+
+    async def run(self, ctx):
+        rollout = get_rollout_context()
+        self.seen.append((rollout.chat_completions_url, rollout.api_key))
+        assert rollout.api_key not in repr(rollout)
+        assert await asyncio.to_thread(post, rollout.chat_completions_url, rollout.api_key, "over-http") == "hello"
+
+
+async def test_r34_a_rollout_has_a_base_url_and_a_key_of_its_own():
+    for _ in range(2):
+        outcome = await run_rollout(OverHttp, EchoPolicy(), QUESTION)
+        assert outcome.failure is None
+        assert list(outcome.samples) == ["over-http"]
+    (first, key), (_, other) = OverHttp.seen
+    assert key != other
+    with pytest.raises(urllib.error.URLError):  # the server ends with its last rollout
+        await asyncio.to_thread(post, first, key, "late")
+
+
+def test_r34_without_a_rollout_the_variables_fill_the_blanks(monkeypatch):
+    assert RolloutContext().chat_completions_url == RolloutContext().api_key == RolloutContext().rollout_id == ""
+    monkeypatch.setenv("OSMOSIS_CHAT_COMPLETIONS_URL", "http://trainer/v1")
+    monkeypatch.setenv("OSMOSIS_API_KEY", "from-environment")
+    monkeypatch.setenv("OSMOSIS_ROLLOUT_ID", "r-1")
+    context = RolloutContext()
+    assert (context.chat_completions_url, context.api_key) == ("http://trainer/v1", "from-environment")
+    assert context.rollout_id == context.request.rollout_id == "r-1"
+    given = RolloutContext(chat_completions_url="http://other", api_key="given", rollout_id="r-2")
+    assert (given.chat_completions_url, given.api_key, given.rollout_id) == ("http://other", "given", "r-2")
+    assert "given" not in repr(given)
