@@ -188,6 +188,8 @@ class RolloutContext(RolloutScope):
         The messages are those of the agent's method `rollout_messages()`, or of its attribute `messages`. Raises
         ValueError for a name that is in use or cannot be used.
         """
+        if not isinstance(sample_id, str):
+            raise ValueError(f"sample: is a {type(sample_id).__name__}, not a str")
         if sample_id in self._agents:
             raise ValueError(f"the rollout already has an agent named {sample_id!r}; give each agent a name of its own")
         if self._session is not _NO_SESSION:

@@ -5,6 +5,7 @@ Each text is one sentence. It says where the name is, or what to use until osmos
 
 _LOOP = "write the agent as a RolloutAgentLoop of osmosis_grpc.rollout"
 _REWARD = "compute the reward in the agent and pass it to ctx.complete(messages, reward=...)"
+_SERVE = "serve the workflow with osmosis-grpc serve -m entrypoint.py, or run it with osmosis_grpc.testing.run_rollout"
 
 _NOT_YET: dict[str, tuple[str, ...]] = {
     _LOOP: (
@@ -24,6 +25,7 @@ _NOT_YET: dict[str, tuple[str, ...]] = {
         "ModelNotFoundError",
         "ProviderRequestError",
     ),
+    _SERVE: ("LocalBackend",),
 }
 """What to use today, to the names that osmosis_grpc does not have yet."""
 

@@ -30,10 +30,13 @@ RolloutId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS), AfterVa
 
 
 class RolloutStatus(StrEnum):
-    """How a rollout ended."""
+    """How a rollout ended: the values of the SDK 0.2.14, and in lower case those of 0.2.18."""
 
     COMPLETED = "COMPLETED"
     ERROR = "ERROR"
+    PENDING = "pending"
+    SUCCESS = "success"
+    FAILURE = "failure"
 
 
 class RolloutMetrics(BaseModel):

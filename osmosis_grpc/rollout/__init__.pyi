@@ -8,6 +8,8 @@ from osmosis_gateway.mock_trainer import RolloutCompletionTracker as RolloutComp
 from osmosis_gateway.mock_trainer import create_mock_trainer_app as create_mock_trainer_app
 from osmosis_grpc.agent.context import RolloutContext as RolloutContext
 from osmosis_grpc.agent.context import get_rollout_context as get_rollout_context
+from osmosis_grpc.agent.error_categories import GraderStatus as GraderStatus
+from osmosis_grpc.agent.error_categories import RolloutErrorCategory as RolloutErrorCategory
 from osmosis_grpc.agent.grader import Grader as Grader
 from osmosis_grpc.agent.grader import GraderContext as GraderContext
 from osmosis_grpc.agent.grader import RolloutSample as RolloutSample
@@ -64,6 +66,7 @@ from osmosis_grpc.agent.workflow_config import AgentWorkflowConfig as AgentWorkf
 from osmosis_grpc.agent.workflow_config import BaseConfig as BaseConfig
 from osmosis_grpc.agent.workflow_config import ConcurrencyConfig as ConcurrencyConfig
 from osmosis_grpc.agent.workflow_config import GraderConfig as GraderConfig
+from osmosis_grpc.agent.workflow_validator import validate_workflow as validate_workflow
 from osmosis_grpc.errors import AgentLoopNotFoundError as AgentLoopNotFoundError
 from osmosis_grpc.errors import OsmosisRolloutError as OsmosisRolloutError
 from osmosis_grpc.errors import OsmosisServerError as OsmosisServerError
@@ -110,6 +113,7 @@ __all__ = [
     "Grader",
     "GraderConfig",
     "GraderContext",
+    "GraderStatus",
     "InitResponse",
     "LLMClientProtocol",
     "MessageDict",
@@ -132,6 +136,7 @@ __all__ = [
     "RolloutClientSettings",
     "RolloutCompletionTracker",
     "RolloutContext",
+    "RolloutErrorCategory",
     "RolloutMetrics",
     "RolloutRequest",
     "RolloutResponse",
@@ -180,4 +185,5 @@ __all__ = [
     "unregister_agent_loop",
     "validate_agent_loop",
     "validate_and_report",
+    "validate_workflow",
 ]
