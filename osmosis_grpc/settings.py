@@ -147,18 +147,50 @@ def reset_settings() -> None:
 
 
 def command_settings(line: Line) -> RolloutSettings:
-    """Return the settings of a command from its line, the environment and .env. Raises ValueError naming the option."""
+    """Return the settings of a command from its line, the environment, .env and the TOML file of --config.
+
+    Raises ValueError naming the option, or the file.
+    """
     server = dict(line.given["server"])
-    added = {name: server.pop(name) for name in ("token", "admin_token") if name in server}
+    added = {name: server.pop(name) for name in (*_TOKENS, *_KEY_VALUES) if name in server}
     try:
         known = RolloutServerSettings(**server)
-        for name, tokens in added.items():  # the tokens of the line and of the variable are all accepted
-            before: SecretStr | None = getattr(known, name)
-            server[name] = SecretStr("\n".join((*(_lines(before) if before is not None else ()), tokens)))
+        server = _from_file(known, line) | server
+        known = RolloutServerSettings(**server)
+        for name, given in added.items():  # those of the line and of the variable count
+            before: Any = getattr(known, name)
+            if name in _KEY_VALUES:
+                server[name] = (*before, *given)
+            else:
+                server[name] = SecretStr("\n".join((*(_lines(before) if before is not None else ()), given)))
         known = RolloutServerSettings(**server)
         return RolloutSettings(server=known, client=RolloutClientSettings(**line.given["client"]))
     except ValidationError as error:
         raise ValueError(problems(error, line)) from None
+
+
+_TOKENS = ("token", "admin_token")
+_KEY_VALUES = ("workflow_config", "grader_config")
+
+
+def _from_file(known: "RolloutServerSettings", line: Line) -> dict[str, Any]:
+    """Return the values of the table [server] that neither the line nor the environment has. Raises ValueError."""
+    if known.config_file is None:
+        return {}
+    from osmosis_grpc.agent.workflow_toml import WorkflowToml
+
+    path, given = known.config_file, dict(WorkflowToml.read(known.config_file).server)
+    fields = {field.name: field for field in FIELDS.values() if field.part == "server"}
+    for name in given:
+        if name not in fields or name == "config_file":
+            nearest = difflib.get_close_matches(name, fields, 1)
+            hint = f"; is {nearest[0]} meant?" if nearest else "; docs/settings.md lists the keys"
+            raise ValueError(f"{path}: [server] has the unknown key {name}{hint}")
+        if fields[name].kind is option.Secret:
+            raise ValueError(f"{path}: [server] {name} is a secret; name its file with {name}_file")
+    values = {name: value for name, value in given.items() if name not in known.model_fields_set}
+    line.in_file = {name: f"{path}: [server] {name}" for name in values}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 def by_source(text: str, line: Line, settings: RolloutSettings) -> str:
@@ -279,6 +311,8 @@ def problems(error: ValidationError, line: Line | None = None) -> str:
         shown = name if field is None else field.variable
         if field is not None and line is not None and line.has(part, name):
             shown = field.option.flags[-1]
+        elif part == "server" and line is not None and name in line.in_file:
+            shown = line.in_file[name]
         rows.append(f"{shown}: {_plain(row, field)}")
     return "; ".join(rows)
 

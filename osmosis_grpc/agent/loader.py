@@ -1,15 +1,22 @@
-"""Finds the agent loops that a text "module:attribute" names."""
+"""Finds the agents that texts name: MODULE:ATTRIBUTE, the file of a workflow, or the module of a workflow."""
 
 import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from osmosis_grpc.agent.discovery import DiscoveryError, FoundWorkflow, discover
+from osmosis_grpc.agent.entry_points import EntryPointError, check_path, import_file, is_path
 from osmosis_grpc.agent.loop import RolloutAgentLoop
 from osmosis_grpc.agent.missing_names import missing_module, of_the_sdk
+from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.agent.validator import one_line, place_of_error
+from osmosis_grpc.agent.workflow import AgentWorkflow
+from osmosis_grpc.agent.workflow_sources import ConfigSources, configured
 
 
 class LoadError(ValueError):
@@ -25,24 +32,27 @@ def load_object(spec: str) -> Any:
     if module_name.endswith(".py") or "/" in module_name:
         raise LoadError(f"{spec!r} names a file; name the module: {_as_module(module_name, attribute or 'ATTRIBUTE')}")
     if not colon or not module_name or not attribute:
-        before, _, last = module_name.rpartition(".")
-        meant = f"; {before}:{last} is" if before and not colon else ", for example server:agent_loop"
-        raise LoadError(f"{spec!r} is not MODULE:ATTRIBUTE{meant}")
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+        raise LoadError(f"{spec!r} is not MODULE:ATTRIBUTE, for example server:agent_loop")
     with _own_code(spec):
-        try:
-            found: Any = importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
-                raise LoadError(f"there is no module {error.name!r} in {os.getcwd()} or on the path") from error
-            raise
+        found: Any = _module(module_name)
         for part in attribute.split("."):
             if not hasattr(found, part):
                 name = getattr(found, "__name__", type(found).__name__)
                 raise LoadError(f"{name} has no attribute {part!r}{_suggest(found)}")
             found = getattr(found, part)
     return found
+
+
+def _module(name: str) -> ModuleType:
+    """Import a module. Raises LoadError if there is none, and the exception of the module's code."""
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(error.name + ".")):
+            raise LoadError(f"there is no module {error.name!r} in {os.getcwd()} or on the path") from error
+        raise
 
 
 @contextlib.contextmanager
@@ -58,29 +68,131 @@ def _own_code(spec: str) -> Iterator[None]:
         raise LoadError(f"{spec}: {text or one_line(error)}" + (f" at {file}:{line}" if file else "")) from error
 
 
-def load_agent_loops(specs: Iterable[str]) -> list[RolloutAgentLoop]:
-    """Return the agent loops of several specifications.
+def load_items(spec: str) -> list[Any]:
+    """Return what a specification names, unchecked: the items of a list, or one object.
 
-    Each specification names an agent loop, an agent loop class, or a list of loops and classes. Raises LoadError, also
-    if two loops have the same name.
+    A workflow is a FoundWorkflow: for the path of a file, for a module without ":ATTRIBUTE", and for the class of a
+    workflow. Raises LoadError.
     """
-    loops: list[RolloutAgentLoop] = []
+    if is_path(spec) and ":" not in spec:
+        return [_workflow_of_file(spec)]
+    module_name, colon, _ = spec.partition(":")
+    if module_name and not colon:
+        return [_workflow_of_module(module_name)]
+    found = load_object(spec)
+    return [_with_module(item, spec) for item in (found if isinstance(found, list | tuple) else [found])]
+
+
+def load_agents(specs: Iterable[str], sources: ConfigSources | None = None) -> list[RolloutAgentLoop | Runnable]:
+    """Return the agents of several specifications.
+
+    Each specification names an agent loop, a workflow, the class of one of them, or a list of these. A workflow gets
+    the values of `sources` into its configuration. Raises LoadError, also if two agents have the same name.
+    """
+    return as_agents(load_configured(specs, sources))
+
+
+def load_configured(specs: Iterable[str], sources: ConfigSources | None = None) -> list[Any]:
+    """Return agent loops, Runnables and FoundWorkflows. The values of `sources` are in the configurations.
+
+    Raises LoadError.
+    """
+    items: list[Any] = []
     for spec in specs:
-        found = load_object(spec)
-        for item in found if isinstance(found, list | tuple) else [found]:
-            if isinstance(item, type) and issubclass(item, RolloutAgentLoop):
-                with _own_code(spec):
-                    item = item()
-            if not isinstance(item, RolloutAgentLoop):
-                cls = item if isinstance(item, type) else type(item)
-                reason = of_the_sdk(cls) or f"it is a {type(item).__name__}"
-                raise LoadError(f"{spec} is not a RolloutAgentLoop: {reason}")
-            loops.append(item)
-    names = [loop.name for loop in loops]
+        items += [_agent(item, spec) for item in load_items(spec)]
+    return configure(items, sources)
+
+
+def as_agents(items: Iterable[Any]) -> list[RolloutAgentLoop | Runnable]:
+    """Return the items of load_configured() as agents. Raises LoadError for wrong names, and for equal ones."""
+    agents = []
+    for item in items:
+        with _own_code(item.name):
+            agents.append(item.runnable() if isinstance(item, FoundWorkflow) else item)
+    names = [agent.name for agent in agents]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise LoadError(f"two agent loops are named {', '.join(twice)}")
-    return loops
+    return agents
+
+
+def configure(items: Sequence[Any], sources: ConfigSources | None) -> list[Any]:
+    """Return items of load_items() with the values of `sources` in the configurations of workflows.
+
+    Raises LoadError, also for values without a workflow.
+    """
+    found = [item for item in items if isinstance(item, FoundWorkflow)]
+    if sources is None:
+        return list(items)
+    try:
+        ready = iter(configured(found, sources, load_object))
+    except LoadError:
+        raise
+    except ValueError as error:
+        raise LoadError(str(error)) from None
+    return [next(ready) if isinstance(item, FoundWorkflow) else item for item in items]
+
+
+def _agent(item: Any, spec: str) -> Any:
+    """Return an agent loop, a Runnable or a FoundWorkflow. Raises LoadError."""
+    if isinstance(item, type) and issubclass(item, RolloutAgentLoop):
+        with _own_code(spec):
+            item = item()
+    if isinstance(item, RolloutAgentLoop | FoundWorkflow) or _is_runnable(item):
+        return item
+    cls = item if isinstance(item, type) else type(item)
+    reason = of_the_sdk(cls) or f"it is a {type(item).__name__}"
+    raise LoadError(f"{spec} is not a RolloutAgentLoop or an AgentWorkflow: {reason}")
+
+
+def _is_runnable(item: object) -> bool:
+    return not isinstance(item, type) and all(hasattr(item, name) for name in ("name", "tools", "run", "ended"))
+
+
+def _with_module(item: Any, spec: str) -> Any:
+    """Return the FoundWorkflow for the class of a workflow, with the grader of its module. Return others unchanged."""
+    if not isinstance(item, type) or not issubclass(item, AgentWorkflow):
+        return item
+    try:
+        return discover(sys.modules[spec.partition(":")[0]], spec, item)
+    except DiscoveryError as error:
+        raise LoadError(str(error)) from None
+
+
+def _workflow_of_file(spec: str) -> Any:
+    try:
+        path = check_path(spec, Path.cwd())
+        if os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())
+        with _own_code(spec):
+            module = import_file(path)
+        return discover(module, spec)
+    except EntryPointError as error:
+        raise LoadError(f"{error}") from None
+    except DiscoveryError as error:
+        hint = _instead(module, _as_module(spec, "ATTRIBUTE"))
+        raise LoadError(f"{error}{hint}") from None
+
+
+def _workflow_of_module(name: str) -> Any:
+    before, _, last = name.rpartition(".")
+    meant = f"; {before}:{last} is" if before else ", for example server:agent_loop"
+    with _own_code(name):
+        try:
+            module = _module(name)
+        except LoadError as error:
+            raise LoadError(f"{name!r} is not MODULE:ATTRIBUTE{meant}; and {error}") from error
+        try:
+            return discover(module, name)
+        except DiscoveryError as error:
+            hint = _instead(module, f"{name}:ATTRIBUTE")
+            raise LoadError(f"{name!r} is not MODULE:ATTRIBUTE, and has no workflow: {error}{hint}") from None
+
+
+def _instead(module: ModuleType, spec: str) -> str:
+    """Return a hint for a module that has agent loops, and no workflow."""
+    loops = [name for name, value in vars(module).items() if _is_loop(value, module)]
+    return f"; it has agent loops: name one as {spec.replace('ATTRIBUTE', sorted(loops)[0])}" if loops else ""
 
 
 def _suggest(found: Any) -> str:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
+from osmosis_grpc.agent.entry_points import PACKAGE
+
 OURS = {"osmosis_grpc": "osmosis-grpc", "osmosis_gateway": "osmosis-grpc"}
 """Our own packages. Only their version is part of an agent's version, not their files."""
 MAX_FILES = 256
@@ -97,6 +99,7 @@ class _Source:
 
     def __init__(self, file: Path, module: str) -> None:
         parts = [] if module == "__main__" else module.split(".")
+        self._entry = parts.pop(0) if module.startswith(PACKAGE) else ""
         depth = len(parts) if file.stem == "__init__" else max(len(parts) - 1, 0)
         self._root = file.parents[min(depth, len(file.parents) - 1)]
         installed = {"site-packages", "dist-packages"} & set(self._root.parts)
@@ -108,7 +111,8 @@ class _Source:
     def find(self, name: str) -> list[tuple[Path, str]]:
         """Return the files of a module and its packages, with their names; [] for a module outside the folder."""
         parts = name.split(".")
-        if parts[0] in OURS or (self._within and parts[0] != self._within):
+        parts = parts[1:] if self._entry and parts[0] == self._entry else parts
+        if not parts or parts[0] in OURS or (self._within and parts[0] != self._within):
             return []
         found = []
         for count in range(1, len(parts) + 1):

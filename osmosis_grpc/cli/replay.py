@@ -7,7 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.agent.loader import LoadError, load_agent_loops
+from osmosis_grpc.agent.loader import LoadError, load_agents
+from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.agent.validator import one_line
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
 from osmosis_grpc.cli.replay_comparison import Difference, Recorded, Row, rerun, result_differences
@@ -37,13 +38,13 @@ def _recorded(folder: Path, rollout_id: str, attempt: int | None) -> Recorded:
         usage_error("replay", str(error))
 
 
-def _agent_loop(specs: list[str], entry: JournaledRollout) -> RolloutAgentLoop:
+def _agent_loop(specs: list[str], entry: JournaledRollout) -> RolloutAgentLoop | Runnable:
     """Return the agent loop with which the rollout was recorded."""
     if not specs:
         where = f"say where agent loop {entry.agent_loop!r} is: -m MODULE:ATTR"
         usage_error("replay", f"{where}; a rollout of a program (serve --command) cannot be replayed")
     try:
-        loops = {loop.name: loop for loop in load_agent_loops(specs)}
+        loops = {loop.name: loop for loop in load_agents(specs)}
     except LoadError as error:
         usage_error("replay", str(error))
     if entry.agent_loop not in loops:
@@ -62,7 +63,7 @@ class _Report:
         self._rows: list[Row] = []
         self._differences = 0
 
-    def run(self, agent_loop: RolloutAgentLoop, until_turn: int | None) -> int:
+    def run(self, agent_loop: RolloutAgentLoop | Runnable, until_turn: int | None) -> int:
         """Run the rollout and return the exit code."""
         entry = self._recorded.entry
         request = entry.init.request

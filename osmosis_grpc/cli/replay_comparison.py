@@ -12,6 +12,7 @@ from itertools import zip_longest
 from typing import Any, NoReturn
 
 from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.engine import Engine, EngineConfig, Peer
 from osmosis_grpc.engine.resolve_references import resolve_references
 from osmosis_grpc.errors import Aborted
@@ -165,7 +166,7 @@ class _Replaying:
 
 
 async def rerun(
-    agent_loop: RolloutAgentLoop, recorded: Recorded, until_turn: int | None, show: Callable[[Row], None]
+    agent_loop: RolloutAgentLoop | Runnable, recorded: Recorded, until_turn: int | None, show: Callable[[Row], None]
 ) -> tuple[str, RolloutOutcome | None]:
     """Run the agent on the recording, and call `show` for every chat. Raises Internal when get_tools fails.
 

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.agent.loader import LoadError, load_agent_loops
+from osmosis_grpc.agent.loader import LoadError, load_agents
+from osmosis_grpc.agent.runnable import Runnable, as_runnable
 from osmosis_grpc.agent.source_version import AgentVersion
+from osmosis_grpc.cli.agent_sources import SourceOptions
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
 from osmosis_grpc.cli.interactive import Session, SteppedPolicy, check_terminal
 from osmosis_grpc.cli.program import program
@@ -56,6 +58,8 @@ class Options:
     """The options of the command."""
 
     module: str | None
+    sources: SourceOptions = SourceOptions()
+    """What goes into the configurations of a workflow and its grader."""
     dataset: str | None
     model: str
     api_key: str | None
@@ -84,7 +88,7 @@ class Options:
 class _Prepared:
     """What a run needs, after all options were checked."""
 
-    agent_loop: RolloutAgentLoop
+    agent_loop: RolloutAgentLoop | Runnable
     dataset: Dataset
     offset: int
     limit: int | None
@@ -138,7 +142,7 @@ def _prepare(options: Options) -> _Prepared:
         usage_error("test", f"--{path.strip('.').replace('_', '-')} {problem}")
     columns = _parsed("--map", parse_map, options.columns)
     price = _parsed("--price", Price.of, options.price) if options.price else None
-    loops = load_agent_loops([options.module])
+    loops = load_agents([options.module], options.sources.sources())
     if len(loops) != 1:
         usage_error("test", f"{options.module} has {counted(len(loops), 'agent loop')}; name one of them")
     dataset = Dataset(options.dataset, columns)
@@ -186,7 +190,7 @@ def _about(options: Options, prepared: _Prepared) -> dict[str, Any]:
         "command": "test",
         "module": options.module,
         "agent_loop": agent_loop.name,
-        "agent_version": AgentVersion.of(agent_loop).digest,
+        "agent_version": AgentVersion.of(as_runnable(agent_loop).source).digest,
         "dataset": str(prepared.dataset.path),
         "columns": list(options.columns),
         "offset": prepared.offset,

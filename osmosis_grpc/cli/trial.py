@@ -13,7 +13,7 @@ from typing import Any
 
 from osmosis_grpc.agent.current_context import ToolRun, tool_watcher
 from osmosis_grpc.agent.result_check import RunOutcome, outcome_of
-from osmosis_grpc.agent.runnable import AgentLoopRunnable
+from osmosis_grpc.agent.runnable import AgentLoopRunnable, as_runnable
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
 from osmosis_grpc.engine import Engine, EngineConfig, Peer, chats, loop_watchdog, runner, stalled_rollouts
 from osmosis_grpc.engine.loop_watchdog import Watchdog
@@ -87,8 +87,8 @@ class _Watched:
     """Runs an agent loop with a mock model, and watches the agent loop."""
 
     def __init__(self, agent_loop: Any, trial: Trial) -> None:
-        self._agent = AgentLoopRunnable(agent_loop)
-        self.name, self.source = self._agent.name, agent_loop
+        self._agent = as_runnable(agent_loop)
+        self.name, self.source = self._agent.name, self._agent.source
         self.tools, self.ended = self._agent.tools, self._agent.ended
         self.lists_tools_without_request = self.replayable = False
         self.stop: Callable[[], object] = lambda: None
@@ -100,8 +100,11 @@ class _Watched:
         trial.offered |= dict.fromkeys(_names(context.tools))
         tool_watcher.set(lambda run: trial.runs.append(run) if len(trial.runs) < MOST_RUNS else None)
         try:
-            await self._agent.bind(context)
-            trial.result = await self._agent.call(context)
+            if isinstance(self._agent, AgentLoopRunnable):
+                await self._agent.bind(context)
+                trial.result = await self._agent.call(context)
+            else:
+                trial.result = await self._agent.run(context)
         except BaseException as error:
             trial.error = error
             raise

@@ -33,6 +33,8 @@ HINTS = {
     "NON_FINITE_REWARD": "make the reward a finite number, or None to leave it to a grader",
     "TOOL_CALL_UNANSWERED": "append a tool message with the call's id for every call of a reply",
     "RUN_FAILED": "correct this line, or give up on purpose with return ctx.error(text)",
+    "GRADER_FAILED": "correct this line; a grader sets a reward of each sample with ctx.set_sample_reward(id, reward)",
+    "NO_SAMPLE": "ask the model with an OsmosisStrandsAgent, or with await get_rollout_context().chat(messages)",
     "NO_CHAT": "ask the model with await ctx.chat(messages); without `await` it is not asked",
     "NOT_AWAITED": "write await before the call: reply = await ctx.chat(messages)",
     "RUN_NOT_ASYNC": "write async def run, and await in it: return await helper(ctx)",
@@ -90,10 +92,12 @@ Row = tuple[str, str, Place | None]
 
 def findings_of(trial: Trial, agent_loop: Any) -> list[Finding]:
     """Return all errors and warnings."""
+    workflow = getattr(agent_loop, "workflow", None)
+    cls = workflow if isinstance(workflow, type) else type(agent_loop)
     if trial.get_tools_error is not None:
-        place = place_of(agent_loop.get_tools, type(agent_loop))
+        place = place_of(getattr(agent_loop, "get_tools", None), cls)
         return [make("GET_TOOLS_EXCEPTION", one_line(trial.get_tools_error), place)]
-    place = place_of(agent_loop.run, type(agent_loop))
+    place = place_of(getattr(cls, "run", None), cls)
     rows = [*_end(trial), *_tools(trial), *_chats(trial), *_blocks(trial)]
     return [
         Finding(code, text, HINTS[code], *(at or place), severity="warning" if code in WARNINGS else "error")
@@ -113,8 +117,11 @@ def _end(trial: Trial) -> Iterator[Row]:
     text = outcome.failure.message if outcome.failure else str(outcome.status)
     failed, is_result = outcome.status is OutcomeStatus.FAILED, isinstance(result, RolloutResult)
     completed = is_result and result.status == "COMPLETED"
-    if failed and isinstance(result, RunOutcome):
-        yield "BAD_RESULT", text, None
+    if failed and outcome.failure is not None and outcome.failure.boundary == "grader":
+        at = (outcome.failure.file, outcome.failure.line) if outcome.failure.file else None
+        yield "GRADER_FAILED", text, at
+    elif failed and isinstance(result, RunOutcome):
+        yield "NO_SAMPLE" if not trial.chats else "BAD_RESULT", text, None
     elif failed and trial.returned and not is_result:
         yield "RESULT_NOT_RETURNED", text, None
     elif failed and completed and result.reward is not None and not is_reward(result.reward):

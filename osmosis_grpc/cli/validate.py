@@ -13,7 +13,8 @@ import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from osmosis_grpc.agent.loader import LoadError, load_object
+from osmosis_grpc.agent.discovery import FoundWorkflow
+from osmosis_grpc.agent.loader import LoadError, configure, load_items
 from osmosis_grpc.agent.loop import AgentNameError, RolloutAgentLoop
 from osmosis_grpc.agent.missing_names import of_the_sdk
 from osmosis_grpc.agent.validator import (
@@ -26,6 +27,10 @@ from osmosis_grpc.agent.validator import (
     statement,
     validate_agent_loop,
 )
+from osmosis_grpc.agent.workflow import AgentWorkflow
+from osmosis_grpc.agent.workflow_sources import ConfigSources
+from osmosis_grpc.agent.workflow_validator import validate_agent
+from osmosis_grpc.cli.agent_sources import SourceOptions
 from osmosis_grpc.cli.transcript import counted, transcript
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
@@ -38,18 +43,24 @@ LONGEST = 86_400.0
 """The greatest --timeout, in seconds."""
 
 
-def validate_all(unnamed: list[str], specs: list[str], *, run: bool, timeout: float, json: bool) -> int:
+def validate_all(
+    unnamed: list[str], specs: list[str], given: SourceOptions, *, run: bool, timeout: float, json: bool
+) -> int:
     """Check the agent loops that `specs` name, print the findings, and return the exit code."""
     if unnamed or not specs:
         meant = " ".join(f"-m {spec}" for spec in unnamed or ["MODULE:ATTR"])
         usage_error("validate", _printable(f"-m or --module names an agent loop: validate {meant}"))
     if not 0 < timeout <= LONGEST:
         usage_error("validate", f"--timeout {timeout:g}: is not between 0 and {LONGEST:g} seconds")
+    try:
+        sources = given.sources()
+    except LoadError as error:
+        usage_error("validate", _printable(str(error)))
     with records(json) as out:
         report = _Report(out)
         for spec in specs:
             try:
-                _check(spec, timeout if run else None, report)
+                _check(spec, sources, timeout if run else None, report)
             except _NotLoadedError as error:
                 report.not_loaded += 1
                 say_error(_printable(f"validate: {error}"))
@@ -108,31 +119,31 @@ class _Report:
         self._out.say(text + (f", {self.not_loaded} not loaded" if self.not_loaded else ""))
 
 
-def _check(spec: str, timeout: float | None, report: _Report) -> None:
+def _check(spec: str, sources: ConfigSources, timeout: float | None, report: _Report) -> None:
     """Load the agent loops of a specification, check them, and report the findings. Raises _NotLoadedError.
 
     With a `timeout`, also run each valid agent loop.
     """
     try:
-        found = load_object(spec)
+        items = configure(load_items(spec), sources)
     except LoadError as error:
         result = _result_of(error.__cause__)
         if result is None:
             raise _NotLoadedError(_why(spec, error)) from error
         report.add(spec, result)
         return
-    items = list(found) if isinstance(found, list | tuple) else [found]
     if not items:
         raise _NotLoadedError(f"{spec} is empty")
     for item in items:
-        result = validate_agent_loop(item)
+        result = validate_agent(item)
         findings = [*_refused(item, result.agent_name, report.names), *result.findings]
         trial = None
         if timeout is not None and result.valid:
             from osmosis_grpc.cli.trial import try_out  # imports the engine
             from osmosis_grpc.cli.trial_findings import findings_of
 
-            agent_loop = item() if isinstance(item, type) else item
+            agent_loop = item.runnable() if isinstance(item, FoundWorkflow) else item
+            agent_loop = agent_loop() if isinstance(agent_loop, type) else agent_loop
             trial = try_out(agent_loop, timeout)
             findings += findings_of(trial, agent_loop)
         report.add(spec, dataclasses.replace(result, findings=tuple(findings)), trial)
@@ -140,10 +151,10 @@ def _check(spec: str, timeout: float | None, report: _Report) -> None:
 
 def _refused(item: object, name: str | None, names: set[str]) -> Iterator[Finding]:
     """Yield the findings that the validator cannot make, for agents that a server would refuse."""
-    cls = item if isinstance(item, type) else type(item)
-    if not issubclass(cls, RolloutAgentLoop):
+    cls = item.workflow if isinstance(item, FoundWorkflow) else item if isinstance(item, type) else type(item)
+    if not issubclass(cls, RolloutAgentLoop | AgentWorkflow):
         reason = of_the_sdk(cls)
-        text = f"{cls.__name__} is not a RolloutAgentLoop" + (f": {reason}" if reason else "")
+        text = f"{cls.__name__} is not a RolloutAgentLoop or an AgentWorkflow" + (f": {reason}" if reason else "")
         yield make("NOT_AN_AGENT_LOOP", text, place_of(cls))
     if name is not None and name in names:
         yield make("DUPLICATE_NAME", f"another agent loop is named {name!r} too", place_of(cls))

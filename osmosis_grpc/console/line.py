@@ -24,6 +24,8 @@ class Line:
         self._fields = [field for field in fields_for(command) if field.option.flags]
         self.given: dict[str, dict[str, Any]] = {"server": {}, "client": {}}
         """Part of the settings to field to value."""
+        self.in_file: dict[str, str] = {}
+        """The fields of the part `server` that a file sets, and where."""
         for field in self._fields:
             value = values[field.key]
             if value is not None and value != []:
@@ -40,7 +42,7 @@ class Line:
         `is_set` says whether an option has a value other than the default.
         """
         variables = {
-            flag: field.variable
+            flag: self.in_file.get(field.name, field.variable)
             for field in self._fields
             for flag in field.flags
             if not self.has(field.part, field.name) and is_set(field)

@@ -23,9 +23,15 @@ def _log_level(text: str) -> str:
 
 
 def _module(text: str) -> str:
-    module, _, attribute = text.partition(":")
-    if not module or not attribute:
+    module, colon, attribute = text.partition(":")
+    if not module or (colon and not attribute):
         raise ValueError(f"{text!r} is not MODULE:ATTRIBUTE, for example server:agent_loop")
+    return text
+
+
+def _key_value(text: str) -> str:
+    if not text.partition("=")[0] or "=" not in text:
+        raise ValueError(f"{text!r} is not KEY=VALUE")
     return text
 
 
@@ -69,8 +75,37 @@ class ServerOptions(Declared):
     """Options for hosting, addresses, trainers, security, the journal, the log and the process."""
 
     module: Annotated[
-        tuple[str, ...], Option("Agents", "-m, --module MODULE:ATTR", "Agent loop to host.", check=_module)
+        tuple[str, ...],
+        Option(
+            "Agents",
+            "-m, --module MODULE:ATTR",
+            "Agent loop to host; for a workflow, also its file (entry.py) or its module.",
+            check=_module,
+        ),
     ] = ()
+    config_file: Annotated[
+        Path | None,
+        Option("Agents", "--config FILE", "TOML file with the tables [workflow.config], [grader.config] and [server]."),
+    ] = None
+    workflow_config: Annotated[
+        tuple[str, ...],
+        Option(
+            "Agents",
+            "--workflow-config KEY=VALUE",
+            "A value of the workflows' configuration. The values of the variable stay, unless the flag replaces them.",
+            check=_key_value,
+        ),
+    ] = ()
+    grader_config: Annotated[
+        tuple[str, ...],
+        Option(
+            "Agents", "--grader-config KEY=VALUE", "A value of the graders' configuration, likewise.", check=_key_value
+        ),
+    ] = ()
+    grader: Annotated[
+        str | None,
+        Option("Agents", "--grader MODULE:CLASS", "The grader of the workflows, instead of the one in their file."),
+    ] = None
     legacy_agent: Annotated[
         tuple[str, ...],
         Option("Agents", "--legacy-agent [NAME=]URL", "Legacy HTTP agent server to host.", check=_legacy_agent),

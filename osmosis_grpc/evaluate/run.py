@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.engine import Engine, EngineConfig, Peer
 from osmosis_grpc.errors import CallError
 from osmosis_grpc.evaluate.dataset import Row
@@ -55,7 +56,9 @@ OnResult = Callable[[RowResult, RolloutOutcome | None], None]
 class Run:
     """One run of an agent loop. `policy` answers the chats."""
 
-    def __init__(self, agent_loop: RolloutAgentLoop, policy: Policy, folder: RunFolder, config: RunConfig) -> None:
+    def __init__(
+        self, agent_loop: RolloutAgentLoop | Runnable, policy: Policy, folder: RunFolder, config: RunConfig
+    ) -> None:
         self._agent_loop = agent_loop
         self._policy = policy
         self._folder = folder

@@ -9,10 +9,11 @@ import typer
 
 from osmosis_grpc.console.command import command
 from osmosis_grpc.console.line import Line
-from osmosis_grpc.serve.startup import read_settings, server_security, usage_error, usage_errors, warn_about_settings
+from osmosis_grpc.serve.startup import read_settings, server_security, usage_errors, warn_about_settings
 
 if TYPE_CHECKING:
     from osmosis_grpc.agent import RolloutAgentLoop
+    from osmosis_grpc.agent.runnable import Runnable
     from osmosis_grpc.link.credentials import Credentials
     from osmosis_grpc.link.server_security import ServerSecurity
     from osmosis_grpc.settings import RolloutSettings
@@ -40,7 +41,7 @@ def run(line: Line) -> None:
     forget_secrets()
     with records(options.json_records) as out, logs.configured(options.log_level):
         warn_about_settings(line)
-        loops = _load(list(options.module), validate=not options.no_validate)
+        loops = _load(line, settings)
 
         import anyio
 
@@ -105,19 +106,21 @@ def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, 
     return security, credentials
 
 
-def _load(specs: list[str], *, validate: bool) -> "list[RolloutAgentLoop]":
-    from osmosis_grpc.agent.loader import LoadError, load_agent_loops
-    from osmosis_grpc.agent.validator import validate_agent_loop
+def _load(line: Line, settings: "RolloutSettings") -> "list[RolloutAgentLoop | Runnable]":
+    """Load and check the agents. A problem ends the command with exit code 2, and a finding with exit code 1."""
+    from osmosis_grpc.agent.loader import LoadError, as_agents, load_configured
+    from osmosis_grpc.agent.workflow_validator import validate_agent
+    from osmosis_grpc.serve.agents import config_sources
 
-    try:
-        loops = load_agent_loops(specs)
-    except LoadError as error:
-        usage_error("serve", str(error))
-    findings = [finding for loop in loops for finding in validate_agent_loop(loop).findings] if validate else []
+    options = settings.server
+    with usage_errors("serve", line, settings, LoadError):
+        items = load_configured(options.module, config_sources(options))
+    findings = [] if options.no_validate else [each for item in items for each in validate_agent(item).findings]
     for finding in findings:
         place = f"{finding.file}:{finding.line}" if finding.file else "?"
         typer.echo(f"{finding.severity}: {finding.code} {place}: {finding.message} ({finding.hint})", err=True)
     if any(finding.severity == "error" for finding in findings):
         typer.echo("serve: not started; --no-validate starts anyway", err=True)
         raise typer.Exit(1)
-    return loops
+    with usage_errors("serve", line, settings, LoadError):
+        return as_agents(items)

@@ -49,7 +49,7 @@ class NotStarted(Exception):
 
 
 async def run_process(
-    loops: Sequence[RolloutAgentLoop],
+    loops: Sequence[RolloutAgentLoop | Runnable],
     config: ServerConfig,
     settings: "RolloutSettings",
     security: ServerSecurity,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from osmosis_grpc.agent.loader import LoadError, load_agent_loops
+from osmosis_grpc.agent.loader import LoadError, load_agents
 from tests.processes import run
 
 PREFIX = "change the prefix 'osmosis_ai' to 'osmosis_grpc' in its imports"
@@ -49,7 +49,7 @@ def module(tmp_path, monkeypatch, request):
 def test_t16_an_import_that_fails_says_what_to_do(module, statement, says):
     name, file = module(f"\n{statement}\n")
     with pytest.raises(LoadError) as raised:
-        load_agent_loops([f"{name}:agent"])
+        load_agents([f"{name}:agent"])
     text = str(raised.value)
     assert text.startswith(f"{name}:agent: {says}")
     assert text.endswith(f" at {file}:2")
@@ -76,10 +76,11 @@ def test_t16_an_agent_of_an_installed_sdk_gets_the_prefix(tmp_path, command):
     done = run("-m", "osmosis_grpc", command, "-m", "agents:agent", cwd=tmp_path)
     sentence = f"Agent derives from osmosis_ai.rollout.RolloutAgentLoop: {PREFIX}"
     if command == "serve":
-        assert (done.returncode, done.stderr) == (2, f"serve: agents:agent is not a RolloutAgentLoop: {sentence}\n")
+        problem = f"serve: agents:agent is not a RolloutAgentLoop or an AgentWorkflow: {sentence}\n"
+        assert (done.returncode, done.stderr) == (2, problem)
     else:
         assert done.returncode == 1
-        assert f"Agent is not a RolloutAgentLoop: {sentence}\n" in done.stdout
+        assert f"Agent is not a RolloutAgentLoop or an AgentWorkflow: {sentence}\n" in done.stdout
 
 
 @pytest.mark.parametrize("command", ["validate", "serve"])

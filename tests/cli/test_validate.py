@@ -149,7 +149,7 @@ def test_warnings_do_not_fail(here):
         ("json:agent", "json has no attribute 'agent', and no agent loop ("),
         ("own/three:agent", "'own/three:agent' names a file; name the module: own.three:agent"),
         ("./three.py:agent", "name the module: three:agent"),
-        ("own/three.py", "name the module: own.three:ATTRIBUTE"),
+        ("own/three.py", "there is no folder 'own' in "),
         ("{folder}/own/three.py:agent", "name the module: own.three:agent"),
         ("../three.py:agent", "name the module: three:agent, from the folder .."),
         ("own.three.agent", "'own.three.agent' is not MODULE:ATTRIBUTE; own.three:agent is"),

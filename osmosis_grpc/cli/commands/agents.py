@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from osmosis_grpc.cli.commands.shared import Json
+from osmosis_grpc.cli.commands.shared import ConfigFile, GraderClass, GraderConfig, Json, WorkflowConfig
 
 commands = typer.Typer()
 
@@ -17,7 +17,7 @@ def validate(
     unnamed: Annotated[list[str] | None, typer.Argument(metavar="-m MODULE:ATTR", hidden=True)] = None,
     module: Annotated[
         list[str] | None,
-        typer.Option("-m", "--module", metavar="MODULE:ATTR", help="Agent loop to check; may be repeated.  [required]"),
+        typer.Option("-m", "--module", metavar="MODULE:ATTR", help="What to check; may be repeated.  [required]"),
     ] = None,
     run: Annotated[
         bool, typer.Option("--run", help="Also run a rollout of each, with a mock model that calls every tool.")
@@ -25,12 +25,23 @@ def validate(
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", help="How long such a rollout may take.")
     ] = AGENT_TIMEOUT,
+    config: ConfigFile = None,
+    workflow_config: WorkflowConfig = None,
+    grader_config: GraderConfig = None,
+    grader: GraderClass = None,
     json: Json = False,
 ) -> None:
-    """Check agent loops. Exit codes: 0 without errors, 1 with errors, 2 when there is nothing to check."""
+    """Check agent loops and workflows. Exit codes: 0 without errors, 1 with errors, 2 with nothing to check."""
+    from osmosis_grpc.cli.agent_sources import SourceOptions
     from osmosis_grpc.cli.validate import validate_all
 
-    raise typer.Exit(validate_all(unnamed or [], module or [], run=run, timeout=timeout, json=json))
+    given = SourceOptions(
+        config=config,
+        workflow_config=tuple(workflow_config or ()),
+        grader_config=tuple(grader_config or ()),
+        grader=grader,
+    )
+    raise typer.Exit(validate_all(unnamed or [], module or [], given, run=run, timeout=timeout, json=json))
 
 
 @commands.command()
@@ -42,6 +53,7 @@ def demo(
     command: Annotated[
         str | None, typer.Option("--command", help="Your program, as in serve --command, instead of the calculator.")
     ] = None,
+    config: ConfigFile = None,
     json: Annotated[bool, typer.Option("--json", help="Eight JSON records instead of a table.")] = False,
 ) -> None:
     """Run eight rollouts of a calculator agent or of your own, with a mock for a model, over real sockets."""
@@ -50,5 +62,5 @@ def demo(
     if module and command:
         typer.echo("demo: -m and --command name two agents; give one of them", err=True)
         raise typer.Exit(2)
-    given = {"-m": module, "--command": command}
+    given = {"-m": module, "--command": command, "--config": config}
     raise typer.Exit(run_demo(json, [word for name, value in given.items() if value for word in (name, value)]))

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from osmosis_grpc.cli.commands.shared import Json
+from osmosis_grpc.cli.commands.shared import ConfigFile, GraderClass, GraderConfig, Json, WorkflowConfig
 
 commands = typer.Typer()
 
@@ -12,7 +12,8 @@ commands = typer.Typer()
 @commands.command("test")
 def run_dataset(
     module: Annotated[
-        str | None, typer.Option("-m", "--module", "--agent", metavar="MODULE:ATTR", help="The agent loop.  [required]")
+        str | None,
+        typer.Option("-m", "--module", "--agent", metavar="MODULE:ATTR", help="Agent loop or workflow.  [required]"),
     ] = None,
     dataset: Annotated[
         str | None, typer.Option("-d", "--dataset", metavar="FILE", help=".json, .jsonl, .csv or .parquet.  [required]")
@@ -77,16 +78,27 @@ def run_dataset(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Only the summary.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="A line for each row, also on a terminal.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show each row's conversation and the log.")] = False,
+    config: ConfigFile = None,
+    workflow_config: WorkflowConfig = None,
+    grader_config: GraderConfig = None,
+    grader: GraderClass = None,
     json: Json = False,
 ) -> None:
     """Run an agent loop over a dataset with a model, and keep the run in a folder.
 
     The model is asked once before the first row. Exit codes: 0 all rows completed, 1 some rows failed, 2 usage.
     """
+    from osmosis_grpc.cli.agent_sources import SourceOptions
     from osmosis_grpc.cli.test import Options, run_test
 
     options = Options(
         module=module,
+        sources=SourceOptions(
+            config=config,
+            workflow_config=tuple(workflow_config or ()),
+            grader_config=tuple(grader_config or ()),
+            grader=grader,
+        ),
         dataset=dataset,
         model=model,
         api_key=api_key,

@@ -1,0 +1,125 @@
+"""Puts the values of a TOML file and of a command line into the configurations of workflows and graders.
+
+The order of precedence is: the request, the command line, the environment, the TOML file, the code. The values of a
+request are put in when its rollout runs (see WorkflowRunnable).
+"""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from osmosis_grpc.agent.config_values import ConfigValueError, built, config_class, overlaid
+from osmosis_grpc.agent.discovery import FoundWorkflow
+from osmosis_grpc.agent.grader import Grader
+from osmosis_grpc.agent.workflow import AgentWorkflow
+from osmosis_grpc.agent.workflow_config import BaseConfig
+from osmosis_grpc.agent.workflow_toml import WorkflowToml
+
+TBase = TypeVar("TBase", bound=BaseConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigSources:
+    """Where the configurations of workflows and graders get values from, besides the code."""
+
+    toml: WorkflowToml = field(default_factory=WorkflowToml)
+    workflow: tuple[str, ...] = ()
+    """KEY=VALUE texts. A later one wins."""
+    grader: tuple[str, ...] = ()
+    """KEY=VALUE texts for the grader's configuration."""
+    grader_class: str = ""
+    """MODULE:CLASS of a grader that replaces the grader in the workflow's file."""
+
+
+def configured(
+    workflows: Sequence[FoundWorkflow], sources: ConfigSources, load: Callable[[str], Any]
+) -> list[FoundWorkflow]:
+    """Return the workflows with the values of the sources. `load` returns the object of a text MODULE:CLASS.
+
+    Raises ConfigValueError and WorkflowTomlError, which name the file or the option, and ValueError for a text that is
+    not KEY=VALUE or names no grader.
+    """
+    sources.toml.check([found.name for found in workflows])
+    return [_configured(found, sources, load, only=len(workflows) == 1) for found in workflows]
+
+
+def _configured(
+    found: FoundWorkflow, sources: ConfigSources, load: Callable[[str], Any], *, only: bool
+) -> FoundWorkflow:
+    workflow = sources.toml.values("workflow", found.name, only=only)
+    grader = sources.toml.values("grader", found.name, only=only)
+    named = sources.grader_class or grader.get("module", "")
+    cls = _grader(named, load) if named else found.grader
+    return replace(
+        found,
+        grader=cls,
+        config=_with(
+            found.config,
+            config_class(found.workflow, AgentWorkflow),
+            (workflow.get("config", {}), f"{sources.toml.path}: [workflow.config]"),
+            (sources.workflow, "--workflow-config"),
+        ),
+        grader_config=_with(
+            found.grader_config,
+            config_class(cls, Grader) if cls is not None else None,
+            (grader.get("config", {}), f"{sources.toml.path}: [grader.config]"),
+            (sources.grader, "--grader-config"),
+        ),
+    )
+
+
+def parsed(texts: Iterable[str], flag: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the values of KEY=VALUE texts, and the texts. A VALUE that is JSON is read as JSON.
+
+    Raises ValueError naming the flag.
+    """
+    values: dict[str, Any] = {}
+    read: dict[str, str] = {}
+    for text in texts:
+        key, sign, value = text.partition("=")
+        if not sign or not key:
+            raise ValueError(f"{flag}: {text!r} is not KEY=VALUE")
+        values[key] = read[key] = value
+        with contextlib.suppress(ValueError):
+            values[key] = json.loads(value)
+    return values, read
+
+
+def _grader(spec: str, load: Callable[[str], Any]) -> type[Grader[Any]]:
+    found = load(spec)
+    if not isinstance(found, type) or not issubclass(found, Grader):
+        what = found.__name__ if isinstance(found, type) else f"a {type(found).__name__}"
+        raise ValueError(f"{spec} is not a subclass of Grader: it is {what}")
+    return found
+
+
+def _with(
+    config: Any, cls: type[BaseConfig] | None, file: tuple[Mapping[str, Any], str], line: tuple[Sequence[str], str]
+) -> Any:
+    """Return a configuration with the values of a file and of a command line.
+
+    Without an instance, make one of the class `cls`.
+    """
+    values, texts = parsed(*line)
+    if not file[0] and not values:
+        return config
+    if config is None:
+        named, source = {**file[0], **values}, ", ".join(source for given, source in (file, line) if given)
+        if cls is None:
+            raise ValueError(f"{source}: the code has no configuration for the values of {', '.join(named)}")
+        return _read(lambda given: built(cls, given, source), named, texts)
+    config = overlaid(config, *file) if file[0] else config
+    return _read(lambda given: overlaid(config, given, line[1]), values, texts) if values else config
+
+
+def _read(make: Callable[[Mapping[str, Any]], Any], values: Mapping[str, Any], texts: Mapping[str, str]) -> Any:
+    """Call `make` with values. If a value that was read as JSON does not fit, take its text instead."""
+    try:
+        return make(values)
+    except ConfigValueError as error:
+        unread = {name: texts[name] for name in error.problems if name in texts and texts[name] != values[name]}
+        if not unread:
+            raise
+        return make({**values, **unread})

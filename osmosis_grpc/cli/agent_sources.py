@@ -1,0 +1,35 @@
+"""The sources of the configurations of workflows, for commands that run agents in their own process."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from osmosis_grpc.agent.loader import LoadError
+from osmosis_grpc.agent.workflow_sources import ConfigSources
+from osmosis_grpc.serve.agents import config_sources
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """The options --config, --workflow-config, --grader-config and --grader."""
+
+    config: str | None = None
+    workflow_config: tuple[str, ...] = ()
+    grader_config: tuple[str, ...] = ()
+    grader: str | None = None
+
+    def sources(self) -> ConfigSources:
+        """Return the sources that the options and the environment name. Raises LoadError."""
+        from osmosis_grpc.settings import RolloutServerSettings, problems
+
+        given = {"config_file": Path(self.config)} if self.config else {}
+        try:
+            known = RolloutServerSettings(**given)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise LoadError(problems(error) if hasattr(error, "errors") else str(error)) from None  # type: ignore[arg-type]
+        found = config_sources(known)
+        return ConfigSources(
+            toml=found.toml,
+            workflow=(*found.workflow, *self.workflow_config),
+            grader=(*found.grader, *self.grader_config),
+            grader_class=self.grader or found.grader_class,
+        )
