@@ -1,29 +1,55 @@
 """A gRPC-native protocol and server for remote agent rollouts.
 
-Agent authors use osmosis_grpc.rollout, trainers osmosis_grpc.trainer. Importing this
-package imports nothing heavy.
+Agent authors use osmosis_grpc.rollout, trainers osmosis_grpc.trainer. This module has the names of the Osmosis SDK's
+osmosis_ai. Importing it imports nothing heavy.
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "osmosis_reward"]
+__all__ = [
+    "CompletionsResult",
+    "InitResponse",
+    "OpenAIFunctionToolSchema",
+    "OsmosisLLMClient",
+    "OsmosisRolloutError",
+    "OsmosisServerError",
+    "OsmosisTimeoutError",
+    "OsmosisTransportError",
+    "OsmosisValidationError",
+    "RolloutAgentLoop",
+    "RolloutContext",
+    "RolloutMetrics",
+    "RolloutRequest",
+    "RolloutResponse",
+    "RolloutResult",
+    "__version__",
+    "create_app",
+    "get_agent_loop",
+    "list_agent_loops",
+    "osmosis_reward",
+    "register_agent_loop",
+]
 
-if TYPE_CHECKING:
-    from osmosis_grpc.agent.reward_decorator import osmosis_reward
-else:
 
-    def __getattr__(name: str) -> Any:
-        if name == "osmosis_reward":
-            from osmosis_grpc.agent.reward_decorator import osmosis_reward
+def __getattr__(name: str) -> Any:
+    """Return the object of a name. Raises ImportError for a known name that is elsewhere or missing."""
+    if name == "osmosis_reward":
+        return importlib.import_module("osmosis_grpc.agent.reward_decorator").osmosis_reward
+    if not name.startswith("_"):
+        rollout = importlib.import_module("osmosis_grpc.rollout")
+        if name in __all__:
+            return getattr(rollout, name)
+        from osmosis_grpc.agent.missing_names import missing_name
 
-            return osmosis_reward
-        if not name.startswith("_"):
-            from osmosis_grpc.agent.missing_names import missing_name
+        known = name in rollout.__all__
+        text = f"{name} is in osmosis_grpc.rollout: import it from there" if known else missing_name(name)
+        if text is not None:
+            raise ImportError(text, name=__name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-            known = name in importlib.import_module("osmosis_grpc.rollout").__all__
-            text = f"{name} is in osmosis_grpc.rollout: import it from there" if known else missing_name(name)
-            if text is not None:
-                raise ImportError(text, name=__name__)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    """Return the names."""
+    return __all__

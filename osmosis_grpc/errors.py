@@ -95,13 +95,17 @@ class CallError(OsmosisRolloutError):
     """The nearest HTTP status."""
 
     message: InitVar[str]
+    status: InitVar[int | None] = None
+    """Replaces the `status_code` of the class."""
     retry_after: float | None = field(default=None, kw_only=True)
     """The caller should wait this many seconds before a retry; None if the other side names no valid time."""
     reason: str = field(default="", kw_only=True)
     """Why the call was refused, in upper snake case, for programs. error.proto has the list. Empty if it is unknown."""
 
-    def __post_init__(self, message: str) -> None:
+    def __post_init__(self, message: str, status: int | None) -> None:
         super().__init__(message)
+        if status is not None:
+            self.status_code = status
         if self.retry_after is not None and not 0 <= self.retry_after <= LONGEST_PAUSE:
             self.retry_after = None
 

@@ -1,7 +1,10 @@
 """create_app and serve_agent_loop: serve an agent loop over HTTP, without gRPC."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -9,25 +12,38 @@ from fastapi import FastAPI
 
 from osmosis_gateway.http1 import BoundedProtocol
 from osmosis_gateway.http_server import tokens_of
-from osmosis_gateway.in_process import InProcessRollouts
+from osmosis_gateway.in_process import InProcessRollouts, NotStarted
 from osmosis_gateway.legacy_trainers import HttpTrainers
 from osmosis_gateway.outgoing_calls import Calls
 from osmosis_gateway.routes import HttpAccess, add_routes, gateway_app
 from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.agent.ports import EventSink
+from osmosis_grpc.agent.request_model import metadata_limit_that_was_set
 from osmosis_grpc.agent.validator import validate_agent_loop
 from osmosis_grpc.engine import Engine, EngineConfig
-from osmosis_grpc.link.bearer_tokens import check_token
+from osmosis_grpc.errors import OsmosisRolloutError
+from osmosis_grpc.link.bearer_tokens import Tokens, check_token
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.target_policy import TargetPolicy, is_loopback
 from osmosis_grpc.observability.server_metrics import ServerMetrics
-from osmosis_grpc.server.tracelog import TraceLog
-from osmosis_grpc.settings import RolloutServerSettings, RolloutSettings, forget_secrets, get_settings
+from osmosis_grpc.server.tracelog import DebugLog, TraceLog, new_folder
+from osmosis_grpc.settings import RolloutSettings, forget_secrets, get_settings
 from osmosis_grpc.storage import MemoryJournal
+
+log = logging.getLogger(__name__)
 
 Hook = Callable[[], Awaitable[None]]
 
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 9000
 DRAIN_TIMEOUT = 30.0
 """When the application stops, it waits at most this many seconds for running rollouts to end."""
+
+
+class ServeError(OsmosisRolloutError, ValueError):
+    """serve_agent_loop cannot start a server with these parameters."""
+
+    boundary = "server"
 
 
 def create_app(
@@ -38,15 +54,28 @@ def create_app(
     debug_dir: str | None = None,
     on_startup: Hook | None = None,
     on_shutdown: Hook | None = None,
+    *,
+    api_key: str | None = None,
+    allow_target: Sequence[str] = (),
+    **platform: Any,
 ) -> FastAPI:
-    """Return an application for uvicorn. Parameters that are left out come from the settings.
+    """Return an application for uvicorn or for Starlette's TestClient.
 
-    `max_concurrent` is 100 by default in the settings. `on_startup` and `on_shutdown` are awaited when the application
-    starts and stops. Each rollout writes one .jsonl file in `debug_dir`. At the stop, the application waits
-    DRAIN_TIMEOUT seconds for running rollouts. Without a token, a caller on this machine can only name a trainer on
-    this machine.
+    Parameters that are left out come from the settings. `max_concurrent` is 100 by default in the settings.
+    `on_startup` and `on_shutdown` are awaited when the application starts and stops. ctx.log_event writes
+    `debug_dir`/ROLLOUT_ID.jsonl, and all events of a rollout are in a subfolder with the start time as its name. At the
+    stop, the application waits DRAIN_TIMEOUT seconds for running rollouts.
+
+    `api_key` is the token that callers must send. It replaces the tokens of the settings. Without a token, a caller on
+    this machine can only name a trainer on this machine, or one that `allow_target` names: HOST, HOST:PORT or a
+    network. A TestClient counts as a caller on this machine. `credentials`, `server_host` and `server_port` of the
+    Osmosis SDK have no effect, because nothing is registered anywhere. Raises ValueError for an invalid `api_key` or
+    `allow_target`.
     """
+    _ignore("create_app", platform, ("credentials", "server_host", "server_port"))
     known = settings or get_settings()
+    tokens = tokens_of(known) if api_key is None else Tokens(f"api={check_token(api_key)}")
+    policy = TargetPolicy(loopback=False, allow=allow_target, option="create_app(allow_target=[...])")
     config = EngineConfig(
         max_concurrent=known.server.max_concurrent_rollouts if max_concurrent is None else max_concurrent,
         record_ttl=known.server.record_ttl_seconds if record_ttl_seconds is None else record_ttl_seconds,
@@ -54,12 +83,11 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        sinks = [TraceLog(debug_dir)] if debug_dir else []
         async with (
             Calls(known.client, checked_only=True) as calls,
-            Engine([agent_loop], config, sinks=sinks, journal=MemoryJournal()) as engine,
+            Engine([agent_loop], config, sinks=app.state.make_sinks(), journal=MemoryJournal()) as engine,
         ):
-            trainers = HttpTrainers(calls, TargetPolicy(loopback=False), known.client)
+            trainers = HttpTrainers(calls, policy, known.client)
             app.state.engine, app.state.rollouts = engine, InProcessRollouts(engine, trainers.peer)
             app.state.metrics = ServerMetrics(engine)
             if on_startup is not None:
@@ -68,45 +96,80 @@ def create_app(
                 yield
                 await engine.shutdown.stop(DRAIN_TIMEOUT)
             finally:
+                app.state.rollouts = NotStarted(agent_loop.name)
                 if on_shutdown is not None:
                     await on_shutdown()
 
     app = gateway_app("osmosis_grpc", lifespan=lifespan)
-    add_routes(app, HttpAccess(tokens=tokens_of(known), max_metadata_bytes=known.server.max_metadata_size_bytes))
+    app.state.rollouts = NotStarted(agent_loop.name)
+    app.state.make_sinks = partial(_sinks, debug_dir)
+    limit = metadata_limit_that_was_set() or known.server.max_metadata_size_bytes
+    add_routes(app, HttpAccess(tokens=tokens, max_metadata_bytes=limit))
     return app
 
 
 def serve_agent_loop(
     agent_loop: RolloutAgentLoop,
     *,
-    host: str = "127.0.0.1",
-    port: int = 9000,
+    host: str = DEFAULT_HOST,
+    port: int = DEFAULT_PORT,
     validate: bool = True,
     log_level: str = "info",
     settings: RolloutSettings | None = None,
     api_key: str | None = None,
+    local_debug: bool = False,
+    reload: bool = False,
     insecure: bool = False,
+    debug_dir: str | None = None,
     **app_parameters: Any,
 ) -> FastAPI:
     """Serve an agent loop over HTTP until SIGTERM or SIGINT. Return the application.
 
-    `app_parameters` are parameters of create_app. `api_key` is the token that callers must send. This function has no
-    TLS, so a public host needs `insecure=True`. The command `osmosis-grpc serve` has TLS. Raises
-    AgentLoopValidationError for an invalid agent loop. Raises ValueError for an invalid `api_key`, and for a public
-    host without `insecure` or without a token.
+    `app_parameters` are parameters of create_app. `api_key` is the token that callers must send. With `local_debug`,
+    callers need no token, also if the settings have tokens. This function has no TLS, so a public host needs
+    `insecure=True`. The command `osmosis-grpc serve` has TLS. The files of `debug_dir` are in a subfolder with the
+    start time as its name. `skip_register` of the Osmosis SDK has no effect, because nothing is registered anywhere.
+
+    Raises AgentLoopValidationError for an invalid agent loop. Raises ServeError, a ValueError, for a public host
+    without a token, for `local_debug` with an `api_key`, and for `reload`, which only the command `serve` has. Raises
+    ValueError for an invalid `api_key`, and for a public host without `insecure`.
     """
+    if reload:
+        raise ServeError("reload: use the command: osmosis-grpc serve --reload -m MODULE:ATTR")
+    if local_debug and api_key is not None:
+        raise ServeError("local_debug: asks no caller for a token, and api_key is one: leave one of them out")
+    platform = {name: app_parameters.pop(name) for name in ("skip_register",) if name in app_parameters}
+    _ignore("serve_agent_loop", platform, platform)
     known = settings or get_settings()
-    if api_key is not None:
-        check_token(api_key)
-        server = RolloutServerSettings.model_validate(known.server.model_dump() | {"token": api_key})
-        known = known.model_copy(update={"server": server})
-    if not is_loopback(host) and not tokens_of(known):
-        raise ValueError(f"host: {host} is a public address, which needs a token: pass api_key=..., or host=127.0.0.1")
-    ServerSecurity(tokens=tokens_of(known), insecure=insecure).check_host(host)
+    if local_debug:
+        known = known.model_copy(update={"server": known.server.model_copy(update={"token": None, "token_file": None})})
+    tokens = tokens_of(known) if api_key is None else Tokens(f"api={check_token(api_key)}")
+    if not is_loopback(host) and not tokens:
+        raise ServeError(f"host: {host} is a public address, which needs a token: pass api_key=..., or host=127.0.0.1")
+    ServerSecurity(tokens=tokens, insecure=insecure).check_host(host)
     if validate:
         validate_agent_loop(agent_loop).raise_if_invalid()
-    app = create_app(agent_loop, settings=known, **app_parameters)
+    app = create_app(agent_loop, settings=known, api_key=api_key, **app_parameters)
+    if debug_dir:
+        app.state.make_sinks = partial(_sinks, new_folder(debug_dir), events="events")
     if settings is None:
         forget_secrets()
     uvicorn.run(app, host=host, port=port, log_level=log_level, http=BoundedProtocol)
     return app
+
+
+def _sinks(folder: Path | str | None, events: str = "") -> list[EventSink]:
+    """Return the sinks of a debug folder. The events are in its subfolder `events`, or in a new one."""
+    if not folder:
+        return []
+    return [DebugLog(folder), TraceLog(Path(folder, events) if events else new_folder(folder))]
+
+
+def _ignore(function: str, given: Mapping[str, Any], known: Collection[str]) -> None:
+    """Log parameters of the Osmosis SDK that have no effect. Raises TypeError for a parameter that is not `known`."""
+    for name in given:
+        if name not in known:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+    if given:
+        names = ", ".join(given)
+        log.info("%s: %s have no effect: this server is registered with no platform", function, names)

@@ -6,7 +6,7 @@ from typing import Any
 from osmosis_gateway import http_bodies
 from osmosis_grpc.engine import Engine, Peer
 from osmosis_grpc.errors import Unavailable
-from osmosis_grpc.types import InitRequest, ToolDict
+from osmosis_grpc.types import Capacity, InitRequest, ToolDict
 
 
 class InProcessRollouts:
@@ -29,3 +29,17 @@ class InProcessRollouts:
             raise Unavailable(f"{supervisor.owner} has failed")
         loops, draining = sorted(self._engine.context.runnables), self._engine.shutdown.draining
         return http_bodies.health(self._engine.capacity(), loops, draining=draining)
+
+
+class NotStarted:
+    """Implements the routes' port Rollouts for an application whose lifespan has not begun. It starts no rollout."""
+
+    def __init__(self, agent_loop: str) -> None:
+        self._agent_loop = agent_loop
+
+    async def init(self, init: InitRequest, **caller: object) -> tuple[str, Sequence[ToolDict]]:
+        """Raise Unavailable."""
+        raise Unavailable("the application has not started: run it with uvicorn, or in `with TestClient(app)`")
+
+    async def health(self) -> dict[str, Any]:
+        return http_bodies.health(Capacity(max_concurrent=0, max_queued=0), [self._agent_loop], draining=False)

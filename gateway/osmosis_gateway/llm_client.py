@@ -91,10 +91,12 @@ class OsmosisLLMClient:
         response = http_bodies.read_reply(raw)
         self._count(response.usage or {}, (time.monotonic() - began) * 1000)
         block = response.tokens
+        ids: Any = None if block is None else block.ids
+        logprobs: Any = None if block is None else block.logprobs
         return CompletionsResult(
             message=response.message,
-            token_ids=None if block is None else block.ids,
-            logprobs=None if block is None else block.logprobs,
+            token_ids=ids,
+            logprobs=logprobs,
             usage=dict(response.usage or {}),
             finish_reason=response.finish_reason,
             extra=response.extra,

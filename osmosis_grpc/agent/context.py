@@ -8,24 +8,29 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from osmosis_grpc.agent.loggable import loggable, sendable
 from osmosis_grpc.agent.loop_calls import LoopCalls
+from osmosis_grpc.agent.model_client import ModelClient, ModelSession, NoSession
+from osmosis_grpc.agent.other_thread_session import OtherThreadSession
 from osmosis_grpc.agent.ports import Session
+from osmosis_grpc.agent.request import RolloutRequest
 from osmosis_grpc.agent.results import CompletionsResult, RolloutResult
 from osmosis_grpc.agent.reward_decorator import BadRewardError
 from osmosis_grpc.agent.rollout_scope import RolloutScope, current_rollout
+from osmosis_grpc.agent.tool_schema import tool_schema
 from osmosis_grpc.agent.tools import (
+    answer_tool_calls,
     create_tool_error_result,
     create_tool_result,
-    execute_tool_calls,
     get_tool_call_info,
     note_error,
-    serialize_tool_result,
+    tool_text,
 )
-from osmosis_grpc.types import ChatPurpose, ChatRef, Message, RolloutRequest, ToolDict, events, jsontext
+from osmosis_grpc.types import ChatPurpose, ChatRef, Message, events, jsontext
 from osmosis_grpc.types.outcome import is_reward
 from osmosis_grpc.types.tool_dicts import dump_model
 
 if TYPE_CHECKING:
     from osmosis_grpc.agent.grader import RolloutSample
+    from osmosis_grpc.agent.sdk_schemas import RolloutMetrics
 
 MAX_LATENCY_MS = 365 * 24 * 3600 * 1000.0
 """The longest latency of a tool call that can be recorded: a year."""
@@ -44,14 +49,17 @@ class RunnableTool(Protocol):
 class RolloutContext(RolloutScope):
     """The agent's view of one rollout. After the end of the rollout every method raises RolloutEndedError.
 
-    Without a session the context belongs to no rollout: it has registered agents, and no model.
+    Code can make a context, too. With `llm`, for example the mock of a unit test, chat() returns what
+    `llm.chat_completions` returns. Without `llm` the context belongs to no rollout: it has registered agents, and no
+    model.
     """
 
     def __init__(
         self,
-        *,
         request: RolloutRequest | None = None,
-        tools: Sequence[ToolDict] = (),
+        tools: Sequence[Any] = (),
+        llm: Any = None,
+        *,
         session: Session | None = None,
         rollout_id: str = "",
         chat_completions_url: str = "",
@@ -62,14 +70,21 @@ class RolloutContext(RolloutScope):
             chat_completions_url=chat_completions_url,
             api_key=api_key,
         )
-        self.request = request or RolloutRequest(rollout_id=self.rollout_id)
+        self.request = request or RolloutRequest.unchecked(rollout_id=self.rollout_id)
         """The trainer's request."""
-        self.tools = list(tools)
-        """The tools that get_tools returned, as dicts."""
-        self._session: Session = session or _NO_SESSION
-        self._loop = _running_loop()
+        self._tools, self._tools_read = tools, False
+        self._own = None if llm is None else ModelSession(llm)
+        self._loop_session: Session = session or self._own or _NO_SESSION
+        self._loop = None if session is None else _running_loop()
         self._runnable_tools: dict[str, RunnableTool] = {}
         self._purpose: ChatPurpose | None = None
+
+    @property
+    def _session(self) -> Session:
+        """The session. On other threads and in other event loops, its methods run on the event loop of the rollout."""
+        if self._loop is None or self._loop is _running_loop():
+            return self._loop_session
+        return OtherThreadSession(self._loop_session, self.loop_calls)
 
     def for_grader(self) -> "RolloutContext":
         """Return a context of the same rollout whose chats are all for judging. They are never trained on."""
@@ -88,9 +103,25 @@ class RolloutContext(RolloutScope):
         self._runnable_tools |= {tool.name: tool for tool in tools if isinstance(tool, RunnableTool)}
 
     @property
-    def llm(self) -> "ModelClient":
-        """The model, for code that uses the Osmosis SDK's client."""
-        return ModelClient(self)
+    def tools(self) -> list[Any]:
+        """The tools that get_tools returned. They are dicts whose keys are also attributes: tool.function.name."""
+        if not self._tools_read:
+            self._tools, self._tools_read = [tool_schema(tool) for tool in self._tools], True
+        return self._tools  # type: ignore[return-value]
+
+    @tools.setter
+    def tools(self, tools: Sequence[Any]) -> None:
+        self._tools, self._tools_read = list(tools), True
+
+    @property
+    def llm(self) -> Any:
+        """The model, for code that uses the Osmosis SDK's client: a ModelClient, or the `llm` of the constructor."""
+        return ModelClient(self, self._metrics) if self._own is None else self._own.model
+
+    def _metrics(self) -> "RolloutMetrics":
+        from osmosis_grpc.agent.sdk_schemas import RolloutMetrics
+
+        return RolloutMetrics.model_validate(self._session.metrics())
 
     @property
     def samples(self) -> tuple[str, ...]:
@@ -115,15 +146,23 @@ class RolloutContext(RolloutScope):
         """
         if isinstance(tools, list | tuple):
             self.bind_tools(tools)
+        if self._own is not None:
+            made: CompletionsResult = await self._own.ask(
+                messages, sample=sample, purpose=self._purpose or purpose, tools=tools, params=params
+            )
+            return made
         number, response = await self._session.chat(
             messages, sample=sample, purpose=self._purpose or purpose, tools=tools, params=params
         )
-        block, message = response.tokens, jsontext.copy(response.message, "message")
+        block = response.tokens
+        ids: Any = None if block is None else block.ids
+        logprobs: Any = None if block is None else block.logprobs
+        message = jsontext.copy(response.message, "message")
         self._session.calls.add(message, sample, number)
         return CompletionsResult(
             message=message,
-            token_ids=None if block is None else block.ids,
-            logprobs=None if block is None else block.logprobs,
+            token_ids=ids,
+            logprobs=logprobs,
             usage=dict(response.usage or {}),
             finish_reason=response.finish_reason or None,
             extra=response.extra,
@@ -157,6 +196,8 @@ class RolloutContext(RolloutScope):
         The messages are those of the agent's method `rollout_messages()`, or of its attribute `messages`. Raises
         ValueError for a name that is in use or cannot be used.
         """
+        if not isinstance(sample_id, str):
+            raise ValueError(f"sample: is a {type(sample_id).__name__}, not a str")
         if sample_id in self._agents:
             raise ValueError(f"the rollout already has an agent named {sample_id!r}; give each agent a name of its own")
         if self._session is not _NO_SESSION:
@@ -222,6 +263,7 @@ class RolloutContext(RolloutScope):
             status="COMPLETED",
             final_messages=final_messages,
             finish_reason=finish_reason,
+            metrics=self._metrics,  # type: ignore[arg-type]
             reward=reward,
             extra_fields=extra_fields,
         )
@@ -233,7 +275,11 @@ class RolloutContext(RolloutScope):
         """
         self._session.check_open()
         return RolloutResult(
-            status="ERROR", final_messages=final_messages or (), finish_reason="error", error_message=error_message
+            status="ERROR",
+            final_messages=final_messages or [],
+            finish_reason="error",
+            error_message=error_message,
+            metrics=self._metrics,  # type: ignore[arg-type]
         )
 
     async def run_tools(self, reply: Any) -> list[Message]:
@@ -244,9 +290,10 @@ class RolloutContext(RolloutScope):
         function raises, or the time runs out. The message of such a call has the error.
         """
         self._session.check_open()
-        message = reply.message if isinstance(reply, CompletionsResult) else dump_model(reply)
+        held = getattr(reply, "message", None)
+        message = held if isinstance(held, dict) else dump_model(reply)
         calls = message.get("tool_calls") or ()
-        return await execute_tool_calls(calls, self._run_tool)
+        return await answer_tool_calls(calls, self._run_tool)
 
     async def tool_loop(
         self,
@@ -271,12 +318,12 @@ class RolloutContext(RolloutScope):
         return conversation
 
     async def _run_tool(self, call: Any) -> Message:
-        call_id, name, arguments = get_tool_call_info(call)
+        call_id, name, arguments = get_tool_call_info(call, blank={})
         tool = self._runnable_tools.get(name)
         if tool is None:
             known = ", ".join(self._runnable_tools) or "none"
             return create_tool_error_result(call_id, f"there is no tool {name!r}; the tools are: {known}")
-        return create_tool_result(call_id, serialize_tool_result(await tool.run(arguments, self)))
+        return create_tool_result(call_id, tool_text(await tool.run(arguments, self)))
 
     def record_tool_call(self, latency_ms: float = 0.0) -> None:
         """Count a tool call and its latency in the rollout's metrics.
@@ -293,17 +340,25 @@ class RolloutContext(RolloutScope):
         if sys.exception() is not None:
             note_error("")
 
-    def log_event(self, event_name: str, /, **data: Any) -> None:
+    @property
+    def debug_enabled(self) -> bool:
+        """Whether the server also writes the events of log_event to a file: `--log DIR`, or `debug_dir`."""
+        return self._session.debug_enabled
+
+    def log_event(self, event_type: str = "", /, **data: Any) -> None:
         """Add an event to the trajectory. A value that is not JSON is logged as its repr.
+
+        `event_type` is the name of the event. It can also be given by name.
 
         If `data` has the key `sample` with the name of a sample that has a chat, the event belongs to the newest chat
         of that sample.
         """
-        shown = {sendable(str(key)): loggable(value) for key, value in data.items()}
-        named = shown.get("sample")
+        name = event_type or data.pop("event_type", "")
+        logged = {sendable(str(key)): loggable(value) for key, value in data.items()}
+        named = logged.get("sample")
         sample = named if isinstance(named, str) else ""
         number = self._session.newest_chat(sample)
-        self._session.record(events.Logged(sendable(str(event_name)), shown, sample if number else "", number))
+        self._session.record(events.Logged(sendable(str(name)), logged, sample if number else "", number))
 
 
 def get_rollout_context() -> RolloutContext | None:
@@ -312,30 +367,7 @@ def get_rollout_context() -> RolloutContext | None:
     return context
 
 
-class _NoSession:
-    """The session of a context that belongs to no rollout."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise RuntimeError("this RolloutContext belongs to no rollout, so it has no model")
-
-
-_NO_SESSION: Any = _NoSession()
-
-
-class ModelClient:
-    """The model of a context, with the method names of the Osmosis SDK's client."""
-
-    def __init__(self, context: RolloutContext) -> None:
-        self._context = context
-
-    @property
-    def rollout_id(self) -> str:
-        """The rollout's id."""
-        return self._context.request.rollout_id
-
-    async def chat_completions(self, messages: Sequence[Mapping[str, Any]], **params: Any) -> CompletionsResult:
-        """Return the reply of RolloutContext.chat."""
-        return await self._context.chat(messages, **params)
+_NO_SESSION: Any = NoSession()
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

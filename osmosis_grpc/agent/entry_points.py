@@ -114,7 +114,7 @@ def _is_below(module: ModuleType, folder: Path) -> bool:
 
 
 class _FolderFinder:
-    """Finds the modules of one folder by their plain names."""
+    """Finds the modules of one folder: by their plain names, and those of its packages."""
 
     def __init__(self, folder: Path, own: set[str]) -> None:
         self._folder = folder
@@ -124,11 +124,16 @@ class _FolderFinder:
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None, /
     ) -> ModuleSpec | None:
         """Return the spec of a module of the folder; None for any other module."""
-        if path is not None or name not in self._own:
+        if path is None:
+            return self._spec(name, self._folder) if name in self._own else None
+        return next((self._spec(name, Path(each)) for each in path if Path(each).is_relative_to(self._folder)), None)
+
+    def _spec(self, name: str, folder: Path) -> ModuleSpec | None:
+        """Return the spec of a module that is a file or a package in a folder."""
+        last = name.rpartition(".")[2]
+        package, file = folder / last / "__init__.py", folder / f"{last}.py"
+        if not package.is_file() and not file.is_file():
             return None
-        package = self._folder / name / "__init__.py"
-        file = package if package.is_file() else self._folder / f"{name}.py"
-        places = [str(package.parent)] if package.is_file() else None
-        return importlib.util.spec_from_file_location(
-            name, file, loader=_FreshLoader(name, str(file)), submodule_search_locations=places
-        )
+        found, places = (package, [str(package.parent)]) if package.is_file() else (file, None)
+        loader = _FreshLoader(name, str(found))
+        return importlib.util.spec_from_file_location(name, found, loader=loader, submodule_search_locations=places)

@@ -59,8 +59,8 @@ class GraderContext:
         """The samples by id, in the order in which they began."""
         self.workspace_path = workspace_path
         """The folder in which the server was started; None outside of a server."""
-        self.metadata: dict[str, Any] = dict(metadata or {})
-        """The metadata that the workflow got."""
+        self.metadata = metadata if isinstance(metadata, dict) else dict(metadata or {})
+        """The dict that the workflow got."""
         self.prompt: list[dict[str, Any]] = list(prompt)
         """The messages that the workflow got."""
         self.rollout_id = rollout_id

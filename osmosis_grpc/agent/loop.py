@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
 from typing import Any, ClassVar
 
-from osmosis_grpc.types import RolloutRequest
+from osmosis_grpc.agent.request import RolloutRequest
 
 MAX_NAME_CHARS = 256
 

@@ -5,6 +5,7 @@ Each text is one sentence. It says where the name is, or what to use until osmos
 
 _LOOP = "write the agent as a RolloutAgentLoop of osmosis_grpc.rollout"
 _REWARD = "compute the reward in the agent and pass it to ctx.complete(messages, reward=...)"
+_SERVE = "serve the workflow with osmosis-grpc serve -m entrypoint.py, or run it with osmosis_grpc.testing.run_rollout"
 
 _NOT_YET: dict[str, tuple[str, ...]] = {
     _LOOP: (
@@ -16,9 +17,35 @@ _NOT_YET: dict[str, tuple[str, ...]] = {
         "TrajectoryStep",
         "StepType",
     ),
-    _REWARD: ("osmosis_rubric", "evaluate_rubric"),
+    _REWARD: (
+        "osmosis_rubric",
+        "evaluate_rubric",
+        "RubricResult",
+        "MissingAPIKeyError",
+        "ModelNotFoundError",
+        "ProviderRequestError",
+    ),
+    _SERVE: ("LocalBackend",),
 }
 """What to use today, to the names that osmosis_grpc does not have yet."""
+
+_NOT_HERE: dict[str, tuple[str, ...]] = {
+    "a server is registered nowhere, so it does not look up its own address": (
+        "detect_public_ip",
+        "detect_from_cloud_metadata",
+        "detect_from_external_services",
+        "PublicIPDetectionError",
+    ),
+    "use the module ipaddress of the standard library": ("validate_ipv4", "is_private_ip", "is_valid_hostname_or_ip"),
+    "nothing here uses httpx: run create_mock_trainer_app() with uvicorn, and pass its URL as server_url": (
+        "patch_httpx_for_mock_trainer",
+    ),
+    "make a token, for example with secrets.token_urlsafe(32), and pass it as api_key": (
+        "generate_api_key",
+        "validate_api_key",
+    ),
+}
+"""What to use instead, to the names of the Osmosis SDK 0.2.14 that have no meaning here."""
 
 _MODULES = {
     "workers": "there is no module 'workers'; if it is the one of the Agentic Rollout Library, osmosis_grpc does not "
@@ -32,9 +59,12 @@ _PREFIX = "change the prefix 'osmosis_ai' to 'osmosis_grpc' in its imports"
 
 
 def missing_name(name: str) -> str | None:
-    """Return the sentence for a name that osmosis_grpc does not have yet; None for any other name."""
-    instead = next((instead for instead, names in _NOT_YET.items() if name in names), None)
-    return f"{name} is not in osmosis_grpc yet: {instead}" if instead else None
+    """Return the sentence for a name that osmosis_grpc does not have; None for any other name."""
+    for known, when in ((_NOT_YET, " yet"), (_NOT_HERE, "")):
+        for instead, names in known.items():
+            if name in names:
+                return f"{name} is not in osmosis_grpc{when}: {instead}"
+    return None
 
 
 def missing_module(name: str) -> str | None:

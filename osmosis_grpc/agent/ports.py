@@ -62,8 +62,15 @@ class Session(Protocol):
     calls: CallOrigins
     """The tool calls of the replies that the agent got."""
 
+    @property
+    def debug_enabled(self) -> bool:
+        """Whether the server writes logged events to a file."""
+
     def check_open(self) -> None:
         """Raise RolloutEndedError if the rollout has ended."""
+
+    def metrics(self) -> Any:
+        """Return the metrics so far, as an object with the attributes of RolloutMetrics."""
 
     async def chat(
         self,

@@ -2,23 +2,28 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MethodType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from osmosis_grpc.types import Ids, Logprobs, Message, RolloutMetrics
+from osmosis_grpc.agent.token_list import TokenList, as_list
+from osmosis_grpc.types import Message
 from osmosis_grpc.types.fast_init import fast_init
+
+if TYPE_CHECKING:
+    from osmosis_grpc.agent.sdk_schemas import RolloutMetrics
 
 
 @fast_init
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class CompletionsResult:
     """One model reply, as ctx.chat returns it."""
 
     message: Message
     """The reply in OpenAI's format; append it to the history as it is."""
-    token_ids: Ids | None = None
-    """uint32, shape (n,): the sampled tokens; None if the trainer did not send them."""
-    logprobs: Logprobs | None = None
-    """float32, shape (n,): one logprob per token, NaN for an unknown logprob; None if all are unknown."""
+    token_ids: TokenList[int] = field(default_factory=TokenList)
+    """The sampled tokens; empty if the trainer did not send them. `token_ids.array` is an array of uint32."""
+    logprobs: TokenList[float] = field(default_factory=TokenList)
+    """One logprob per token, NaN for an unknown logprob; empty if all are unknown. `logprobs.array` is float32."""
     usage: dict[str, Any] = field(default_factory=dict)
     """prompt_tokens, completion_tokens, total_tokens; empty if the trainer did not send them."""
     finish_reason: str | None = None
@@ -74,7 +79,25 @@ _ELSEWHERE = {
 """Attribute name of another client library to the advice what to use here."""
 
 
-@dataclass(slots=True, kw_only=True)
+def _listed(name: str) -> property:
+    """Return the property of a field whose slot has an array, a list or None. The first read makes the list."""
+    slot = CompletionsResult.__dict__[name]
+
+    def read(result: CompletionsResult) -> TokenList[Any]:
+        value = slot.__get__(result)
+        if type(value) is not TokenList:
+            value = as_list(value)
+            slot.__set__(result, value)
+        return value
+
+    return property(read, slot.__set__)
+
+
+for _name in ("token_ids", "logprobs"):
+    setattr(CompletionsResult, _name, _listed(_name))
+
+
+@dataclass(slots=True)
 class RolloutResult:
     """The result of run. ctx.complete and ctx.error make it."""
 
@@ -84,9 +107,25 @@ class RolloutResult:
     """None means the newest conversation that was sampled."""
     finish_reason: str | None = None
     error_message: str | None = None
+    metrics: "RolloutMetrics | None" = None
+    """The counts until the result was made. The server ignores them, because it measures the metrics itself."""
     reward: float | None = None
     """None means that the agent does not compute the reward; it is not zero."""
-    metrics: RolloutMetrics | None = None
-    """Ignored, because the server measures the metrics itself."""
     extra_fields: Mapping[str, Any] | None = None
     """More data for the trainer."""
+
+
+_METRICS: Any = RolloutResult.__dict__["metrics"]
+"""The slot of `metrics`. Its value can be a method that returns the metrics."""
+
+
+def _read_metrics(result: RolloutResult) -> "RolloutMetrics | None":
+    value: Any = _METRICS.__get__(result)
+    if isinstance(value, MethodType):
+        value = value()
+        _METRICS.__set__(result, value)
+    metrics: RolloutMetrics | None = value
+    return metrics
+
+
+RolloutResult.metrics = property(_read_metrics, _METRICS.__set__)  # type: ignore[assignment, misc]

@@ -31,27 +31,44 @@ class ToolRunnerNotAsyncError(TypeError):
     """The executor of execute_tool_calls is not async, so it would block every rollout of the process."""
 
 
-def get_tool_call_info(tool_call: Any) -> tuple[str, str, dict[str, Any]]:
-    """Return the id, function name and parsed arguments of a tool call. Empty arguments are an empty object.
+def parse_tool_arguments(arguments: Any) -> dict[str, Any]:
+    """Return the arguments of a tool call as a dict. `arguments` is a JSON text or a dict.
 
-    Raises ToolArgumentError, with the call's id and name, if the arguments are not a JSON object.
+    Raises ToolArgumentError for any other value. Agents show its text to the model, so it is that of the Osmosis SDK.
+    """
+    if isinstance(arguments, dict):
+        return arguments
+    if not isinstance(arguments, str):
+        raise ToolArgumentError(f"Expected str or dict arguments, got {type(arguments).__name__}")
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError) as error:
+        raise ToolArgumentError(f"Invalid JSON arguments: {error}") from error
+    if not isinstance(parsed, dict):
+        raise ToolArgumentError(f"Expected dict from JSON, got {type(parsed).__name__}")
+    return parsed
+
+
+def get_tool_call_info(tool_call: Any, *, blank: dict[str, Any] | None = None) -> tuple[str, str, dict[str, Any]]:
+    """Return the id, function name and parsed arguments of a tool call.
+
+    The id of a call without one is "unknown". Raises ToolArgumentError, with the call's id and name, if the arguments
+    are not a JSON object. A call without the key `arguments` has none. `blank` takes the place of null and of a blank
+    text, which are errors without `blank`.
     """
     call_id, name = _names(tool_call)
+    if not (isinstance(tool_call, Mapping) and tool_call.get("id") is not None):
+        call_id = "unknown"
     function: Any = tool_call.get("function") if isinstance(tool_call, Mapping) else tool_call
     if function is not None and not isinstance(function, Mapping):
         raise ToolArgumentError("the call has no function with a name and arguments", call_id, name)
-    arguments = function.get("arguments") if function else None
-    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
-        return call_id, name, {}
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError) as error:
-            problem = f"the arguments of {name or 'a tool'} are not JSON: {error}"
-            raise ToolArgumentError(problem, call_id, name) from error
-    if not isinstance(arguments, dict):
-        raise ToolArgumentError(f"the arguments of {name or 'a tool'} are not a JSON object", call_id, name)
-    return call_id, name, arguments
+    arguments = function.get("arguments", {}) if function else {}
+    if blank is not None and (arguments is None or (isinstance(arguments, str) and not arguments.strip())):
+        arguments = blank
+    try:
+        return call_id, name, parse_tool_arguments(arguments)
+    except ToolArgumentError as error:
+        raise ToolArgumentError(str(error), call_id, name) from error
 
 
 def create_tool_result(tool_call_id: str, content: str) -> dict[str, str]:
@@ -78,29 +95,55 @@ def note_error(tool_call_id: str, text: str = "") -> None:
 
 
 def serialize_tool_result(result: Any) -> str:
-    """Return a tool's result as a message's content. A text stays unchanged; any other value becomes JSON."""
+    """Return a tool's result as a message's content, with the texts of the Osmosis SDK.
+
+    A text stays unchanged, and a number is its str(). Any other value becomes JSON: None is `null`, and letters beyond
+    ASCII are escaped. A value that is not JSON becomes its str().
+    """
+    if isinstance(result, str):
+        return result
+    if isinstance(result, int | float) and not isinstance(result, bool):
+        return str(result)
+    return json.dumps(result, default=str)
+
+
+def tool_text(result: Any) -> str:
+    """Return what a tool function returned as a message's content: a text unchanged, None empty, the rest as JSON."""
     if result is None:
         return ""
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
 
 
 async def execute_tool_calls(
-    tool_calls: Iterable[Mapping[str, Any]], executor: Callable[[Any], Awaitable[Any]]
+    tool_calls: Iterable[Mapping[str, Any]] | None, executor: Callable[[Any], Awaitable[Any]]
 ) -> list[Message]:
     """Run all calls of one reply at the same time. Return their messages in the order of the calls.
 
-    `executor` is awaited with each call and returns the call's tool message. If a call raises an exception or returns
-    nothing, its message is an error message. The results of the other calls stay. Each call and its return are events
-    of the trajectory. The metrics count and time the calls. Raises a TypeError when `executor` is not async.
+    `executor` is awaited with each call and returns the call's tool message. Raises the first exception of a call; the
+    other calls go on. A call that returns nothing has an error message. Each call and its return are events of the
+    trajectory. The metrics count and time the calls. Raises a TypeError when `executor` is not async.
     """
+    return await _gather(tool_calls, executor, raises=True)
+
+
+async def answer_tool_calls(
+    tool_calls: Iterable[Mapping[str, Any]], executor: Callable[[Any], Awaitable[Any]]
+) -> list[Message]:
+    """Do the same as execute_tool_calls, with an error message for a call that raises an exception."""
+    return await _gather(tool_calls, executor, raises=False)
+
+
+async def _gather(
+    tool_calls: Iterable[Mapping[str, Any]] | None, executor: Callable[[Any], Awaitable[Any]], *, raises: bool
+) -> list[Message]:
     tasks = [
-        child(TOOL_CALL, _execute(call, executor), name=f"{TOOL_TASK}{clip(_names(call)[1], 80)}")
-        for call in tool_calls
+        child(TOOL_CALL, _execute(call, executor, raises), name=f"{TOOL_TASK}{clip(_names(call)[1], 80)}")
+        for call in tool_calls or ()
     ]
     return list(await asyncio.gather(*tasks))
 
 
-async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]]) -> Message:
+async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]], raises: bool) -> Message:
     session, watcher = current_session.get(), tool_watcher.get()
     call_id, name = _names(call)
     sample, number = session.calls.find(call) if session else CallOrigin()
@@ -111,13 +154,17 @@ async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]]) -> Mess
             session.record(events.ToolCalled(jsontext.copy(dict(call), "tool_call"), sample, number))
     began, answered = time.monotonic(), run.call_id
     done = session.tool_running(run.name) if session else lambda call_id: time.monotonic() - began
+    failed: Exception | None = None
+    running = True
     try:
         asked = executor(call)
         if not inspect.isawaitable(asked):
             called = getattr(executor, "__name__", type(executor).__name__)
             text = f"{called} must be async def: execute_tool_calls awaits it, and it returned a {type(asked).__name__}"
             raise ToolRunnerNotAsyncError(text)
-        message = _message(call_id or "unknown", await asked)
+        returned = await asked
+        running = False
+        message = _message(call_id or "unknown", returned)
         answered = str(message.get("tool_call_id") or "")
         if run.error_text and message.get("content") != f"Error: {run.error_text}":  # the agent handled the error
             run.error, run.error_text = None, ""
@@ -128,6 +175,7 @@ async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]]) -> Mess
         kind = f"{type(raised).__name__}: " if isinstance(raised, LookupError) else ""
         run.error, run.error_text = raised, clip(f"{kind}{describe(raised)}")
         _log_failed(run.name, raised)
+        failed = raised if raises and running else None
         message = create_tool_result(run.call_id, f"Error: {run.error_text}")
     finally:
         run.latency = done(answered)
@@ -140,11 +188,13 @@ async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]]) -> Mess
                 name=run.name,
                 latency=run.latency,
                 error=clip(run.error_text),
-                message=copy_message(message, "message"),
+                message=None if failed else copy_message(message, "message"),
                 sample=sample,
                 chat_number=number,
             )
         )
+    if failed is not None:
+        raise failed
     return message
 
 

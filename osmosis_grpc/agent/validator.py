@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from osmosis_grpc.agent.loop import RolloutAgentLoop, name_problem
+from osmosis_grpc.agent.request import RolloutRequest
 from osmosis_grpc.agent.runnable import await_tools, must_wait
 from osmosis_grpc.agent.schema_keys import misspelt_keys
 from osmosis_grpc.errors import InvalidArgument, OsmosisRolloutError
-from osmosis_grpc.types import RolloutRequest, jsontext
+from osmosis_grpc.types import jsontext
 from osmosis_grpc.types.outcome import clip, describe
 from osmosis_grpc.types.stack_frames import own_lines
 from osmosis_grpc.types.tool_dicts import plain_tool
@@ -32,7 +33,9 @@ Place = tuple[str | None, int | None]
 GET_TOOLS_TIMEOUT = 10.0
 """Timeout in seconds of an async get_tools. A server has the same timeout."""
 
-REQUEST = RolloutRequest(rollout_id="validate", messages=[{"role": "user", "content": "What is (2 + 3) * 4?"}])
+REQUEST = RolloutRequest.unchecked(
+    rollout_id="validate", messages=[{"role": "user", "content": "What is (2 + 3) * 4?"}]
+)
 """The request that get_tools gets."""
 
 HINTS = {
@@ -85,13 +88,19 @@ class Finding:
     code: str
     message: str
     """The problem, on one line."""
-    hint: str
+    hint: str = ""
     """What to do about it, on one line."""
     file: str | None = None
     """The file of the class or the method; None without a source."""
     line: int | None = None
     """Counted from 1; None without a source."""
     severity: Severity = "error"
+    field: str | None = None
+    """None: the message names the field."""
+    details: dict[str, Any] | None = None
+
+    def __str__(self) -> str:
+        return f"[{self.code}] {self.message}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +128,9 @@ class ValidationResult:
         """Whether there is no error."""
         return not self.errors
 
+    def __bool__(self) -> bool:
+        return self.valid
+
     def raise_if_invalid(self) -> None:
         """Raise AgentLoopValidationError if there is an error; warnings do not count."""
         if not self.valid:
@@ -136,12 +148,12 @@ class AgentLoopValidationError(OsmosisRolloutError):
         super().__init__(f"agent loop {result.agent_name or 'without a name'} is not valid:{lines}")
 
 
-def validate_agent_loop(agent_loop: object) -> ValidationResult:
+def validate_agent_loop(agent_loop: object, request: RolloutRequest | None = None) -> ValidationResult:
     """Return all problems of an agent loop, or of any other object. Raises nothing.
 
-    A class is checked and then called without arguments. get_tools is called once with REQUEST, unless the class cannot
-    be called. run is not called. asyncio.run runs an async get_tools. Within a running event loop this is impossible,
-    so the warning GET_TOOLS_NOT_AWAITED says that the tools were not checked.
+    A class is checked and then called without arguments. get_tools is called once with `request`, by default REQUEST,
+    unless the class cannot be called. run is not called. asyncio.run runs an async get_tools. Within a running event
+    loop this is impossible, so the warning GET_TOOLS_NOT_AWAITED says that the tools were not checked.
     """
     cls = agent_loop if isinstance(agent_loop, type) else type(agent_loop)
     name = _attribute(agent_loop, "name")
@@ -151,7 +163,7 @@ def validate_agent_loop(agent_loop: object) -> ValidationResult:
     if isinstance(agent_loop, type):
         instance, failed = _instance(agent_loop)
         findings += failed
-    tools, found = _get_tools(agent_loop, instance, cls)
+    tools, found = _get_tools(agent_loop, instance, cls, request or REQUEST)
     findings += found
     findings += _run(agent_loop, cls)
     return ValidationResult(None if problem else str(name), tuple(findings), len(tools))
@@ -236,7 +248,9 @@ def _run(agent_loop: object, cls: type) -> Iterator[Finding]:
         yield _finding("RUN_NOT_ASYNC", f"run of {cls.__name__} is {kind}: it yields", run, cls)
 
 
-def _get_tools(agent_loop: object, instance: object | None, cls: type) -> tuple[Sequence[Any], list[Finding]]:
+def _get_tools(
+    agent_loop: object, instance: object | None, cls: type, request: RolloutRequest
+) -> tuple[Sequence[Any], list[Finding]]:
     """Return the tools, and the findings about get_tools and the tools."""
     get_tools = _attribute(agent_loop if instance is None else instance, "get_tools")
     if get_tools is None:
@@ -248,7 +262,7 @@ def _get_tools(agent_loop: object, instance: object | None, cls: type) -> tuple[
         return (), []
     own = getattr(get_tools, "__func__", None) is not RolloutAgentLoop.get_tools
     place = place_of(get_tools, cls) if own else place_of(cls)
-    tools = _call(get_tools, place)
+    tools = _call(get_tools, request, place)
     if isinstance(tools, Finding):
         return (), [tools]
     findings = [finding for i, tool in enumerate(tools) for finding in _tool(tool, f"tools[{i}]", place)]
@@ -267,10 +281,10 @@ def _same_names(tools: Sequence[Any], place: Place) -> Iterator[Finding]:
             yield make("DUPLICATE_TOOL_NAME", f"{count} tools have the name {name!r}", place)
 
 
-def _call(get_tools: Callable[..., Any], place: Place) -> Sequence[Any] | Finding:
+def _call(get_tools: Callable[..., Any], request: RolloutRequest, place: Place) -> Sequence[Any] | Finding:
     """Return the result of get_tools, or the finding if it is not a list of tools."""
     try:
-        tools = get_tools(REQUEST)
+        tools = get_tools(request)
         if must_wait(tools):
             with contextlib.suppress(RuntimeError):
                 asyncio.get_running_loop()

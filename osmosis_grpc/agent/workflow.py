@@ -19,8 +19,8 @@ class AgentWorkflowContext(Generic[TConfig]):
         """The messages to start from. The list belongs to the run, which may change it."""
         self.config = config
         """The configuration of this run; None if the workflow has none."""
-        self.metadata: dict[str, Any] = dict(metadata or {})
-        """Any data from the trainer. The grader gets the same data."""
+        self.metadata = metadata if isinstance(metadata, dict) else dict(metadata or {})
+        """Any data from the trainer. The grader gets the same dict."""
 
 
 class AgentWorkflow(ABC, Generic[TConfig]):

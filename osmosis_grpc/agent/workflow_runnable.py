@@ -59,8 +59,11 @@ class WorkflowRunnable:
     def tools(self, request: RolloutRequest) -> None:
         """Check the request's configuration. Return None, because a workflow gives its tools with each chat.
 
-        Raises InvalidArgument for values that do not fit the configuration.
+        Raises InvalidArgument for values that do not fit the configuration, and for a grader's time limit without a
+        grader.
         """
+        if request.grader_timeout is not None and self.grader is None:
+            raise InvalidArgument("spec.grader_timeout", f"the workflow {self.name} has no grader")
         self._config(request)
         if self._grades_groups:
             self._groups.accepted(request)

@@ -47,6 +47,7 @@ HINTS = {
     "TOOL_NOT_ASYNC": "write async def, and await asyncio.to_thread(...) in it for code that blocks",
     "TOOL_ARGUMENTS_DIFFER": "make the properties of the tool's schema and the parameters of its function agree",
     "TOOL_UNKNOWN": "make the names that get_tools returns and the names that run looks up agree",
+    "TOOL_ENDED_RUN": "catch it in the function that runs a call, and return create_tool_error_result(call_id, text)",
     "TOOL_FAILED": "it may need a service that does not run here; `examples` in its schema choose other arguments",
     "TOOL_TIMED_OUT": "make it faster, or give it more time: @tool(timeout=SECONDS)",
     "TOOL_ANSWERED_ERROR": "the tool may be wrong; `examples` in its schema choose other arguments",
@@ -60,6 +61,7 @@ WARNINGS = frozenset(
     {
         "NO_CHAT",
         "TOOL_TIMED_OUT",
+        "TOOL_ENDED_RUN",
         "TOOL_FAILED",
         "TOOL_REFUSED",
         "TOOL_ANSWERED_ERROR",
@@ -147,6 +149,10 @@ def _raised(trial: Trial, text: str, *, failed: bool) -> Row:
         return "RUN_FAILED", text, None
     if isinstance(error, BadRewardError):
         return _reward_code(error.reward), text, None
+    of_tool = next((run for run in trial.runs if run.error is error), None)
+    if of_tool is not None:
+        name = f"the tool {of_tool.name}" if of_tool.name else "a tool"
+        return "TOOL_ENDED_RUN", f"run ended with the exception of {name}: {_short(one_line(error))}", _place(error)
     codes = {
         "MESSAGE_IS_A_DICT": isinstance(error, AttributeError) and isinstance(error.obj, dict),
         "TOOL_NOT_ASYNC": isinstance(error, ToolRunnerNotAsyncError),

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from osmosis_grpc.agent.request import RolloutRequest
 from osmosis_grpc.agent.runnable import await_tools
 from osmosis_grpc.engine import failpoints
 from osmosis_grpc.engine.context import EngineContext
@@ -23,7 +24,7 @@ from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.engine.tombstones import CANCELLED_EARLY
 from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, Internal, InvalidArgument, NotFound, Unavailable
 from osmosis_grpc.supervise import OnFailure, job
-from osmosis_grpc.types import InitRequest, RolloutRequest, events
+from osmosis_grpc.types import InitRequest, events
 from osmosis_grpc.types.outcome import clip, describe
 from osmosis_grpc.types.requests import differing_fields
 from osmosis_grpc.types.tool_dicts import tool_dicts

@@ -16,7 +16,17 @@ from osmosis_grpc.engine.record import Record
 from osmosis_grpc.engine.recorded_chats import Diverged, Reply
 from osmosis_grpc.engine.samples import Samples, SampleState, plain
 from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, InvalidArgument, RolloutEndedError
-from osmosis_grpc.types import ChatPurpose, ChatRef, ChatRequest, ChatResponse, EventKind, Message, events, jsontext
+from osmosis_grpc.types import (
+    ChatPurpose,
+    ChatRef,
+    ChatRequest,
+    ChatResponse,
+    EventKind,
+    Message,
+    RolloutMetrics,
+    events,
+    jsontext,
+)
 from osmosis_grpc.types.messages import copy_messages
 from osmosis_grpc.types.outcome import clip
 from osmosis_grpc.types.requests import check_id, check_policy_name, own_params
@@ -52,8 +62,16 @@ class RolloutSession:
         self.samples = Samples()
         self.calls = CallOrigins()
 
+    @property
+    def debug_enabled(self) -> bool:
+        return self._context.log.writes_files
+
     def check_open(self) -> None:
         self._chats.check_open()
+
+    def metrics(self) -> RolloutMetrics:
+        given = self._record.init.request.messages
+        return self._record.run.meter.total(self._context.clock.monotonic(), self.samples.tool_messages(given))
 
     def close(self) -> None:
         """Refuse every further call, and cancel the open chats."""

@@ -75,6 +75,11 @@ class EventLog:
         for kind in kinds or self._sinks:
             self._sinks[kind] = [*self._sinks[kind], sink]
 
+    @property
+    def writes_files(self) -> bool:
+        """Whether a sink writes the events of ctx.log_event to a file. Such a sink has `writes_files = True`."""
+        return any(getattr(sink, "writes_files", False) for sink in self._sinks[events.Logged])
+
     def barrier(self, then: Callable[[CallError | None], None]) -> None:
         """Call `then` with None when all events that were appended so far are committed.
 

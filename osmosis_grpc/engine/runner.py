@@ -16,6 +16,7 @@ from typing import Any
 
 from osmosis_grpc.agent import RolloutContext
 from osmosis_grpc.agent.current_context import current_session
+from osmosis_grpc.agent.request import RolloutRequest as AgentsRequest
 from osmosis_grpc.agent.rollout_scope import BaseUrls, current_rollout
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.engine import failpoints
@@ -376,7 +377,7 @@ def notify_ended(agent: Runnable | None, record: Record) -> None:
         log.warning("ended() of agent loop %s raised\n%s", record.agent_loop, log_traceback(error))
 
 
-def own_copy(request: RolloutRequest, read: Callable[[int], None] = lambda size: None) -> RolloutRequest:
+def own_copy(request: RolloutRequest, read: Callable[[int], None] = lambda size: None) -> AgentsRequest:
     """Return a copy of a request. The agent may change the copy.
 
     When the agent first reads the metadata, the copy parses it and calls `read` with its size in bytes.
@@ -389,6 +390,7 @@ def own_copy(request: RolloutRequest, read: Callable[[int], None] = lambda size:
         own = jsontext.copy(metadata, "metadata_json")
     return copy_of(
         request,
+        AgentsRequest,
         messages=copy_messages(request.messages, "messages"),
         completion_params=jsontext.copy(request.completion_params, "sampling") if request.completion_params else {},
         metadata=own,

@@ -183,8 +183,8 @@ def _usage(reply: CompletionsResult) -> dict[str, Any]:
 
 def _logprobs(call: Mapping[str, Any], reply: CompletionsResult) -> dict[str, Any] | None:
     """Return the logprobs if the call asks for them and they are known. A token is named token_id:ID."""
-    if not call["optional_params"].get("logprobs") or reply.token_ids is None or reply.logprobs is None:
+    if not (call["optional_params"].get("logprobs") and reply.token_ids and reply.logprobs):
         return None
-    pairs = zip(reply.token_ids.tolist(), reply.logprobs.tolist(), strict=True)
+    pairs = zip(reply.token_ids, reply.logprobs, strict=True)
     empty: dict[str, Any] = {"bytes": None, "top_logprobs": []}
     return {"content": [{"token": f"token_id:{token}", "logprob": value} | empty for token, value in pairs]}

@@ -58,10 +58,12 @@ class TargetPolicy:
 
     With `loopback`, loopback addresses are allowed; this is for a server on loopback. An authenticated caller is
     allowed to name any private or public address. `allow` adds more addresses: each entry is a HOST or a CIDR network,
-    and can end with :PORT. Link-local, metadata, multicast and unspecified addresses are never allowed.
+    and can end with :PORT. Link-local, metadata, multicast and unspecified addresses are never allowed. Errors name
+    `option`, with which an operator allows more addresses.
     """
 
-    def __init__(self, *, loopback: bool, allow: Sequence[str] = ()) -> None:
+    def __init__(self, *, loopback: bool, allow: Sequence[str] = (), option: str = "--allow-target") -> None:
+        self._option = option
         self._loopback = loopback
         self._allow = [_parse_allowed(text) for text in allow]
 
@@ -91,12 +93,12 @@ class TargetPolicy:
         if inner.is_loopback:
             if not loopback:
                 raise InvalidArgument(
-                    field, f"{where} is loopback, and this server is not; allow it with --allow-target"
+                    field, f"{where} is loopback, and this server is not; allow it with {self._option}"
                 )
         elif not authenticated:
             raise InvalidArgument(
                 field,
-                f"{where} is not on this machine, and the caller has not authenticated; allow it with --allow-target",
+                f"{where} is not on this machine, and the caller has not authenticated; allow it with {self._option}",
             )
 
 

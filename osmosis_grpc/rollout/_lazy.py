@@ -16,7 +16,7 @@ def attach(module: str, file: str) -> tuple[Callable[[str], Any], Callable[[], l
     """Return a module's `__getattr__`, `__dir__` and `__all__`, from the imports in the .pyi file beside it."""
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text())
     sources = {
-        alias.name: statement.module
+        alias.asname or alias.name: (statement.module, alias.name)
         for statement in stub.body
         if isinstance(statement, ast.ImportFrom) and statement.module is not None
         for alias in statement.names
@@ -30,14 +30,14 @@ def attach(module: str, file: str) -> tuple[Callable[[str], Any], Callable[[], l
         MissingExtraError if an extra is not installed. `from ... import` shows the texts of ImportError and
         MissingExtraError.
         """
-        source = sources.get(name)
-        if source is None:
+        source, real_name = sources.get(name, ("", ""))
+        if not source:
             sentence = missing_name(name)
             if sentence is not None:
                 raise ImportError(sentence, name=module)
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         try:
-            return getattr(importlib.import_module(source), name)
+            return getattr(importlib.import_module(source), real_name)
         except ModuleNotFoundError as error:
             if source.startswith(_NEEDS_SERVER_EXTRA) and not str(error.name).startswith("osmosis"):
                 raise MissingExtraError(f"{module}.{name}", "server") from error

@@ -5,6 +5,7 @@ from osmosis_grpc.agent.tools import (
     create_tool_result,
     execute_tool_calls,
     get_tool_call_info,
+    parse_tool_arguments,
     serialize_tool_result,
 )
 from osmosis_grpc.errors import ToolArgumentError, ToolExecutionError
@@ -16,5 +17,6 @@ __all__ = [
     "create_tool_result",
     "execute_tool_calls",
     "get_tool_call_info",
+    "parse_tool_arguments",
     "serialize_tool_result",
 ]

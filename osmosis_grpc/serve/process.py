@@ -27,9 +27,10 @@ from osmosis_grpc.link.target_policy import is_loopback
 from osmosis_grpc.serve.json_output import Records
 from osmosis_grpc.serve.rollout_log import RolloutLog
 from osmosis_grpc.server import AgentServer, ServerConfig
-from osmosis_grpc.server.tracelog import TraceLog
+from osmosis_grpc.server.tracelog import DebugLog, TraceLog, new_folder
 from osmosis_grpc.storage import JournalError
 from osmosis_grpc.supervise import OnFailure, Supervisor, job, thread
+from osmosis_grpc.types import events
 
 if TYPE_CHECKING:
     from osmosis_grpc.settings import RolloutServerSettings, RolloutSettings
@@ -195,7 +196,9 @@ async def _grpc(
         )
         server.engine.watchdog.paused = True
         if options.log:
-            server.engine.log.add_sink(TraceLog(options.log))
+            folder = new_folder(options.log)
+            server.engine.log.add_sink(DebugLog(folder), events.Logged)
+            server.engine.log.add_sink(TraceLog(folder / "events"))
         rollout_log = RolloutLog()
         server.engine.end_sinks.append(rollout_log)
         await stack.enter_async_context(rollout_log.summaries(server.engine.capacity, server.supervisor))

@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2, services_pb2_grpc
 from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.agent.request import RolloutRequest
 from osmosis_grpc.agent.runnable import Runnable, await_tools
 from osmosis_grpc.engine import Engine
 from osmosis_grpc.engine.journal_port import Journal
@@ -31,7 +32,7 @@ from osmosis_grpc.server.config import ServerConfig
 from osmosis_grpc.server.servicer import RolloutServicer
 from osmosis_grpc.storage import MemoryJournal, SqliteJournal
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.types import Capacity, RolloutRequest, ToolDict
+from osmosis_grpc.types import Capacity, ToolDict
 from osmosis_grpc.types.outcome import describe
 from osmosis_grpc.types.tool_dicts import tool_dicts
 
@@ -68,7 +69,7 @@ class AgentServer:
 
     def __init__(
         self,
-        agent_loops: Sequence[RolloutAgentLoop | Runnable],
+        agent_loops: Sequence[RolloutAgentLoop | Runnable | type],
         *,
         host: str = "127.0.0.1",
         port: int = 50051,
@@ -233,7 +234,7 @@ async def _default_tools(agent: Runnable) -> list[ToolDict]:
     if not agent.lists_tools_without_request:
         return []
     try:
-        tools: Any = agent.tools(RolloutRequest(rollout_id="server-info"))
+        tools: Any = agent.tools(RolloutRequest.unchecked(rollout_id="server-info"))
         if inspect.isawaitable(tools):
             tools = await await_tools(tools, LIST_TOOLS_TIMEOUT)
         return tool_dicts(tools)

@@ -1,4 +1,4 @@
-"""The --log folder: one .jsonl file per rollout, in a subfolder whose name is the start time."""
+"""The files of a debug folder: the lines of ctx.log_event in ID.jsonl, and all events of a rollout in another file."""
 
 import dataclasses
 import hashlib
@@ -12,13 +12,42 @@ from typing import Any
 import numpy as np
 
 from osmosis_grpc.types import InitRequest, TrajectoryEvent
+from osmosis_grpc.types.events import Logged
+
+
+def new_folder(parent: str | Path) -> Path:
+    """Return the path of a subfolder whose name is the present time in Unix seconds."""
+    return Path(parent) / str(int(time.time()))
+
+
+class DebugLog:
+    """Writes the events of ctx.log_event as the Osmosis SDK does: each as a line of FOLDER/ROLLOUT_ID.jsonl.
+
+    Implements EventSink. If the id of a rollout is no name for a file on every system, the name is made from the id.
+    """
+
+    writes_files = True
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def __call__(self, event: TrajectoryEvent, /) -> None:
+        if isinstance(event.kind, Logged):
+            row = {"event": event.kind.name, "rollout_id": event.rollout_id, **event.kind.data}
+            with self.path(event.rollout_id).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row, default=_plain) + "\n")
+
+    def path(self, rollout_id: str) -> Path:
+        """Return the file of a rollout."""
+        return self.folder / (f"{rollout_id}.jsonl" if _PLAIN_NAME.fullmatch(rollout_id) else _file_name(rollout_id))
 
 
 class TraceLog:
-    """Writes events to files. Implements EventSink."""
+    """Writes all events to files, one for each rollout. Implements EventSink."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder) / str(int(time.time()))
+        self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, event: TrajectoryEvent, /) -> None:
@@ -35,9 +64,16 @@ class TraceLog:
 
     def path(self, rollout_id: str) -> Path:
         """Return the file of a rollout. Its name is made from the rollout id."""
-        slug = re.sub(r"[^A-Za-z0-9_-]", "_", rollout_id)[:64]
-        mark = hashlib.sha256(rollout_id.encode()).hexdigest()[:8]
-        return self.folder / f"{slug}-{mark}.jsonl"
+        return self.folder / _file_name(rollout_id)
+
+
+_PLAIN_NAME = re.compile(r"(?!(?i:con|prn|aux|nul|com\d|lpt\d)(?:\.|$))[A-Za-z0-9_][A-Za-z0-9._-]{0,199}(?<!\.)")
+"""A rollout id that can be the name of a file on every system."""
+
+
+def _file_name(rollout_id: str) -> str:
+    slug = re.sub(r"[^A-Za-z0-9_-]", "_", rollout_id)[:64]
+    return f"{slug}-{hashlib.sha256(rollout_id.encode()).hexdigest()[:8]}.jsonl"
 
 
 def _plain(value: Any) -> Any:

@@ -7,7 +7,7 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import jsontext
@@ -210,9 +210,15 @@ def differing_fields(one: bytes, other: bytes) -> list[str]:
     return [f"spec.{name}" for name, part in zip(DIGESTED, parts, strict=True) if one[part] != other[part]]
 
 
-def copy_of(request: RolloutRequest, **changes: Any) -> RolloutRequest:
-    """Returns a copy of a request with `changes`. It does the same as dataclasses.replace, in a third of the time."""
-    new = object.__new__(RolloutRequest)
+R = TypeVar("R", bound=RolloutRequest)
+
+
+def copy_of(request: RolloutRequest, kind: type[R], **changes: Any) -> R:
+    """Returns a copy of a request with `changes`, as a `kind`.
+
+    It does the same as dataclasses.replace, in a third of the time.
+    """
+    new = object.__new__(kind)
     changes.setdefault("metadata", unread_metadata(request))
     for name in RolloutRequest.__slots__:
         object.__setattr__(new, name, changes[name] if name in changes else getattr(request, name))

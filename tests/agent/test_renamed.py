@@ -14,11 +14,11 @@ IMPORTS = {
     "import osmosis_ai.rollout.server": f"there is no module 'osmosis_ai': {PREFIX}",
     "from osmosis_grpc.rollout import BaseAgent": f"ImportError: BaseAgent is not in osmosis_grpc yet: {LOOP}",
     "from osmosis_grpc import osmosis_rubric": f"ImportError: osmosis_rubric is not in osmosis_grpc yet: {REWARD}",
-    "from osmosis_grpc import RolloutAgentLoop": (
-        "ImportError: RolloutAgentLoop is in osmosis_grpc.rollout: import it from there"
+    "from osmosis_grpc import execute_tool_calls": (
+        "ImportError: execute_tool_calls is in osmosis_grpc.rollout: import it from there"
     ),
-    "import osmosis_grpc.rollout.core.base": (
-        "there is no module 'osmosis_grpc.rollout.core.base': the names for agents are in osmosis_grpc.rollout"
+    "import osmosis_grpc.rollout.core.bases": (
+        "there is no module 'osmosis_grpc.rollout.core.bases': the names for agents are in osmosis_grpc.rollout"
     ),
     "from workers.agentic_rollout import AgenticRollout": (
         "there is no module 'workers'; if it is the one of the Agentic Rollout Library, osmosis_grpc does not have it "

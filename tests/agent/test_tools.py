@@ -8,6 +8,7 @@ import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.tools import (
+    answer_tool_calls,
     create_tool_error_result,
     create_tool_result,
     execute_tool_calls,
@@ -46,9 +47,6 @@ async def answers(tool_call):
         ('{"a": 1, "b": [2, null]}', {"a": 1, "b": [2, None]}),
         ('  {"a": "é"}\n', {"a": "é"}),
         ("{}", {}),
-        ("", {}),
-        ("   ", {}),
-        (None, {}),
         ({"a": 1}, {"a": 1}),
         ({}, {}),
     ],
@@ -58,19 +56,19 @@ def test_arguments_are_an_object(arguments, parsed):
 
 
 def test_missing_parts_are_empty():
-    assert get_tool_call_info({}) == ("", "", {})
-    assert get_tool_call_info({"id": None, "function": None}) == ("", "", {})
+    assert get_tool_call_info({}) == ("unknown", "", {})
+    assert get_tool_call_info({"id": None, "function": None}) == ("unknown", "", {})
     assert get_tool_call_info({"id": "c1", "function": {"name": "add"}}) == ("c1", "add", {})
     assert get_tool_call_info(MappingProxyType(call())) == ("c1", "add", {})
 
 
 @pytest.mark.parametrize(
     "arguments",
-    ['{"a": 1', "add(1, 2)", "[1, 2]", '"text"', "5", "null", "true", [1, 2], 5, "[" * 100_000],
+    ["", "   ", None, '{"a": 1', "add(1, 2)", "[1, 2]", '"text"', "5", "null", "true", [1, 2], 5, "[" * 100_000],
     ids=lambda arguments: str(arguments)[:12],
 )
 def test_other_arguments_are_refused_naming_the_call(arguments):
-    with pytest.raises(ToolArgumentError, match="add") as raised:
+    with pytest.raises(ToolArgumentError, match=r"^(Invalid JSON arguments: |Expected )") as raised:
         get_tool_call_info(call("add", arguments, "c7"))
     assert (raised.value.tool_call_id, raised.value.tool_name) == ("c7", "add")
     assert isinstance(raised.value, ToolExecutionError)
@@ -99,14 +97,16 @@ def test_results_and_errors_are_tool_messages():
 @pytest.mark.parametrize(
     ("result", "text"),
     [
-        (None, ""),
+        (None, "null"),
         ("text", "text"),
         ("", ""),
         ("é", "é"),
         (3, "3"),
         (0.5, "0.5"),
         (True, "true"),
-        ([1, "é"], '[1, "é"]'),
+        ([1, "é"], '[1, "\\u00e9"]'),
+        (float("inf"), "inf"),
+        (float("nan"), "nan"),
         ({"a": {"b": None}}, '{"a": {"b": null}}'),
         ((1, 2), "[1, 2]"),
         ({"error": ValueError("x")}, '{"error": "x"}'),
@@ -191,7 +191,7 @@ async def test_one_bad_call_does_not_lose_the_others(outcome, content):
             raise outcome
         return outcome
 
-    messages = await execute_tool_calls(calls("a", "bad", "c"), executor)
+    messages = await answer_tool_calls(calls("a", "bad", "c"), executor)
     assert [messages[0]["content"], messages[2]["content"]] == ["a done", "c done"]
     assert messages[1]["role"] == "tool"
     assert messages[1]["tool_call_id"] == "c1"
@@ -292,7 +292,7 @@ class Tooling(RolloutAgentLoop):
     async def run(self, ctx):
         messages = list(ctx.request.messages)
         reply = await ctx.chat(messages)
-        messages += [reply.message, *await execute_tool_calls(reply.tool_calls, self.executor)]
+        messages += [reply.message, *await answer_tool_calls(reply.tool_calls, self.executor)]
         messages.append((await ctx.chat(messages)).message)
         return ctx.complete(messages)
 

@@ -49,14 +49,21 @@ class Loop(RolloutAgentLoop):
         call_id, name, arguments = get_tool_call_info(call)
         return create_tool_result(call_id, str(await getattr(self, name)(**arguments)))
 
+    async def answer(self, call):
+        try:
+            return await self.execute(call)
+        except Exception as error:
+            return create_tool_error_result(call["id"], str(error) or type(error).__name__)
+
     async def run(self, ctx):  # run
         messages = list(ctx.request.messages)
+        answer = self.answer if asyncio.iscoroutinefunction(self.execute) else self.execute
         for _ in range(ctx.request.max_turns):
             result = await ctx.chat(messages)
             messages.append(result.message)
             if not result.has_tool_calls:
                 break
-            messages += await execute_tool_calls(result.tool_calls, self.execute)
+            messages += await execute_tool_calls(result.tool_calls, answer)
         return ctx.complete(messages, reward=1.0)
 
 """
@@ -443,6 +450,24 @@ def test_a_tool_that_refuses_a_value_is_a_warning(forked, tmp_path, statement, f
     codes, text = verdict(forked, tmp_path, one_tool(statement))
     assert codes == [finding]
     assert finding[0] == "error" or "give the property of its schema `examples`" in text
+
+
+def test_gap_s04_a_tool_whose_exception_ends_run_is_a_warning(forked, tmp_path):
+    codes, text = verdict(
+        forked,
+        tmp_path,
+        """
+        class Agent(Loop):
+            async def answer(self, call):
+                return await self.execute(call)
+
+            async def get_weather(self, city):
+                raise ValueError("no such city")
+    """,
+    )
+    assert codes == [("warning", "TOOL_ENDED_RUN"), ("warning", "TOOL_REFUSED")]
+    assert "run ended with the exception of the tool get_weather: ValueError: no such city" in text
+    assert "hint: catch it in the function that runs a call, and return create_tool_error_result" in text
 
 
 @pytest.mark.parametrize(

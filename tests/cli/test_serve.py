@@ -209,7 +209,7 @@ def test_a_port_in_use_is_said():
 def test_log_folder(folder):
     with server_process(*CALCULATOR, "--log", str(folder / "logs")) as (_, address):
         asyncio.run(roll(address))
-    (path,) = (folder / "logs").glob("*/*.jsonl")
+    (path,) = (folder / "logs").glob("*/events/*.jsonl")
     assert json.loads(path.read_text().splitlines()[0])["event"] == "accepted"
 
 

@@ -588,8 +588,9 @@ async def test_a_result_holds_what_the_sampler_told(hosting):
     assert result.message == {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning": "hm"}
     assert result.message is not received
     assert result.message["tool_calls"][0] is not received["tool_calls"][0]
-    assert (result.token_ids.dtype, result.token_ids.tolist()) == (np.dtype("<u4"), [1, 2])
-    assert result.logprobs.dtype == np.dtype("<f4")
+    assert result.token_ids == [1, 2]
+    assert (result.token_ids.array.dtype, result.token_ids.array.tolist()) == (np.dtype("<u4"), [1, 2])
+    assert result.logprobs.array.dtype == np.dtype("<f4")
     assert result.logprobs[0] == -0.5
     assert np.isnan(result.logprobs[1])
     assert result.usage == {"prompt_tokens": 3, "completion_tokens": 2}
@@ -611,7 +612,8 @@ async def test_a_result_invents_nothing(hosting):
         h.trainer.policy = policy
         outcome = await h.run()
     result = results[0]
-    assert result.token_ids is result.logprobs is result.finish_reason is None
+    assert result.token_ids == result.logprobs == []
+    assert result.finish_reason is None
     assert result.usage == {}
     assert (result.content, result.has_tool_calls, result.tool_calls, dict(result.extra)) == ("b", False, [], {})
     assert not outcome.samples["main"].trainable

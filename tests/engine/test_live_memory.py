@@ -60,7 +60,7 @@ async def test_x07_chats_of_live_rollouts_count(hosting):
 
 def test_x07_a_copy_of_a_request_parses_nothing():
     request = RolloutRequest(rollout_id="r", metadata=unparsed())
-    assert unread_metadata(copy_of(request, attempt=2)) is unread_metadata(request)
+    assert unread_metadata(copy_of(request, type(request), attempt=2)) is unread_metadata(request)
     assert request.metadata["a"][:1] == [[]]
     assert unread_metadata(request) is request.metadata
 

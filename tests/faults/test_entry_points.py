@@ -310,7 +310,7 @@ async def test_ids_are_one_path_segment_and_no_file_is_named_by_them(tmp_path):
         process.terminate()
         logged = process.stderr.read()
     found = [path for path in work.rglob("*") if path.is_file()]
-    assert all(path.parent.parent == work / "log" for path in found), "outside of the log's folder"
+    assert all(path.parent.parent.parent == work / "log" for path in found), "outside of the log's folder"
     assert len(found) == len(ACCEPTED_IDS)
     assert all(path.name.isascii() and len(path.name) < 100 and path.name[0] != "." for path in found)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["work"]

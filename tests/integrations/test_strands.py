@@ -561,6 +561,8 @@ async def test_r33_a_tool_sees_the_context_and_its_sub_agent_is_a_sample(kind):
         """Research a topic."""
         threads.append(threading.current_thread())
         assert get_rollout_context().rollout_id == "r1"
+        assert get_rollout_context().samples == ("agent",)
+        get_rollout_context().log_event("research", topic=topic)
         return str(make(f"researcher of {topic}")(topic))
 
     @strands.tool(name="research")

@@ -208,7 +208,7 @@ async def test_tools_are_executed_as_the_page_shows():
     unknown = {**call, "function": {"name": "fly", "arguments": "{}"}}
     contents = [(await names["execute_tool"](c))["content"] for c in (call, broken, unknown)]
     assert contents[0] == '{"query": "six", "hits": 6}'
-    assert contents[1].startswith("Error: the arguments of search are not JSON")
+    assert contents[1].startswith("Error: Invalid JSON arguments: ")
     assert contents[2] == "Error: Unknown tool: fly"
 
     names = await run_blocks("seed001_05_parallel_tools")

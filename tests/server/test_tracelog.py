@@ -5,14 +5,14 @@ import json
 import pytest
 
 from osmosis_grpc.policies import ToolCallingMock
-from osmosis_grpc.server.tracelog import TraceLog
+from osmosis_grpc.server.tracelog import TraceLog, new_folder
 from osmosis_grpc.trainer import RolloutClient
 from tests.waiting import ended
 
 
 @pytest.mark.parametrize("rollout_id", ["rollout-abc123", "..hidden", "ü" * 200, "CON", "a b:c*d"])
 async def test_one_file_per_rollout(serve, train, tmp_path, rollout_id):
-    trace = TraceLog(tmp_path)
+    trace = TraceLog(new_folder(tmp_path))
     server, trainer = await serve(), await train(ToolCallingMock(), tokens="s3cret")
     server.engine.log.add_sink(trace)
     messages = [{"role": "user", "content": "What is 1 + 2?"}]

@@ -203,7 +203,7 @@ async def test_run_tools_runs_all_calls_and_tells_the_model_what_went_wrong():
     assert texts[2] == "Error: there is no tool 'nobody'; the tools are: add, wait, who, fails, sync_who, forgets"
     assert texts[3].startswith("Error: ")
     assert "a: Input should be a valid number" in texts[3]
-    assert "are not JSON" in texts[4]
+    assert texts[4].startswith("Error: Invalid JSON arguments: ")
     assert "on purpose" in texts[5]
     assert "wait took longer than 0.05 s" in texts[6]
     assert texts[7] == "hello from the model"

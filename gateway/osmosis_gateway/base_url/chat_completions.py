@@ -106,9 +106,9 @@ def _logprobs(request: ModelRequest, result: CompletionsResult) -> dict[str, Any
 
     The texts of the tokens are unknown here, so `token` is token_id:ID, as vLLM writes it.
     """
-    if not request.params.get("logprobs") or result.token_ids is None or result.logprobs is None:
+    if not (request.params.get("logprobs") and result.token_ids and result.logprobs):
         return None
-    pairs = zip(result.token_ids.tolist(), result.logprobs.tolist(), strict=True)
+    pairs = zip(result.token_ids, result.logprobs, strict=True)
     keys: dict[str, Any] = {"bytes": None, "top_logprobs": []}
     return {"content": [{"token": f"token_id:{token}", "logprob": value} | keys for token, value in pairs]}
 

@@ -1,21 +1,5 @@
-"""The Osmosis SDK's osmosis_ai.rollout.core.schemas."""
+"""The Osmosis SDK's osmosis_ai.rollout.core.schemas. Its names are imported on first use."""
 
-from osmosis_grpc.types.messages import Message as MessageDict
-from osmosis_grpc.types.outcome import RolloutMetrics
-from osmosis_grpc.types.requests import RolloutRequest
-from osmosis_grpc.types.tool_models import (
-    OpenAIFunctionParametersSchema,
-    OpenAIFunctionPropertySchema,
-    OpenAIFunctionSchema,
-    OpenAIFunctionToolSchema,
-)
+from osmosis_grpc.rollout._lazy import attach
 
-__all__ = [
-    "MessageDict",
-    "OpenAIFunctionParametersSchema",
-    "OpenAIFunctionPropertySchema",
-    "OpenAIFunctionSchema",
-    "OpenAIFunctionToolSchema",
-    "RolloutMetrics",
-    "RolloutRequest",
-]
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

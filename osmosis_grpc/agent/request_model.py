@@ -1,0 +1,76 @@
+"""The pydantic model behind RolloutRequest: checks the fields of a request that an author makes. Imports pydantic."""
+
+import json
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from osmosis_grpc.agent.sdk_schemas import MessageDict, RolloutId
+from osmosis_grpc.types.requests import DEFAULT_MAX_TOKENS_TOTAL, DEFAULT_MAX_TURNS, Group
+
+DEFAULT_MAX_METADATA_SIZE_BYTES = 1024 * 1024
+"""The most bytes of a request's metadata as JSON."""
+
+_limit: int | None = None
+
+
+def get_max_metadata_size_bytes() -> int:
+    """Return the most bytes that the metadata of a RolloutRequest can have."""
+    return DEFAULT_MAX_METADATA_SIZE_BYTES if _limit is None else _limit
+
+
+def set_max_metadata_size_bytes(size_bytes: int) -> None:
+    """Set the limit of this process, also for applications that create_app makes later. Raises ValueError below 1."""
+    global _limit
+    if size_bytes < 1:
+        raise ValueError(f"size_bytes: {size_bytes} is not at least 1")
+    _limit = size_bytes
+
+
+def metadata_limit_that_was_set() -> int | None:
+    """Return the limit that set_max_metadata_size_bytes() set; None if it was not called."""
+    return _limit
+
+
+def _url(server_url: str) -> str:
+    parts = urlsplit(server_url)
+    if server_url and (parts.scheme not in ("http", "https") or not parts.netloc):
+        raise ValueError("is not an http:// or https:// URL with a host")
+    return server_url
+
+
+def _metadata(metadata: dict[str, Any]) -> dict[str, Any]:
+    try:
+        size = len(json.dumps(metadata).encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"is not JSON: {error}") from None
+    limit = get_max_metadata_size_bytes()
+    if metadata and size > limit:
+        raise ValueError(f"has {size} bytes as JSON, more than {limit}")
+    return metadata
+
+
+class RequestModel(BaseModel):
+    """The fields of RolloutRequest, with pydantic's lax conversions."""
+
+    model_config = ConfigDict(title="RolloutRequest", from_attributes=True, extra="ignore")
+
+    rollout_id: RolloutId
+    server_url: Annotated[str, AfterValidator(_url)] = ""
+    messages: list[MessageDict] = Field(default_factory=list)
+    completion_params: dict[str, Any] = Field(default_factory=dict)
+    tool_server_url: str | None = None
+    max_turns: int = DEFAULT_MAX_TURNS
+    max_tokens_total: int = DEFAULT_MAX_TOKENS_TOTAL
+    metadata: Annotated[dict[str, Any], AfterValidator(_metadata)] = Field(default_factory=dict)
+    api_key: str | None = Field(default=None, repr=False)
+    idempotency_key: str | None = None
+    label: str | None = None
+    attempt: int = 1
+    agent_loop: str = ""
+    group: Group | None = None
+    priority: int = 0
+    agent_timeout: float | None = None
+    grader_timeout: float | None = None
+    evaluation: bool = False

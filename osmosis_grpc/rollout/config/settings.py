@@ -1,0 +1,19 @@
+"""The Osmosis SDK's osmosis_ai.rollout.config.settings."""
+
+from osmosis_grpc.settings import (
+    RolloutClientSettings,
+    RolloutServerSettings,
+    RolloutSettings,
+    configure,
+    get_settings,
+    reset_settings,
+)
+
+__all__ = [
+    "RolloutClientSettings",
+    "RolloutServerSettings",
+    "RolloutSettings",
+    "configure",
+    "get_settings",
+    "reset_settings",
+]
