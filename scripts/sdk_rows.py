@@ -112,6 +112,8 @@ GAPS = {
 }
 ELSEWHERE = {"r78", "r79", "gap_s14"}
 """Rows that other features test."""
+NONE = "-"
+"""What the table shows for a row without a test."""
 PENDING = {"r80", *(f"gap_s{number:02}" for number in GAPS)}
 """Rows that need not have a test yet."""
 
@@ -141,7 +143,7 @@ def table() -> str:
     for mark, rows, part in (("", ROWS, "r"), ("S", GAPS, "gap_s")):
         for number, text in rows.items():
             tests = found.get(f"{part}{number:02}", [])
-            shown = f"`{tests[0].split('::')[1]}`" if tests else "–"
+            shown = f"`{tests[0].split('::')[1]}`" if tests else NONE
             lines.append(f"| {mark}{number} | {text} | {shown} |")
     return "\n".join(lines) + "\n"
 
@@ -153,7 +155,7 @@ def problems() -> list[str]:
     wrong = [f"{row} has no test" for row in missing()]
     for mark, rows, part in (("", ROWS, "r"), ("S", GAPS, "gap_s")):
         for number in rows:
-            names = {test.split("::")[1] for test in found.get(f"{part}{number:02}", [])} or {"–"}
+            names = {test.split("::")[1] for test in found.get(f"{part}{number:02}", [])} or {NONE}
             if shown.get(f"{mark}{number}", "").strip("`") not in names:
                 wrong.append(f"row {mark}{number} of {PAGE.name} is old: run python scripts/sdk_rows.py")
     return wrong

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from osmosis_grpc.agent.loggable import loggable, sendable
 from osmosis_grpc.agent.loop_calls import LoopCalls
 from osmosis_grpc.agent.model_client import ModelClient, ModelSession, NoSession
+from osmosis_grpc.agent.other_thread_session import OtherThreadSession
 from osmosis_grpc.agent.ports import Session
 from osmosis_grpc.agent.request import RolloutRequest
 from osmosis_grpc.agent.results import CompletionsResult, RolloutResult
@@ -73,10 +74,17 @@ class RolloutContext(RolloutScope):
         """The trainer's request."""
         self._tools, self._tools_read = tools, False
         self._own = None if llm is None else ModelSession(llm)
-        self._session: Session = session or self._own or _NO_SESSION
-        self._loop = _running_loop()
+        self._loop_session: Session = session or self._own or _NO_SESSION
+        self._loop = None if session is None else _running_loop()
         self._runnable_tools: dict[str, RunnableTool] = {}
         self._purpose: ChatPurpose | None = None
+
+    @property
+    def _session(self) -> Session:
+        """The session. On other threads and in other event loops, its methods run on the event loop of the rollout."""
+        if self._loop is None or self._loop is _running_loop():
+            return self._loop_session
+        return OtherThreadSession(self._loop_session, self.loop_calls)
 
     def for_grader(self) -> "RolloutContext":
         """Return a context of the same rollout whose chats are all for judging. They are never trained on."""

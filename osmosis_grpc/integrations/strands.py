@@ -228,7 +228,7 @@ class OsmosisStrandsAgent(Agent):
         super().__init__(resolved, native, *args, **kwargs)
         self._record()
         self.add_hook(lambda event: self._record(), MessageAddedEvent)
-        context.loop_calls.call(lambda: context.register_agent(sample, self))
+        context.register_agent(sample, self)
         self._rollout = context
 
     def rollout_messages(self) -> list[Message]:
