@@ -39,6 +39,9 @@ class WorkflowRunnable:
         grader: type[Grader[Any]] | None = None,
         grader_config: GraderConfig | None = None,
     ) -> None:
+        if not isinstance(workflow, type) or not issubclass(workflow, AgentWorkflow):
+            what = workflow.__name__ if isinstance(workflow, type) else f"a {type(workflow).__name__}"
+            raise TypeError(f"{what} is not the class of a workflow; of an agent loop, give an instance")
         self.name = config.name if config is not None else workflow.__name__
         problem = name_problem(self.name)
         if problem:
