@@ -159,6 +159,13 @@ async def test_r39_for_sample_is_a_litellm_model_of_the_sample():
     assert made.get_config()["params"] == {"temperature": 0.1}
 
 
+async def test_r35_without_a_key_the_client_gets_a_dummy_and_not_that_of_the_user(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "canary")
+    monkeypatch.delenv("OSMOSIS_API_KEY", raising=False)
+    made = model().for_sample("a", RolloutContext(rollout_id="r1"))
+    assert made.client_args["api_key"] == "no-key"
+
+
 def test_r40_a_model_id_is_refused_when_the_model_is_made():
     from osmosis_grpc.rollout import OsmosisRolloutModel
 
