@@ -72,6 +72,15 @@ async def test_r67_a_configuration_without_a_limit_leaves_the_servers_limit(host
         assert (h.engine.capacity().running, h.engine.capacity().queued) == (1, 1)
 
 
+async def test_r66_time_in_the_queue_is_the_agents(hosting):
+    async with hosting(WorkflowRunnable(Waits, None, Ones), max_concurrent=1) as h:
+        await h.start("first", messages=PROMPT)
+        await h.running()
+        outcome = await h.run("second", messages=PROMPT, label="x", agent_timeout=0.1, grader_timeout=30)
+        assert (outcome.status, outcome.failure.reason) == ("DEADLINE_EXCEEDED", FailureReason.AGENT_TIMEOUT)
+        assert (outcome.failure.boundary, dict(outcome.samples)) == ("server", {})
+
+
 async def test_r68_an_overload_is_refused_with_a_delay(hosting):
     async with hosting(Waits, max_concurrent=1, max_queued=1) as h:
         for number in range(2):
