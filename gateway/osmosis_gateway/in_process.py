@@ -20,7 +20,9 @@ class InProcessRollouts:
         self, init: InitRequest, *, owner: str, authenticated: bool, loopback: bool
     ) -> tuple[str, Sequence[ToolDict]]:
         peer = await self._peer(init, field="server_url", authenticated=authenticated, loopback=loopback)
-        record, _ = await self._engine.init(init, owner=owner, peer=peer)
+        record, started = await self._engine.init(init, owner=owner, peer=peer)
+        if record.delivery.outcome is not None and not started:
+            self._engine.outbox.resend(record)
         return record.rollout_id, record.tools
 
     async def health(self) -> dict[str, Any]:

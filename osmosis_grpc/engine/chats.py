@@ -60,7 +60,7 @@ class RolloutSession:
         self._context = context
         self._runner = runner
         self._chats = ChatCalls(record, context)
-        self.samples = Samples()
+        self.samples = Samples(record.peer.any_role)
         self.calls = CallOrigins()
 
     @property
@@ -89,7 +89,11 @@ class RolloutSession:
     def sample_messages(self, name: str) -> Sequence[Message] | None:
         self.check_open()
         state = self.samples.get(name)
-        return None if state is None or state.newest is None else copy_messages(path(state.newest), "messages")
+        return (
+            None
+            if state is None or state.newest is None
+            else copy_messages(path(state.newest), "messages", any_role=True)
+        )
 
     def record(self, kind: EventKind) -> None:
         self.check_open()
@@ -169,7 +173,7 @@ class RolloutSession:
             raise ValueError(f"the rollout already has a sample named {name!r}; choose another name")
         if parent is not None:
             self.samples.check_ref(parent.sample, parent.chat_number, ("parent", "parent"))
-        self.samples[name] = SampleState(policy, parent, train)
+        self.samples[name] = SampleState(policy, parent, train, self.samples.any_role)
         self._context.log.append(self._record, events.SampleAdded(name, policy, parent, train))
         return name
 
