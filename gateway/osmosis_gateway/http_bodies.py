@@ -212,10 +212,11 @@ def _complete(tool: ToolDict) -> ToolDict:
     function = tool.get("function")
     if not isinstance(function, dict):
         return tool
-    return tool | {"function": {"parameters": _NO_PARAMETERS, "strict": False} | function}
+    missing = {key: value for key, value in _FUNCTION_DEFAULTS.items() if key not in function}
+    return tool | {"function": function | missing}
 
 
-_NO_PARAMETERS = {"type": "object", "properties": {}, "required": []}
+_FUNCTION_DEFAULTS = {"parameters": {"type": "object", "properties": {}, "required": []}, "strict": False}
 
 
 def init_body(request: RolloutRequest, rollout_id: str, server_url: str, api_key: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from osmosis_grpc.agent.loggable import loggable, sendable
 from osmosis_grpc.agent.loop_calls import LoopCalls
 from osmosis_grpc.agent.model_client import ModelClient, ModelSession, NoSession
+from osmosis_grpc.agent.other_thread_session import OtherThreadSession
 from osmosis_grpc.agent.ports import Session
 from osmosis_grpc.agent.request import RolloutRequest
 from osmosis_grpc.agent.results import CompletionsResult, RolloutResult
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from osmosis_grpc.agent.grader import RolloutSample
     from osmosis_grpc.agent.sdk_schemas import RolloutMetrics
 
+AGENT_REGISTERED = "agent registered"
+"""The event with the format of an agent's messages."""
 MAX_LATENCY_MS = 365 * 24 * 3600 * 1000.0
 """The longest latency of a tool call that can be recorded: a year."""
 
@@ -73,10 +76,17 @@ class RolloutContext(RolloutScope):
         """The trainer's request."""
         self._tools, self._tools_read = tools, False
         self._own = None if llm is None else ModelSession(llm)
-        self._session: Session = session or self._own or _NO_SESSION
-        self._loop = _running_loop()
+        self._loop_session: Session = session or self._own or _NO_SESSION
+        self._loop = None if session is None else _running_loop()
         self._runnable_tools: dict[str, RunnableTool] = {}
         self._purpose: ChatPurpose | None = None
+
+    @property
+    def _session(self) -> Session:
+        """The session. On other threads and in other event loops, its methods run on the event loop of the rollout."""
+        if self._loop is None or self._loop is _running_loop():
+            return self._loop_session
+        return OtherThreadSession(self._loop_session, self.loop_calls)
 
     def for_grader(self) -> "RolloutContext":
         """Return a context of the same rollout whose chats are all for judging. They are never trained on."""
@@ -185,7 +195,8 @@ class RolloutContext(RolloutScope):
     def register_agent(self, sample_id: str, agent: Any) -> None:
         """Begin the sample of an agent, for example of OsmosisStrandsAgent. get_samples() then has its messages.
 
-        The messages are those of the agent's method `rollout_messages()`, or of its attribute `messages`. Raises
+        The messages are those of the agent's method `rollout_messages()`, or of its attribute `messages`. Its attribute
+        `message_format` names their format, for the grading of the recorded rollout (see recorded_samples()). Raises
         ValueError for a name that is in use or cannot be used.
         """
         if not isinstance(sample_id, str):
@@ -194,6 +205,8 @@ class RolloutContext(RolloutScope):
             raise ValueError(f"the rollout already has an agent named {sample_id!r}; give each agent a name of its own")
         if self._session is not _NO_SESSION:
             self.add_sample(sample_id)
+            if hasattr(agent, "message_format"):
+                self.log_event(AGENT_REGISTERED, agent=sample_id, format=agent.message_format)
         self._agents[sample_id] = agent
 
     def get_samples(self) -> "dict[str, RolloutSample]":

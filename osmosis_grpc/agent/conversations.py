@@ -56,6 +56,8 @@ class Conversations:
         """The samples of the newest requests that got no reply, by the digest of their histories."""
         self._calls: dict[str, ChatRef] = {}
         """The newest chat of each sample, if its reply calls tools and the sample has not gone on; the newest last."""
+        self._replies: dict[bytes, Message] = {}
+        """The newest reply of each key. A program can leave out messages before a reply."""
         self._parents: dict[str, str] = {}
         """The sample that has called each sample. A parent comes before its children."""
 
@@ -73,6 +75,8 @@ class Conversations:
                 break
             spelled[known] = child.message
             node, sample, known = child, child.sample or sample, known + 1
+        for index in range(known, len(spelled)):
+            spelled[index] = self._replies.get(history.keys[index], spelled[index])
         if sum(history.sizes[known:]) > self._free:
             raise ResourceExhausted("the messages of this rollout have too many bytes; send fewer or shorter ones")
         sample = sample or self._unanswered.get(history.digest, "") or self._changed(history)
@@ -95,7 +99,9 @@ class Conversations:
         node = self._root
         for message, key, size in zip(place.messages, place.history.keys, place.history.sizes, strict=True):
             node = self._child(node, message, key, size)
-        answer = self._child(node, reply, *message_key(written or reply))
+        key, size = message_key(written or reply)
+        answer = self._child(node, reply, key, size)
+        self._replies[key] = reply
         answer.message, answer.sample = reply, sample
         if answer in node.replies:
             node.replies.remove(answer)

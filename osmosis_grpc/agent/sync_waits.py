@@ -10,7 +10,6 @@ import importlib
 import inspect
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from functools import cache
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -47,7 +46,6 @@ def wait_in_task(work: Coroutine[Any, Any, T]) -> T:
     return _driven(greenlet, work)
 
 
-@cache
 def _greenlet() -> Any:
     """Return the module greenlet; None if it is not installed."""
     try:

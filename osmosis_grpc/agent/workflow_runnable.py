@@ -39,6 +39,7 @@ class WorkflowRunnable:
         grader: type[Grader[Any]] | None = None,
         grader_config: GraderConfig | None = None,
     ) -> None:
+        _check_class(workflow)
         self.name = config.name if config is not None else workflow.__name__
         problem = name_problem(self.name)
         if problem:
@@ -132,3 +133,10 @@ class WorkflowRunnable:
         except ConfigValueError as error:
             name, problem = next(iter(error.problems.items()))
             raise InvalidArgument(f"{field}.{name}", problem) from None
+
+
+def _check_class(workflow: object) -> None:
+    """Raise TypeError for an object that is not the class of a workflow."""
+    if not isinstance(workflow, type) or not issubclass(workflow, AgentWorkflow):
+        what = workflow.__name__ if isinstance(workflow, type) else f"a {type(workflow).__name__}"
+        raise TypeError(f"{what} is not the class of a workflow; of an agent loop, give an instance")

@@ -123,7 +123,7 @@ def _end(trial: Trial) -> Iterator[Row]:
         at = (outcome.failure.file, outcome.failure.line) if outcome.failure.file else None
         yield "GRADER_FAILED", text, at
     elif failed and isinstance(result, RunOutcome):
-        yield "NO_SAMPLE" if not trial.chats else "BAD_RESULT", text, None
+        yield "NO_SAMPLE" if text.startswith("the workflow has no sample") else "BAD_RESULT", text, None
     elif failed and trial.returned and not is_result:
         yield "RESULT_NOT_RETURNED", text, None
     elif failed and completed and result.reward is not None and not is_reward(result.reward):

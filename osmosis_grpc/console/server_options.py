@@ -392,7 +392,7 @@ class ServerOptions(Declared):
         Option("Process", "--drain-timeout SECONDS", "Time that running rollouts get on SIGTERM.", bounds=(0, 86_400)),
     ] = 30.0
     reload: Annotated[
-        bool, Option("Process", "--reload", "Start again when a Python file below this folder changes.")
+        bool, Option("Process", "--reload", "Start again when a Python or TOML file below this folder changes.")
     ] = False
 
 

@@ -27,7 +27,6 @@ from osmosis_grpc.types import (
     events,
     jsontext,
 )
-from osmosis_grpc.types.conversation_tree import path
 from osmosis_grpc.types.messages import copy_messages
 from osmosis_grpc.types.outcome import clip
 from osmosis_grpc.types.requests import check_id, check_policy_name, own_params
@@ -89,11 +88,9 @@ class RolloutSession:
     def sample_messages(self, name: str) -> Sequence[Message] | None:
         self.check_open()
         state = self.samples.get(name)
-        return (
-            None
-            if state is None or state.newest is None
-            else copy_messages(path(state.newest), "messages", any_role=True)
-        )
+        if state is None or state.newest is None:
+            return None
+        return copy_messages(state.up_to_newest(name)[0], "messages", any_role=True)
 
     def record(self, kind: EventKind) -> None:
         self.check_open()

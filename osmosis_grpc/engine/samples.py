@@ -18,7 +18,18 @@ ConversationStart = tuple[list[Message], PrefixChat | None]
 class SampleState:
     """One sample while its agent runs. `policy`, `parent` and `train` are those of Sample."""
 
-    __slots__ = ("_assembler", "_lacks_extras", "chats", "conversation", "newest", "parent", "policy", "train")
+    __slots__ = (
+        "_assembler",
+        "_lacks_extras",
+        "_removed",
+        "_skipped",
+        "chats",
+        "conversation",
+        "newest",
+        "parent",
+        "policy",
+        "train",
+    )
 
     def __init__(
         self, policy: str = "", parent: ChatRef | None = None, train: bool | None = None, any_role: bool = False
@@ -32,6 +43,10 @@ class SampleState:
         """The number of the newest chat."""
         self.newest: Node | None = None
         """The newest reply of the policy."""
+        self._removed: list[Message] = []
+        """The messages before `newest` that the agent has removed from its history, for example to shorten it."""
+        self._skipped = 0
+        """The number of messages at the beginning of the newest history that `_removed` takes the place of."""
 
     def known_ids(self, parent_chat: int) -> Ids | None:
         """Return the tokens of the chat with the number `parent_chat`, or None if it has no tokens."""
@@ -60,13 +75,36 @@ class SampleState:
         """Add a reply to the conversation. A judge's reply does not become `newest`."""
         reply = self.conversation.answer(asked, response.message, number)
         if purpose is ChatPurpose.POLICY:
+            self._keep_removed(reply)
             self.newest = reply
 
+    def _keep_removed(self, reply: Node) -> None:
+        """Keep the messages that a new history no longer has, if the history has the newest reply."""
+        old, node = self.newest, reply
+        if old is None:
+            return
+        while node.depth > old.depth and node.parent is not None:
+            node = node.parent
+        if node is old:
+            return
+        messages = path(reply)[:-1]
+        found = next((index for index in reversed(range(len(messages))) if old.matches(messages[index])), None)
+        if found is None:  # the agent has gone back, or has begun another conversation
+            self._removed, self._skipped = [], 0
+        else:
+            self._removed += path(old)[self._skipped :]
+            self._skipped = found + 1
+
     def up_to_newest(self, name: str) -> ConversationStart:
-        """Return the conversation up to the newest reply. It is empty before the first reply."""
+        """Return the conversation up to the newest reply. It is empty before the first reply.
+
+        It has the messages that the agent has removed from its history, too.
+        """
         if self.newest is None:
             return [], None
         messages = path(self.newest)
+        if self._removed:
+            return [*self._removed, *messages[self._skipped :]], None
         return messages, PrefixChat(name, self.newest.chat, len(messages))
 
     def assembled(self, conversation: ConversationStart, *, refer: bool) -> Sample:

@@ -154,6 +154,7 @@ class _Clients:
     def __init__(self) -> None:
         try:
             self._openai: Any = importlib.import_module("openai")
+            importlib.import_module("openai.resources.chat")  # otherwise the first rollout imports it, for a second
         except ModuleNotFoundError as error:
             raise MissingExtraError("@rollout_agent", "openai") from error
         try:

@@ -208,6 +208,9 @@ class OsmosisStrandsAgent(Agent):
     so that the tokens of a sample stay in one segment.
     """
 
+    message_format = "strands"
+    """How the messages of a recorded rollout become those that a grader gets (see recorded_samples())."""
+
     def __init__(self, model: Any = None, messages: Sequence[Any] | None = None, *args: Any, **kwargs: Any) -> None:
         self._rollout: RolloutContext | None = None
         self._transcript = Transcript()
@@ -228,7 +231,7 @@ class OsmosisStrandsAgent(Agent):
         super().__init__(resolved, native, *args, **kwargs)
         self._record()
         self.add_hook(lambda event: self._record(), MessageAddedEvent)
-        context.loop_calls.call(lambda: context.register_agent(sample, self))
+        context.register_agent(sample, self)
         self._rollout = context
 
     def rollout_messages(self) -> list[Message]:

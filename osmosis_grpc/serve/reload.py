@@ -24,7 +24,7 @@ def run_reloading() -> int:
     supervisor = _Supervisor([sys.executable, "-m", "osmosis_grpc.serve", *_arguments(sys.argv[1:])])
     for changes in watch(
         Path.cwd(),
-        watch_filter=PythonFilter(),
+        watch_filter=PythonFilter(extra_extensions=(".toml",)),
         stop_event=supervisor.over,
         raise_interrupt=False,
         rust_timeout=LOOK_EVERY,
@@ -64,7 +64,7 @@ class _Supervisor:
         code = self._child.poll()
         if code is not None and not self._ended:
             self._ended = True
-            _say(f"serve: ended with exit code {code}; restarts when a Python file below {Path.cwd()} changes")
+            _say(f"serve: ended with exit code {code}; restarts when a Python or TOML file below {Path.cwd()} changes")
 
     def end(self) -> int:
         """Forward the first signal and return the exit code. A second signal stops the server at once."""

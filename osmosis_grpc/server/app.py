@@ -69,7 +69,7 @@ class AgentServer:
 
     def __init__(
         self,
-        agent_loops: Sequence[RolloutAgentLoop | Runnable],
+        agent_loops: Sequence[RolloutAgentLoop | Runnable | type],
         *,
         host: str = "127.0.0.1",
         port: int = 50051,

@@ -95,3 +95,19 @@ def test_the_messages_of_a_rollout_have_a_limit():
     assert conversations.place(first).sample == ""
     with pytest.raises(ResourceExhausted, match="too many bytes"):
         conversations.place(History.of([*first.messages, {"role": "user", "content": "z" * 900}]))
+
+
+def test_r54_a_reply_keeps_its_spelling_after_the_messages_before_it_are_left_out():
+    program = Program()
+    reply = calling('{"x":   1}') | {"reasoning_content": "hm"}
+    program.ask([*system("s"), {"role": "user", "content": "one"}], reply)
+    rewritten = {**calling('{"x": 1}'), "content": ""}
+    place = program.conversations.place(History.of([USER, rewritten, result("1")]), "main")
+    assert place.messages == [USER, reply, result("1")]
+
+
+def test_r17_the_beginning_of_a_history_keeps_its_spelling():
+    conversations = Conversations()
+    named = {"role": "user", "content": "go", "name": "bob"}
+    conversations.begin([named], [USER])
+    assert conversations.place(History.of([USER])).messages == [named]

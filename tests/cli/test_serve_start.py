@@ -162,7 +162,7 @@ def test_t06_under_reload_the_server_starts_when_the_file_is_mended(tmp_path, ho
     said = [line for line in lines if line.startswith("serve: ")]
     assert said == [
         f"serve: agents:agent: SyntaxError: invalid syntax (agents.py, line 1) at {module}:1",
-        f"serve: ended with exit code 2; restarts when a Python file below {tmp_path} changes",
+        f"serve: ended with exit code 2; restarts when a Python or TOML file below {tmp_path} changes",
     ]
     assert not [line for line in lines if "Traceback" in line]
     assert process.returncode == 0

@@ -144,6 +144,7 @@ PAGES = {
     for name in (
         "README.md",
         "docs/agents.md",
+        "docs/workflows.md",
         "docs/test.md",
         "docs/trainers.md",
         "docs/operators.md",

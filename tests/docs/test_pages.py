@@ -40,6 +40,17 @@ async def test_the_blocks_that_need_the_libraries_of_agents_run(tmp_path, monkey
     assert all("0 errors, 0 warnings" in text for text in reader.output if "agent" in text)
 
 
+@pytest.mark.adapters
+@pytest.mark.timeout(180)
+async def test_the_blocks_of_the_page_about_strands_run(tmp_path, monkeypatch):
+    pytest.importorskip("strands")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with Reader(tmp_path) as reader:
+        for block in blocks_of(ROOT / "docs" / "strands.md"):
+            await reader.run(block)
+
+
 def test_an_agent_with_three_tools_has_less_than_30_lines():
     (block,) = [block for block in blocks_of(PAGES["docs/agents.md"]) if block.text.startswith("# weather.py")]
     assert block.text.count("@tool\n") == 3

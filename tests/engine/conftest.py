@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
 from osmosis_grpc.engine import Engine, EngineConfig, Peer
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.storage import MemoryJournal
@@ -140,8 +141,8 @@ class Host:
 
 
 def as_loop(agent, get_tools):
-    """An agent loop: as it is, or made of its run method."""
-    if isinstance(agent, RolloutAgentLoop):
+    """An agent loop or a workflow as it is, or an agent loop made of its run method."""
+    if isinstance(agent, RolloutAgentLoop | WorkflowRunnable | type):
         return agent
 
     async def run(self, ctx):

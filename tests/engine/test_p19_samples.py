@@ -95,3 +95,31 @@ async def test_p19_a_sample_without_a_reply_keeps_what_it_was_given(hosting):
     sample = outcome.samples["main"]
     assert (sample.policy, sample.train, sample.trainable) == ("planner", False, False)
     assert list(sample.messages) == [user("a")]
+
+
+@pytest.mark.parametrize("leading", [[], [{"role": "system", "content": "s"}]], ids=["alone", "after a system message"])
+async def test_r54_messages_that_an_agent_removes_from_its_history_stay_in_the_sample(hosting, leading):
+    async def agent(ctx):
+        whole = [user("1")]
+        for number in range(2, 7):
+            window = whole[-3:] if number < 6 else whole[-5:]
+            reply = await ctx.chat([*leading, *window])
+            whole += [reply.message, user(str(number))]
+        return ctx.complete(extra_fields={"whole": [*leading, *whole[:-1]]})
+
+    async with hosting(agent) as h:
+        outcome = await h.settled(await h.start())
+    assert outcome.samples["main"].messages == outcome.extra_fields["whole"]
+    assert len(outcome.samples["main"].messages) == len(leading) + 10
+
+
+async def test_r54_a_history_that_begins_anew_is_the_sample(hosting):
+    async def agent(ctx):
+        await ctx.chat([user("1")])
+        await ctx.chat([user("other")])
+        return ctx.complete()
+
+    async with hosting(agent) as h:
+        outcome = await h.settled(await h.start())
+    assert [message["role"] for message in outcome.samples["main"].messages] == ["user", "assistant"]
+    assert outcome.samples["main"].messages[0] == user("other")

@@ -461,9 +461,18 @@ async def test_r54_a_rollout_of_60_messages_yields_all_of_them(window):
     assert bare(messages[:2]) == [native("system", {"text": "Be brief."}), native("user", {"text": "What is 2 + 3?"})]
     used = [block["toolUse"]["input"]["a"] for m in messages for block in m["content"] if "toolUse" in block]
     assert used == list(range(1, 29))
+    sample = outcome.samples["agent"]
+    assert [message["role"] for message in sample.messages] == [
+        "system",
+        "user",
+        *["assistant", "tool"] * 28,
+        "assistant",
+    ]
+    assert [message for message in sample.messages if message["role"] == "assistant"] == [
+        reply.message for reply in policy.given
+    ]
     if not window:
-        assert len(outcome.samples["agent"].segments) == 1
-        assert len(outcome.samples["agent"].messages) == 59
+        assert len(sample.segments) == 1
     else:
         assert max(len(request.messages) for request in policy.requests) < 20
 
@@ -552,6 +561,8 @@ async def test_r33_a_tool_sees_the_context_and_its_sub_agent_is_a_sample(kind):
         """Research a topic."""
         threads.append(threading.current_thread())
         assert get_rollout_context().rollout_id == "r1"
+        assert get_rollout_context().samples == ("agent",)
+        get_rollout_context().log_event("research", topic=topic)
         return str(make(f"researcher of {topic}")(topic))
 
     @strands.tool(name="research")

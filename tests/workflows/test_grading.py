@@ -269,7 +269,7 @@ class Swallows(Asks):
 class Blocks(Asks):
     async def run(self, ctx):
         await super().run(ctx)
-        time.sleep(0.3)
+        time.sleep(0.3)  # blocks the event loop beyond the time limit
 
 
 @pytest.mark.parametrize("workflow", [Hangs, Swallows, Blocks])
@@ -294,7 +294,7 @@ async def swallow(ctx):
 
 
 def block(ctx):
-    time.sleep(0.3)
+    time.sleep(0.3)  # blocks the event loop beyond the time limit
     ctx.set_sample_reward("main", 1.0)
 
 
@@ -310,7 +310,7 @@ async def test_r66_the_graders_time_limit_is_another_one(function):
 
 async def test_r66_the_graders_time_is_not_the_agents():
     async def slow(ctx):
-        await asyncio.sleep(0.4)  # longer than the agent may take
+        await asyncio.sleep(0.4)  # the limit itself is longer than that of the agent
         ctx.set_sample_reward("main", 1.0)
 
     outcome = await run_graded(grades(slow), Asks, agent_timeout=0.3, grader_timeout=30)

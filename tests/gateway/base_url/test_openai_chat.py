@@ -21,7 +21,11 @@ openai = pytest.importorskip("openai")
 
 TOOL = {
     "type": "function",
-    "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "number"}}}},
+    "function": {
+        "name": "add",
+        "strict": True,  # openai 2 asks for it in streams
+        "parameters": {"type": "object", "properties": {"a": {"type": "number"}}},
+    },
 }
 
 

@@ -1,0 +1,77 @@
+"""Calls to the event loop of a rollout from other threads and other event loops."""
+
+import asyncio
+
+import pytest
+
+from osmosis_grpc.agent.loop_calls import LoopCalls
+from osmosis_grpc.errors import RolloutEndedError
+
+
+async def test_a_call_runs_on_the_loop_from_a_thread_and_from_another_loop():
+    calls = LoopCalls(asyncio.get_running_loop())
+
+    async def on_the_loop():
+        await asyncio.sleep(0)  # one turn of the event loop
+        return asyncio.get_running_loop()
+
+    async def fails():
+        raise KeyError("x")
+
+    def on_a_thread():
+        assert not calls.here
+        with pytest.raises(KeyError):
+            calls.wait(fails)
+        return calls.wait(on_the_loop), calls.call(asyncio.get_running_loop), asyncio.run(calls.ask(on_the_loop))
+
+    assert calls.here
+    assert set(await asyncio.to_thread(on_a_thread)) == {asyncio.get_running_loop()}
+    assert await calls.ask(on_the_loop) is asyncio.get_running_loop()
+    assert calls.call(lambda: 1) == 1
+
+
+async def test_a_cancelled_caller_cancels_its_call():
+    calls = LoopCalls(asyncio.get_running_loop())
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def work():
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async def other_loop(cancel):
+        task = asyncio.create_task(calls.ask(work))
+        await asyncio.to_thread(cancel.result)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    ready = asyncio.run_coroutine_threadsafe(began.wait(), asyncio.get_running_loop())
+    thread = asyncio.create_task(asyncio.to_thread(lambda: asyncio.run(other_loop(ready))))
+    await ended.wait()
+    await thread
+
+
+async def test_after_the_end_every_call_is_refused():
+    calls = LoopCalls(asyncio.get_running_loop())
+
+    async def endless():
+        calls.close()
+        await asyncio.Event().wait()
+
+    def on_a_thread():
+        with pytest.raises(RolloutEndedError):
+            calls.wait(endless)
+        with pytest.raises(RolloutEndedError):
+            calls.call(lambda: 1)
+
+    await asyncio.to_thread(on_a_thread)
+
+
+def test_a_closed_loop_refuses_calls():
+    loop = asyncio.new_event_loop()
+    loop.close()
+    with pytest.raises(RolloutEndedError, match="the server has stopped"):
+        LoopCalls(loop).call(lambda: 1)

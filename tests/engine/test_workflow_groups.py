@@ -1,0 +1,133 @@
+"""A grader of groups gets all rollouts of a group at once."""
+
+import asyncio
+
+import pytest
+
+from osmosis_grpc.agent import grader_groups
+from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
+from osmosis_grpc.rollout import AgentWorkflow, Grader, get_rollout_context
+from osmosis_grpc.types import ChatPurpose, FailureReason, Group
+from tests.waiting import until
+
+PROMPT = [{"role": "user", "content": "hello"}]
+
+
+class Asks(AgentWorkflow):
+    async def run(self, ctx):
+        await get_rollout_context().chat(ctx.prompt)
+        if ctx.metadata.get("fails"):
+            raise RuntimeError("no luck")
+        if ctx.metadata.get("waits"):
+            await asyncio.Event().wait()
+
+
+class Ranks(Grader):
+    """Rewards each rollout by its place."""
+
+    seen: list
+
+    async def grade(self, ctx):
+        ctx.set_sample_reward("main", -1.0)
+
+    async def grade_group(self, contexts):
+        self.seen.append([context.rollout_id for context in contexts])
+        for place, context in enumerate(contexts):
+            context.set_sample_reward("main", place / len(contexts))
+
+
+@pytest.fixture
+def ranks():
+    return type("Ranks", (Ranks,), {"seen": []})
+
+
+def fields(index, size=3, group="g", **more):
+    return {"messages": PROMPT, "label": "x", "group": Group(group, index, size), **more}
+
+
+async def start(h, count=3, **more):
+    return [await h.start(f"r{index}", **fields(index, count, **more)) for index in range(count)]
+
+
+async def test_a_group_is_graded_once_in_the_order_of_its_indexes_and_waiting_needs_no_slot(hosting, ranks):
+    async with hosting(WorkflowRunnable(Asks, None, ranks), max_concurrent=1, max_queued=9) as h:
+        records = list(reversed([await h.start(f"r{index}", **fields(index)) for index in (2, 1, 0)]))
+        outcomes = [await h.settled(record) for record in records]
+        assert ranks.seen == [["r0", "r1", "r2"]]
+        assert [outcome.reward for outcome in outcomes] == [0.0, 1 / 3, 2 / 3]
+        alone = await h.run("alone", messages=PROMPT, label="x")
+        assert alone.reward == -1.0
+
+
+async def test_a_rollout_that_fails_or_is_cancelled_is_not_in_its_group(hosting, ranks):
+    async with hosting(WorkflowRunnable(Asks, None, ranks), max_queued=9) as h:
+        waits = await h.start("r0", **fields(0, metadata={"waits": True}))
+        fails = await h.start("r1", **fields(1, metadata={"fails": True}))
+        graded = await h.start("r2", **fields(2))
+        assert (await h.settled(fails)).failure.reason is FailureReason.AGENT_EXCEPTION
+        await until(lambda: graded.activity().description == "grader")
+        h.engine.cancel("me", rollout_id="r0")
+        assert (await h.settled(waits)).status == "CANCELLED"
+        assert (await h.settled(graded)).reward == 0.0
+        assert ranks.seen == [["r2"]]
+        again = await h.run("r1", attempt=2, **fields(1))
+        assert (again.status, again.reward) == ("COMPLETED", 0.0)
+        assert ranks.seen == [["r2"], ["r1", "r2"]]
+
+
+async def test_an_exception_fails_the_whole_group(hosting, ranks):
+    async def grade_group(self, contexts):
+        raise LookupError("no model")
+
+    ranks.grade_group = grade_group
+    async with hosting(WorkflowRunnable(Asks, None, ranks)) as h:
+        for record in await start(h, 2):
+            outcome = await h.settled(record)
+            assert (outcome.failure.reason, outcome.failure.message) == (FailureReason.GRADER_EXCEPTION, "no model")
+            assert list(outcome.samples) == ["main"]
+
+
+async def test_a_rollout_whose_group_never_comes_ends_at_the_graders_time_limit(hosting, ranks, monkeypatch):
+    async with hosting(WorkflowRunnable(Asks, None, ranks)) as h:
+        outcome = await h.run("r0", **fields(0, grader_timeout=0.1))
+        assert (outcome.status, outcome.failure.reason) == ("DEADLINE_EXCEEDED", FailureReason.GRADER_TIMEOUT)
+        monkeypatch.setattr(grader_groups, "MAX_WAIT", 0.1)
+        outcome = await h.run("r1", **fields(1, group="other"))
+        assert outcome.failure.message.startswith(
+            "1 of 3 rollouts of the group 'other' came within 0.1 s; all rollouts"
+        )
+        assert ranks.seen == []
+
+
+async def test_a_judge_of_a_group_asks_for_one_of_its_rollouts(hosting, ranks):
+    async def grade_group(self, contexts):
+        context = get_rollout_context()
+        assert context.rollout_id in [each.rollout_id for each in contexts]
+        await context.chat([{"role": "user", "content": "which is best?"}], sample="judge")
+        for each in contexts:
+            each.set_sample_reward("main", 1.0)
+
+    ranks.grade_group = grade_group
+    async with hosting(WorkflowRunnable(Asks, None, ranks)) as h:
+        records = await start(h, 2)
+        assert [(await h.settled(record)).reward for record in records] == [1.0, 1.0]
+        assert [chat.purpose for chat in h.trainer.chats if chat.sample == "judge"] == [ChatPurpose.JUDGE]
+
+
+async def test_groups_of_equal_ids_and_other_prompts_are_different_groups(hosting, ranks):
+    other = [{"role": "user", "content": "bye"}]
+    async with hosting(WorkflowRunnable(Asks, None, ranks), max_queued=9) as h:
+        records = await start(h, 2)
+        more = [await h.start(f"s{n}", **(fields(n, 2) | {"messages": other})) for n in range(2)]
+        for record in (*records, *more):
+            assert (await h.settled(record)).failure is None
+        assert sorted(ranks.seen) == [["r0", "r1"], ["s0", "s1"]]
+
+
+async def test_few_graded_groups_are_kept(hosting, ranks):
+    async with hosting(WorkflowRunnable(Asks, None, ranks), max_queued=9) as h:
+        for number in range(grader_groups.KEPT + 2):
+            records = [await h.start(f"r{number}-{n}", **fields(n, 2, group=f"g{number}")) for n in range(2)]
+            for record in records:
+                await h.settled(record)
+        assert len(ranks.seen) == grader_groups.KEPT + 2

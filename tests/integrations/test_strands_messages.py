@@ -1,0 +1,116 @@
+"""Conversion between OpenAI's format and the blocks of Strands, without Strands."""
+
+import base64
+
+import pytest
+
+from osmosis_grpc.agent.results import CompletionsResult
+from osmosis_grpc.integrations.strands_messages import in_short, reply_blocks, resent, stream_events, to_strands
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+PNG = base64.b64encode(b"a picture").decode()
+
+
+def reply(finish_reason=None, usage=None, **message):
+    return CompletionsResult(
+        message={"role": "assistant", "content": None} | message,
+        token_ids=None,
+        logprobs=None,
+        usage=usage or {},
+        finish_reason=finish_reason,
+        extra={},
+        chat_number=3,
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "content"),
+    [
+        ({"role": "user", "content": "hi"}, [{"text": "hi"}]),
+        ({"role": "system", "content": "hi"}, [{"text": "hi"}]),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"text": "b"}, "c"]},
+            [{"text": x} for x in "abc"],
+        ),
+        ({"role": "assistant", "content": None}, []),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}}]},
+            [{"image": {"format": "png", "source": {"bytes": b"a picture"}}}],
+        ),
+        (
+            {"role": "assistant", "content": "x", "tool_calls": [CALL]},
+            [{"text": "x"}, {"toolUse": {"toolUseId": "c1", "name": "add", "input": {"a": 1}}}],
+        ),
+    ],
+    ids=["string", "system", "parts", "nothing", "image", "call"],
+)
+def test_r15_r17_a_message_becomes_blocks(message, content):
+    made = to_strands([message])
+    assert made == [{"role": message["role"], "content": content}]
+    assert to_strands(made) == made
+
+
+def test_r17_results_of_tools_in_a_row_become_one_message():
+    results = [{"role": "tool", "tool_call_id": f"c{n}", "content": str(n)} for n in (1, 2)]
+    after = {"role": "tool", "tool_call_id": "c3", "content": "3"}
+    made = to_strands([*results, {"role": "user", "content": "and"}, after])
+    assert [message["role"] for message in made] == ["user", "user", "user"]
+    assert [block["toolResult"]["toolUseId"] for block in made[0]["content"]] == ["c1", "c2"]
+    assert made[2]["content"][0]["toolResult"] == {"toolUseId": "c3", "status": "success", "content": [{"text": "3"}]}
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        ({"role": "user", "content": 5}, r"messages\[0\].content: is a int"),
+        ({"role": "user", "content": [5]}, r"messages\[0\].content\[0\]: is a int"),
+        ({"role": "user", "content": [{"type": "file"}]}, r"content\[0\]: Strands has no block .*'file'"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}, "is not a data URL"),
+        ({"role": "tool", "content": "x"}, r"messages\[0\].tool_call_id: is missing"),
+    ],
+)
+def test_r17_a_message_without_a_form_is_refused_by_name(message, problem):
+    with pytest.raises(ValueError, match=problem):
+        to_strands([message])
+
+
+@pytest.mark.parametrize(
+    ("finish_reason", "calls", "reason"),
+    [
+        ("stop", [], "end_turn"),
+        (None, [], "end_turn"),
+        ("tool_calls", [CALL], "tool_use"),
+        ("stop", [CALL], "tool_use"),
+        ("length", [CALL], "max_tokens"),
+        ("content_filter", [], "content_filtered"),
+    ],
+)
+def test_a_reply_becomes_stream_events(finish_reason, calls, reason):
+    usage = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
+    events = list(stream_events(reply(finish_reason, usage, content="hi", reasoning_content="hm", tool_calls=calls)))
+    assert events[0] == {"messageStart": {"role": "assistant"}}
+    deltas = [event["contentBlockDelta"]["delta"] for event in events if "contentBlockDelta" in event]
+    assert deltas[:2] == [{"reasoningContent": {"text": "hm"}}, {"text": "hi"}]
+    assert deltas[2:] == [{"toolUse": {"input": '{"a": 1}'}} for _ in calls]
+    starts = [event["contentBlockStart"]["start"] for event in events if "contentBlockStart" in event]
+    assert starts[2:] == [{"toolUse": {"name": "add", "toolUseId": "c1"}} for _ in calls]
+    assert events[-2] == {"messageStop": {"stopReason": reason}}
+    assert events[-1]["metadata"]["usage"] == {"inputTokens": 1, "outputTokens": 2, "totalTokens": 3}
+
+
+def test_a_call_without_an_id_gets_the_same_id_in_every_run():
+    nameless = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    (block,) = reply_blocks(reply(tool_calls=[nameless]))
+    assert block == {"toolUse": {"toolUseId": "call_3_1", "name": "add", "input": '{"a": 1}'}}
+
+
+def test_one_text_is_written_as_a_string():
+    text = {"type": "text", "text": "hi"}
+    assert in_short({"role": "user", "content": [text]}) == {"role": "user", "content": "hi"}
+    for kept in ([text, text], [text | {"cache_control": {}}], "hi"):
+        assert in_short({"role": "user", "content": kept}) == {"role": "user", "content": kept}
+
+
+def test_messages_of_others_are_resent_as_they_are():
+    message = {"role": "user", "content": [{"text": " "}]}
+    assert resent(message) is message
