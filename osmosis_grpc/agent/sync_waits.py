@@ -8,8 +8,10 @@ function is suspended, and its task waits as at an `await`.
 import contextvars
 import importlib
 import inspect
+import sys
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
+from functools import cache
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -48,6 +50,12 @@ def wait_in_task(work: Coroutine[Any, Any, T]) -> T:
 
 def _greenlet() -> Any:
     """Return the module greenlet; None if it is not installed."""
+    return sys.modules["greenlet"] if "greenlet" in sys.modules else _imported()
+
+
+@cache
+def _imported() -> Any:
+    """Import greenlet. It is searched once, because the search of a missing module takes long."""
     try:
         return importlib.import_module("greenlet")
     except ImportError:
