@@ -27,7 +27,7 @@ class HttpTrainers:
             raise InvalidArgument(field, "is missing: set it to the URL that receives chats and the result")
         trainer = await self.trainer(callback.target, callback.credential, init.trace, field=field, **caller)
         key = (callback.target, callback.credential, callback.state)
-        return Peer(trainer.chat, trainer.complete, key, destination_key=callback.target)
+        return Peer(trainer.chat, trainer.complete, key, destination_key=callback.target, any_role=True)
 
     async def trainer(
         self, server_url: str, api_key: str, trace: TraceContext | None = None, *, field: str, **caller: bool
