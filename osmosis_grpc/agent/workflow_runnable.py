@@ -118,15 +118,13 @@ class WorkflowRunnable:
             return contextlib.nullcontext()
         return self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(most))
 
-    def _copied(self) -> Any:
+    def _copied(self) -> AgentWorkflowConfig | None:
         """Return a copy of the configuration. Raises TypeError for one that cannot be copied."""
         try:
             return copy.deepcopy(self.config)
         except Exception as error:
-            text = (
-                f"the configuration of {self.name} cannot be copied, and each rollout needs a copy: {describe(error)}"
-            )
-            raise TypeError(text) from error
+            why = f"the configuration of {self.name} cannot be copied, and each rollout needs a copy"
+            raise TypeError(f"{why}: {describe(error)}") from error
 
     def _config(self, request: RolloutRequest) -> BaseConfig | None:
         """Return a copy of the configuration with the values of the request. Raises InvalidArgument."""
@@ -137,8 +135,9 @@ class WorkflowRunnable:
         if not isinstance(given, Mapping):
             raise InvalidArgument(field, f"is a {type(given).__name__}, not an object")
         try:
-            if self.config is not None:
-                return overlaid(self._copied(), given, field)
+            config = self._copied()
+            if config is not None:
+                return overlaid(config, given, field)
             cls = config_class(self.workflow, AgentWorkflow)
             if cls is None:
                 raise InvalidArgument(field, f"the workflow {self.name} has no configuration")

@@ -132,7 +132,7 @@ def test_r19_values_without_a_workflow_are_refused(toml):
     sources = ConfigSources(toml=WorkflowToml.read(toml("[workflow.config]\na = 1\n")))
     with pytest.raises(WorkflowTomlError, match=r"\[workflow\]: there is no workflow to use it for"):
         configured([], sources, load_object)
-    with pytest.raises(ValueError, match="^--grader: there is no workflow to use it for"):
+    with pytest.raises(ValueError, match=r"^--grader: there is no workflow to use it for"):
         configured([], ConfigSources(grader_class="a:B"), load_object)
 
 
