@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import aclosing
@@ -10,7 +11,7 @@ from osmosis_grpc.cli.environment import sets_options
 from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.cli.source_port import Events, Source
 from osmosis_grpc.cli.state_folder import SourceError
-from osmosis_grpc.console.option import host_port
+from osmosis_grpc.console.option import host_port, split_host_port
 from osmosis_grpc.errors import CallError, NotFound, Unavailable
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.serve.security_options import credentials_from_options
@@ -23,6 +24,8 @@ SERVER = "127.0.0.1:50051"
 """The server that commands ask if there is no state folder."""
 TIMEOUT = 10.0
 """Seconds that a call to a server may take."""
+CONNECT = 1.0
+"""Seconds for the question whether something listens at an address."""
 LOST_AFTER = 120.0
 """Commands that follow events end if the server was away for this many seconds."""
 
@@ -37,6 +40,8 @@ class ServerSource(Source):
         self._credentials = credentials
 
     async def __aenter__(self) -> "Source":
+        if await refuses(self._target):
+            raise SourceError(f"{self._why}{self.where} refuses connections; start it, or name another with --server")
         shown = self._credentials
         self._client = RolloutClient(
             self._target,
@@ -105,6 +110,26 @@ class ServerSource(Source):
         except CallError as error:
             how = "--server, --token and --tls say how to reach it"
             raise SourceError(f"{self._why}{self.where}: {error}; {how}") from None
+
+
+async def refuses(target: str) -> bool:
+    """Return whether all addresses of HOST:PORT refuse connections, so nothing listens there.
+
+    gRPC tries again for some seconds, because the server may be starting. A person who asks a server wants to know at
+    once. An address without an answer after CONNECT seconds does not refuse: the network may be slow.
+    """
+    address = split_host_port(target)
+
+    def connect() -> bool:
+        try:
+            socket.create_connection(address, CONNECT, all_errors=True).close()
+        except ExceptionGroup as failed:
+            return failed.split(ConnectionRefusedError)[1] is None
+        except (OSError, UnicodeError):  # the name is unknown, or malformed
+            pass
+        return False
+
+    return await asyncio.to_thread(connect)
 
 
 def server_source(command: str, options: SourceOptions, why: str = "") -> ServerSource:
