@@ -174,7 +174,7 @@ async def test_a_server_that_is_away_and_a_folder_without_a_journal(tmp_path):
 
 async def test_the_message_about_the_usual_server_says_that_there_is_no_journal(tmp_path, monkeypatch):
     monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_STATE_DIR", str(tmp_path))
-    monkeypatch.setattr("osmosis_grpc.cli.server_source.SERVER", f"127.0.0.1:{quiet_port()}")
+    monkeypatch.setattr("osmosis_grpc.cli.server_choice.SERVER", f"127.0.0.1:{quiet_port()}")
     with pytest.raises(SourceError, match=rf"^there is no journal in {tmp_path}, and the server 127\.0\.0\.1"):
         await open_source("show", SourceOptions()).__aenter__()
 
