@@ -152,5 +152,5 @@ async def test_c09_a_server_that_is_away_is_one_line():
     address = f"127.0.0.1:{quiet_port()}"
     done = await command("ctl", "config", "--server", address)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"ctl config: the server {address}: failed to connect")
+    assert done.stderr.startswith(f"ctl config: the server {address} refuses connections; ")
     assert done.stderr.count("\n") == 1
