@@ -11,7 +11,6 @@ from pathlib import Path
 from google.protobuf.message import Message
 from google.rpc import code_pb2
 
-from osmosis_grpc.cli.commands.control import CALL_TIMEOUT
 from osmosis_grpc.cli.server_choice import ChosenServer, chosen_server
 from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.errors import CallError, DeadlineExceeded, InvalidArgument, Unavailable
@@ -21,6 +20,9 @@ from osmosis_grpc.serve.json_output import Records, escaped, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.types.outcome import printable
 from osmosis_grpc.wire.methods import METHODS, Method, as_json
+
+CALL_TIMEOUT = 30.0
+"""Seconds that a call without --timeout may take, unless it is a stream."""
 
 
 def run_call(name: str | None, data: str, timeout: float | None, options: SourceOptions, *, json: bool) -> int:

@@ -12,8 +12,6 @@ commands = typer.Typer()
 
 PING_TIMEOUT = 5.0
 """Default of ping's --timeout, in seconds."""
-CALL_TIMEOUT = 30.0
-"""Default of call's --timeout for one reply, in seconds. run_call() uses it."""
 
 
 @commands.command()
@@ -45,9 +43,7 @@ def call(
     data: Annotated[str, typer.Option("--data", metavar="JSON|@FILE|-", help="The request; - reads stdin.")] = "{}",
     timeout: Annotated[
         float | None,
-        typer.Option(
-            "--timeout", metavar="SECONDS", min=0.001, help=f"Default: {CALL_TIMEOUT:g}. A stream has no limit."
-        ),
+        typer.Option("--timeout", metavar="SECONDS", min=0.001, help="Default: 30. A stream has no limit."),
     ] = None,
     json: Json = False,
     *,
