@@ -41,9 +41,12 @@ class SourceOptions:
     insecure: Annotated[bool, typer.Option("--insecure", help="Send the token to another machine without TLS.")] = False
 
 
-def with_source(function: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with the options of SourceOptions. The function gets them as its parameter `source`."""
-    names = [field.name for field in fields(SourceOptions)]
+def with_source(function: Callable[..., None], *, without: tuple[str, ...] = ()) -> Callable[..., None]:
+    """Return the command with the options of SourceOptions. The function gets them as its parameter `source`.
+
+    The command does not have the options of the fields that `without` names.
+    """
+    names = [field.name for field in fields(SourceOptions) if field.name not in without]
     hints = inspect.get_annotations(SourceOptions)
 
     @functools.wraps(function)
@@ -56,8 +59,19 @@ def with_source(function: Callable[..., None]) -> Callable[..., None]:
     more = [
         inspect.Parameter(field.name, kind, default=field.default, annotation=hints[field.name])
         for field in fields(SourceOptions)
+        if field.name in names
     ]
     del called.__wrapped__
     called.__signature__ = inspect.Signature([*own, *more])  # type: ignore[attr-defined]
     called.__annotations__ = {each.name: each.annotation for each in (*own, *more)} | {"return": None}
     return called
+
+
+def with_server(function: Callable[..., None]) -> Callable[..., None]:
+    """Return the command with the options of SourceOptions that name a running server."""
+    return with_source(function, without=("state_dir",))
+
+
+def with_credentials(function: Callable[..., None]) -> Callable[..., None]:
+    """Return the command with the options of SourceOptions that are credentials for a server."""
+    return with_source(function, without=("server", "state_dir"))
