@@ -21,7 +21,7 @@ class FolderSource(Source):
 
     def __init__(self, folder: Path) -> None:
         self.where = f"the state folder {folder}"
-        self._folder = folder
+        self.folder = folder
 
     async def page(
         self, where: RolloutFilter, token: str = "", *, limit: int = 100, newest_first: bool = False
@@ -29,7 +29,7 @@ class FolderSource(Source):
         """See Source."""
         rows: list[RolloutInfo] = []
         after = last = int(token or 0)
-        with opened(self._folder) as reader:
+        with opened(self.folder) as reader:
             while entries := reader.entries(None, after, limit + 1, where, newest_first=newest_first):
                 for entry, info in zip(entries, _infos(reader, entries), strict=True):
                     after = entry.sequence
@@ -45,8 +45,8 @@ class FolderSource(Source):
         """See Source."""
         from osmosis_grpc.engine.resolve_references import resolve_references  # lists do not need it
 
-        with opened(self._folder) as reader:
-            entry = find_attempt(reader, self._folder, rollout_id, attempt)
+        with opened(self.folder) as reader:
+            entry = find_attempt(reader, self.folder, rollout_id, attempt)
             outcome = entry.outcome and resolve_references(entry.outcome, reader.trajectory)
             request = entry.init.request
             if entry.end_time is None:
@@ -56,8 +56,8 @@ class FolderSource(Source):
     async def events(self, rollout_id: str, attempt: int = 0, *, after: int = 0, follow: bool = False) -> Events:
         """See Source."""
         position = 0
-        with opened(self._folder) as reader:
-            entry = find_attempt(reader, self._folder, rollout_id, attempt)
+        with opened(self.folder) as reader:
+            entry = find_attempt(reader, self.folder, rollout_id, attempt)
             attempt = entry.init.request.attempt
             positions = reader.positions(rollout_id, attempt)
             position = positions[-1] if positions else 0
@@ -68,7 +68,7 @@ class FolderSource(Source):
                 yield event
         while follow and not settled:
             await asyncio.sleep(POLL)
-            with opened(self._folder) as reader:
+            with opened(self.folder) as reader:
                 row = reader.row(rollout_id, attempt)
                 settled = row is None or bool(row.settled)  # the journal may have dropped it
                 found, position = reader.new_events(position, rollout_id, attempt)
@@ -77,10 +77,10 @@ class FolderSource(Source):
 
     async def all_events(self) -> Events:
         """See Source."""
-        with opened(self._folder) as reader:
+        with opened(self.folder) as reader:
             position = reader.last_position()
         while True:
-            with opened(self._folder) as reader:
+            with opened(self.folder) as reader:
                 found, position = reader.new_events(position)
             for event in found:
                 yield event

@@ -17,7 +17,7 @@ from osmosis_grpc.serve.security_options import credentials_from_options
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.supervise import Backoff
 from osmosis_grpc.trainer.rollout_client import RolloutClient
-from osmosis_grpc.types import RolloutFilter, RolloutInfo
+from osmosis_grpc.types import Annotation, RolloutFilter, RolloutInfo
 
 SERVER = "127.0.0.1:50051"
 """The server that commands ask if there is no state folder."""
@@ -77,6 +77,11 @@ class ServerSource(Source):
                     yield event
                     if not follow and event.event_number >= last:
                         return
+
+    async def annotate(self, rollout_id: str, attempt: int, annotation: Annotation) -> bool:
+        """See Annotator."""
+        with self._explained():
+            return (await self._client.annotate(rollout_id, annotation, attempt=attempt))[1]
 
     async def all_events(self) -> Events:
         """See Source."""

@@ -2,17 +2,18 @@
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.engine import Engine, EngineConfig, Peer
-from osmosis_grpc.errors import CallError
+from osmosis_grpc.errors import AlreadyExists, CallError
 from osmosis_grpc.evaluate.dataset import Row
 from osmosis_grpc.evaluate.errors import DatasetError
+from osmosis_grpc.evaluate.eval_functions import Scored, Scorer
 from osmosis_grpc.evaluate.models import entered
 from osmosis_grpc.evaluate.price import Price, cost_of
 from osmosis_grpc.evaluate.results import REFUSED, RowResult, result_of
@@ -20,7 +21,18 @@ from osmosis_grpc.evaluate.run_folder import RunFolder
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.storage import SqliteJournal
 from osmosis_grpc.supervise import DaemonThreads, Supervisor
-from osmosis_grpc.types import ChatRequest, ChatResponse, InitRequest, Receipt, RolloutOutcome, RolloutRequest
+from osmosis_grpc.types import (
+    ChatRequest,
+    ChatResponse,
+    Group,
+    InitRequest,
+    JournaledRollout,
+    Receipt,
+    RolloutOutcome,
+    RolloutRequest,
+    TrajectoryEvent,
+    events,
+)
 from osmosis_grpc.types.outcome import describe
 
 KEPT = 10 * 365 * 86_400.0
@@ -46,21 +58,49 @@ class RunConfig:
     """A rollout that makes no progress for this many seconds is in the log."""
     trainer_grace: float = 120.0
     """While the model server is down or refuses calls for now, a chat is tried again for this many seconds."""
+    evaluation: bool = False
+    """Whether the rollouts only measure the policy."""
 
 
 OnResult = Callable[[RowResult, RolloutOutcome | None], None]
 """Called on the event loop with each result. The outcome is None if the rollout was not accepted."""
 
 
-class Run:
-    """One run of an agent loop. `policy` answers the chats."""
+EVAL = "eval"
+"""The author of the scores of a run with eval functions."""
 
-    def __init__(self, agent_loop: RolloutAgentLoop, policy: Policy, folder: RunFolder, config: RunConfig) -> None:
+
+@dataclass(slots=True)
+class _Waiting:
+    """A rollout whose outcome the run waits for."""
+
+    done: "asyncio.Future[RolloutOutcome]"
+    costs: list[float] = field(default_factory=list)
+
+
+class Run:
+    """One run of an agent loop. `policy` answers the chats, and `scorer` scores the rollouts that completed.
+
+    The run is a trainer of its engine. If the folder has a journal already, the rollouts that an earlier process left
+    continue with their recorded replies, and an outcome that it left is not made again. The Init of such a row is equal
+    to the earlier one.
+    """
+
+    def __init__(
+        self,
+        agent_loop: RolloutAgentLoop,
+        policy: Policy,
+        folder: RunFolder,
+        config: RunConfig,
+        scorer: Scorer | None = None,
+    ) -> None:
         self._agent_loop = agent_loop
         self._policy = policy
         self._folder = folder
         self._config = config
+        self._scorer = scorer
         self._running: Engine | None = None
+        self._waiting: dict[tuple[str, int], _Waiting] = {}
 
     def cancel(self, rollout_id: str) -> None:
         """End a running rollout as CANCELLED. Call it on the event loop."""
@@ -114,37 +154,40 @@ class Run:
                 record_ttl=KEPT,
             )
             engine = Engine([self._agent_loop], config, journal=journal, supervisor=supervisor)
-            yield await stack.enter_async_context(engine)
+            if self._scorer is not None:
+                stack.callback(self._scorer.close)
+            await stack.enter_async_context(engine)
+            engine.recovery.recover(lambda entry: self._peer_of(engine, entry))
+            yield engine
 
     async def _rollout(self, engine: Engine, row: Row) -> tuple[RowResult, RolloutOutcome | None]:
-        """Run the rollout of one row to its end."""
-        done: asyncio.Future[RolloutOutcome] = asyncio.get_running_loop().create_future()
-        costs: list[float] = []
-
-        async def complete(outcome: RolloutOutcome, /) -> Receipt:
-            if not done.done():
-                done.set_result(outcome)
-            return Receipt.RECORDED
-
-        async def chat(request: ChatRequest, /) -> ChatResponse:
-            reply = self._policy(request)
-            response = await reply if inspect.isawaitable(reply) else reply
-            cost = None if self._config.free else cost_of(response, self._config.price)
-            if cost is not None:
-                costs.append(cost)
-            return response
-
+        """Run the rollout of one row to its end, and score it."""
+        rollout_id = self._folder.rollout_id(row.key)
+        known = [entry.init.request.attempt for entry in engine.journal.find(rollout_id)]
+        attempt = max(row.attempt, *known) if known else row.attempt
+        group = Group(self._folder.rollout_id(row.number), row.run_index, row.runs) if row.runs > 1 else None
         request = RolloutRequest(
-            rollout_id=self._folder.rollout_id(row.number),
-            attempt=row.attempt,
+            rollout_id=rollout_id,
+            attempt=attempt,
             messages=row.messages,
             completion_params=dict(self._config.completion_params),
             max_turns=self._config.max_turns,
             metadata=row.metadata,
             label=row.label,
+            group=group,
+            evaluation=self._config.evaluation,
         )
+        waiting = self._waiting.get((rollout_id, attempt)) or _Waiting(asyncio.get_running_loop().create_future())
         try:
-            await engine.init(InitRequest(request=request), owner="", peer=Peer(chat, complete, has_tokens=True))
+            record, _ = await engine.init(InitRequest(request=request), owner="", peer=self._peer(waiting))
+            if (
+                record.delivery.settled and not waiting.done.done()
+            ):  # an earlier process stopped before it wrote the result
+                waiting.costs += self._paid(engine.log.trajectory(rollout_id, attempt))
+                outcome = (await engine.rollouts.info(record)).outcome
+                assert outcome is not None
+            else:
+                outcome = await waiting.done
         except CallError as error:
             refused = RowResult(
                 row_index=row.number,
@@ -153,7 +196,74 @@ class Run:
                 status=REFUSED,
                 error=describe(error),
                 reason=error.reason or None,
+                attempt=attempt,
+                run_index=row.run_index,
+                scores=None if self._scorer is None else {},
+                score_errors=None if self._scorer is None else {},
             )
             return refused, None
-        outcome = await done
-        return result_of(row.number, row.line, outcome, sum(costs) if costs else None), outcome
+        finally:
+            self._waiting.pop((rollout_id, attempt), None)
+        result = result_of(row, outcome, sum(waiting.costs) if waiting.costs else None)
+        return await self._score(engine, row, result, outcome), outcome
+
+    def _peer_of(self, engine: Engine, entry: JournaledRollout) -> Peer:
+        """Return the peer of a rollout that an earlier process left."""
+        request = entry.init.request
+        waiting = _Waiting(asyncio.get_running_loop().create_future())
+        waiting.costs += self._paid(engine.log.trajectory(request.rollout_id, request.attempt))
+        self._waiting[request.rollout_id, request.attempt] = waiting
+        return self._peer(waiting)
+
+    def _peer(self, waiting: _Waiting) -> Peer:
+        async def complete(outcome: RolloutOutcome, /) -> Receipt:
+            if not waiting.done.done():
+                waiting.done.set_result(outcome)
+            return Receipt.RECORDED
+
+        async def chat(request: ChatRequest, /) -> ChatResponse:
+            reply = self._policy(request)
+            response = await reply if inspect.isawaitable(reply) else reply
+            waiting.costs += self._cost(response)
+            return response
+
+        return Peer(chat, complete, has_tokens=True)
+
+    def _cost(self, response: ChatResponse) -> list[float]:
+        cost = None if self._config.free else cost_of(response, self._config.price)
+        return [] if cost is None else [cost]
+
+    def _paid(self, trajectory: Iterable[TrajectoryEvent]) -> Iterator[float]:
+        """Yield the prices of the replies that an earlier process got."""
+        for event in trajectory:
+            if isinstance(event.kind, events.ChatAnswered) and not event.kind.recorded_event:
+                yield from self._cost(event.kind.response)
+
+    async def _score(self, engine: Engine, row: Row, result: RowResult, outcome: RolloutOutcome) -> RowResult:
+        """Return the result with the scores of the eval functions. Each score becomes an annotation of the rollout.
+
+        A score that the journal has is not computed again. A rollout that did not complete has no scores.
+        """
+        if self._scorer is None:
+            return result
+        if not result.completed:
+            return replace(result, scores={}, score_errors={})
+        key = result.rollout_id, result.attempt
+        known = scores_in(engine.journal.annotations(*key))
+        scored = Scored(messages=outcome.messages, label=row.label, metadata=row.metadata)
+        scores, errors = await self._scorer.score(scored, known)
+        for function in self._scorer.functions:
+            if function.name in scores and function.annotation_id not in known:
+                note = function.annotation(scores[function.name], EVAL)
+                try:
+                    await engine.annotations.add("", *key, note)
+                except AlreadyExists:  # the annotation of an earlier try, for another score
+                    continue
+        return replace(result, scores=scores, score_errors=errors)
+
+
+def scores_in(annotated: Iterable[TrajectoryEvent]) -> dict[str, float]:
+    """Return the rewards of annotations, by the ids of the annotations."""
+    kinds = (event.kind for event in annotated)
+    given = [kind.annotation for kind in kinds if isinstance(kind, events.Annotated)]
+    return {each.id: each.reward for each in given if each.reward is not None}
