@@ -131,7 +131,8 @@ def load_eval_functions(names: Sequence[str]) -> list[EvalFunction]:
     for name in names:
         found = load_object(name, _suggest)
         if not callable(found) or isinstance(found, type):
-            raise EvalFunctionError(f"{name} is a {type(found).__name__}, not a function")
+            kind = "class" if isinstance(found, type) else type(found).__name__
+            raise EvalFunctionError(f"{name} is a {kind}, not a function")
         functions.append(EvalFunction(name, found))
     return functions
 

@@ -12,7 +12,6 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.engine import Engine, EngineConfig, Peer
 from osmosis_grpc.errors import AlreadyExists, CallError
 from osmosis_grpc.evaluate.dataset import Row
-from osmosis_grpc.evaluate.errors import DatasetError
 from osmosis_grpc.evaluate.eval_functions import Scored, Scorer
 from osmosis_grpc.evaluate.models import entered
 from osmosis_grpc.evaluate.price import Price, cost_of
@@ -24,6 +23,7 @@ from osmosis_grpc.supervise import DaemonThreads, Supervisor
 from osmosis_grpc.types import (
     ChatRequest,
     ChatResponse,
+    FailureReason,
     Group,
     InitRequest,
     JournaledRollout,
@@ -66,6 +66,10 @@ OnResult = Callable[[RowResult, RolloutOutcome | None], None]
 """Called on the event loop with each result. The outcome is None if the rollout was not accepted."""
 
 
+STOPPED = frozenset(
+    {FailureReason.SHUTDOWN, FailureReason.RESTART, FailureReason.REPLAY_DIVERGED, FailureReason.DATA_LOSS}
+)
+"""The failures of rollouts that an earlier process left. Such a row runs again, as a higher attempt."""
 EVAL = "eval"
 """The author of the scores of a run with eval functions."""
 
@@ -81,9 +85,9 @@ class _Waiting:
 class Run:
     """One run of an agent loop. `policy` answers the chats, and `scorer` scores the rollouts that completed.
 
-    The run is a trainer of its engine. If the folder has a journal already, the rollouts that an earlier process left
-    continue with their recorded replies, and an outcome that it left is not made again. The Init of such a row is equal
-    to the earlier one.
+    The run is a trainer of its engine. If the folder has a journal already, an outcome in it is not made again, because
+    the Init of its row is equal to the earlier one. A rollout that an earlier process left continues with its recorded
+    replies if its agent is replayable. Otherwise its row runs again, as a higher attempt.
     """
 
     def __init__(
@@ -110,26 +114,26 @@ class Run:
     async def run(self, rows: Iterator[Row], on_result: OnResult) -> None:
         """Run a rollout for each row, and write its result into the folder. Raises DatasetError of `rows`.
 
-        After a DatasetError no further row starts. The running rollouts end first.
+        Raises CallError if the journal cannot be written, and OSError if the results cannot be written. After an error
+        no further row starts. The running rollouts end first.
         """
         threads = DaemonThreads()
-        error: DatasetError | None = None
+        error: Exception | None = None
         async with self._engine() as engine:
             self._running = engine
 
             async def work() -> None:
                 nonlocal error
-                while error is None:
-                    try:
+                try:
+                    while error is None:
                         row = await threads.run(lambda: next(rows, None))
-                    except DatasetError as raised:
-                        error = raised
-                        return
-                    if row is None:
-                        return
-                    result, outcome = await self._rollout(engine, row)
-                    await threads.run(partial(self._folder.add, result.record()))
-                    on_result(result, outcome)
+                        if row is None:
+                            return
+                        result, outcome = await self._rollout(engine, row)
+                        await threads.run(partial(self._folder.add, result.record()))
+                        on_result(result, outcome)
+                except Exception as raised:
+                    error = error or raised
 
             try:
                 await asyncio.gather(*(work() for _ in range(self._config.concurrency)))
@@ -165,34 +169,16 @@ class Run:
         rollout_id = self._folder.rollout_id(row.key)
         known = [entry.init.request.attempt for entry in engine.journal.find(rollout_id)]
         attempt = max(row.attempt, *known) if known else row.attempt
-        group = Group(self._folder.rollout_id(row.number), row.run_index, row.runs) if row.runs > 1 else None
-        request = RolloutRequest(
-            rollout_id=rollout_id,
-            attempt=attempt,
-            messages=row.messages,
-            completion_params=dict(self._config.completion_params),
-            max_turns=self._config.max_turns,
-            metadata=row.metadata,
-            label=row.label,
-            group=group,
-            evaluation=self._config.evaluation,
-        )
-        waiting = self._waiting.get((rollout_id, attempt)) or _Waiting(asyncio.get_running_loop().create_future())
+        costs: list[float] = []
         try:
-            record, _ = await engine.init(InitRequest(request=request), owner="", peer=self._peer(waiting))
-            if (
-                record.delivery.settled and not waiting.done.done()
-            ):  # an earlier process stopped before it wrote the result
-                waiting.costs += self._paid(engine.log.trajectory(rollout_id, attempt))
-                outcome = (await engine.rollouts.info(record)).outcome
-                assert outcome is not None
-            else:
-                outcome = await waiting.done
+            outcome = await self._outcome(engine, row, attempt, costs)
+            if attempt in known and outcome.failure is not None and outcome.failure.reason in STOPPED:
+                outcome = await self._outcome(engine, row, attempt + 1, costs)
         except CallError as error:
             refused = RowResult(
                 row_index=row.number,
                 line=row.line,
-                rollout_id=request.rollout_id,
+                rollout_id=rollout_id,
                 status=REFUSED,
                 error=describe(error),
                 reason=error.reason or None,
@@ -202,10 +188,36 @@ class Run:
                 score_errors=None if self._scorer is None else {},
             )
             return refused, None
-        finally:
-            self._waiting.pop((rollout_id, attempt), None)
-        result = result_of(row, outcome, sum(waiting.costs) if waiting.costs else None)
+        result = result_of(row, outcome, sum(costs) if costs else None)
         return await self._score(engine, row, result, outcome), outcome
+
+    async def _outcome(self, engine: Engine, row: Row, attempt: int, costs: list[float]) -> RolloutOutcome:
+        """Return the outcome of an attempt, and add the prices of its replies to `costs`. Raises CallError."""
+        request = RolloutRequest(
+            rollout_id=self._folder.rollout_id(row.key),
+            attempt=attempt,
+            messages=row.messages,
+            completion_params=dict(self._config.completion_params),
+            max_turns=self._config.max_turns,
+            metadata=row.metadata,
+            label=row.label,
+            group=Group(self._folder.rollout_id(row.number), row.run_index, row.runs) if row.runs > 1 else None,
+            evaluation=self._config.evaluation,
+        )
+        key = request.rollout_id, attempt
+        waiting = self._waiting.get(key) or _Waiting(asyncio.get_running_loop().create_future())
+        try:
+            record, _ = await engine.init(InitRequest(request=request), owner="", peer=self._peer(waiting))
+            if not record.delivery.settled or waiting.done.done():
+                return await waiting.done
+            # An earlier process stopped after the delivery, and before it wrote the result.
+            waiting.costs += self._paid(engine.log.trajectory(*key))
+            outcome = (await engine.rollouts.info(record)).outcome
+            assert outcome is not None
+            return outcome
+        finally:
+            self._waiting.pop(key, None)
+            costs += waiting.costs
 
     def _peer_of(self, engine: Engine, entry: JournaledRollout) -> Peer:
         """Return the peer of a rollout that an earlier process left."""

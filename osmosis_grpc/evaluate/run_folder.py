@@ -90,6 +90,12 @@ class RunFolder:
             except OSError as error:
                 raise RunError(f"{self.path} cannot be used: {error.strerror}") from None
 
+    def unlock(self) -> None:
+        """Let other processes run here. Idempotent."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
     def archive(self) -> Path:
         """Move the folder away, to PATH.archive-TIME, and return its new path. Raises RunError."""
         self.lock()
@@ -98,8 +104,7 @@ class RunFolder:
             self.path.rename(target)
         except OSError as error:
             raise RunError(f"{self.path} cannot be moved to {target}: {error.strerror}") from None
-        assert self._lock is not None
-        self._lock.close()
+        self.unlock()
         return target
 
     def resume(self, about: dict[str, Any]) -> None:
