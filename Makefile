@@ -38,6 +38,7 @@ check: .venv/.dev ## All linters, type checks, import contracts, generated files
 	$(BIN)/python scripts/generate.py --check
 	$(BIN)/python scripts/protocol_docs.py --check
 	$(BIN)/python scripts/settings.py --check
+	$(BIN)/python scripts/views.py --check
 	$(MAKE) test
 
 clients: .venv/.dev ## Run trainers made from stubs: TypeScript (needs npm), Go (needs Debian's packages), betterproto2

@@ -9,17 +9,19 @@ from typing import Any
 Command = Callable[..., None]
 
 
-def with_options(kind: type, name: str) -> Callable[[Command], Command]:
+def with_options(kind: type, name: str, *, without: tuple[str, ...] = ()) -> Callable[[Command], Command]:
     """Return a decorator that gives a command one option for each field of the dataclass `kind`.
 
-    The function gets the options as its parameter `name`. They are in --help at the place of this parameter.
+    The function gets the options as its parameter `name`. They are in --help at the place of this parameter. The
+    command does not have the options of the fields that `without` names.
     """
-    names = [field.name for field in fields(kind)]
+    names = [field.name for field in fields(kind) if field.name not in without]
     hints = inspect.get_annotations(kind)
     keyword = inspect.Parameter.KEYWORD_ONLY
     group = [
         inspect.Parameter(field.name, keyword, default=field.default, annotation=hints[field.name])
         for field in fields(kind)
+        if field.name in names
     ]
 
     def decorate(function: Command) -> Command:

@@ -33,6 +33,7 @@ def open_source(command: str, options: SourceOptions) -> Source:
         from osmosis_grpc.cli.folder_source import FolderSource
 
         return FolderSource(folder)
-    from osmosis_grpc.cli.server_source import server_source
+    from osmosis_grpc.cli.server_choice import chosen_server
+    from osmosis_grpc.cli.server_source import ServerSource
 
-    return server_source(command, options, why)
+    return ServerSource(chosen_server(command, options, why))

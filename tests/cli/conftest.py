@@ -21,6 +21,7 @@ def forked() -> Iterator[Forked]:
         "osmosis_grpc.cli.replay",
         "osmosis_grpc.cli.show",
         "osmosis_grpc.cli.events",
+        "osmosis_grpc.cli.query",
         "osmosis_grpc.cli.test",
         "osmosis_grpc.cli.eval",
         "osmosis_grpc.cli.compare",

@@ -1,6 +1,5 @@
 """C9: the list command shows what rollouts do and how they ended, from a server and from its state folder."""
 
-import asyncio
 import json
 import re
 import sqlite3
@@ -9,7 +8,6 @@ from contextlib import closing
 import pytest
 
 from osmosis_grpc.storage.journal import open_trails
-from osmosis_grpc.trainer import RolloutClient
 from tests.cli.looked_at import record, write_agents
 from tests.processes import run, server_process
 
@@ -101,12 +99,8 @@ def test_c09_cancelling_the_stuck_rollout_frees_its_slot(tmp_path):
         record(address, "stuck")
         found = rows(run("-m", "osmosis_grpc", "list", "--server", address, "--stalled", "10ms", "--json"))
         assert found["stuck"]["activity"]["description"] == "tool forever"
-
-        async def cancel():
-            async with RolloutClient(address) as client:
-                await client.cancel("stuck")
-
-        asyncio.run(cancel())
+        done = run("-m", "osmosis_grpc", "ctl", "cancel", "stuck", "--reason", "it hangs", "--server", address)
+        assert (done.returncode, done.stdout) == (0, "stuck: cancelled\n"), done.stderr
         record(address, "good")  # it gets the only slot
         found = rows(run("-m", "osmosis_grpc", "list", "--server", address, "--json"))
         assert (found["stuck"]["state"], found["good"]["state"]) == ("CANCELLED", "COMPLETED")

@@ -149,5 +149,6 @@ PAGES = {
         "docs/operators.md",
         "docs/implementers.md",
         "docs/look.md",
+        "docs/query.md",
     )
 }
