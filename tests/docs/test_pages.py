@@ -111,4 +111,4 @@ def _anchor(line: str) -> str:
     """Returns the anchor of a heading; empty for any other line."""
     if not line.startswith("#"):
         return ""
-    return re.sub(r"[^a-z0-9 -]", "", line.lstrip("#").strip().lower()).replace(" ", "-")
+    return re.sub(r"[^a-z0-9_ -]", "", line.lstrip("#").strip().lower()).replace(" ", "-")
