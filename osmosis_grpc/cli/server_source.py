@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 
 from osmosis_grpc.cli.server_choice import LOST_AFTER, ChosenServer
 from osmosis_grpc.cli.source_port import Events, Source
@@ -17,14 +17,14 @@ class ServerSource(Source):
     def __init__(self, server: ChosenServer) -> None:
         self.where = str(server)
         self._server = server
+        self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "Source":
-        self._client = self._server.client()
-        await self._client.__aenter__()
+        self._client = await self._stack.enter_async_context(self._server.client())
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._client.__aexit__(*exc)
+        await self._stack.aclose()
 
     async def page(
         self, where: RolloutFilter, token: str = "", *, limit: int = 100, newest_first: bool = False

@@ -48,6 +48,13 @@ async def test_the_activity_of_an_unfinished_rollout_is_that_of_its_engine(sourc
     assert (found.state, found.activity.description, found.outcome) == (RolloutState.RUNNING, "tool forever", None)
 
 
+async def test_events_after_the_state_of_an_unfinished_rollout_are_the_same(source):
+    trail = [event async for event in source.events("stuck")]
+    found = await source.get("stuck")
+    assert [event async for event in source.events("stuck", found.attempt)] == trail
+    assert [event async for event in source.events("stuck", found.attempt)] == trail
+
+
 async def test_events_end_at_the_newest_of_an_unfinished_rollout(source):
     found = [event async for event in source.events("stuck")]
     assert [event.event_number for event in found] == list(range(1, len(found) + 1))
@@ -158,9 +165,8 @@ def test_wrong_options_end_with_2_and_one_line(given, reported, capsys):
 
 async def test_a_server_that_is_away_and_a_folder_without_a_journal(tmp_path):
     options = SourceOptions(server=f"127.0.0.1:{quiet_port()}")
-    async with open_source("show", options) as source:
-        with pytest.raises(SourceError, match="--server, --token and --tls say how to reach it"):
-            await source.get("good")
+    with pytest.raises(SourceError, match=r"refuses connections; start it, or name another with --server"):
+        await open_source("show", options).__aenter__()
     async with open_source("show", SourceOptions(state_dir=str(tmp_path))) as source:
         with pytest.raises(SourceError, match=r"there is no journal .*; --state-dir names"):
             await source.get("good")
@@ -169,6 +175,17 @@ async def test_a_server_that_is_away_and_a_folder_without_a_journal(tmp_path):
 async def test_the_message_about_the_usual_server_says_that_there_is_no_journal(tmp_path, monkeypatch):
     monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_STATE_DIR", str(tmp_path))
     monkeypatch.setattr("osmosis_grpc.cli.server_choice.SERVER", f"127.0.0.1:{quiet_port()}")
-    async with open_source("show", SourceOptions()) as source:
-        with pytest.raises(SourceError, match=rf"^there is no journal in {tmp_path}, and the server 127\.0\.0\.1"):
-            await source.get("good")
+    with pytest.raises(SourceError, match=rf"^there is no journal in {tmp_path}, and the server 127\.0\.0\.1"):
+        await open_source("show", SourceOptions()).__aenter__()
+
+
+async def test_a_server_that_does_not_speak_grpc_says_how_to_reach_it(refused_at_once):
+    async def answer(reader, writer):
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with open_source("show", SourceOptions(server=f"127.0.0.1:{port}")) as source:
+            with pytest.raises(SourceError, match="--server, --token and --tls say how to reach it"):
+                await source.get("good")
