@@ -6,12 +6,15 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
+import grpc
+
 from osmosis_grpc.cli.environment import sets_options
 from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.cli.state_folder import SourceError
 from osmosis_grpc.console.option import host_port, split_host_port
 from osmosis_grpc.errors import CallError, NotFound
-from osmosis_grpc.link.credentials import Credentials
+from osmosis_grpc.link.channel_options import client_options
+from osmosis_grpc.link.credentials import Credentials, channel
 from osmosis_grpc.serve.security_options import credentials_from_options
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.trainer.rollout_client import RolloutClient
@@ -54,6 +57,10 @@ class ChosenServer:
         ) as client:
             yield client
 
+    def channel(self) -> grpc.aio.Channel:
+        """Return a channel to the server, which does not retry calls. Needs a running event loop."""
+        return channel(self.target, self.credentials.tls, client_options(grpc__enable_retries=0))
+
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
         """Turn the errors of calls into SourceError with the name of the server and advice."""
@@ -63,7 +70,12 @@ class ChosenServer:
             raise SourceError(f"{error} on {self}; list shows the rollouts that the token may see") from None
         except CallError as error:
             how = "--server, --token and --tls say how to reach it"
-            raise SourceError(f"{self.why}{self}: {error}; {how}") from None
+            raise SourceError(f"{self.why}{self.told(error)}; {how}") from None
+
+    def told(self, error: CallError) -> str:
+        """Return the text of an error with the name of the server."""
+        text = str(error)
+        return text if f"server {self.target}" in text else f"{self}: {text}"
 
 
 def refuses(target: str) -> bool:

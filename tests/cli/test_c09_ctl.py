@@ -108,7 +108,7 @@ async def test_c09_drain_needs_the_token_of_an_administrator(serve):
     served = await serve(CALLER, admin=[ADMIN])
     done = await served.ctl("drain", "--token", CALLER)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"ctl drain: the server {served.server.address}: ")
+    assert done.stderr.startswith(f"ctl drain: server {served.server.address} refuses this caller: ")
     assert "needs an administrator's token" in done.stderr
     assert done.stderr.count("\n") == 1
     assert (await served.ctl("drain", "--token", ADMIN)).exit_code == 0
@@ -147,6 +147,7 @@ async def test_c09_a_wrong_option_of_ctl_is_code_2(arguments, said):
     assert done.stderr.startswith(said)
 
 
+@pytest.mark.slow  # the client retries for three seconds
 async def test_c09_a_server_that_is_away_is_one_line():
     address = f"127.0.0.1:{quiet_port()}"
     done = await command("ctl", "config", "--server", address)

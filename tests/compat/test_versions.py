@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,15 @@ def test_round_trip(name, wheel, tmp_path):
     versions = probe.stdout.split()
     wanted = [pin.split("==")[1] for pin in ENVIRONMENTS[name] if "==" in pin]
     assert versions == wanted or not wanted
+
+
+@pytest.mark.slow
+def test_c06_the_wheel_has_the_templates_of_init(wheel):
+    templates = ROOT / "osmosis_grpc" / "cli" / "templates"
+    wanted = {f"osmosis_grpc/cli/templates/{path.relative_to(templates)}" for path in templates.rglob("*.template")}
+    with zipfile.ZipFile(wheel) as archive:
+        assert len(wanted) >= 7
+        assert wanted <= set(archive.namelist())
 
 
 @pytest.mark.slow

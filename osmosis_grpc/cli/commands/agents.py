@@ -13,6 +13,24 @@ AGENT_TIMEOUT = 30.0
 
 
 @commands.command()
+def init(
+    folder: Annotated[str, typer.Argument(metavar="NAME", help="The folder to make. Its name is the agent's name.")],
+    template: Annotated[
+        str, typer.Option("--template", metavar="KIND", help="minimal, tools, or openai for the openai package.")
+    ] = "tools",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the files in a folder that is not empty.")] = False,
+    json: Json = False,
+) -> None:
+    """Write a project: an agent, its reward, a dataset, and the settings of its tools.
+
+    Exit codes: 0 written, 2 a wrong option, or the folder cannot be used.
+    """
+    from osmosis_grpc.cli.init import run_init
+
+    raise typer.Exit(run_init(folder, template, force=force, json=json))
+
+
+@commands.command()
 def validate(
     unnamed: Annotated[list[str] | None, typer.Argument(metavar="-m MODULE:ATTR", hidden=True)] = None,
     module: Annotated[

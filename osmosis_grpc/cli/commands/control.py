@@ -6,9 +6,60 @@ import typer
 
 from osmosis_grpc.cli.commands import look
 from osmosis_grpc.cli.commands.shared import Json
-from osmosis_grpc.cli.source_options import SourceOptions, with_server
+from osmosis_grpc.cli.source_options import SourceOptions, with_credentials, with_server
 
 commands = typer.Typer()
+
+PING_TIMEOUT = 5.0
+"""Default of ping's --timeout, in seconds."""
+
+
+@commands.command()
+@with_credentials
+def ping(
+    target: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The server.")] = "127.0.0.1:50051",
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="How long an answer may take.")
+    ] = PING_TIMEOUT,
+    json: Json = False,
+    *,
+    source: SourceOptions,
+) -> None:
+    """Say whether a server is ready, its version, limits and load, and how far its clock is off.
+
+    Exit codes: 0 it accepts rollouts, 1 it does not, 2 it cannot be reached, or a wrong option.
+    """
+    from osmosis_grpc.cli.ping import run_ping
+
+    raise typer.Exit(run_ping(target, timeout, source, json=json))
+
+
+@commands.command()
+@with_server
+def call(
+    method: Annotated[
+        str | None, typer.Argument(metavar="METHOD", help="Such as GetServerInfo. Without it, the methods are listed.")
+    ] = None,
+    data: Annotated[str, typer.Option("--data", metavar="JSON|@FILE|-", help="The request; - reads stdin.")] = "{}",
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", metavar="SECONDS", min=0.001, help="Default: 30. A stream has no limit."),
+    ] = None,
+    json: Json = False,
+    *,
+    source: SourceOptions,
+) -> None:
+    """Call a method of the protocol, and print its reply as JSON. A stream prints one line for each reply.
+
+    The server is 127.0.0.1:50051, unless --server names another one.
+
+    Exit codes: 0 the replies are printed, 1 the call is refused, 2 a wrong option, or the server cannot be reached.
+    """
+    from osmosis_grpc.cli.call import run_call
+
+    raise typer.Exit(run_call(method, data, timeout, source, json=json))
+
+
 ctl = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 commands.add_typer(ctl, name="ctl")
 
