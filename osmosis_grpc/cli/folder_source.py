@@ -39,7 +39,7 @@ class FolderSource(Source):
 
     def __init__(self, folder: Path) -> None:
         self.where = f"the state folder {folder}"
-        self._folder = folder
+        self.folder = folder
         self._read: _Read | None = None
         """The unfinished rollout that get() returned last. To find its events takes a look at all later events."""
 
@@ -49,7 +49,7 @@ class FolderSource(Source):
         """See Source."""
         rows: list[RolloutInfo] = []
         after = last = int(token or 0)
-        with opened(self._folder) as reader:
+        with opened(self.folder) as reader:
             while entries := reader.entries(None, after, limit + 1, where, newest_first=newest_first):
                 for entry, info in zip(entries, _infos(reader, entries), strict=True):
                     after = entry.sequence
@@ -65,8 +65,8 @@ class FolderSource(Source):
         """See Source."""
         from osmosis_grpc.engine.resolve_references import resolve_references  # lists do not need it
 
-        with opened(self._folder) as reader:
-            entry = find_attempt(reader, self._folder, rollout_id, attempt)
+        with opened(self.folder) as reader:
+            entry = find_attempt(reader, self.folder, rollout_id, attempt)
             if entry.end_time is None:
                 self._read = _Read.of(reader, entry)
                 return unfinished_info(entry, self._read.events)
@@ -77,15 +77,15 @@ class FolderSource(Source):
         """See Source."""
         read, self._read = self._read, None
         if read is None or (rollout_id, attempt) != (read.rollout_id, read.attempt):
-            with opened(self._folder) as reader:
-                read = _Read.of(reader, find_attempt(reader, self._folder, rollout_id, attempt))
+            with opened(self.folder) as reader:
+                read = _Read.of(reader, find_attempt(reader, self.folder, rollout_id, attempt))
         for event in read.events:
             if event.event_number > after:
                 yield event
         attempt, position, settled = read.attempt, read.position, read.settled
         while follow and not settled:
             await asyncio.sleep(POLL)
-            with opened(self._folder) as reader:
+            with opened(self.folder) as reader:
                 row = reader.row(rollout_id, attempt)
                 settled = row is None or bool(row.settled)  # the journal may have dropped it
                 found, position = reader.new_events(position, rollout_id, attempt)
@@ -94,10 +94,10 @@ class FolderSource(Source):
 
     async def all_events(self) -> Events:
         """See Source."""
-        with opened(self._folder) as reader:
+        with opened(self.folder) as reader:
             position = reader.last_position()
         while True:
-            with opened(self._folder) as reader:
+            with opened(self.folder) as reader:
                 found, position = reader.new_events(position)
             for event in found:
                 yield event

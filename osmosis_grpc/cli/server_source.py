@@ -8,7 +8,7 @@ from osmosis_grpc.cli.server_choice import LOST_AFTER, ChosenServer
 from osmosis_grpc.cli.source_port import Events, Source
 from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.supervise import Backoff
-from osmosis_grpc.types import RolloutFilter, RolloutInfo
+from osmosis_grpc.types import Annotation, RolloutFilter, RolloutInfo
 
 
 class ServerSource(Source):
@@ -51,6 +51,11 @@ class ServerSource(Source):
                     yield event
                     if not follow and event.event_number >= last:
                         return
+
+    async def annotate(self, rollout_id: str, attempt: int, annotation: Annotation) -> bool:
+        """See Annotator."""
+        with self._server.explained():
+            return (await self._client.annotate(rollout_id, annotation, attempt=attempt))[1]
 
     async def all_events(self) -> Events:
         """See Source."""
