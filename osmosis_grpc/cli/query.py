@@ -15,7 +15,8 @@ from osmosis_grpc.cli.journal_views import VIEWS, VIEWS_VERSION
 from osmosis_grpc.cli.query_database import Answer, Interrupted, QueryDatabase, QueryError
 from osmosis_grpc.cli.record_values import plain
 from osmosis_grpc.cli.screen import Screen, columns, wrapped
-from osmosis_grpc.cli.state_folder import SourceError, state_folder
+from osmosis_grpc.cli.state_folder import SourceError
+from osmosis_grpc.cli.usual_folder import state_folder
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.types.outcome import printable

@@ -13,7 +13,6 @@ import pytest
 from osmosis_grpc.storage import Reader
 from osmosis_grpc.types import RolloutFilter, RolloutState
 from tests.cli.evaluated import MODEL, ROWS, arguments, environment, records, results_of, write
-from tests.cli.terminal import on_terminal
 from tests.model_server import KEY, model_server, reply
 from tests.processes import run
 from tests.waiting import wait_until
@@ -282,9 +281,8 @@ def test_c05_a_model_server_is_asked_and_its_key_is_nowhere(evaluate, folder):
     assert not [path for path in folder.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
 
 
-@pytest.mark.slow
-def test_c05_a_terminal_has_a_bar_with_the_mean_scores(folder):
-    code, text = on_terminal(*arguments("eval", *EXACT, *MODEL)[2:], cwd=folder, columns=200)
+def test_c05_a_terminal_has_a_bar_with_the_mean_scores(forked, folder):
+    code, text = forked.shown(*arguments("eval", *EXACT, *MODEL), cwd=folder, columns=200)
     assert code == 0
     assert re.search(
         r"3 of 3 rollouts, mean reward 0\.25, mean rewards:exact 0\.667", re.sub(r"\x1b\[[0-9;?]*\w", "", text)
