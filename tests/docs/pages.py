@@ -145,6 +145,7 @@ PAGES = {
         "README.md",
         "docs/agents.md",
         "docs/test.md",
+        "docs/eval.md",
         "docs/trainers.md",
         "docs/operators.md",
         "docs/implementers.md",

@@ -62,7 +62,10 @@ def demo(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Eight JSON records instead of a table.")] = False,
 ) -> None:
-    """Run eight rollouts of a calculator agent or of your own, with a mock for a model, over real sockets."""
+    """Run eight rollouts of a calculator agent or of your own, with a mock for a model, over real sockets.
+
+    Exit codes: 0 all completed, 1 some did not, or no server started, 2 a wrong option.
+    """
     from osmosis_grpc.cli.demo import run_demo
 
     if module and command:
