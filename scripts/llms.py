@@ -69,7 +69,7 @@ A trainer for the served agent:
 """
 
 PAGES = {
-    "Docs": ("agents", "test", "look", "query", "errors", "trainers", "operators", "settings"),
+    "Docs": ("agents", "test", "look", "control", "query", "errors", "trainers", "operators", "settings"),
     "Protocol": ("write-a-trainer", "protocol", "implementers", "compatibility"),
     "Optional": ("architecture", "decisions", "reliability", "performance"),
 }

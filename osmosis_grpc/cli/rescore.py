@@ -40,6 +40,7 @@ class RescoreOptions:
     group: str
     concurrency: int
     timeout: float
+    quiet: bool
     json: bool
 
 
@@ -144,6 +145,8 @@ class _Rescore:
         self._out.write(
             "rollout", rollout_id=info.rollout_id, attempt=info.attempt, reward=reward, scores=scores, errors=errors
         )
+        if self._options.quiet and not errors:
+            return
         own = "no reward" if reward is None else f"reward {reward:g}"
         texts = [f"{name} {score:g}" for name, score in scores.items()]
         self._screen.say("  ".join([info.rollout_id, own, *texts]))
@@ -163,7 +166,9 @@ class _Rescore:
             reward=self._rewards.summary().record(),
             eval_fns={name: each.record() for name, each in found.items()},
         )
-        for name, each in {"reward of the agent": self._rewards.summary(), **found}.items():
+        rewards = self._rewards.summary()
+        own = {"reward of the agent": rewards} if rewards.scored else {}
+        for name, each in {**own, **found}.items():
             for line in score_lines(name, replace(each, pass_at_k={}), self._rollouts, self._screen.width):
                 self._screen.say(line)
         parts = [counted(self._added, "annotation") + " added", f"{self._known} known already"]

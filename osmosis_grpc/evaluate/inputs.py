@@ -29,9 +29,9 @@ def agent_inputs(agent_loop: RolloutAgentLoop) -> dict[str, Any]:
 
 def function_inputs(functions: Sequence[EvalFunction]) -> dict[str, Any]:
     """Return the parts of eval functions: their names and their files."""
-    names = sorted(function.name for function in functions)
+    names = {function.name: "given" for function in functions}
     found = {name: value for function in functions for name, value in _parts(function.version).items()}
-    return {"names": ", ".join(names), **found}
+    return {**names, **found}
 
 
 def _parts(version: AgentVersion) -> dict[str, Any]:

@@ -9,12 +9,12 @@ import subprocess
 import sys
 
 import pytest
-from tests.cli.terminal import on_terminal
 
 from osmosis_grpc.storage import Reader
 from osmosis_grpc.types import RolloutFilter, RolloutState
 from tests.cli.evaluated import MODEL, ROWS, arguments, environment, records, results_of, write
 from tests.model_server import KEY, model_server, reply
+from tests.processes import run
 from tests.waiting import wait_until
 
 EXACT = ("--eval-fn", "rewards:exact")
@@ -169,6 +169,27 @@ def test_c05_a_usage_error_is_one_line_and_nothing_runs(forked, folder):
     assert not (folder / ".osmosis").exists()
 
 
+HELP = """
+import sys
+from osmosis_grpc.cli import build
+for command in ("eval", "compare", "rescore", "test"):
+    try:
+        build()([command, "--help"])
+    except SystemExit:
+        pass
+heavy = {"grpc", "numpy", "fastapi", "pyarrow", "litellm", "openai", "google.protobuf", "rich"}
+print("imported:", *sorted(heavy & set(sys.modules)))
+"""
+
+
+def test_c05_help_imports_nothing_heavy_and_fits_80_columns():
+    done = run("-c", HELP, env=environment(COLUMNS="80"))
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "imported:", done.stderr
+    assert max(map(len, lines)) <= 80
+    assert len(re.findall("^Usage: ", done.stdout, re.M)) == 4
+
+
 def test_c05_the_same_command_continues_a_run_and_only_missing_rows_run(evaluate, folder):
     command = (*EXACT, "--n", "2", "--save-dir", "run", *MODEL)
     assert evaluate(*command, "--rows", "0").returncode == 0
@@ -260,9 +281,8 @@ def test_c05_a_model_server_is_asked_and_its_key_is_nowhere(evaluate, folder):
     assert not [path for path in folder.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
 
 
-@pytest.mark.slow
-def test_c05_a_terminal_has_a_bar_with_the_mean_scores(folder):
-    code, text = on_terminal(*arguments("eval", *EXACT, *MODEL)[2:], cwd=folder, columns=200)
+def test_c05_a_terminal_has_a_bar_with_the_mean_scores(forked, folder):
+    code, text = forked.shown(*arguments("eval", *EXACT, *MODEL), cwd=folder, columns=200)
     assert code == 0
     assert re.search(
         r"3 of 3 rollouts, mean reward 0\.25, mean rewards:exact 0\.667", re.sub(r"\x1b\[[0-9;?]*\w", "", text)

@@ -79,28 +79,29 @@ def test_the_records_of_a_server_are_those_of_its_folder(forked, looked_at):
 
 
 @pytest.mark.parametrize("kind", ["server", "folder"])
-def test_all_rollouts_are_followed_until_ctrl_c(forked, looked_at, kind, tmp_path):
+def test_all_rollouts_are_followed_until_ctrl_c(forked, written, kind, tmp_path):
     out, err = tmp_path / "out", tmp_path / "err"
-    options = looked_at.options(kind)
-    with forked.start(*COMMAND, "-f", *options, out=out, err=err, cwd=looked_at.folder) as process:
+    options = written.options(kind)
+    record(written.address, f"{kind}-old")
+    with forked.start(*COMMAND, "-f", *options, out=out, err=err, cwd=written.folder) as process:
         names = [f"{kind}-followed-0"]
 
         def follows():
-            record(looked_at.address, names[-1])
+            record(written.address, names[-1])
             names.append(f"{kind}-followed-{len(names)}")
             return out.read_text()
 
         wait_until(out.exists)
         wait_until(follows)
         last = names[-1]
-        record(looked_at.address, last)
+        record(written.address, last)
         wait_until(lambda: f"{last}  " in out.read_text() and "delivered" in out.read_text().splitlines()[-1])
         process.send_signal(signal.SIGINT)
         assert process.wait() == 130
     assert err.read_text() == ""
     rows = [line for line in out.read_text().splitlines() if f" {last} " in line]
     assert re.fullmatch(rf"\d\d:\d\d:\d\d\.\d{{3}} {last}   1 accepted: 2 messages, 2 tools", rows[0])
-    assert " good " not in out.read_text()
+    assert f" {kind}-old " not in out.read_text()
 
 
 @pytest.mark.parametrize("kind", ["server", "folder"])

@@ -17,17 +17,14 @@ from tests.ports import quiet_port
 from tests.waiting import until
 
 
-@pytest.fixture(scope="module")
-def served(looked_at):
-    """A state folder, and the address of the server that uses it."""
-    return looked_at.folder / "state", looked_at.address
+def options_of(served, kind):
+    """The options that name the server or its state folder."""
+    return SourceOptions(**{"server" if kind == "server" else "state_dir": served.options(kind)[1]})
 
 
 @pytest.fixture(params=["server", "folder"])
-async def source(request, served):
-    folder, address = served
-    options = SourceOptions(server=address) if request.param == "server" else SourceOptions(state_dir=str(folder))
-    async with open_source("show", options) as source:
+async def source(request, looked_at):
+    async with open_source("show", options_of(looked_at, request.param)) as source:
         yield source
 
 
@@ -81,11 +78,10 @@ async def test_what_is_not_there_says_what_to_do(source):
 
 
 @pytest.mark.parametrize("kind", ["server", "folder"])
-async def test_new_events_of_one_and_of_all_rollouts_are_followed_while_a_server_writes(served, kind):
-    folder, address = served
-    options = SourceOptions(server=address) if kind == "server" else SourceOptions(state_dir=str(folder))
+async def test_new_events_of_one_and_of_all_rollouts_are_followed_while_a_server_writes(written, kind):
+    address, options = written.address, options_of(written, kind)
     seen: dict[str, list[str]] = {}
-    async with open_source("events", options) as source:
+    async with recorded(address, f"{kind}-old"), open_source("events", options) as source:
 
         async def follow_all():
             async with aclosing(source.all_events()) as trail:
@@ -109,13 +105,12 @@ async def test_new_events_of_one_and_of_all_rollouts_are_followed_while_a_server
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
     assert seen[f"{kind}-last"][:2] == ["Accepted", "Started"]
-    assert "good" not in seen
+    assert f"{kind}-old" not in seen
 
 
 @pytest.mark.parametrize("kind", ["server", "folder"])
-async def test_one_rollout_is_followed_to_its_end(served, kind):
-    folder, address = served
-    options = SourceOptions(server=address) if kind == "server" else SourceOptions(state_dir=str(folder))
+async def test_one_rollout_is_followed_to_its_end(written, kind):
+    address, options = written.address, options_of(written, kind)
     name = f"stuck-{kind}"
     found = []
     async with (
@@ -131,8 +126,8 @@ async def test_one_rollout_is_followed_to_its_end(served, kind):
     assert "Ended" in found
 
 
-def test_the_default_is_the_state_folder_if_it_has_a_journal_else_the_usual_server(served, monkeypatch):
-    folder, _ = served
+def test_the_default_is_the_state_folder_if_it_has_a_journal_else_the_usual_server(looked_at, monkeypatch):
+    folder = looked_at.folder / "state"
     monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_STATE_DIR", str(folder))
     assert isinstance(open_source("show", SourceOptions()), FolderSource)
     for empty in (str(folder / "none"), ":memory:"):

@@ -118,6 +118,7 @@ def rescore(
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", min=0.1, max=604_800, help="The most time of a score.")
     ] = 1800.0,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Only failed scores and the summary.")] = False,
     json: Json = False,
     *,
     source: SourceOptions,
@@ -139,6 +140,7 @@ def rescore(
         group=group,
         concurrency=concurrency,
         timeout=timeout,
+        quiet=quiet,
         json=json,
     )
     raise typer.Exit(run_rescore(options, source))
