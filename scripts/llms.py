@@ -73,7 +73,7 @@ PAGES = {
     "Protocol": ("write-a-trainer", "protocol", "implementers", "compatibility"),
     "Optional": ("architecture", "decisions", "reliability", "performance"),
 }
-"""The pages of docs/ by heading. New pages come under the first heading; the last one has pages that are seldom needed."""
+"""The pages of docs/ by heading. New pages come under the first heading. The last heading has pages that few need."""
 EXAMPLES = {
     "examples/trainer_minimal.py": "the smallest trainer",
     "examples/grpo_numpy.py": "GRPO on the calculator, without a GPU",
