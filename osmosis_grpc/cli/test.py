@@ -144,6 +144,8 @@ def _prepare(options: Options) -> _Prepared:
     dataset = Dataset(options.dataset, columns)
     offset, limit = _chosen(options)
     recorded = RunFolder.open(options.replay) if options.replay else None
+    if recorded is not None:
+        params = {**recorded.about.get("completion_params", {}), **params}
     return _Prepared(
         loops[0],
         dataset,
@@ -279,8 +281,9 @@ class _Test:
                 self._out.say(f"row {result.row_index}: {result.status}  {failure_text(result)}")
         done = f"{summary.passed} of {counted(self._prepared.total, 'row')} COMPLETED"
         self._out.say(", ".join([done, *figures(summary), counted(summary.num_llm_calls, "chat"), f"{seconds:.1f} s"]))
+        again = "" if self._prepared.model is None else f" To run it again without a model: --replay {folder}"
         if summary.passed or failed:
-            self._out.say(f"The run is in {folder}. To run it again without a model: --replay {folder}")
+            self._out.say(f"The run is in {folder}.{again}")
         if show:
             self._out.say("To see the first failure:" if summary.failed > 1 else "To see the failure:")
             self._out.say(show)

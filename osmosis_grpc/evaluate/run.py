@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from osmosis_grpc.storage import SqliteJournal
 from osmosis_grpc.supervise import DaemonThreads, Supervisor
 from osmosis_grpc.types import ChatRequest, ChatResponse, InitRequest, Receipt, RolloutOutcome, RolloutRequest
 from osmosis_grpc.types.outcome import describe
+
+_logger = logging.getLogger(__name__)
 
 KEPT = 10 * 365 * 86_400.0
 """The journal of a run keeps its rollouts for this many seconds."""
@@ -61,6 +64,7 @@ class Run:
         self._folder = folder
         self._config = config
         self._running: Engine | None = None
+        self._warned = False
 
     def cancel(self, rollout_id: str) -> None:
         """End a running rollout as CANCELLED. Call it on the event loop."""
@@ -127,6 +131,7 @@ class Run:
             return Receipt.RECORDED
 
         async def chat(request: ChatRequest, /) -> ChatResponse:
+            self._check_params(request)
             reply = self._policy(request)
             response = await reply if inspect.isawaitable(reply) else reply
             cost = None if self._config.free else cost_of(response, self._config.price)
@@ -157,3 +162,12 @@ class Run:
             return refused, None
         outcome = await done
         return result_of(row.number, row.line, outcome, sum(costs) if costs else None), outcome
+
+    def _check_params(self, request: ChatRequest) -> None:
+        """Warn once if the agent does not use the sampling parameters of the run."""
+        wanted = self._config.completion_params
+        ignored = [name for name, value in wanted.items() if request.params.get(name) != value]
+        if ignored and not self._warned:
+            self._warned = True
+            names = " and ".join(ignored)
+            _logger.warning("the agent ignores %s: its chats need **ctx.request.completion_params", names)

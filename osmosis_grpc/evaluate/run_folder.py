@@ -19,7 +19,7 @@ RUNS = Path(".osmosis/runs")
 SCHEMA_VERSION = 1
 """The version of run.json, of the rows in results.jsonl, and of the output of the commands."""
 NEWEST = "last"
-"""The name of the newest run below RUNS."""
+"""The name of the newest run below RUNS that asked a model."""
 _RUN, _RESULTS = "run.json", "results.jsonl"
 
 
@@ -50,13 +50,14 @@ class RunFolder:
 
     @classmethod
     def open(cls, name: str) -> "RunFolder":
-        """Open the folder of an earlier run. `last` is the newest run below RUNS. Raises RunError."""
+        """Open the folder of an earlier run. `last` is the newest below RUNS that asked a model. Raises RunError."""
         path = Path(name)
         if name == NEWEST and not path.exists():
-            runs = sorted(found.parent for found in RUNS.glob(f"*/{FILE}"))
-            if not runs:
-                raise RunError(f"there is no run in {RUNS}")
-            path = runs[-1]
+            for path in sorted((found.parent for found in RUNS.glob(f"*/{FILE}")), reverse=True):
+                found = cls.open(str(path))
+                if not found.about.get("replay"):
+                    return found
+            raise RunError(f"there is no run in {RUNS}")
         try:
             about = json.loads((path / _RUN).read_text())
             version = about["schema_version"]
