@@ -1,6 +1,7 @@
 """The example's model server. The fast tests give it a small stand-in for its model; `make test-model` runs both."""
 
 import asyncio
+import itertools
 import json
 import re
 import shlex
@@ -151,7 +152,7 @@ async def test_the_queue_is_bounded(example):
     with serving(example, "4", queue=1) as (model, url):
         model.may_reply.clear()
         asked = [asyncio.create_task(ask(url, USER)) for _ in range(4)]
-        for ended in list(asyncio.as_completed(asked))[:2]:
+        for ended in itertools.islice(asyncio.as_completed(asked), 2):
             with pytest.raises(ResourceExhausted):
                 await ended
         model.may_reply.set()
