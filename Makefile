@@ -9,7 +9,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-adapters test-model check faults bench plots generate image clients compat-newest clean
+.PHONY: help venv demo test test-slow test-adapters test-model check faults bench plots generate docs image clients compat-newest clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -38,6 +38,8 @@ check: .venv/.dev ## All linters, type checks, import contracts, generated files
 	$(BIN)/python scripts/generate.py --check
 	$(BIN)/python scripts/protocol_docs.py --check
 	$(BIN)/python scripts/settings.py --check
+	$(BIN)/python scripts/views.py --check
+	$(BIN)/python scripts/llms.py --check
 	$(MAKE) test
 
 clients: .venv/.dev ## Run trainers made from stubs: TypeScript (needs npm), Go (needs Debian's packages), betterproto2
@@ -72,6 +74,11 @@ plots: .venv/.dev ## Measure and draw how cost grows, into docs/plots (many minu
 generate: .venv/.dev ## Make the stubs and docs/protocol.md from proto/
 	$(BIN)/python scripts/generate.py
 	$(BIN)/python scripts/protocol_docs.py
+
+docs: .venv/.dev ## Write docs/settings.md, the views in docs/query.md, and llms.txt from the code
+	$(BIN)/python scripts/settings.py
+	$(BIN)/python scripts/views.py
+	$(BIN)/python scripts/llms.py
 
 image: .venv/.dev ## Make proto/image.binpb from proto/: the contract that `make check` protects (with each release)
 	$(BIN)/buf build --exclude-source-info -o proto/image.binpb

@@ -147,7 +147,7 @@ class Script:
 
     async def __call__(self, request: ChatRequest, /) -> Any:
         row = request.rollout_id.rpartition("-")[2]
-        policy = self._rows.get(row) or self._rows.get(EVERY_ROW)
+        policy = self._rows.get(row) or self._rows.get(row.partition(".")[0]) or self._rows.get(EVERY_ROW)
         if policy is None:
             raise FailedPrecondition(f"the script has no replies for row {row}")
         return await policy(request)

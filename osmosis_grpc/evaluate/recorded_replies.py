@@ -36,7 +36,7 @@ class RecordedReplies:
         recorded = self._rows.get(row)
         if recorded is None:
             name = self._folder.rollout_id(row)
-            read = await read_on_thread(self._folder.path / FILE, lambda reader: list(reader.trajectory(name, 1)))
+            read = await read_on_thread(self._folder.path / FILE, lambda reader: _newest(reader, name))
             recorded = self._rows[row] = _Recorded(read)
             if len(self._rows) > CACHED:
                 self._rows.popitem(last=False)
@@ -49,6 +49,12 @@ class RecordedReplies:
         except KeyError:
             problem = f"{self._folder.path} has no reply to {chat}"
         raise FailedPrecondition(f"{problem}; run it without --replay")
+
+
+def _newest(reader: Reader, rollout_id: str) -> list[TrajectoryEvent]:
+    """Return the events of the newest attempt of a rollout; none if there is no such rollout."""
+    attempts = [entry.init.request.attempt for entry in reader.find(rollout_id)]
+    return list(reader.trajectory(rollout_id, max(attempts))) if attempts else []
 
 
 class _Recorded:

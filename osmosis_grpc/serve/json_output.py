@@ -23,7 +23,7 @@ class Records:
         """Write and flush one record. If the reader is gone, drop the record."""
         if self._stream is not None:
             with contextlib.suppress(BrokenPipeError):
-                self._stream.write(_escaped(json.dumps({"event": event, **fields}, ensure_ascii=False)) + "\n")
+                self._stream.write(escaped(json.dumps({"event": event, **fields}, ensure_ascii=False)) + "\n")
                 self._stream.flush()
 
     def say(self, text: str) -> None:
@@ -37,7 +37,7 @@ def say_error(text: str) -> None:
     typer.echo(_encodable(text), err=True)
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Return JSON with escapes for the characters that are not printable.
 
     Some of them are commands for a terminal. JSON has such characters only in texts.

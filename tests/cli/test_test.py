@@ -1,23 +1,17 @@
 """The test command, as a user runs it: over files, with mocks and with a model server on a real socket."""
 
-import fcntl
 import json
 import os
-import pty
 import re
 import shlex
 import signal
-import struct
-import subprocess
-import sys
-import termios
-import threading
 
 import pytest
 
 from osmosis_grpc.storage import Reader
 from tests.model_server import KEY, model_server, reply
 from tests.processes import ROOT, run
+from tests.waiting import wait_until
 
 AGENT = '''
 import os
@@ -341,51 +335,24 @@ except SystemExit as end:
     assert run("-c", code, cwd=folder).stdout.splitlines()[-1] == "0 []"
 
 
-def on_a_terminal(folder, *arguments, **variables):
-    """Run the command with its stdout and stderr on a pseudo-terminal. Return what it wrote, and its exit code."""
-    leader, follower = pty.openpty()
-    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
-    written = bytearray()
+@pytest.fixture
+def on_a_terminal(forked, folder):
+    """Runs the command on a terminal. Returns what it wrote, and its exit code."""
 
-    def read():
-        while True:
-            try:
-                some = os.read(leader, 4096)
-            except OSError:  # the other end is closed
-                return
-            if not some:
-                return
-            written.extend(some)
+    def command(*arguments, **variables):
+        code, text = forked.shown(*USUAL, *arguments, cwd=folder, columns=100, **variables)
+        return text, code
 
-    kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-    process = subprocess.Popen(
-        [sys.executable, *USUAL, *arguments],
-        stdin=follower,
-        stdout=follower,
-        stderr=follower,
-        cwd=folder,
-        env=kept | {"TERM": "xterm-256color"} | variables,
-    )
-    os.close(follower)
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        code = process.wait(50)
-    finally:
-        process.kill()
-        process.wait()
-        reader.join()
-        os.close(leader)
-    return written.decode(), code
+    return command
 
 
 def plain(text):
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "\n")
 
 
-def test_c8_a_terminal_has_a_bar_and_the_rows_that_failed(folder):
+def test_c8_a_terminal_has_a_bar_and_the_rows_that_failed(on_a_terminal, folder):
     write(folder, [*ROWS, {"user_prompt": "fail"}])
-    text, code = on_a_terminal(folder, "--model", "mock:echo")
+    text, code = on_a_terminal("--model", "mock:echo")
     assert code == 1
     assert "\x1b[?1049h" not in text  # the alternate screen
     assert "4 of 4 rows, 1 failed, mean reward" in plain(text)
@@ -397,43 +364,34 @@ def test_c8_a_terminal_has_a_bar_and_the_rows_that_failed(folder):
 @pytest.mark.parametrize(
     ("arguments", "variables"), [(("--plain",), {}), ((), {"TERM": "dumb"})], ids=["--plain", "TERM=dumb"]
 )
-def test_c8_plain_lines_are_used_instead_of_a_bar(folder, arguments, variables):
-    text, code = on_a_terminal(folder, "--model", "mock:echo", *arguments, **variables)
+def test_c8_plain_lines_are_used_instead_of_a_bar(on_a_terminal, folder, arguments, variables):
+    text, code = on_a_terminal("--model", "mock:echo", *arguments, **variables)
     assert code == 0
     assert "\x1b" not in text
     assert "row 0  COMPLETED" in text
 
 
-def test_c8_no_color_leaves_out_the_colours(folder):
-    text, code = on_a_terminal(folder, "--model", "mock:echo", NO_COLOR="1")
+def test_c8_no_color_leaves_out_the_colours(on_a_terminal, folder):
+    text, code = on_a_terminal("--model", "mock:echo", NO_COLOR="1")
     assert code == 0
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]", text)
     assert "3 of 3 rows" in plain(text)
 
 
-def test_c3_an_interrupt_keeps_the_rows_that_ended(folder):
+def test_c3_an_interrupt_keeps_the_rows_that_ended(forked, folder):
     slow = "\n".join(line for line in AGENT.splitlines()).replace(
         "        messages = await",
         "        import asyncio\n        if '/ 0' in str(ctx.request.messages[-1]):\n"
         "            open('began', 'w').close()\n            await asyncio.Event().wait()\n        messages = await",
     )
     (folder / "agent.py").write_text(slow)
-    process = subprocess.Popen(
-        [sys.executable, *USUAL, "--model", "mock:echo", "--concurrency", "1", "--save-dir", "run"],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    from tests.waiting import wait_until
-
-    try:
+    out, err = folder / "out", folder / "err"
+    options = ("--model", "mock:echo", "--concurrency", "1", "--save-dir", "run")
+    with forked.start(*USUAL, *options, cwd=folder, out=out, err=err) as process:
         wait_until((folder / "began").exists)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=50)
-    finally:
-        process.kill()
-    assert (process.returncode, err) == (130, "")
-    assert "1 of 3 rows COMPLETED" in out
+        assert process.wait() == 130
+    assert err.read_text() == ""
+    assert "1 of 3 rows COMPLETED" in out.read_text()
     assert json.loads((folder / "run" / "run.json").read_text())["state"] == "interrupted"
     assert len((folder / "run" / "results.jsonl").read_text().splitlines()) == 1

@@ -145,9 +145,12 @@ PAGES = {
         "README.md",
         "docs/agents.md",
         "docs/test.md",
+        "docs/eval.md",
         "docs/trainers.md",
         "docs/operators.md",
         "docs/implementers.md",
         "docs/look.md",
+        "docs/control.md",
+        "docs/query.md",
     )
 }

@@ -98,7 +98,9 @@ def test_the_readme_says_first_what_it_is_for():
     assert {"venv", "demo", "test", "check", "generate", "compat-newest"} <= set(targets)
 
 
-@pytest.mark.parametrize("path", [*PAGES.values(), ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))])
+@pytest.mark.parametrize(
+    "path", [*PAGES.values(), ROOT / "CONTRIBUTING.md", ROOT / "llms.txt", *sorted((ROOT / "docs").glob("*.md"))]
+)
 def test_links_lead_somewhere(path: Path):
     for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]+))?\)", path.read_text()):
         page = path.parent / target if target else path
@@ -111,4 +113,4 @@ def _anchor(line: str) -> str:
     """Returns the anchor of a heading; empty for any other line."""
     if not line.startswith("#"):
         return ""
-    return re.sub(r"[^a-z0-9 -]", "", line.lstrip("#").strip().lower()).replace(" ", "-")
+    return re.sub(r"[^a-z0-9_ -]", "", line.lstrip("#").strip().lower()).replace(" ", "-")

@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+import random
+from contextlib import closing
 
 import pytest
 
+from osmosis_grpc.engine.resolve_references import resolve_references
 from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.evaluate import Dataset, DatasetError, RecordedReplies, Run, RunConfig, RunError, RunFolder, Summary
 from osmosis_grpc.evaluate.price import Price
@@ -153,6 +156,37 @@ async def test_c11_a_replay_gets_the_same_replies_and_tokens(tmp_path, dataset):
         assert [segment.ids.tolist() for segment in sample.segments] == [s.ids.tolist() for s in same.segments]
     for reader in readers:
         reader.close()
+
+
+def results_of(folder):
+    """The reward and the bytes of all token arrays of each rollout, by row."""
+    found = {}
+    with closing(Reader.look(folder.path)) as reader:
+        for rollout_id in reader.newest(1000):
+            (entry,) = reader.find(rollout_id)
+            outcome = resolve_references(entry.outcome, reader.trajectory)
+            segments = [segment for sample in outcome.samples.values() for segment in sample.segments]
+            arrays = [(each.ids.tobytes(), each.logprobs.tobytes(), each.mask_runs, each.chats) for each in segments]
+            found[rollout_id.rpartition("-")[2]] = outcome.status, outcome.reward, arrays
+    return found
+
+
+async def test_c11_a_replay_of_100_rollouts_has_the_same_tokens_and_rewards_to_the_byte(tmp_path):
+    chance = random.Random(1)
+    numbers = [(chance.randint(1, 99), chance.randint(1, 9)) for _ in range(100)]
+    dataset = made(
+        tmp_path, [{"user_prompt": f"What is {a} / {b}?", "ground_truth": str(round(a / b, 1))} for a, b in numbers]
+    )
+    policy = ToolCallingMock(tokens=16)
+    first, _, _ = await run(CalculatorAgent(), policy, dataset, tmp_path / "run", concurrency=16)
+    second, _, _ = await run(
+        CalculatorAgent(), RecordedReplies(RunFolder.open(str(first.path))), dataset, tmp_path / "2", concurrency=16
+    )
+    before, after = results_of(first), results_of(second)
+    assert len(before) == 100
+    assert all(arrays and all(ids and logprobs for ids, logprobs, *_ in arrays) for *_, arrays in before.values())
+    assert {reward for _, reward, _ in before.values()} == {0.0, 1.0}
+    assert after == before
 
 
 async def test_c11_a_replay_of_an_agent_that_asks_something_else_fails_with_the_chat(tmp_path, dataset):

@@ -13,6 +13,24 @@ AGENT_TIMEOUT = 30.0
 
 
 @commands.command()
+def init(
+    folder: Annotated[str, typer.Argument(metavar="NAME", help="The folder to make. Its name is the agent's name.")],
+    template: Annotated[
+        str, typer.Option("--template", metavar="KIND", help="minimal, tools, or openai for the openai package.")
+    ] = "tools",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the files in a folder that is not empty.")] = False,
+    json: Json = False,
+) -> None:
+    """Write a project: an agent, its reward, a dataset, and the settings of its tools.
+
+    Exit codes: 0 written, 2 a wrong option, or the folder cannot be used.
+    """
+    from osmosis_grpc.cli.init import run_init
+
+    raise typer.Exit(run_init(folder, template, force=force, json=json))
+
+
+@commands.command()
 def validate(
     unnamed: Annotated[list[str] | None, typer.Argument(metavar="-m MODULE:ATTR", hidden=True)] = None,
     module: Annotated[
@@ -44,7 +62,10 @@ def demo(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Eight JSON records instead of a table.")] = False,
 ) -> None:
-    """Run eight rollouts of a calculator agent or of your own, with a mock for a model, over real sockets."""
+    """Run eight rollouts of a calculator agent or of your own, with a mock for a model, over real sockets.
+
+    Exit codes: 0 all completed, 1 some did not, or no server started, 2 a wrong option.
+    """
     from osmosis_grpc.cli.demo import run_demo
 
     if module and command:
