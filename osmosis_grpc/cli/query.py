@@ -19,8 +19,11 @@ from osmosis_grpc.cli.state_folder import SourceError
 from osmosis_grpc.cli.usual_folder import state_folder
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.storage.journal.schema import FILE
 from osmosis_grpc.types.outcome import printable
 
+RUNS = ".osmosis/runs"
+"""Where test and eval keep their runs."""
 TABLE_ROWS = 100
 """A table has at most this many rows, unless --limit names another number."""
 MEASURED = 1000
@@ -104,7 +107,10 @@ def _sql(given: QueryOptions) -> str | None:
 
 def _folder(given: QueryOptions) -> Path:
     if given.run is None:
-        return state_folder("query", given.state_dir)
+        folder = state_folder("query", given.state_dir)
+        if given.state_dir is None and not (folder / FILE).exists() and next(Path(RUNS).glob(f"*/{FILE}"), None):
+            usage_error("query", f"there is no journal in {folder}; --run last asks the newest run in {RUNS}")
+        return folder
     if given.state_dir is not None:
         usage_error("query", "--run and --state-dir exclude each other; name one of them")
     from osmosis_grpc.evaluate.errors import RunError
@@ -113,7 +119,7 @@ def _folder(given: QueryOptions) -> Path:
     try:
         return RunFolder.open(given.run).path
     except RunError as error:
-        usage_error("query", f"{error}; --run names the folder of a test run, or last")
+        usage_error("query", f"{error}; --run names the folder of a run of test or eval, or last")
 
 
 def _print(answer: Answer, given: QueryOptions, out: Records, *, json: bool) -> None:

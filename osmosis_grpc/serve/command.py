@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 
 def run(line: Line) -> None:
-    """Host agent loops over gRPC, and over the legacy HTTP contract."""
+    """Host agent loops over gRPC, and over the legacy HTTP contract.
+
+    Exit codes: 0 stopped, 1 the server failed, or an agent loop is not valid, 2 a wrong option, or a port or a folder
+    that cannot be used, 130 or 143 a second signal.
+    """
     from osmosis_grpc.console import logs
     from osmosis_grpc.serve.json_output import records
     from osmosis_grpc.settings import forget_secrets, without_grpc_fork_handlers

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import re
 import runpy
 import signal
@@ -243,7 +244,10 @@ WRONG_OPTIONS = {
     "two queries": (["SELECT 1", "--file", "x"], "SQL and --file exclude each other"),
     "no file": (["--file", "x.sql"], "--file x.sql cannot be read: "),
     "two folders": (["SELECT 1", "--run", "last", "--state-dir", "y"], "--run and --state-dir exclude each other"),
-    "no run": (["SELECT 1", "--run", "last"], "there is no run in .osmosis/runs; --run names the folder of a test run"),
+    "no run": (
+        ["SELECT 1", "--run", "last"],
+        "there is no run in .osmosis/runs; --run names the folder of a run of test or eval",
+    ),
     "no journal": (["SELECT 1", "--state-dir", "y"], "there is no journal y/journal.db; --state-dir names the folder"),
 }
 
@@ -254,6 +258,17 @@ def test_a_wrong_option_is_one_line_and_exit_code_2(forked, tmp_path, options, t
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"query: {told}")
     assert done.stderr.count("\n") == 1
+
+
+def test_without_a_journal_the_newest_run_is_proposed(forked, tmp_path):
+    (tmp_path / ".osmosis" / "runs" / "1").mkdir(parents=True)
+    (tmp_path / ".osmosis" / "runs" / "1" / "journal.db").touch()
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("OSMOSIS_")}
+    done = forked.run("-m", "osmosis_grpc", "query", "SELECT 1", cwd=tmp_path, env=variables)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "query: there is no journal in .osmosis/state; --run last asks the newest run in .osmosis/runs\n"
+    )
 
 
 def test_a_query_can_come_from_a_file(query, tmp_path):

@@ -150,6 +150,7 @@ PAGES = {
         "docs/operators.md",
         "docs/implementers.md",
         "docs/look.md",
+        "docs/control.md",
         "docs/query.md",
     )
 }

@@ -1,4 +1,4 @@
-"""docs/look.md and docs/query.md show what their commands print."""
+"""docs/look.md, docs/query.md and docs/control.md show what their commands print."""
 
 import re
 
@@ -13,12 +13,13 @@ def steady(text):
     text = re.sub(r"version [0-9a-f]+", "version V", text)
     text = re.sub(r"\d+\.\d+ (m?s)\b( \(\d+ %\))?", r"T \1", text)
     text = re.sub(r"\d+ (tokens|prompt tokens|response tokens)", r"N \1", text)
+    text = re.sub(r"127\.0\.0\.1:\d+", "SERVER", text)
     return " ".join(text.split())
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize(("name", "texts"), [("docs/look.md", 2), ("docs/query.md", 4)])
+@pytest.mark.parametrize(("name", "texts"), [("docs/look.md", 2), ("docs/query.md", 4), ("docs/control.md", 4)])
 async def test_the_page_shows_what_its_commands_print(tmp_path, monkeypatch, name, texts):
     monkeypatch.chdir(tmp_path)
     page = PAGES[name]

@@ -54,7 +54,7 @@ async def run(agent, policy, dataset, path, **config):
     return folder, results, summary
 
 
-async def test_c3_every_row_is_a_rollout_in_a_journal(tmp_path, dataset):
+async def test_c03_every_row_is_a_rollout_in_a_journal(tmp_path, dataset):
     folder, results, summary = await run(CalculatorAgent(), ToolCallingMock(), dataset, tmp_path / "run")
     assert [results[row].reward for row in range(3)] == [1.0, 0.0, 1.0]  # the mock rounds
     assert (summary.total, summary.passed, summary.mean_reward) == (3, 3, pytest.approx(2 / 3))
@@ -67,7 +67,7 @@ async def test_c3_every_row_is_a_rollout_in_a_journal(tmp_path, dataset):
     reader.close()
 
 
-async def test_c3_a_row_that_fails_leaves_the_others_alone(tmp_path):
+async def test_c03_a_row_that_fails_leaves_the_others_alone(tmp_path):
     dataset = made(tmp_path, [{"user_prompt": text} for text in ("a", "fail", "c")])
     _, results, summary = await run(Picky(), EchoPolicy(), dataset, tmp_path / "run")
     assert [results[row].status for row in range(3)] == ["COMPLETED", "FAILED", "COMPLETED"]
@@ -77,7 +77,7 @@ async def test_c3_a_row_that_fails_leaves_the_others_alone(tmp_path):
     assert (summary.passed, summary.failed) == (2, 1)
 
 
-async def test_c3_a_row_that_is_refused_has_a_result(tmp_path, dataset):
+async def test_c03_a_row_that_is_refused_has_a_result(tmp_path, dataset):
     class NoTools(Picky):
         def get_tools(self, request):
             raise KeyError("tools")
@@ -87,7 +87,7 @@ async def test_c3_a_row_that_is_refused_has_a_result(tmp_path, dataset):
     assert "tools" in results[0].error
 
 
-async def test_c3_rows_run_at_the_same_time_up_to_the_limit(tmp_path):
+async def test_c03_rows_run_at_the_same_time_up_to_the_limit(tmp_path):
     dataset = made(tmp_path, [{"user_prompt": str(number)} for number in range(6)])
     running, most, three = set(), [], asyncio.Event()
 
@@ -104,7 +104,7 @@ async def test_c3_rows_run_at_the_same_time_up_to_the_limit(tmp_path):
     assert max(most) == 3
 
 
-async def test_c3_a_model_that_is_away_for_a_moment_is_asked_again(tmp_path, dataset):
+async def test_c03_a_model_that_is_away_for_a_moment_is_asked_again(tmp_path, dataset):
     tries = []
 
     async def policy(request):
@@ -117,13 +117,13 @@ async def test_c3_a_model_that_is_away_for_a_moment_is_asked_again(tmp_path, dat
     assert (summary.passed, len(tries)) == (3, 4)
 
 
-async def test_c3_tokens_and_cost_are_summed(tmp_path, dataset):
+async def test_c03_tokens_and_cost_are_summed(tmp_path, dataset):
     _, results, summary = await run(Picky(), EchoPolicy(), dataset, tmp_path / "run", price=Price(1_000_000, 2_000_000))
     assert summary.cost == pytest.approx(summary.prompt_tokens + 2 * summary.completion_tokens)
     assert results[0].token_usage["num_llm_calls"] == 1
 
 
-async def test_c3_an_error_in_a_later_row_ends_the_run_after_the_rows_before_it(tmp_path):
+async def test_c03_an_error_in_a_later_row_ends_the_run_after_the_rows_before_it(tmp_path):
     dataset = made(tmp_path, [{"user_prompt": "a"}, {"user_prompt": "b"}, {"other": 1}, {"user_prompt": "d"}])
     folder = RunFolder.create(tmp_path / "run", {})
     with pytest.raises(DatasetError, match=r"data.jsonl:3: has no column"):

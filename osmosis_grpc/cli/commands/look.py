@@ -142,7 +142,7 @@ def query(
         ),
     ] = None,
     run: Annotated[
-        str | None, typer.Option("--run", metavar="RUN", help="The folder of a test run instead, or last.")
+        str | None, typer.Option("--run", metavar="RUN", help="The folder of a run of test or eval instead, or last.")
     ] = None,
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
     limit: Annotated[
