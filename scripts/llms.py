@@ -73,7 +73,7 @@ PAGES = {
     "Protocol": ("write-a-trainer", "protocol", "implementers", "compatibility"),
     "Optional": ("architecture", "decisions", "reliability", "performance"),
 }
-"""The pages of docs/ by heading. The last heading has pages that an author of an agent or a trainer seldom needs."""
+"""The pages of docs/ by heading. New pages come under the first heading. The last heading has pages that few need."""
 EXAMPLES = {
     "examples/trainer_minimal.py": "the smallest trainer",
     "examples/grpo_numpy.py": "GRPO on the calculator, without a GPU",
@@ -92,6 +92,8 @@ def page() -> str:
         parts.append(f"\n## {heading}\n\n")
         parts += [_link(ROOT / "docs" / f"{name}.md") for name in names]
         if heading == "Docs":
+            known = {name for each in PAGES.values() for name in each}
+            parts += [_link(path) for path in sorted((ROOT / "docs").glob("*.md")) if path.stem not in known]
             parts.append("- [CHANGELOG](CHANGELOG.md): every change that a user can notice.\n")
             parts += [f"- [{path}]({path}): {text}.\n" for path, text in EXAMPLES.items()]
     return "".join(parts)

@@ -78,7 +78,7 @@ class Forked:
         self._process.communicate()
 
     def run(self, *arguments: str, cwd: Path = ROOT, env: Any = os.environ) -> subprocess.CompletedProcess[str]:
-        """`python -W error -m MODULE ...` or `python -W error -c CODE ...`, to its end."""
+        """Run `python -W error -m MODULE ...`, `-c CODE ...` or `FILE ...` to its end."""
         with tempfile.TemporaryDirectory() as folder:
             out, err = Path(folder, "out"), Path(folder, "err")
             code = self.start(*arguments, cwd=cwd, env=env, out=out, err=err).wait()
@@ -101,14 +101,17 @@ class Forked:
 
     @contextlib.contextmanager
     def on_terminal(
-        self, *arguments: str, cwd: Path = ROOT, columns: int = 80, **variables: str
+        self, *arguments: str, cwd: Path = ROOT, columns: int = 80, out: Path | None = None, **variables: str
     ) -> Iterator[tuple[Process, Terminal]]:
-        """Start the same on a terminal with colours, as the leader of its session. An empty variable is unset."""
+        """Start the same on a terminal with colours, as the leader of its session. An empty variable is unset.
+
+        With `out`, its stdout is that file.
+        """
         given = {"TERM": "xterm-256color", "NO_COLOR": "", "COLUMNS": "", "LINES": "", **variables}
         environment = {name: value for name, value in (os.environ | given).items() if value}
         with (
             terminal(columns) as screen,
-            self._start(arguments, cwd, environment, screen.path, screen.path, screen.path) as process,
+            self._start(arguments, cwd, environment, screen.path, out or screen.path, screen.path) as process,
         ):
             yield process, screen
 
@@ -188,13 +191,16 @@ def become(*, arguments: list[str], cwd: str, env: dict[str, str], files: list[s
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
-    how, what, *rest = arguments
-    sys.path[0] = "" if how == "-c" else cwd
-    sys.argv = [how, *rest]
+    how, *rest = sys.argv = arguments
     if how == "-m":
-        runpy.run_module(what, run_name="__main__", alter_sys=True)
+        sys.path[0], sys.argv = cwd, rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif how == "-c":
+        sys.path[0], sys.argv = "", ["-c", *rest[1:]]
+        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
     else:
-        exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
+        sys.path[0] = str(Path(how).parent)
+        runpy.run_path(how, run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -204,8 +204,8 @@ def test_t20_a_flag_wins_over_its_variable_and_gives_the_same(monkeypatch, varia
     ("of", "module"),
     [("serve", ("osmosis_grpc", "serve")), ("serve", ("osmosis_grpc.serve",)), ("gateway", ("osmosis_gateway",))],
 )
-def test_t20_help_names_every_option_its_variable_and_its_default_and_cuts_nothing(of, module, columns):
-    done = run("-m", *module, "--help", env=os.environ | {"COLUMNS": str(columns)})
+def test_t20_help_names_every_option_its_variable_and_its_default_and_cuts_nothing(forked, of, module, columns):
+    done = forked.run("-m", *module, "--help", env=os.environ | {"COLUMNS": str(columns)})
     assert done.returncode == 0
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= columns
