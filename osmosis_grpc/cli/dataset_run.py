@@ -114,7 +114,9 @@ def prepare(command: str, options: RunOptions, rows: Rows) -> Prepared:
     if len(loops) != 1:
         usage_error(command, f"{options.module} has {counted(len(loops), 'agent loop')}; name one of them")
     dataset = Dataset(options.dataset, columns)
-    recorded = RunFolder.open(options.replay) if options.replay else None
+    recorded = RunFolder.open(options.replay, replays=False) if options.replay else None
+    if recorded is not None:
+        params = {**recorded.about.get("completion_params", {}), **params}
     return Prepared(
         loops[0],
         dataset,
@@ -268,8 +270,9 @@ class DatasetRun(ABC):
                 [done, *figures(summary, scores=False), counted(summary.num_llm_calls, "chat"), f"{seconds:.1f} s"]
             )
         )
+        again = "" if self.prepared.model is None else f" To run it again without a model: --replay {folder}"
         if summary.passed or self.show:
-            self.out.say(f"The run is in {folder}. To run it again without a model: --replay {folder}")
+            self.out.say(f"The run is in {folder}.{again}")
         if self.show:
             several = summary.failed + summary.unscored > 1
             self.out.say("To see the first failure:" if several else "To see the failure:")

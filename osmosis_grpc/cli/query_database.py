@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 from osmosis_grpc.cli.journal_views import VIEWS, Column, View
 from osmosis_grpc.cli.rollout_facts import KEPT, JournalFacts
 from osmosis_grpc.cli.state_folder import SourceError
-from osmosis_grpc.storage import JournalError, Reader
+from osmosis_grpc.storage import JournalError
 from osmosis_grpc.storage.journal import schema
+from osmosis_grpc.storage.journal.event_reader import EventReader
 from osmosis_grpc.storage.sqlite.database import look
 
 STEPS = 5000
@@ -63,7 +64,7 @@ class QueryDatabase:
             if not path.exists():
                 raise JournalError(f"there is no journal {path}")
             self._database = look(path, schema.JOURNAL)
-            self._reader = Reader.look(folder)  # its statements name tables, and the views have the same names
+            self._reader = EventReader.look(folder)  # its statements name tables, and the views have the same names
         except (JournalError, sqlite3.Error, OSError) as error:
             raise SourceError(f"{error}; --state-dir names the folder that serve was given") from None
         self._facts = JournalFacts(self._reader)
