@@ -24,7 +24,8 @@ async def open_annotator(source: Source) -> AsyncIterator[Annotator]:
 
     if isinstance(source, FolderSource):
         async with _in_folder(source.folder) as annotator:
-            yield annotator
+            with source.snapshot():
+                yield annotator
         return
     from osmosis_grpc.cli.server_source import ServerSource
 
@@ -60,7 +61,7 @@ async def _in_folder(folder: Path) -> AsyncIterator[Annotator]:
         except JournalError as error:
             raise SourceError(f"{error}, or name the server that uses it with --server") from None
         stack.callback(journal.close)
-        engine = Engine([], EngineConfig(record_ttl=KEPT), journal=journal, supervisor=supervisor)
+        engine = Engine([], EngineConfig(record_ttl=KEPT, blocked_after=KEPT), journal=journal, supervisor=supervisor)
         await stack.enter_async_context(engine)
         yield InFolder()
 

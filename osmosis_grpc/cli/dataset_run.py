@@ -31,6 +31,7 @@ from osmosis_grpc.evaluate import (
 )
 from osmosis_grpc.evaluate.columns import parse_map
 from osmosis_grpc.evaluate.dataset import Chosen
+from osmosis_grpc.evaluate.inputs import Inputs, agent_inputs, digest_of
 from osmosis_grpc.evaluate.models import Model
 from osmosis_grpc.evaluate.price import Price
 from osmosis_grpc.policies import Policy
@@ -42,6 +43,8 @@ from osmosis_grpc.types.outcome import printable
 from osmosis_grpc.types.requests import check_params
 
 T = TypeVar("T")
+
+SCRIPT = "mock:script="
 
 MOST_FAILURES = 10
 """With --quiet, the summary names at most this many rows that failed."""
@@ -159,6 +162,21 @@ def about(command: str, options: RunOptions, prepared: Prepared) -> dict[str, An
         "max_turns": config.max_turns,
         "completion_params": dict(config.completion_params),
         "concurrency": config.concurrency,
+    }
+
+
+def inputs(options: RunOptions, prepared: Prepared) -> Inputs:
+    """Return what the rollouts depend on. Raises OSError if a file cannot be read."""
+    model: dict[str, Any] = {"model": options.model, "base_url": options.base_url}
+    if options.replay:
+        model = {"replay": options.replay}
+    elif options.model.startswith(SCRIPT):
+        model["script"] = digest_of(Path(options.model.removeprefix(SCRIPT)))
+    return {
+        "agent": agent_inputs(prepared.agent_loop),
+        "dataset": {"file": digest_of(prepared.dataset.path), "columns": list(options.columns or ())},
+        "model": model,
+        "sampling": {**prepared.config.completion_params, "max_turns": options.max_turns},
     }
 
 

@@ -140,6 +140,7 @@ WRONG = [
     ((*EXACT, "--rows", "1-4"), "--rows 1-4: data.jsonl has no row 3"),
     ((*EXACT, "--rows", "1", "--limit", "1"), "--rows chooses rows by number; leave out --offset and --limit"),
     ((*EXACT, "--resume", "none"), "none is not the folder of a run"),
+    ((*EXACT, "--pass-threshold", "nan"), "--pass-threshold nan is not a finite number"),
     ((*EXACT, "--retry-failed"), "--retry-failed needs an earlier run"),
     ((*EXACT, "--resume", "last", "--save-dir", "x"), "--resume and --save-dir name a run each"),
     ((*EXACT, "--fresh", "--retry-failed", "--resume", "x"), "--fresh begins again, and --retry-failed keeps"),
