@@ -71,12 +71,14 @@ def test_c05_a_usage_error_is_one_line(forked, folder):
         (("run", "--state-dir", "run", *STRICT), "RUN, --state-dir and --server exclude each other"),
         (("none", *STRICT), "none is not the folder of a run"),
         (("run", *STRICT, "--agent", "nobody"), "the state folder run has no rollout that completed"),
+        (("--state-dir", "nowhere", *STRICT), "there is no journal nowhere/journal.db; --state-dir names the folder"),
         (("run", "--eval-fn", "rewards:nothing"), "rewards has no attribute 'nothing'"),
     ):
         done = rescore(forked, folder, *options)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith(f"rescore: {problem}")
         assert done.stderr.count("\n") == 1
+    assert not (folder / "nowhere").exists()
 
 
 @pytest.mark.slow
