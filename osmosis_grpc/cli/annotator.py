@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from osmosis_grpc.cli.source_port import Source
-from osmosis_grpc.cli.state_folder import SourceError
+from osmosis_grpc.cli.state_folder import SourceError, opened
 from osmosis_grpc.types import Annotation
 
 
@@ -24,7 +24,8 @@ async def open_annotator(source: Source) -> AsyncIterator[Annotator]:
 
     if isinstance(source, FolderSource):
         async with _in_folder(source.folder) as annotator:
-            yield annotator
+            with source.snapshot():
+                yield annotator
         return
     from osmosis_grpc.cli.server_source import ServerSource
 
@@ -53,6 +54,8 @@ async def _in_folder(folder: Path) -> AsyncIterator[Annotator]:
                 raise SourceError(str(error)) from None
             return added
 
+    with opened(folder):  # otherwise the journal would be made
+        pass
     supervisor = Supervisor("the journal")
     async with AsyncExitStack() as stack:
         try:
@@ -60,7 +63,7 @@ async def _in_folder(folder: Path) -> AsyncIterator[Annotator]:
         except JournalError as error:
             raise SourceError(f"{error}, or name the server that uses it with --server") from None
         stack.callback(journal.close)
-        engine = Engine([], EngineConfig(record_ttl=KEPT), journal=journal, supervisor=supervisor)
+        engine = Engine([], EngineConfig(record_ttl=KEPT, blocked_after=KEPT), journal=journal, supervisor=supervisor)
         await stack.enter_async_context(engine)
         yield InFolder()
 

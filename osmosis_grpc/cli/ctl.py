@@ -39,7 +39,7 @@ class CancelOptions:
 def run_cancel(given: CancelOptions, options: SourceOptions, *, json: bool) -> int:
     """Cancel rollouts, and return the exit code."""
     chosen = [bool(given.rollouts), bool(given.group), given.everything]
-    if sum(chosen) != 1:
+    if sum(chosen) != 1 or "" in given.rollouts:
         usage_error("ctl cancel", "name rollouts, or a group with --group, or all of them with --all")
     if given.attempt and not given.rollouts:
         usage_error("ctl cancel", "--attempt goes with a rollout")

@@ -31,6 +31,7 @@ from osmosis_grpc.evaluate import (
 )
 from osmosis_grpc.evaluate.columns import parse_map
 from osmosis_grpc.evaluate.dataset import Chosen
+from osmosis_grpc.evaluate.inputs import Inputs, agent_inputs, digest_of
 from osmosis_grpc.evaluate.models import Model
 from osmosis_grpc.evaluate.price import Price
 from osmosis_grpc.policies import Policy
@@ -42,6 +43,8 @@ from osmosis_grpc.types.outcome import printable
 from osmosis_grpc.types.requests import check_params
 
 T = TypeVar("T")
+
+SCRIPT = "mock:script="
 
 MOST_FAILURES = 10
 """With --quiet, the summary names at most this many rows that failed."""
@@ -111,7 +114,9 @@ def prepare(command: str, options: RunOptions, rows: Rows) -> Prepared:
     if len(loops) != 1:
         usage_error(command, f"{options.module} has {counted(len(loops), 'agent loop')}; name one of them")
     dataset = Dataset(options.dataset, columns)
-    recorded = RunFolder.open(options.replay) if options.replay else None
+    recorded = RunFolder.open(options.replay, replays=False) if options.replay else None
+    if recorded is not None:
+        params = {**recorded.about.get("completion_params", {}), **params}
     return Prepared(
         loops[0],
         dataset,
@@ -157,6 +162,21 @@ def about(command: str, options: RunOptions, prepared: Prepared) -> dict[str, An
         "max_turns": config.max_turns,
         "completion_params": dict(config.completion_params),
         "concurrency": config.concurrency,
+    }
+
+
+def inputs(options: RunOptions, prepared: Prepared) -> Inputs:
+    """Return what the rollouts depend on. Raises OSError if a file cannot be read."""
+    model: dict[str, Any] = {"model": options.model, "base_url": options.base_url}
+    if options.replay:
+        model = {"replay": options.replay}
+    elif options.model.startswith(SCRIPT):
+        model["script"] = digest_of(Path(options.model.removeprefix(SCRIPT)))
+    return {
+        "agent": agent_inputs(prepared.agent_loop),
+        "dataset": {"file": digest_of(prepared.dataset.path), "columns": list(options.columns or ())},
+        "model": model,
+        "sampling": {**prepared.config.completion_params, "max_turns": options.max_turns},
     }
 
 
@@ -250,8 +270,9 @@ class DatasetRun(ABC):
                 [done, *figures(summary, scores=False), counted(summary.num_llm_calls, "chat"), f"{seconds:.1f} s"]
             )
         )
+        again = "" if self.prepared.model is None else f" To run it again without a model: --replay {folder}"
         if summary.passed or self.show:
-            self.out.say(f"The run is in {folder}. To run it again without a model: --replay {folder}")
+            self.out.say(f"The run is in {folder}.{again}")
         if self.show:
             several = summary.failed + summary.unscored > 1
             self.out.say("To see the first failure:" if several else "To see the failure:")

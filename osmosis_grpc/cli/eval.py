@@ -3,6 +3,7 @@
 A run that was stopped continues with the same command. It is refused if something else would run now.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_grpc.agent.loader import LoadError
-from osmosis_grpc.cli.dataset_run import DatasetRun, Prepared, Rows, about, parsed, prepare, stored
+from osmosis_grpc.cli.dataset_run import DatasetRun, Prepared, Rows, about, inputs, parsed, prepare, stored
 from osmosis_grpc.cli.run_display import Display
 from osmosis_grpc.cli.run_options import RunOptions
 from osmosis_grpc.cli.score_text import score_lines
@@ -20,7 +21,7 @@ from osmosis_grpc.evaluate import DatasetError, ModelError, Run, RunError, RunFo
 from osmosis_grpc.evaluate.dataset import Row
 from osmosis_grpc.evaluate.errors import EvalFunctionError
 from osmosis_grpc.evaluate.eval_functions import EvalFunction, Scorer, load_eval_functions
-from osmosis_grpc.evaluate.inputs import Inputs, agent_inputs, changes, digest_of, function_inputs
+from osmosis_grpc.evaluate.inputs import Inputs, changes, function_inputs
 from osmosis_grpc.evaluate.results import RowResult
 from osmosis_grpc.evaluate.row_choice import RowChoice
 from osmosis_grpc.evaluate.run_folder import SCHEMA_VERSION
@@ -30,7 +31,6 @@ from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.types.outcome import printable
 
 COMMAND = "eval"
-SCRIPT = "mock:script="
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ def run_eval(run: RunOptions, options: EvalOptions, given: frozenset[str]) -> in
             if pending:
                 prepared.probe()
             folder = evaluation.opened(old)
-        except (DatasetError, ModelError, RunError, LoadError, EvalFunctionError) as error:
+        except (DatasetError, ModelError, RunError, LoadError, EvalFunctionError, OSError) as error:
             usage_error(COMMAND, printable(str(error)))
         if results:
             done = counted(len(results), "rollout")
@@ -116,6 +116,8 @@ class _Preparation:
         self.options = options
         if not options.eval_fn:
             usage_error(COMMAND, "--eval-fn names a function that scores: --eval-fn MODULE:FUNCTION; it is repeatable")
+        if not math.isfinite(options.pass_threshold):
+            usage_error(COMMAND, f"--pass-threshold {options.pass_threshold} is not a finite number")
         chosen = parsed(COMMAND, "--rows", RowChoice, options.rows) if options.rows else None
         if chosen is not None and (run.offset or run.limit is not None):
             usage_error(COMMAND, "--rows chooses rows by number; leave out --offset and --limit")
@@ -182,19 +184,8 @@ class _Preparation:
 
 def _inputs(run: RunOptions, options: EvalOptions, prepared: Prepared, functions: list[EvalFunction]) -> Inputs:
     """Return what the results depend on."""
-    model: dict[str, Any] = {"model": run.model, "base_url": run.base_url}
-    if run.replay:
-        model = {"replay": run.replay}
-    elif run.model.startswith(SCRIPT):
-        model["script"] = digest_of(Path(run.model.removeprefix(SCRIPT)))
-    return {
-        "agent": agent_inputs(prepared.agent_loop),
-        "dataset": {"file": digest_of(prepared.dataset.path), "columns": list(run.columns or ())},
-        "model": model,
-        "sampling": {**prepared.config.completion_params, "max_turns": run.max_turns},
-        "eval functions": function_inputs(functions),
-        "runs": {"n": options.n},
-    }
+    own = {"eval functions": function_inputs(functions), "runs": {"n": options.n}}
+    return {**inputs(run, prepared), **own}
 
 
 def _only_functions(different: list[str]) -> bool:

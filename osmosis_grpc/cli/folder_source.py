@@ -1,8 +1,10 @@
 """Answers questions about rollouts from a server's state folder, also while a server uses it."""
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -40,8 +42,22 @@ class FolderSource(Source):
     def __init__(self, folder: Path) -> None:
         self.where = f"the state folder {folder}"
         self.folder = folder
+        self._kept: Reader | None = None
         self._read: _Read | None = None
         """The unfinished rollout that get() returned last. To find its events takes a look at all later events."""
+
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Open the journal once for all reads in the block. They see its present content."""
+        with opened(self.folder) as reader:
+            self._kept = reader
+            try:
+                yield
+            finally:
+                self._kept = None
+
+    def _opened(self) -> AbstractContextManager[Reader]:
+        return opened(self.folder) if self._kept is None else nullcontext(self._kept)
 
     async def page(
         self, where: RolloutFilter, token: str = "", *, limit: int = 100, newest_first: bool = False
@@ -49,7 +65,7 @@ class FolderSource(Source):
         """See Source."""
         rows: list[RolloutInfo] = []
         after = last = int(token or 0)
-        with opened(self.folder) as reader:
+        with self._opened() as reader:
             while entries := reader.entries(None, after, limit + 1, where, newest_first=newest_first):
                 for entry, info in zip(entries, _infos(reader, entries), strict=True):
                     after = entry.sequence
@@ -65,7 +81,7 @@ class FolderSource(Source):
         """See Source."""
         from osmosis_grpc.engine.resolve_references import resolve_references  # lists do not need it
 
-        with opened(self.folder) as reader:
+        with self._opened() as reader:
             entry = find_attempt(reader, self.folder, rollout_id, attempt)
             if entry.end_time is None:
                 self._read = _Read.of(reader, entry)
@@ -77,7 +93,7 @@ class FolderSource(Source):
         """See Source."""
         read, self._read = self._read, None
         if read is None or (rollout_id, attempt) != (read.rollout_id, read.attempt):
-            with opened(self.folder) as reader:
+            with self._opened() as reader:
                 read = _Read.of(reader, find_attempt(reader, self.folder, rollout_id, attempt))
         for event in read.events:
             if event.event_number > after:
@@ -85,7 +101,7 @@ class FolderSource(Source):
         attempt, position, settled = read.attempt, read.position, read.settled
         while follow and not settled:
             await asyncio.sleep(POLL)
-            with opened(self.folder) as reader:
+            with self._opened() as reader:
                 row = reader.row(rollout_id, attempt)
                 settled = row is None or bool(row.settled)  # the journal may have dropped it
                 found, position = reader.new_events(position, rollout_id, attempt)
@@ -94,10 +110,10 @@ class FolderSource(Source):
 
     async def all_events(self) -> Events:
         """See Source."""
-        with opened(self.folder) as reader:
+        with self._opened() as reader:
             position = reader.last_position()
         while True:
-            with opened(self.folder) as reader:
+            with self._opened() as reader:
                 found, position = reader.new_events(position)
             for event in found:
                 yield event

@@ -1,5 +1,6 @@
 """The init command: writes a project with an agent, a reward, a dataset and the settings of its tools."""
 
+import os
 import re
 import shlex
 from importlib.resources import files
@@ -23,15 +24,21 @@ def run_init(target: str, template: str, *, force: bool, json: bool) -> int:
         usage_error("init", f"--template: there is no template {printable(template)}; there are {', '.join(TEMPLATES)}")
     folder = Path(target)
     name = folder.resolve().name
-    if not _NAME.fullmatch(name):
-        usage_error("init", f"{printable(name)!r} cannot name a project; use letters, digits and - _ . between them")
+    if not target or not _NAME.fullmatch(name):
+        usage_error(
+            "init",
+            f"{printable(name if target else '')!r} cannot name a project; use letters, digits and - _ . between them",
+        )
     texts = _texts(template, name)
     _write(folder, texts, force=force)
     shown = "" if target == "." else f"cd {shlex.quote(target)} && "
+    name_of_program = program()
+    if os.sep in name_of_program:  # it is relative to the folder of now
+        name_of_program = shlex.quote(os.path.abspath(name_of_program))
     commands = [
-        f"{program()} validate --run -m agent:agent_loop",
-        f"{program()} test -m agent:agent_loop -d data.jsonl --model mock:tools",
-        f"{program()} serve -m agent:agent_loop",
+        f"{name_of_program} validate --run -m agent:agent_loop",
+        f"{name_of_program} test -m agent:agent_loop -d data.jsonl --model mock:tools",
+        f"{name_of_program} serve -m agent:agent_loop",
     ]
     with records(json) as out:
         out.write("made", folder=str(folder), name=name, template=template, files=sorted(texts), commands=commands)

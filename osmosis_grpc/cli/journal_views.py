@@ -4,22 +4,19 @@ The views are a public surface. If a column or a view is removed, renamed or get
 docs/query.md has the same table; scripts/views.py writes it there.
 """
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from osmosis_grpc.cli.conversation import mapping, mappings, text_of
+from osmosis_grpc.cli import view_values as values
+from osmosis_grpc.cli.conversation import mapping
 from osmosis_grpc.cli.event_text import name_of, one_line
-from osmosis_grpc.cli.history import Chat, ChatName, History, ToolCall, sampled
-from osmosis_grpc.cli.record_values import plain
+from osmosis_grpc.cli.history import sampled
 from osmosis_grpc.cli.rollout_facts import RolloutFacts
-from osmosis_grpc.types import EventKind, Sample, TrajectoryEvent, events
+from osmosis_grpc.types import EventKind, events
 
 VIEWS_VERSION = 1
 """The version of the views. It grows with a change that can break a query; a new column or view leaves it the same."""
-
-Events = list[TrajectoryEvent]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,121 +40,10 @@ class View:
     name: str
     meaning: str
     columns: tuple[Column, ...]
-    rows: Callable[[RolloutFacts, Events], Iterable[Any]] | None = None
+    rows: Callable[[RolloutFacts, values.Events], Iterable[Any]] | None = None
     """Returns the rows of one rollout from its events of the kinds `kinds`. None if each rollout is one row."""
     kinds: tuple[type[EventKind], ...] = ()
     """The kinds of events that `rows` needs; empty for all."""
-
-
-class Reward(NamedTuple):
-    """A reward, or a named part of it."""
-
-    sample: str
-    chat_number: int
-    name: str
-    reward: float
-
-
-class Exactly(History):
-    """A history that does not guess the chat of a tool call which the server does not know."""
-
-    def place(self, sample: str, number: int) -> ChatName:
-        """Return the same names."""
-        return sample, number
-
-
-def _history(trail: Events, history: History | None = None) -> History:
-    found = history or History()
-    for event in trail:
-        found.add(event)
-    return found
-
-
-def _chats(facts: RolloutFacts, trail: Events) -> Iterable[Chat]:
-    return _history(trail).chats.values()
-
-
-def _tools(facts: RolloutFacts, trail: Events) -> Iterable[ToolCall]:
-    return _history(trail, Exactly()).tools
-
-
-def _samples(facts: RolloutFacts, trail: Events) -> Iterable[tuple[str, Sample]]:
-    if facts.outcome is not None:
-        return facts.outcome.samples.items()
-    return _history(trail).samples(None).items()
-
-
-def _rewards(facts: RolloutFacts, trail: Events) -> Iterable[Reward]:
-    outcome = facts.outcome
-    if outcome is None:
-        return
-    given: list[tuple[str, int, float | None, Any]] = [("", 0, outcome.reward, outcome.reward_components)]
-    for name, sample in outcome.samples.items():
-        given.append((name, 0, sample.reward, sample.reward_components))
-        given += [(name, chat.chat_number, chat.reward, chat.reward_components) for chat in sample.chat_rewards]
-    for sample_name, number, reward, parts in given:
-        named = {"": reward, **parts}
-        yield from (Reward(sample_name, number, part, value) for part, value in named.items() if value is not None)
-
-
-def _logs(facts: RolloutFacts, trail: Events) -> Iterable[TrajectoryEvent]:
-    resumed = max((at for at, event in enumerate(trail) if isinstance(event.kind, events.Resumed)), default=-1)
-    return [event for event in trail[resumed + 1 :] if isinstance(event.kind, events.Logged)]
-
-
-def _annotations(facts: RolloutFacts, trail: Events) -> Iterable[TrajectoryEvent]:
-    return trail
-
-
-def _data(event: TrajectoryEvent) -> str:
-    from osmosis_grpc.cli.events import record
-
-    named = ("rollout_id", "attempt", "event_number", "time")
-    return _json({name: value for name, value in record(event).items() if name not in named})
-
-
-def _json(value: Any) -> str:
-    return json.dumps(plain(value), ensure_ascii=False)
-
-
-def _chat_state(chat: Chat) -> str:
-    if chat.answered is not None:
-        return "answered"
-    return "open" if chat.ended is None else "failed"
-
-
-def _reply(chat: Chat, read: Callable[[Any], Any]) -> Any:
-    return None if chat.answered is None else read(chat.answered.response)
-
-
-def _prompt_tokens(response: Any) -> int | None:
-    if response.prompt_ids is not None:
-        return len(response.prompt_ids) + int(response.prompt_prefix)
-    count = (response.usage or {}).get("prompt_tokens")
-    return count if isinstance(count, int) else None
-
-
-def _tool_state(tool: ToolCall) -> str:
-    if tool.returned is None:
-        return "open"
-    return "failed" if tool.returned.error else "returned"
-
-
-def _result(tool: ToolCall) -> str | None:
-    message = tool.returned.message if tool.returned is not None else None
-    return None if message is None else text_of(message.get("content"))
-
-
-def _failure(read: Callable[[Any], Any]) -> Callable[[RolloutFacts], Any]:
-    def value(facts: RolloutFacts) -> Any:
-        failure = facts.outcome.failure if facts.outcome is not None else None
-        return None if failure is None else read(failure)
-
-    return value
-
-
-def _metric(read: Callable[[Any], Any]) -> Callable[[RolloutFacts], Any]:
-    return lambda facts: None if facts.outcome is None else read(facts.outcome.metrics)
 
 
 def _of_the_end(name: str, live: Callable[[Any], Any]) -> tuple[Callable[[RolloutFacts], Any], str]:
@@ -199,21 +85,24 @@ _ROLLOUTS = (
         sql="r.failure_reason COLLATE NOCASE",
     ),
     Column("failure_summary", "TEXT", "The first line of the failure's message.", sql="r.failure_summary"),
-    Column("failure_message", "TEXT", "The whole message.", _failure(lambda failure: failure.message)),
+    Column("failure_message", "TEXT", "The whole message.", values.of_failure(lambda failure: failure.message)),
     Column(
         "failure_place",
         "TEXT",
         "The place in the agent's code: FILE:LINE in FUNCTION.",
-        _failure(lambda failure: failure.where or None),
+        values.of_failure(lambda failure: failure.where or None),
     ),
     Column(
         "boundary",
         "TEXT",
         "The part at fault: agent, tool, trainer, grader or server.",
-        _failure(lambda failure: failure.boundary),
+        values.of_failure(lambda failure: failure.boundary),
     ),
     Column(
-        "retryable", "INTEGER", "1 if another attempt may succeed.", _failure(lambda failure: int(failure.retryable))
+        "retryable",
+        "INTEGER",
+        "1 if another attempt may succeed.",
+        values.of_failure(lambda failure: int(failure.retryable)),
     ),
     Column(
         "finish_reason",
@@ -222,8 +111,12 @@ _ROLLOUTS = (
         lambda facts: None if facts.outcome is None else facts.outcome.finish_reason,
     ),
     Column("chats", "INTEGER", "Answered chats.", *_of_the_end("chats", lambda info: info.chats)),
-    Column("tool_calls", "INTEGER", "Tool calls, once it ended.", _metric(lambda metrics: metrics.num_tool_calls)),
-    Column("prompt_tokens", "INTEGER", "Tokens of prompts, once it ended.", _metric(lambda m: m.prompt_tokens)),
+    Column(
+        "tool_calls", "INTEGER", "Tool calls, once it ended.", values.of_metrics(lambda metrics: metrics.num_tool_calls)
+    ),
+    Column(
+        "prompt_tokens", "INTEGER", "Tokens of prompts, once it ended.", values.of_metrics(lambda m: m.prompt_tokens)
+    ),
     Column(
         "response_tokens",
         "INTEGER",
@@ -234,10 +127,10 @@ _ROLLOUTS = (
     Column("start_time", "REAL", "When its agent started.", *_of_the_end("start_time", lambda info: info.start_time)),
     Column("end_time", "REAL", "When it ended. NULL before that.", sql="r.end_time"),
     Column("seconds", "REAL", "From the acceptance to the end.", sql="r.end_time - r.accept_time"),
-    Column("queue_seconds", "REAL", "In the queue.", _metric(lambda metrics: metrics.queue_time)),
-    Column("model_seconds", "REAL", "With a chat open.", _metric(lambda metrics: metrics.model_time)),
-    Column("tool_seconds", "REAL", "With a tool running, and no chat open.", _metric(lambda m: m.tool_time)),
-    Column("agent_seconds", "REAL", "The rest: the agent's own time.", _metric(lambda m: m.overhead_time)),
+    Column("queue_seconds", "REAL", "In the queue.", values.of_metrics(lambda metrics: metrics.queue_time)),
+    Column("model_seconds", "REAL", "With a chat open.", values.of_metrics(lambda metrics: metrics.model_time)),
+    Column("tool_seconds", "REAL", "With a tool running, and no chat open.", values.of_metrics(lambda m: m.tool_time)),
+    Column("agent_seconds", "REAL", "The rest: the agent's own time.", values.of_metrics(lambda m: m.overhead_time)),
     Column(
         "activity",
         "TEXT",
@@ -268,13 +161,13 @@ _ROLLOUTS = (
         "metadata",
         "JSON",
         "The metadata of the request: an object.",
-        lambda facts: None if facts.request is None else _json(facts.request.metadata),
+        lambda facts: None if facts.request is None else values.as_json(facts.request.metadata),
     ),
     Column(
         "messages",
         "JSON",
         "The messages of the request: a list.",
-        lambda facts: None if facts.request is None else _json(facts.request.messages),
+        lambda facts: None if facts.request is None else values.as_json(facts.request.messages),
     ),
     Column(
         "evaluation",
@@ -299,28 +192,43 @@ _CHATS = (
     ),
     Column("purpose", "TEXT", "policy, or judge for a grader.", lambda chat: chat.asked.purpose.value),
     Column("policy", "TEXT", "The name of the policy; NULL for the only one.", lambda chat: chat.asked.policy or None),
-    Column("state", "TEXT", "answered, failed or open.", _chat_state),
+    Column("state", "TEXT", "answered, failed or open.", values.chat_state),
     Column("request_time", "REAL", "When the agent asked.", lambda chat: chat.began),
     Column("seconds", "REAL", "Until the reply.", lambda chat: chat.answered.latency if chat.answered else None),
-    Column("finish_reason", "TEXT", "Why the reply ends, such as stop or length.", lambda c: _reply(c, _finish_reason)),
-    Column("prompt_tokens", "INTEGER", "Tokens of the prompt, if known.", lambda chat: _reply(chat, _prompt_tokens)),
+    Column(
+        "finish_reason",
+        "TEXT",
+        "Why the reply ends, such as stop or length.",
+        lambda c: values.of_reply(c, lambda reply: reply.finish_reason),
+    ),
+    Column(
+        "prompt_tokens",
+        "INTEGER",
+        "Tokens of the prompt, if known.",
+        lambda chat: values.of_reply(chat, values.prompt_tokens),
+    ),
     Column(
         "response_tokens",
         "INTEGER",
         "Tokens of the reply, if known.",
         lambda chat: sampled(chat.answered) if chat.answered else None,
     ),
-    Column("tool_calls", "INTEGER", "Tool calls in the reply.", lambda chat: _reply(chat, _tool_calls)),
-    Column("text", "TEXT", "The text of the reply.", lambda chat: _reply(chat, _text)),
-    Column("reasoning", "TEXT", "The reasoning of the reply.", lambda chat: _reply(chat, _reasoning)),
-    Column("reply", "JSON", "The reply: an assistant message.", lambda chat: _reply(chat, lambda r: _json(r.message))),
+    Column("tool_calls", "INTEGER", "Tool calls in the reply.", lambda chat: values.of_reply(chat, values.tool_calls)),
+    Column("text", "TEXT", "The text of the reply.", lambda chat: values.of_reply(chat, values.reply_text)),
+    Column("reasoning", "TEXT", "The reasoning of the reply.", lambda chat: values.of_reply(chat, values.reasoning)),
+    Column(
+        "reply",
+        "JSON",
+        "The reply: an assistant message.",
+        lambda chat: values.of_reply(chat, lambda r: values.as_json(r.message)),
+    ),
     Column(
         "new_messages",
         "JSON",
         "The messages after the reply of the chat that it continues: a list.",
-        lambda chat: _json(chat.asked.messages),
+        lambda chat: values.as_json(chat.asked.messages),
     ),
-    Column("params", "JSON", "The sampling parameters: an object.", lambda chat: _json(chat.asked.params)),
+    Column("params", "JSON", "The sampling parameters: an object.", lambda chat: values.as_json(chat.asked.params)),
     Column(
         "tries_failed", "INTEGER", "How often it failed and was asked again, or gave up.", lambda c: len(c.failures)
     ),
@@ -331,23 +239,6 @@ _CHATS = (
         lambda chat: chat.failures[-1].message if chat.failures else None,
     ),
 )
-
-
-def _finish_reason(response: Any) -> Any:
-    return response.finish_reason
-
-
-def _tool_calls(response: Any) -> int:
-    return len(mappings(response.message.get("tool_calls")))
-
-
-def _text(response: Any) -> str | None:
-    return text_of(response.message["content"]) if response.message.get("content") else None
-
-
-def _reasoning(response: Any) -> str | None:
-    found = response.message.get("reasoning_content") or response.message.get("reasoning")
-    return found if isinstance(found, str) else None
 
 
 _TOOLS = (
@@ -366,10 +257,10 @@ _TOOLS = (
         "The arguments, as the model wrote them.",
         lambda tool: mapping(tool.call.get("function")).get("arguments"),
     ),
-    Column("state", "TEXT", "returned, failed or open.", _tool_state),
+    Column("state", "TEXT", "returned, failed or open.", values.tool_state),
     Column("call_time", "REAL", "When it was called.", lambda tool: tool.began),
     Column("seconds", "REAL", "Until it returned.", lambda tool: tool.returned.latency if tool.returned else None),
-    Column("result", "TEXT", "The text of the result.", _result),
+    Column("result", "TEXT", "The text of the result.", values.tool_result),
     Column("error", "TEXT", "What it raised.", lambda tool: (tool.returned.error or None) if tool.returned else None),
 )
 
@@ -431,7 +322,12 @@ _ANNOTATIONS = (
         "sample", "TEXT", "The sample of `reward`; NULL for all.", lambda event: event.kind.annotation.sample or None
     ),
     Column("advantage", "REAL", "The advantage of the rollout.", lambda event: event.kind.annotation.advantage),
-    Column("trained", "INTEGER", "1 if the trainer trained on it.", lambda event: _flag(event.kind.annotation.trained)),
+    Column(
+        "trained",
+        "INTEGER",
+        "1 if the trainer trained on it.",
+        lambda event: values.flag(event.kind.annotation.trained),
+    ),
     Column(
         "dropped_reason",
         "TEXT",
@@ -444,13 +340,9 @@ _ANNOTATIONS = (
         "The step of the weights that consumed it.",
         lambda event: event.kind.annotation.weight_step or None,
     ),
-    Column("labels", "JSON", "Its labels: a list.", lambda event: _json(event.kind.annotation.labels)),
+    Column("labels", "JSON", "Its labels: a list.", lambda event: values.as_json(event.kind.annotation.labels)),
     Column("note", "TEXT", "A remark for people.", lambda event: event.kind.annotation.note or None),
 )
-
-
-def _flag(value: bool | None) -> int | None:
-    return None if value is None else int(value)
 
 
 _LOGS = (
@@ -459,7 +351,7 @@ _LOGS = (
     replace(_ONE_CHAT, meaning="The newest chat then.", value=lambda event: event.kind.chat_number or None),
     Column("time", "REAL", "When it was logged.", lambda event: event.time),
     Column("name", "TEXT", "The name of the log event.", lambda event: event.kind.name),
-    Column("data", "JSON", "Its fields: an object.", lambda event: _json(event.kind.data)),
+    Column("data", "JSON", "Its fields: an object.", lambda event: values.as_json(event.kind.data)),
 )
 
 _EVENTS = (
@@ -468,7 +360,9 @@ _EVENTS = (
     Column("time", "REAL", "When it happened.", lambda event: event.time),
     Column("kind", "TEXT", "Its kind as in protocol.md, such as chat_answered.", lambda event: name_of(event.kind)),
     Column("text", "TEXT", "One line about it, as `events` prints it.", lambda event: one_line(event.kind)),
-    Column("data", "JSON", "Its fields without tokens, as the records of `events --json`: an object.", _data),
+    Column(
+        "data", "JSON", "Its fields without tokens, as the records of `events --json`: an object.", values.event_data
+    ),
 )
 
 VIEWS = {
@@ -479,32 +373,36 @@ VIEWS = {
             "chats",
             "One row for each chat: a request for a reply of the model.",
             _CHATS,
-            _chats,
+            values.chats,
             (events.ChatRequested, events.ChatAnswered, events.ChatFailed, events.Resumed),
         ),
         View(
             "tools",
             "One row for each tool call.",
             _TOOLS,
-            _tools,
+            values.tools,
             (events.ToolCalled, events.ToolReturned, events.Resumed),
         ),
         View(
             "samples",
             "One row for each sample: a conversation of a rollout.",
             _SAMPLES,
-            _samples,
+            values.samples,
             (events.SampleAdded, events.ChatRequested, events.Resumed),
         ),
         View(
             "rewards",
             "One row for each reward of an ended rollout, and for each named part of one.",
             _REWARDS,
-            _rewards,
+            values.rewards,
             (events.Resumed,),
         ),
-        View("annotations", "One row for each annotation.", _ANNOTATIONS, _annotations, (events.Annotated,)),
-        View("logs", "One row for each `ctx.log_event` of an agent.", _LOGS, _logs, (events.Logged, events.Resumed)),
+        View(
+            "annotations", "One row for each annotation.", _ANNOTATIONS, lambda facts, trail: trail, (events.Annotated,)
+        ),
+        View(
+            "logs", "One row for each `ctx.log_event` of an agent.", _LOGS, values.logs, (events.Logged, events.Resumed)
+        ),
         View("events", "One row for each event, in the order of their numbers.", _EVENTS, lambda facts, trail: trail),
     )
 }

@@ -6,7 +6,7 @@ from functools import cached_property, lru_cache
 
 from osmosis_grpc.cli.journal_info import unfinished_info
 from osmosis_grpc.errors import DataLoss, InvalidArgument
-from osmosis_grpc.storage import Reader
+from osmosis_grpc.storage.journal.event_reader import EventReader
 from osmosis_grpc.storage.journal.open_trails import OpenTrail
 from osmosis_grpc.storage.journal.rows import RolloutRow
 from osmosis_grpc.types import EventKind, RolloutInfo, RolloutOutcome, RolloutRequest, TrajectoryEvent, events
@@ -50,7 +50,7 @@ class RolloutFacts:
 class JournalFacts:
     """The rollouts of a journal by their sequence."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: EventReader) -> None:
         self._reader = reader
         self._open: dict[int, OpenTrail] = {}
         self.damaged: set[int] = set()

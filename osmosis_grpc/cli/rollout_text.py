@@ -134,8 +134,9 @@ class RolloutText:
             yield from self._wrapped(f"{info.state}: {doing.description}, for {max(0.0, since):.1f} s", "bad")
             return
         metrics = outcome.metrics
+        calls = len(history.tools) or metrics.num_tool_calls
         yield from self._wrapped(
-            f"{counted(len(history.chats), 'turn')}, {counted(metrics.num_tool_calls, 'tool call')}, "
+            f"{counted(len(history.chats), 'turn')}, {counted(calls, 'tool call')}, "
             f"{metrics.prompt_tokens} prompt tokens, {metrics.response_tokens} response tokens"
         )
         if outcome.reward is not None or not outcome.failure:

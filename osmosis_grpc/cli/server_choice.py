@@ -27,6 +27,15 @@ CONNECT = 1.0
 """Seconds for the question whether something listens at an address."""
 LOST_AFTER = 120.0
 """Commands that follow events end if the server was away for this many seconds."""
+_OPTIONS = {
+    "pass its token as `token`": "--token-file names the file of its token",
+    "check the `token`, or the certificate": "check the token, or the certificate",
+    "pass tls=ClientTls(ca=...)": "pass --tls, or --ca with its CA",
+    "pass tls=ClientTls(cert=..., key=...)": "pass --cert and --key",
+    "name its CA with ClientTls(ca=...)": "name its CA with --ca",
+    "leave out `tls`": "leave out --tls",
+}
+"""Advice for programs, and the same for a command line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +84,8 @@ class ChosenServer:
     def told(self, error: CallError) -> str:
         """Return the text of an error with the name of the server."""
         text = str(error)
+        for ours, option in _OPTIONS.items():
+            text = text.replace(ours, option)
         return text if f"server {self.target}" in text else f"{self}: {text}"
 
 

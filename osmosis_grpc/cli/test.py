@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_grpc.agent.loader import LoadError
-from osmosis_grpc.cli.dataset_run import DatasetRun, Prepared, Rows, about, prepare
+from osmosis_grpc.cli.dataset_run import DatasetRun, Prepared, Rows, about, inputs, prepare
 from osmosis_grpc.cli.interactive import Session, SteppedPolicy, check_terminal
 from osmosis_grpc.cli.run_display import Display
 from osmosis_grpc.cli.run_options import RunOptions
@@ -36,8 +36,9 @@ def run_test(run: RunOptions, options: TestOptions) -> int:
         try:
             prepared = _prepare(run, options)
             prepared.probe()
-            folder = RunFolder.create(Path(run.save_dir) if run.save_dir else None, about("test", run, prepared))
-        except (DatasetError, ModelError, RunError, LoadError) as error:
+            facts = {**about("test", run, prepared), "inputs": inputs(run, prepared)}
+            folder = RunFolder.create(Path(run.save_dir) if run.save_dir else None, facts)
+        except (DatasetError, ModelError, RunError, LoadError, OSError) as error:
             usage_error("test", printable(str(error)))
         if options.interactive:
             code = _Interactive(run, prepared, folder, out, options.row or 0).run(json=False, plain=True)

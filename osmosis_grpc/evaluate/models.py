@@ -30,6 +30,7 @@ URL_VARIABLE = "OPENAI_BASE_URL"
 PROBE = "Reply with the word OK."
 PROBE_TOKENS = 16
 """The reply to the probe has at most this many tokens, if the server allows such a small limit."""
+UNREACHABLE = "the model server cannot be reached"
 EVERY_ROW = "*"
 """The key of a script for the rows that the script does not name."""
 
@@ -63,7 +64,7 @@ class Model:
                     raise ModelError(f"{self.name}: {_advice(error)}") from None
                 else:
                     return
-        raise ModelError(f"{self.name}: {problem}")
+        raise ModelError(f"{self.name}: {_advice(problem)}")
 
     async def _ask(self, params: Mapping[str, Any]) -> None:
         request = ChatRequest(rollout_id="probe", messages=[{"role": "user", "content": PROBE}], params=params)
@@ -105,7 +106,7 @@ def _openai(name: str, url: str, key: str | None) -> Model:
             ],
         )
     except ValueError as error:
-        raise ModelError(f"--{str(error).replace('base_url', 'base-url', 1)}") from None
+        raise ModelError(f"--{str(error).replace('base_url', 'base-url').replace('api_key', '--api-key')}") from None
 
 
 def _litellm(name: str, base_url: str | None, key: str | None) -> Model:
@@ -170,6 +171,8 @@ def _replies(path: Path, row: str, value: Any) -> Iterator[str | Message]:
         yield message
 
 
-def _advice(error: CallError) -> str:
+def _advice(error: CallError | None) -> str:
     """Return the text of an error. It names the options of the command."""
-    return str(error).replace("check api_key", f"check --api-key or {KEY_VARIABLE}")
+    text = str(error).replace("check api_key", f"check --api-key or {KEY_VARIABLE}")
+    text = text.replace("check base_url and model", "check --base-url and --model")
+    return f"{text}; check --base-url, and that the server runs" if UNREACHABLE in text else text

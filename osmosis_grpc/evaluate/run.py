@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,8 @@ from osmosis_grpc.types import (
     events,
 )
 from osmosis_grpc.types.outcome import describe
+
+_logger = logging.getLogger(__name__)
 
 KEPT = 10 * 365 * 86_400.0
 """The journal of a run keeps its rollouts for this many seconds."""
@@ -105,6 +108,7 @@ class Run:
         self._scorer = scorer
         self._running: Engine | None = None
         self._waiting: dict[tuple[str, int], _Waiting] = {}
+        self._warned = False
 
     def cancel(self, rollout_id: str) -> None:
         """End a running rollout as CANCELLED. Call it on the event loop."""
@@ -234,12 +238,22 @@ class Run:
             return Receipt.RECORDED
 
         async def chat(request: ChatRequest, /) -> ChatResponse:
+            self._check_params(request)
             reply = self._policy(request)
             response = await reply if inspect.isawaitable(reply) else reply
             waiting.costs += self._cost(response)
             return response
 
         return Peer(chat, complete, has_tokens=True)
+
+    def _check_params(self, request: ChatRequest) -> None:
+        """Warn once if the agent does not use the sampling parameters of the run."""
+        wanted = self._config.completion_params
+        ignored = [name for name, value in wanted.items() if request.params.get(name) != value]
+        if ignored and not self._warned:
+            self._warned = True
+            names = " and ".join(ignored)
+            _logger.warning("the agent ignores %s: its chats need **ctx.request.completion_params", names)
 
     def _cost(self, response: ChatResponse) -> list[float]:
         cost = None if self._config.free else cost_of(response, self._config.price)

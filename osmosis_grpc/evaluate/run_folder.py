@@ -56,11 +56,16 @@ class RunFolder:
         return folder
 
     @classmethod
-    def open(cls, name: str) -> "RunFolder":
-        """Open the folder of an earlier run. `last` is the newest run below RUNS. Raises RunError."""
+    def open(cls, name: str, *, replays: bool = True) -> "RunFolder":
+        """Open the folder of an earlier run. `last` is the newest run below RUNS. Raises RunError.
+
+        Without `replays`, `last` is the newest run that asked a model.
+        """
         path = Path(name)
         if name == NEWEST and not path.exists():
             runs = sorted(found.parent for found in RUNS.glob(f"*/{FILE}") if _ARCHIVE not in found.parent.name)
+            while runs and not replays and cls.open(str(runs[-1])).about.get("replay"):
+                runs.pop()
             if not runs:
                 raise RunError(f"there is no run in {RUNS}")
             path = runs[-1]

@@ -7,6 +7,7 @@ sample is not trainable. The policy never tokenizes a text itself.
 Needs the extra `policies` (aiohttp).
 """
 
+import contextlib
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlsplit
@@ -38,6 +39,8 @@ ID_PREFIX = "token_id:"
 """How vLLM writes a token as its id."""
 ABORT_RETRY = 1.0
 """When the model server aborts a chat, the agent server asks again after this many seconds."""
+MOST_SAID = 500
+"""An error has at most this many characters of the model server's answer."""
 
 
 class OpenAIPolicy:
@@ -107,7 +110,7 @@ class OpenAIPolicy:
         except (aiohttp.ClientError, OSError) as error:
             raise Unavailable(f"the model server cannot be reached: {type(error).__name__}{self._at}") from None
         if status != 200:
-            text = raw.decode(errors="replace")[:500]
+            text = _said(raw.decode(errors="replace"))
             raise refused(status, text.replace(self._key, "[key]") if self._key else text, self._at, retry_after)
         try:
             body = jsontext.parse(raw.decode(), "body")
@@ -206,7 +209,7 @@ def _top_logprobs(choice: dict[str, Any], count: int) -> dict[str, Tensor]:
 def refused(status: int, text: str, at: str, retry_after: str | None) -> CallError:
     """Return the error for a status of HTTP. `text` is the server's answer, and `at` the place for the message."""
     pause = float(retry_after) if retry_after and retry_after.strip().isdecimal() else None
-    message = f"the model server answered {status}: {text}{at}"
+    message = f"the model server answered {status}: {text[:MOST_SAID]}{at}"
     if status == 429:
         return ResourceExhausted(message, retry_after=pause)
     if status >= 500 or status == 408:
@@ -215,3 +218,10 @@ def refused(status: int, text: str, at: str, retry_after: str | None) -> CallErr
         kind = Unauthenticated if status == 401 else PermissionDenied
         return kind(f"the model server answered {status}{at}; check api_key")
     return Internal(f"{message}; check base_url and model" if status == 404 else message)
+
+
+def _said(text: str) -> str:
+    """Return the message of an answer {"error": {"message": ...}}, and any other answer as it is."""
+    with contextlib.suppress(KeyError, TypeError, ValueError, InvalidArgument):
+        return _typed(jsontext.parse(text, "body")["error"]["message"], str)
+    return text

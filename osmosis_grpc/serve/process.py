@@ -288,7 +288,7 @@ def _exit_now(code: int) -> None:
 def _banner(names: Sequence[str], addresses: dict[str, str], security: ServerSecurity) -> str:
     scheme, more = ("https", "") if security.tls else ("http", "--http2-prior-knowledge ")
     if security.tokens:
-        more += '-H "Authorization: Bearer $TOKEN" '
+        more += '-H "Authorization: Bearer $TOKEN" --reflect-header "*" '
     lines = [
         f"serving {', '.join(names)}",
         f"  gRPC    {addresses['grpc']}",

@@ -31,6 +31,8 @@ class Method:
 
     def read(self, text: str) -> Message:
         """Return the request that a JSON object describes. Raises InvalidArgument."""
+        if not text.lstrip().startswith("{"):
+            raise InvalidArgument("", "it is not a JSON object")
         try:
             return json_format.Parse(text, self.request())
         except (json_format.ParseError, RecursionError) as error:

@@ -64,6 +64,7 @@ def test_c06_a_folder_that_is_not_empty_is_refused(init, tmp_path):
 
 WRONG = {
     "name": (["a b"], "init: 'a b' cannot name a project; use letters, digits and - _ . between them\n"),
+    "no name": ([""], "init: '' cannot name a project"),
     "escape": (["\x1b[2J"], "init: '\\\\x1b[2J' cannot name a project"),
     "template": (
         ["x", "--template", "y"],

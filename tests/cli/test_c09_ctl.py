@@ -10,6 +10,7 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.server import AgentServer, ServerSecurity
 from osmosis_grpc.trainer import RolloutClient
+from osmosis_grpc.types import OutcomeStatus
 from tests.callback_trainer import CallbackTrainer
 from tests.cli.in_process import command
 from tests.ports import quiet_port
@@ -72,7 +73,7 @@ async def test_c09_cancel_says_what_became_of_each_rollout(serve):
         "a: cancelled",
         "none: the server does not know it; if it comes within 10 minutes, it ends at once",
     ]
-    await served.trainer.outcome("a")
+    assert (await served.trainer.outcome("a")).status is OutcomeStatus.CANCELLED
     again = await served.ctl("cancel", "a", "--attempt", "1")
     assert (again.exit_code, again.stdout) == (0, "a: nothing changed, it had ended CANCELLED\n")
     assert "it hangs" in (await served.ctl("events", "a")).stdout
@@ -132,6 +133,7 @@ async def test_c09_config_has_agents_features_limits_and_times(serve):
 
 WRONG = {
     "nothing": (["cancel"], "ctl cancel: name rollouts, or a group with --group, or all of them with --all\n"),
+    "no id": (["cancel", ""], "ctl cancel: name rollouts, or a group"),
     "both": (["cancel", "a", "--all"], "ctl cancel: name rollouts, or a group"),
     "attempt": (["cancel", "--all", "--attempt", "2"], "ctl cancel: --attempt goes with a rollout\n"),
     "server": (["drain", "--server", "here"], "ctl drain: here is not HOST:PORT\n"),

@@ -83,7 +83,7 @@ async def test_c10_ping_without_an_answer_is_code_2(serve):
     for arguments, said in (
         ([away], f"ping: the server {away}: failed to connect"),
         (["here"], "ping: here is not HOST:PORT\n"),
-        ([(await serve(TOKEN)).address], "refuses this caller"),
+        ([(await serve(TOKEN)).address], "--token-file names the file of its token\n"),
     ):
         done = await command("ping", *arguments)
         assert (done.exit_code, done.stdout) == (2, "")
@@ -144,6 +144,7 @@ WRONG = {
     "stream": (["Attach"], "call: Attach is a stream of requests; call sends one request"),
     "service": (["TrainerService/Init"], "call: there is no method TrainerService/Init"),
     "json": (["Init", "--data", "{"], "call: --data is no InitRequest: Failed to load JSON"),
+    "list": (["Init", "--data", "[]"], "call: --data is no InitRequest: it is not a JSON object\n"),
     "field": (["Init", "--data", '{"\\u001b[2Jx": 1}'], "call: --data is no InitRequest: Message type"),
     "file": (["Init", "--data", "@none"], "call: --data: @none cannot be read: "),
 }

@@ -157,9 +157,13 @@ def test_c03_a_model_server_is_asked_with_the_options(test, folder):
 
 def test_c03_a_replay_asks_no_model(test, folder):
     with model_server(model) as server:
-        first = test("--model", "tiny", "--base-url", server.url, "--json", OPENAI_API_KEY=KEY)
+        options = ("--base-url", server.url, "--temperature", "0.5", "--json")
+        first = test("--model", "tiny", *options, OPENAI_API_KEY=KEY)
     asked = len(server.asked)
-    second = test("--replay", "last", "--json")
+    (recorded,) = runs(folder)
+    other = test("--replay", "last", "--row", "0", "--temperature", "0.7")
+    assert f"is not the chat that {recorded.relative_to(folder)} has: other temperature;" in other.stdout
+    second = test("--replay", "last", "--json")  # with the parameters of the first run, which asked a model
     assert (first.returncode, second.returncode) == (0, 0)
     assert len(server.asked) == asked
     before, after = (
@@ -167,7 +171,7 @@ def test_c03_a_replay_asks_no_model(test, folder):
         for done in (first, second)
     )
     assert before == after
-    assert len(runs(folder)) == 2
+    assert len(runs(folder)) == 3
 
 
 def test_c03_limit_offset_and_row_choose_rows(test):

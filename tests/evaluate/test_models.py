@@ -137,7 +137,7 @@ async def test_c03_a_server_may_refuse_what_only_some_servers_know(refused):
     ("status", "said"),
     [
         (401, "tiny: the model server answered 401"),
-        (404, "tiny: the model server answered 404: "),
+        (404, "tiny: the model server answered 404: bad [key] (POST "),
         (429, "tiny: the model server answered 429: "),
         (500, "tiny: the model server answered 500: "),
     ],
@@ -151,12 +151,14 @@ async def test_c03_a_probe_that_fails_is_one_error(status, said):
     assert KEY not in str(error.value)
     if status == 401:
         assert str(error.value).endswith("check --api-key or OPENAI_API_KEY")
+    if status == 404:
+        assert str(error.value).endswith("check --base-url and --model")
 
 
 async def test_c03_a_server_that_is_down_is_one_error():
     with model_server(lambda body: reply("Hello")) as server:
         pass
-    with pytest.raises(ModelError, match="tiny: the model server cannot be reached"):
+    with pytest.raises(ModelError, match=r"tiny: the model server cannot be reached: .*; check --base-url, and"):
         await open_model("tiny", base_url=server.url, api_key=KEY).probe({})
 
 

@@ -87,6 +87,12 @@ async def test_c03_a_row_that_is_refused_has_a_result(tmp_path, dataset):
     assert "tools" in results[0].error
 
 
+async def test_c03_an_agent_that_ignores_the_parameters_of_the_run_is_one_warning(tmp_path, dataset, caplog):
+    await run(Picky(), EchoPolicy(), dataset, tmp_path / "run", completion_params={"temperature": 0.0, "max_tokens": 9})
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["the agent ignores temperature and max_tokens: its chats need **ctx.request.completion_params"]
+
+
 async def test_c03_rows_run_at_the_same_time_up_to_the_limit(tmp_path):
     dataset = made(tmp_path, [{"user_prompt": str(number)} for number in range(6)])
     running, most, three = set(), [], asyncio.Event()
@@ -193,7 +199,9 @@ async def test_c11_a_replay_of_an_agent_that_asks_something_else_fails_with_the_
 
     _, results, _ = await replayed(tmp_path, Changed(), dataset, first)
     assert {result.reason for result in results.values()} == {"CHAT_REFUSED"}
-    said = f"chat 1 of sample main of row 0 is not the chat that {first.path} has; run it without --replay"
+    said = (
+        f"chat 1 of sample main of row 0 is not the chat that {first.path} has: other messages; run it without --replay"
+    )
     assert said in results[0].error
 
 

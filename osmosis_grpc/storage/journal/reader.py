@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.storage.data_loss import data_loss
@@ -46,13 +46,9 @@ A check of all these events at once would block the event loop.
 WINDOW = 4096
 """One call of all_events looks at this many positions at most."""
 _SELECT = "SELECT * FROM rollouts "
-_EVENT = "SELECT * FROM events WHERE position = ?"
+_EVENT = "SELECT * FROM main.events WHERE position = ?"
 _ANNOTATED = """SELECT * FROM events WHERE position IN (SELECT value FROM json_each(?)) AND kind = ?
     ORDER BY position"""
-_OF_KINDS = """SELECT * FROM events WHERE position IN (SELECT value FROM json_each(?))
-    AND (? = 0 OR kind IN (SELECT value FROM json_each(?))) ORDER BY position"""
-_UNFINISHED = """SELECT sequence FROM rollouts WHERE NOT settled AND end_time IS NULL AND sequence >= ?
-    ORDER BY sequence LIMIT ?"""
 _OWNED = """SELECT rollout_id, attempt, events.* FROM events JOIN rollouts USING (sequence)
     WHERE owner = ? AND position > ? AND position <= ? ORDER BY position LIMIT ?"""
 _NEW = """SELECT rollout_id, attempt, events.* FROM events JOIN rollouts USING (sequence)
@@ -92,7 +88,7 @@ class Reader:
         """The trails of unfinished rollouts, by sequence. To find one of them takes a look at all later events."""
 
     @classmethod
-    def look(cls, folder: Path) -> "Reader":
+    def look(cls, folder: Path) -> Self:
         """Return a Reader that sees the present content of the journal in a folder. Raises JournalError.
 
         A server can have the journal open at the same time.
@@ -200,37 +196,6 @@ class Reader:
         if wrong := row.wrong():
             raise schema.Damaged(f"rollout {rollout_id} is damaged: {wrong}")
         return row
-
-    def row_at(self, sequence: int) -> RolloutRow | None:
-        """Return the row of a rollout, or None if there is none. Does not check it."""
-        one = self._database.execute(_SELECT + "WHERE sequence = ?", (sequence,)).fetchone()
-        return None if one is None else RolloutRow._make(one)
-
-    def unfinished(self, sequence: int, limit: int) -> list[int]:
-        """Return the sequences of rollouts without an end, from this one on."""
-        rows = self._database.execute(_UNFINISHED, (sequence, limit)).fetchall()
-        return [row[0] for row in rows]
-
-    def events_of(self, row: RolloutRow, kinds: Sequence[int]) -> tuple[list[TrajectoryEvent], bool]:
-        """Return the events of an ended rollout of these kinds, or of all without `kinds`.
-
-        Leaves damaged events out. Return also whether no event is damaged.
-        """
-        positions = json.dumps(array("Q", row.positions or b"").tolist())
-        found: list[TrajectoryEvent] = []
-        sound = True
-        with closing(self._database.execute(_OF_KINDS, (positions, len(kinds), json.dumps(list(kinds))))) as rows:
-            for event in map(EventRow._make, rows):
-                if not event.sound:
-                    sound = False
-                    continue
-                kind = event.read()
-                found.append(TrajectoryEvent(row.rollout_id, row.attempt, event.event_number, event.time, kind))
-        return found, sound
-
-    def event_at(self, position: int) -> events.EventKind:
-        """Return the event at a position. Raises Damaged."""
-        return self._event(position).read()
 
     def positions(self, rollout_id: str, attempt: int) -> "array[int]":
         """Return the positions of a rollout's events. Raises Damaged."""
