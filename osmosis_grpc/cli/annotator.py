@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from osmosis_grpc.cli.source_port import Source
-from osmosis_grpc.cli.state_folder import SourceError
+from osmosis_grpc.cli.state_folder import SourceError, opened
 from osmosis_grpc.types import Annotation
 
 
@@ -54,6 +54,8 @@ async def _in_folder(folder: Path) -> AsyncIterator[Annotator]:
                 raise SourceError(str(error)) from None
             return added
 
+    with opened(folder):  # otherwise the journal would be made
+        pass
     supervisor = Supervisor("the journal")
     async with AsyncExitStack() as stack:
         try:

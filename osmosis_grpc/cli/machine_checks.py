@@ -1,4 +1,4 @@
-"""Checks this machine for doctor: versions, extras, the state folder and the ports.
+"""Checks this machine for doctor: versions, extras, the state folder, certificates and ports.
 
 It imports neither gRPC nor protobuf, because a wrong version of them is one of the problems that it finds.
 """
@@ -8,17 +8,21 @@ import re
 import shutil
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from osmosis_grpc.cli.certificate_time import expiry
 from osmosis_grpc.cli.environment import sets_options
 from osmosis_grpc.console.server_options import ServerOptions
 from osmosis_grpc.errors import DISTRIBUTION, install
 
 GIB = 1024**3
+SOON = 7 * 86_400.0
+"""A certificate that expires within so many seconds is a problem."""
 FOR_DEVELOPMENT = ("adapters", "dev")
 """Extras that users do not need."""
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?([^;]*)(?:;.*extra == ['\"]([^'\"]+)['\"])?")
@@ -50,9 +54,11 @@ def checks(folder: Path | None) -> Iterator[Check]:
 
         try:
             server = get_settings().server
-            ports = server.grpc_port, server.http_port
         except ValidationError as error:
             yield Check("settings", problems(error), True)
+        else:
+            ports = server.grpc_port, server.http_port
+            yield from (_certificate(path) for path in (server.tls_cert, server.trainer_cert) if path is not None)
     yield _port("gRPC", ports[0])
     yield _port("HTTP", ports[1])
 
@@ -131,6 +137,19 @@ def _folder(folder: Path) -> Check:
         return Check(name, f"{place} cannot be written", True)
     free = f"{shutil.disk_usage(place).free / GIB:.1f} GiB free"
     return Check(name, f"writable, {free}" if place is folder else f"not there yet and can be made, {free}")
+
+
+def _certificate(path: Path) -> Check:
+    """Return when a certificate of the settings expires. It is a problem if that is soon."""
+    name = f"certificate {path}"
+    try:
+        end = expiry(path)
+    except (OSError, ValueError) as error:
+        return Check(name, str(error), True)
+    day = time.strftime("%Y-%m-%d", time.gmtime(end))
+    if end <= time.time():
+        return Check(name, f"expired on {day}", True)
+    return Check(name, f"valid until {day}", end < time.time() + SOON)
 
 
 def _port(what: str, port: int) -> Check:

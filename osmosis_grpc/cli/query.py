@@ -230,7 +230,7 @@ def _print_values(names: Sequence[str], rows: Iterable[tuple[Any, ...]], screen:
         screen.say(f"row {number}", "head")
         for name, value in zip(names, row, strict=True):
             for line in wrapped(f"{name.ljust(width)}  {cell(value)}", screen.width - 2, width + 2):
-                screen.say(f"  {line}")
+                screen.say(f"  {line}".rstrip())
 
 
 def _print_views(out: Records) -> None:

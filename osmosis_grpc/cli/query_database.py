@@ -64,11 +64,12 @@ class QueryDatabase:
             if not path.exists():
                 raise JournalError(f"there is no journal {path}")
             self._database = look(path, schema.JOURNAL)
-            self._reader = EventReader.look(folder)  # its statements name tables, and the views have the same names
         except (JournalError, sqlite3.Error, OSError) as error:
             raise SourceError(f"{error}; --state-dir names the folder that serve was given") from None
-        self._facts = JournalFacts(self._reader)
+        self._facts = JournalFacts(EventReader(self._database))
         self._rows = lru_cache(KEPT)(self._read_rows)
+        self._own = False
+        """Whether the statements that are prepared now are ours, and not the user's."""
         self._denied = ""
         self._interrupted = False
         self._deadline = float("inf")
@@ -80,7 +81,6 @@ class QueryDatabase:
 
     def __exit__(self, *exc: object) -> None:
         self._database.close()
-        self._reader.close()
 
     @property
     def damaged(self) -> int:
@@ -159,23 +159,26 @@ class QueryDatabase:
 
     def _value(self, view: str, column: str, sequence: int, number: int) -> Any:
         """Return a value of a view: of the row `number` of a rollout."""
-        with self._noted():
+        with self._reading():
             row = self._rows(view, sequence)[number]
             return None if row is None else _clean(_VALUES[view, column](row))
 
     def _numbers(self, view: str, sequence: int) -> str:
         """Return the numbers of the rows that a rollout has in a view, as JSON."""
-        with self._noted():
+        with self._reading():
             return str(list(range(len(self._rows(view, sequence)))))
 
     @contextmanager
-    def _noted(self) -> Iterator[None]:
-        """Note the error of the block, because SQLite hides the error of a function."""
+    def _reading(self) -> Iterator[None]:
+        """Allow the block to read tables, and note its error, because SQLite hides the error of a function."""
+        own, self._own = self._own, True
         try:
             yield
         except Exception as error:
             self._error = self._error or error
             raise
+        finally:
+            self._own = own
 
     def _read_rows(self, name: str, sequence: int) -> list[Any]:
         if self._over():
@@ -189,7 +192,7 @@ class QueryDatabase:
         self, action: int, first: str | None, second: str | None, database: str | None, view: str | None
     ) -> int:
         """Allow a query to read the views, and nothing else. `view` is the view that asks."""
-        if action in _READS:
+        if self._own or action in _READS:
             return sqlite3.SQLITE_OK
         if action == sqlite3.SQLITE_FUNCTION:
             allowed = second not in _FORBIDDEN

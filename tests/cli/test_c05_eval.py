@@ -14,7 +14,6 @@ from osmosis_grpc.storage import Reader
 from osmosis_grpc.types import RolloutFilter, RolloutState
 from tests.cli.evaluated import MODEL, ROWS, arguments, environment, records, results_of, write
 from tests.model_server import KEY, model_server, reply
-from tests.processes import run
 from tests.waiting import wait_until
 
 EXACT = ("--eval-fn", "rewards:exact")
@@ -168,27 +167,6 @@ def test_c05_a_usage_error_is_one_line_and_nothing_runs(forked, folder):
         assert line.startswith(f"eval: {problem}")
         assert code == "2"
     assert not (folder / ".osmosis").exists()
-
-
-HELP = """
-import sys
-from osmosis_grpc.cli import build
-for command in ("eval", "compare", "rescore", "test"):
-    try:
-        build()([command, "--help"])
-    except SystemExit:
-        pass
-heavy = {"grpc", "numpy", "fastapi", "pyarrow", "litellm", "openai", "google.protobuf", "rich"}
-print("imported:", *sorted(heavy & set(sys.modules)))
-"""
-
-
-def test_c05_help_imports_nothing_heavy_and_fits_80_columns():
-    done = run("-c", HELP, env=environment(COLUMNS="80"))
-    lines = done.stdout.splitlines()
-    assert lines[-1] == "imported:", done.stderr
-    assert max(map(len, lines)) <= 80
-    assert len(re.findall("^Usage: ", done.stdout, re.M)) == 4
 
 
 def test_c05_the_same_command_continues_a_run_and_only_missing_rows_run(evaluate, folder):

@@ -1,11 +1,13 @@
 """C13: doctor checks versions, extras, the state folder and the ports of this machine."""
 
+import datetime
 import json
 import os
 import re
 import socket
 
 import pytest
+import trustme
 
 from osmosis_grpc.cli.machine_checks import checks
 
@@ -77,6 +79,36 @@ def test_c13_a_state_folder_that_cannot_be_used_is_a_problem(tmp_path):
         found = {check.name: check for check in checks(folder)}[f"state folder {folder}"]
         assert found.problem
         assert found.found == f"{tmp_path}/file is not a folder"
+
+
+@pytest.mark.parametrize(
+    ("days", "told", "problem"),
+    [
+        (-1, "expired on ", True),
+        (3, "valid until ", True),
+        (900, "valid until ", False),
+        (12000, "valid until ", False),
+    ],
+)
+def test_c13_a_certificate_that_expires_is_a_problem(doctor, tmp_path, days, told, problem):
+    now = datetime.datetime.now(datetime.UTC)
+    end = now + datetime.timedelta(days=days)
+    dates = {"not_before": now - datetime.timedelta(days=30), "not_after": end}
+    made = trustme.CA().issue_cert("localhost", **dates)
+    made.cert_chain_pems[0].write_to_path(tmp_path / "server.pem")
+    done = doctor(OSMOSIS_ROLLOUT_SERVER_TLS_CERT="server.pem")
+    assert done.returncode == int(problem), done.stdout
+    assert f"{'PROBLEM: ' if problem else ''}certificate server.pem: {told}{end:%Y-%m-%d}\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "text", ["", "no certificate", "-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n"]
+)
+def test_c13_a_file_without_a_certificate_is_a_problem(doctor, tmp_path, text):
+    (tmp_path / "server.pem").write_text(text)
+    done = doctor(OSMOSIS_ROLLOUT_SERVER_TLS_CERT="server.pem")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "  PROBLEM: certificate server.pem: it" in done.stdout
 
 
 def test_c13_wrong_settings_are_one_line(doctor):

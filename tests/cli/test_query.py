@@ -1,5 +1,6 @@
 """The query command, as a user runs it: on the state folder of a server that runs, and on a journal with secrets."""
 
+import asyncio
 import csv
 import io
 import json
@@ -381,6 +382,30 @@ async def test_no_output_has_a_secret(forked, journal):
         done = forked.run("-m", "osmosis_grpc", "query", option, "SELECT * FROM events", "--state-dir", str(journal))
         assert done.returncode == 0
         assert CANARY not in done.stdout + done.stderr
+
+
+async def test_a_query_sees_one_moment_of_a_journal_that_a_server_writes(tmp_path):
+    init = InitRequest(request=RolloutRequest(rollout_id="one", messages=[]), digest=b"d")
+    entry = JournaledRollout(
+        init=init, tools=(), owner="me", attachment_id="", sequence=1, agent_loop="x", accept_time=1.0
+    )
+    written = SqliteJournal(tmp_path)
+
+    async def append(first, *kinds):
+        for number, kind in enumerate(kinds, first):
+            written.append(TrajectoryEvent("one", 1, number, 2.0, kind), 0, None, entry if number == 1 else None)
+        committed = asyncio.get_running_loop().create_future()
+        written.barrier(committed.set_result)
+        assert await committed
+
+    await append(1, events.Accepted(init), events.Started())
+    with QueryDatabase(tmp_path) as database:
+        outcome = RolloutOutcome(rollout_id="one", status=OutcomeStatus.COMPLETED, reward=0.5)
+        await append(3, events.Ended(outcome), events.Delivered(Receipt.RECORDED, "", 1))
+        written.close()
+        with database.select("SELECT state, activity, reward, finish_reason FROM rollouts", 20) as answer:
+            assert list(answer.rows) == [("RUNNING", "agent", None, None)]
+    assert asked(tmp_path, "SELECT state, activity, reward FROM rollouts") == [("COMPLETED", None, 0.5)]
 
 
 async def test_damaged_rollouts_are_counted(forked, journal):

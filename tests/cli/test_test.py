@@ -160,8 +160,9 @@ def test_c03_a_replay_asks_no_model(test, folder):
         options = ("--base-url", server.url, "--temperature", "0.5", "--json")
         first = test("--model", "tiny", *options, OPENAI_API_KEY=KEY)
     asked = len(server.asked)
+    (recorded,) = runs(folder)
     other = test("--replay", "last", "--row", "0", "--temperature", "0.7")
-    assert f"is not the chat that {runs(folder)[0].relative_to(folder)} has: other temperature;" in other.stdout
+    assert f"is not the chat that {recorded.relative_to(folder)} has: other temperature;" in other.stdout
     second = test("--replay", "last", "--json")  # with the parameters of the first run, which asked a model
     assert (first.returncode, second.returncode) == (0, 0)
     assert len(server.asked) == asked

@@ -9,15 +9,18 @@ from osmosis_grpc.storage.journal.reader import Reader
 from osmosis_grpc.storage.journal.rows import EventRow, RolloutRow
 from osmosis_grpc.types import EventKind, TrajectoryEvent
 
-_ROW = "SELECT * FROM rollouts WHERE sequence = ?"
-_OF_KINDS = """SELECT * FROM events WHERE position IN (SELECT value FROM json_each(?))
+_ROW = "SELECT * FROM main.rollouts WHERE sequence = ?"
+_OF_KINDS = """SELECT * FROM main.events WHERE position IN (SELECT value FROM json_each(?))
     AND (? = 0 OR kind IN (SELECT value FROM json_each(?))) ORDER BY position"""
-_UNFINISHED = """SELECT sequence FROM rollouts WHERE NOT settled AND end_time IS NULL AND sequence >= ?
+_UNFINISHED = """SELECT sequence FROM main.rollouts WHERE NOT settled AND end_time IS NULL AND sequence >= ?
     ORDER BY sequence LIMIT ?"""
 
 
 class EventReader(Reader):
-    """A Reader with more ways to read a rollout."""
+    """A Reader with more ways to read a rollout.
+
+    Its methods, open_trails() and entry() work on a connection with temporary views of the same names as tables.
+    """
 
     def row_at(self, sequence: int) -> RolloutRow | None:
         """Return the row of a rollout, or None if there is none. Does not check it."""

@@ -46,7 +46,7 @@ A check of all these events at once would block the event loop.
 WINDOW = 4096
 """One call of all_events looks at this many positions at most."""
 _SELECT = "SELECT * FROM rollouts "
-_EVENT = "SELECT * FROM events WHERE position = ?"
+_EVENT = "SELECT * FROM main.events WHERE position = ?"
 _ANNOTATED = """SELECT * FROM events WHERE position IN (SELECT value FROM json_each(?)) AND kind = ?
     ORDER BY position"""
 _OWNED = """SELECT rollout_id, attempt, events.* FROM events JOIN rollouts USING (sequence)

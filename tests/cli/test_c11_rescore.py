@@ -22,7 +22,7 @@ def rescore(forked, folder, *options):
 
 
 @pytest.mark.slow
-def test_c05_a_new_score_is_an_annotation_and_the_old_ones_stay(forked, folder):
+def test_c11_a_new_score_is_an_annotation_and_the_old_ones_stay(forked, folder):
     before = (folder / "run" / "results.jsonl").read_bytes()
     done = rescore(forked, folder, "run", "--eval-fn", "rewards:length", *STRICT, "--author", "ada")
     assert (done.returncode, done.stderr) == (0, "")
@@ -48,7 +48,7 @@ def test_c05_a_new_score_is_an_annotation_and_the_old_ones_stay(forked, folder):
     assert changed.stdout.splitlines()[-1] == "6 annotations added, 0 known already"
 
 
-def test_c05_a_score_that_fails_adds_nothing_and_the_exit_code_is_1(forked, folder):
+def test_c11_a_score_that_fails_adds_nothing_and_the_exit_code_is_1(forked, folder):
     done = rescore(forked, folder, "--state-dir", "run", "--eval-fn", "rewards:fails", "--json")
     assert done.returncode == 1
     *rollouts, summary = records(done.stdout)
@@ -65,23 +65,25 @@ def test_c05_a_score_that_fails_adds_nothing_and_the_exit_code_is_1(forked, fold
 
 
 @pytest.mark.slow
-def test_c05_a_usage_error_is_one_line(forked, folder):
+def test_c11_a_usage_error_is_one_line(forked, folder):
     for options, problem in (
         (("run",), "--eval-fn names a function that scores"),
         (("run", "--state-dir", "run", *STRICT), "RUN, --state-dir and --server exclude each other"),
         (("none", *STRICT), "none is not the folder of a run"),
         (("run", *STRICT, "--agent", "nobody"), "the state folder run has no rollout that completed"),
+        (("--state-dir", "nowhere", *STRICT), "there is no journal nowhere/journal.db; --state-dir names the folder"),
         (("run", "--eval-fn", "rewards:nothing"), "rewards has no attribute 'nothing'"),
     ):
         done = rescore(forked, folder, *options)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith(f"rescore: {problem}")
         assert done.stderr.count("\n") == 1
+    assert not (folder / "nowhere").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_c05_rollouts_on_a_server_are_scored_over_the_network(folder):
+def test_c11_rollouts_on_a_server_are_scored_over_the_network(folder):
     command = ["-m", "osmosis_grpc", "rescore", *STRICT]
     with server_process("-m", "agent:agent_loop", "--state-dir", "run", cwd=folder) as (process, address):
         used = run(*command, "run", cwd=folder)
