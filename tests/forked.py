@@ -5,6 +5,7 @@ Starting Python and importing takes a second and more; what a command then does 
 forks only imports it. Tests of what a command imports are not for here.
 """
 
+import atexit
 import contextlib
 import gc
 import json
@@ -143,8 +144,22 @@ class Forked:
         return list(map(int, self._process.stdout.readline().split()))
 
 
+END: list[int] = []
+"""The exit code of this process, once it is known."""
+
+
+def leave() -> None:
+    """End this process without the last step of Python: to take down all modules is most of a short command."""
+    if END:
+        gc.collect()  # what is left unclosed warns
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(END[0])
+
+
 def serve(*modules: str) -> None:
     """Start what is asked for on stdin, and tell pids and exit codes."""
+    atexit.register(leave)  # it is called last
     for module in modules:
         __import__(module)
     gc.collect()
@@ -172,8 +187,13 @@ def serve(*modules: str) -> None:
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                     os.close(wakes)
                     os.close(wake)
-                    become(**json.loads(job))
-                    return
+                    try:
+                        become(**json.loads(job))
+                        sys.exit()
+                    except SystemExit as ended:
+                        if isinstance(ended.code, int | None):
+                            END.append(ended.code or 0)
+                        raise
                 print(child, flush=True)
 
 

@@ -69,8 +69,8 @@ def check_tokens(record):
         prompt, position = prompt + ids, reply + 1
 
 
-def test_the_table_for_people():
-    result = run("-m", "osmosis_grpc", "demo")
+def test_the_table_for_people(forked):
+    result = forked.run("-m", "osmosis_grpc", "demo")
     assert result.returncode == 0, result.stderr
     assert len(re.findall(r"demo-[0-9a-f]{4}-\d\s+COMPLETED", result.stdout)) == 8
     assert max(map(len, result.stdout.partition("Next:")[0].splitlines())) <= 80

@@ -55,9 +55,9 @@ def test_the_list_in_the_proto_has_every_reason_in_the_code():
         assert from_code(code, "", status.details).reason in known
     found = set()
     for path in [*(ROOT / "osmosis_grpc").rglob("*.py"), *(ROOT / "gateway").rglob("*.py")]:
-        if "_gen" in path.parts:
+        if "_gen" in path.parts or "reason=" not in (text := path.read_text()):
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.keyword) and node.arg == "reason" and isinstance(node.value, ast.Constant):
                 found.add(node.value.value)
     written = {reason for reason in found if re.fullmatch(r"[A-Z][A-Z_]+", str(reason))}

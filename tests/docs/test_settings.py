@@ -68,7 +68,8 @@ def variables(tree):
 
 def test_every_variable_that_the_code_reads_is_on_the_page():
     files = [*PACKAGE.rglob("*.py"), *(ROOT / "gateway").rglob("*.py")]
-    found = {name for path in files for name in variables(ast.parse(path.read_text()))}
+    texts = [text for path in files if "environ" in (text := path.read_text())]
+    found = {name for text in texts for name in variables(ast.parse(text))}
     assert {"OPENAI_API_KEY", "NO_COLOR", "GRPC_TRACE", "VIRTUAL_ENV", "LITELLM_LOCAL_MODEL_COST_MAP"} <= found
     assert [name for name in found - NO_SETTINGS if f"| `{name}` |" not in PAGE] == []
     script = runpy.run_path(str(ROOT / "scripts" / "settings.py"))
@@ -78,7 +79,9 @@ def test_every_variable_that_the_code_reads_is_on_the_page():
 def test_every_field_of_a_configuration_is_on_the_page():
     found = set()
     for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        if not re.search(r"^ *class \w+Config\b", text := path.read_text(), re.M):
+            continue
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ClassDef) and node.name.endswith("Config") and node.name not in OF_TEST:
                 fields = [each.target.id for each in node.body if isinstance(each, ast.AnnAssign)]
                 found.add(node.name)
