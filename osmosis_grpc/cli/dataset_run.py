@@ -32,7 +32,7 @@ from osmosis_grpc.evaluate import (
 from osmosis_grpc.evaluate.columns import parse_map
 from osmosis_grpc.evaluate.dataset import Chosen
 from osmosis_grpc.evaluate.inputs import Inputs, agent_inputs, digest_of
-from osmosis_grpc.evaluate.models import Model
+from osmosis_grpc.evaluate.models import Model, check_url
 from osmosis_grpc.evaluate.price import Price
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.serve.json_output import Records, say_error
@@ -113,6 +113,7 @@ def prepare(command: str, options: RunOptions, rows: Rows) -> Prepared:
     loops = load_agent_loops([options.module])
     if len(loops) != 1:
         usage_error(command, f"{options.module} has {counted(len(loops), 'agent loop')}; name one of them")
+    check_url(options.base_url)
     dataset = Dataset(options.dataset, columns)
     recorded = RunFolder.open(options.replay, replays=False) if options.replay else None
     if recorded is not None:
@@ -157,7 +158,7 @@ def about(command: str, options: RunOptions, prepared: Prepared) -> dict[str, An
         "limit": prepared.rows.limit,
         "rows": prepared.total,
         "model": options.model if prepared.model is not None else None,
-        "base_url": options.base_url,
+        "base_url": prepared.model.url if prepared.model is not None else None,
         "replay": options.replay,
         "max_turns": config.max_turns,
         "completion_params": dict(config.completion_params),
@@ -167,9 +168,11 @@ def about(command: str, options: RunOptions, prepared: Prepared) -> dict[str, An
 
 def inputs(options: RunOptions, prepared: Prepared) -> Inputs:
     """Return what the rollouts depend on. Raises OSError if a file cannot be read."""
-    model: dict[str, Any] = {"model": options.model, "base_url": options.base_url}
-    if options.replay:
+    model: dict[str, Any] = {"model": options.model}
+    if prepared.model is None:
         model = {"replay": options.replay}
+    elif prepared.model.url is not None:
+        model["base_url"] = prepared.model.url
     elif options.model.startswith(SCRIPT):
         model["script"] = digest_of(Path(options.model.removeprefix(SCRIPT)))
     return {
@@ -223,7 +226,10 @@ class DatasetRun(ABC):
                 running.stop(STOPPING)
             except (DatasetError, JournalError, CallError, RunError, OSError) as error:  # the files changed, or a disk
                 problem = printable(str(error))
-        self.folder.end("interrupted" if interrupted or problem else "finished", self.summary.record())
+        try:
+            self.folder.end("interrupted" if interrupted or problem else "finished", self.summary.record())
+        except OSError as error:
+            problem = problem or printable(str(error))
         self.say_summary(time.monotonic() - began)
         if options.output and not self._write_output(options.output):
             return 2
@@ -282,7 +288,7 @@ class DatasetRun(ABC):
         """Write the JSON of -o. Print the problem and return False if the file cannot be written."""
         try:
             text = json_module.dumps(self.output(), indent=2, ensure_ascii=False)
-            Path(path).write_text(text + "\n", encoding="utf-8")
+            Path(path).write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             say_error(printable(f"{self.command}: -o {path}: cannot be written: {error.strerror}"))
             return False

@@ -20,6 +20,7 @@ from osmosis_grpc.errors import CallError, FailedPrecondition, Internal, Invalid
 from osmosis_grpc.evaluate.columns import kind_of
 from osmosis_grpc.evaluate.errors import ModelError
 from osmosis_grpc.policies import EchoPolicy, EveryToolMock, LiteLLMPolicy, OpenAIPolicy, Policy, ScriptedPolicy
+from osmosis_grpc.policies.openai import checked_url
 from osmosis_grpc.types import ChatRequest, Message
 from osmosis_grpc.types.messages import copy_message
 
@@ -41,8 +42,12 @@ class Model:
     `variants` make the policies that are tried: the first one whose probe gets a reply is used. A mock needs no probe.
     """
 
-    def __init__(self, name: str, variants: Sequence[Callable[[], Policy]], *, mock: bool = False) -> None:
+    def __init__(
+        self, name: str, variants: Sequence[Callable[[], Policy]], *, url: str | None = None, mock: bool = False
+    ) -> None:
         self.name = name
+        self.url = url
+        """The address of the model server; None if a library chooses it, and for a mock."""
         self.mock = mock
         self._variants = variants
         self.policy: Policy = variants[0]()
@@ -80,6 +85,7 @@ def entered(policy: Any) -> AbstractAsyncContextManager[Any]:
 
 def open_model(name: str, *, base_url: str | None = None, api_key: str | None = None) -> Model:
     """Return the model with a name. Raises ModelError, and MissingExtraError without the library that it needs."""
+    check_url(base_url)
     kind, colon, rest = name.partition(":")
     if kind == "mock" and colon:
         return Model(name, [lambda: _mock(rest)], mock=True)
@@ -95,6 +101,19 @@ def open_model(name: str, *, base_url: str | None = None, api_key: str | None = 
     return _openai(name, url or OPENAI, key)
 
 
+def check_url(base_url: str | None) -> None:
+    """Raise ModelError for a base URL that is malformed or has a password. Run folders keep the URL."""
+    try:
+        if base_url is not None:
+            checked_url(base_url)
+    except ValueError as error:
+        raise ModelError(_option(error)) from None
+
+
+def _option(error: ValueError) -> str:
+    return f"--{str(error).replace('base_url', 'base-url').replace('api_key', '--api-key')}"
+
+
 def _openai(name: str, url: str, key: str | None) -> Model:
     """Return a model of an OpenAI-compatible server. It is asked for token ids first, which some servers refuse."""
     try:
@@ -104,15 +123,16 @@ def _openai(name: str, url: str, key: str | None) -> Model:
                 lambda: OpenAIPolicy(url, name, api_key=key),
                 lambda: OpenAIPolicy(url, name, api_key=key, token_ids=False, logprobs=False),
             ],
+            url=url,
         )
     except ValueError as error:
-        raise ModelError(f"--{str(error).replace('base_url', 'base-url').replace('api_key', '--api-key')}") from None
+        raise ModelError(_option(error)) from None
 
 
 def _litellm(name: str, base_url: str | None, key: str | None) -> Model:
     if not name:
         raise ModelError("litellm: is not litellm:NAME, for example litellm:anthropic/claude-sonnet-4-5")
-    return Model(f"litellm:{name}", [lambda: LiteLLMPolicy(name, api_key=key, base_url=base_url)])
+    return Model(f"litellm:{name}", [lambda: LiteLLMPolicy(name, api_key=key, base_url=base_url)], url=base_url)
 
 
 def _mock(kind: str) -> Policy:

@@ -107,6 +107,7 @@ class Run:
         self._config = config
         self._scorer = scorer
         self._running: Engine | None = None
+        self._supervisor = Supervisor("the run")
         self._waiting: dict[tuple[str, int], _Waiting] = {}
         self._warned = False
 
@@ -149,7 +150,7 @@ class Run:
     @asynccontextmanager
     async def _engine(self) -> AsyncIterator[Engine]:
         """Open the journal and the engine, and enter the policy."""
-        supervisor = Supervisor("the run")
+        supervisor = self._supervisor
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(entered(self._policy))
             journal = SqliteJournal(self._folder.path, record_ttl=KEPT, supervisor=supervisor)
@@ -179,6 +180,8 @@ class Run:
             if attempt in known and outcome.failure is not None and outcome.failure.reason in STOPPED:
                 outcome = await self._outcome(engine, row, attempt + 1, costs)
         except CallError as error:
+            if engine.journal.problem or self._supervisor.failure is not None:  # the row is not the cause
+                raise
             refused = RowResult(
                 row_index=row.number,
                 line=row.line,

@@ -3,6 +3,7 @@
 The journal is the one of a server, so commands with --state-dir read it.
 """
 
+import errno
 import json
 import os
 import secrets
@@ -70,7 +71,7 @@ class RunFolder:
                 raise RunError(f"there is no run in {RUNS}")
             path = runs[-1]
         try:
-            about = json.loads((path / _RUN).read_text())
+            about = json.loads((path / _RUN).read_text(encoding="utf-8"))
             version = about["schema_version"]
             if version != SCHEMA_VERSION:
                 raise RunError(f"{path / _RUN} has version {version}, and this program reads version {SCHEMA_VERSION}")
@@ -129,16 +130,22 @@ class RunFolder:
     def save(self) -> None:
         """Write run.json, so that a crash leaves the old file or the new one."""
         temporary = self.path / f"{_RUN}.new"
-        temporary.write_text(json.dumps(self.about, indent=2, ensure_ascii=False) + "\n")
+        temporary.write_bytes(_encoded(self.about, indent=2))
         fsync(temporary)
         os.replace(temporary, self.path / _RUN)
 
     def add(self, result: dict[str, Any]) -> None:
-        """Append the result of a row. It is on disk when this method returns."""
-        with (self.path / _RESULTS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(result, ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        """Append the result of a row. It is on disk when this method returns. Raises OSError, and writes nothing."""
+        line = _encoded(result)
+        with (self.path / _RESULTS).open("ab", buffering=0) as file:
+            size = file.tell()
+            try:
+                if file.write(line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path / _RESULTS))
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(size)  # the next result does not follow a half one
+                raise
 
     def results(self) -> Iterator[dict[str, Any]]:
         """Yield the results in the order of their ends. A last line that a crash has cut is left out.
@@ -150,12 +157,14 @@ class RunFolder:
                 if not line.endswith(b"\n"):
                     return
                 try:
-                    yield json.loads(line)
-                except ValueError:
+                    result = json.loads(line)
+                    RowResult.of_record(result)
+                except (ValueError, TypeError, AttributeError):
                     raise RunError(
                         f"{self.path / _RESULTS}:{number} is damaged; delete this line: an outcome that is in the "
                         "journal is scored again"
                     ) from None
+                yield result
 
     def newest_results(self) -> dict[tuple[int, int], RowResult]:
         """Return the newest result of each run of each row, by row number and run index. Raises RunError."""
@@ -176,3 +185,8 @@ class RunFolder:
             size = sum(len(line) for line in file if line.endswith(b"\n"))
             file.truncate(size)
             os.fsync(file.fileno())
+
+
+def _encoded(value: dict[str, Any], indent: int | None = None) -> bytes:
+    """Return JSON and a line end. A file name that is not UTF-8 has surrogates; they become escapes of JSON."""
+    return (json.dumps(value, indent=indent, ensure_ascii=False) + "\n").encode(errors="backslashreplace")

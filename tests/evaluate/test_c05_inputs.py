@@ -4,6 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from osmosis_grpc.cli.dataset_run import Rows, inputs, prepare
+from osmosis_grpc.cli.run_options import RunOptions
+from osmosis_grpc.evaluate import ModelError
 from osmosis_grpc.evaluate.inputs import changes
 from osmosis_grpc.evaluate.row_choice import RowChoice
 
@@ -41,3 +44,22 @@ def test_c05_the_first_chosen_row_that_a_dataset_lacks_is_known(ranges):
     numbers = [number for number in range(50) if choice(number)]
     for count in range(len(numbers) + 1):
         assert choice.after(count) == (numbers[count] if count < len(numbers) else None)
+
+
+def test_c05_the_address_of_the_model_server_is_an_input_and_has_no_password(tmp_path, monkeypatch):
+    (tmp_path / "d.jsonl").write_text('{"user_prompt": "a"}\n')
+    given = {"module": "osmosis_grpc.testing.calculator:CalculatorAgent", "dataset": str(tmp_path / "d.jsonl")}
+
+    def of(**options):
+        run = RunOptions(**given, **options)
+        return inputs(run, prepare("eval", run, Rows()))
+
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:1/v1")
+    before = of(model="tiny")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:2/v1")
+    said = "model (base_url http://127.0.0.1:2/v1, was http://127.0.0.1:1/v1)"
+    assert changes(before, of(model="tiny")) == [said]
+    assert changes(before, of(model="tiny", base_url="http://127.0.0.1:1/v1")) == []
+    assert "127.0.0.1" not in str(of(model="mock:echo"))
+    with pytest.raises(ModelError, match="--base-url: has a user name"):
+        of(model="mock:echo", base_url="http://ada:s3cret@host/v1")

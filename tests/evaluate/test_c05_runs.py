@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 import json
+import resource
 from dataclasses import replace
 
 import pytest
 
-from osmosis_grpc.errors import FailedPrecondition
+from osmosis_grpc.errors import FailedPrecondition, Unavailable
 from osmosis_grpc.evaluate import Dataset, RecordedReplies, Run, RunConfig, RunError, RunFolder
 from osmosis_grpc.evaluate.eval_functions import EvalFunction, Scorer
 from osmosis_grpc.evaluate.price import Price
@@ -262,3 +263,46 @@ async def test_c05_a_damaged_line_of_the_results_is_named(tmp_path, dataset):
     (folder.path / "results.jsonl").write_text("\n".join([lines[0], lines[1][:9], *lines[2:], ""]))
     with pytest.raises(RunError, match=r"results\.jsonl:2 is damaged; delete this line"):
         folder.newest_results()
+
+
+@contextlib.contextmanager
+def files_of_at_most(size):
+    """Let no file grow above `size` bytes, as if the disk were full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+async def test_c05_a_journal_that_cannot_be_written_ends_the_run_and_refuses_no_row(tmp_path, dataset):
+    folder = folder_of(tmp_path / "run")
+    rows = (replace(row, run_index=index, runs=1000) for row in dataset.rows() for index in range(1000))
+    with files_of_at_most(200_000), pytest.raises(Unavailable, match="the journal cannot be written"):
+        await run(dataset, folder, rows=rows, concurrency=8)
+    assert {result["status"] for result in folder.results()} <= {"COMPLETED"}
+
+
+def test_c05_a_result_that_does_not_fit_on_the_disk_damages_no_other(tmp_path):
+    folder = folder_of(tmp_path / "run")
+    row = {"row_index": 0, "line": 1, "rollout_id": "eval-a-0", "status": "COMPLETED"}
+    folder.add(row)
+    with files_of_at_most(100), pytest.raises(OSError, match=r"No space left|File too large"):
+        folder.add(row)
+    folder.add(row | {"row_index": 1})
+    assert [result["row_index"] for result in folder.results()] == [0, 1]
+
+
+@pytest.mark.parametrize("line", ["null", "[]", '{"row_index": 1}'])
+def test_c05_a_line_that_is_no_result_is_damaged(tmp_path, line):
+    folder = folder_of(tmp_path / "run")
+    (tmp_path / "run/results.jsonl").write_text(f"{line}\n")
+    with pytest.raises(RunError, match=r"results.jsonl:1 is damaged"):
+        folder.newest_results()
+
+
+def test_c03_a_dataset_whose_name_is_not_utf_8_has_a_run(tmp_path):
+    name = "d\udcff ü.jsonl"  # Python's name for a byte that is not UTF-8
+    RunFolder.create(tmp_path / "run", {"dataset": name})
+    assert RunFolder.open(str(tmp_path / "run")).about["dataset"] == name

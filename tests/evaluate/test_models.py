@@ -178,3 +178,18 @@ def test_c03_a_reported_price_is_used():
 def test_c03_a_wrong_price_is_refused(text):
     with pytest.raises(ValueError, match="is not PROMPT/REPLY in dollars for a million tokens"):
         Price.of(text)
+
+
+@pytest.mark.parametrize("name", ["mock:echo", "litellm:x", "tiny"])
+@pytest.mark.parametrize("url", ["http://ada:s3cret@host/v1", "http://[s3cret/v1", "http://host/v1?key=s3cret"])
+def test_c03_a_base_url_with_a_password_is_refused_for_every_model_and_not_shown(name, url):
+    with pytest.raises(ModelError, match="^--base-url: ") as refused:
+        open_model(name, base_url=url)
+    assert "s3cret" not in str(refused.value)
+
+
+def test_c05_the_address_of_the_variable_is_the_address_of_the_model(monkeypatch):
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:8000/v1")
+    assert open_model("tiny").url == "http://127.0.0.1:8000/v1"
+    assert open_model("tiny", base_url="http://127.0.0.1:9000/v1").url == "http://127.0.0.1:9000/v1"
+    assert open_model("mock:echo").url is None
