@@ -18,6 +18,7 @@ from osmosis_grpc.errors import OsmosisRolloutError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.types import JournaledRollout, RolloutOutcome
+from osmosis_grpc.types.outcome import printable
 
 
 def run_replay(
@@ -86,7 +87,7 @@ class _Report:
             difference=row.difference and asdict(row.difference),
             tools=row.tools,
         )
-        tools = f"  then called {', '.join(row.tools)}" if row.tools else ""
+        tools = f"  then called {printable(', '.join(row.tools))}" if row.tools else ""
         self._out.say(f"  {row.sample} {row.chat_number}  {'different' if row.difference else 'same'}{tools}")
         self._differs(row.difference)
 
@@ -107,7 +108,7 @@ class _Report:
             assert outcome is not None
             segments = [segment for sample in outcome.samples.values() for segment in sample.segments]
             self._out.say(
-                f"result same: {outcome.status} ({outcome.finish_reason}), {reward_text(outcome)}, "
+                f"result same: {outcome.status} ({printable(outcome.finish_reason)}), {reward_text(outcome)}, "
                 f"{len(outcome.messages)} messages, {sum(len(segment.ids) for segment in segments)} tokens"
             )
         else:

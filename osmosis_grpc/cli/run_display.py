@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from osmosis_grpc.cli.transcript import counted
 from osmosis_grpc.engine import runner
 from osmosis_grpc.evaluate import RowResult, Summary
-from osmosis_grpc.serve.json_output import Records, say_error
+from osmosis_grpc.serve.json_output import Records, harmless, say_error
 from osmosis_grpc.types.outcome import printable
 
 MOST_CHARS = 300
@@ -66,7 +66,7 @@ class Bar:
 
     def note(self, text: str) -> None:
         """Write a line above the bar."""
-        self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.progress.console.print(harmless(text), markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -131,7 +131,7 @@ def _log_to(display: Display, *, debug: bool) -> Iterator[None]:
 def row_lines(result: RowResult, dataset: str) -> list[str]:
     """Return the line of a row that has ended. Each score that failed has a line of its own."""
     usage = result.token_usage
-    place = f"row {result.name} ({dataset}:{result.line})"
+    place = f"row {result.name} ({printable(dataset)}:{result.line})"
     if not result.completed:
         return [f"{place}  {text}" for text in failures(result)]
     rewards = [] if result.reward is None else [f"reward {result.reward:g}"]

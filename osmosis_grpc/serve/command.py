@@ -112,6 +112,7 @@ def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, 
 def _load(specs: list[str], *, validate: bool) -> "list[RolloutAgentLoop]":
     from osmosis_grpc.agent.loader import LoadError, load_agent_loops
     from osmosis_grpc.agent.validator import validate_agent_loop
+    from osmosis_grpc.serve.json_output import say_error
 
     try:
         loops = load_agent_loops(specs)
@@ -120,8 +121,8 @@ def _load(specs: list[str], *, validate: bool) -> "list[RolloutAgentLoop]":
     findings = [finding for loop in loops for finding in validate_agent_loop(loop).findings] if validate else []
     for finding in findings:
         place = f"{finding.file}:{finding.line}" if finding.file else "?"
-        typer.echo(f"{finding.severity}: {finding.code} {place}: {finding.message} ({finding.hint})", err=True)
+        say_error(f"{finding.severity}: {finding.code} {place}: {finding.message} ({finding.hint})")
     if any(finding.severity == "error" for finding in findings):
-        typer.echo("serve: not started; --no-validate starts anyway", err=True)
+        say_error("serve: not started; --no-validate starts anyway")
         raise typer.Exit(1)
     return loops

@@ -149,7 +149,6 @@ async def test_c09_a_wrong_option_of_ctl_is_code_2(arguments, said):
     assert done.stderr.startswith(said)
 
 
-@pytest.mark.slow  # the client retries for three seconds
 async def test_c09_a_server_that_is_away_is_one_line():
     address = f"127.0.0.1:{quiet_port()}"
     done = await command("ctl", "config", "--server", address)
