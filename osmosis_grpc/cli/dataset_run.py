@@ -32,7 +32,7 @@ from osmosis_grpc.evaluate import (
 from osmosis_grpc.evaluate.columns import parse_map
 from osmosis_grpc.evaluate.dataset import Chosen
 from osmosis_grpc.evaluate.inputs import Inputs, agent_inputs, digest_of
-from osmosis_grpc.evaluate.models import Model
+from osmosis_grpc.evaluate.models import Model, check_url
 from osmosis_grpc.evaluate.price import Price
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.serve.json_output import Records, say_error
@@ -108,6 +108,8 @@ def prepare(command: str, options: RunOptions, rows: Rows) -> Prepared:
     except InvalidArgument as error:
         path, problem = error.violations[0]
         usage_error(command, f"--{path.strip('.').replace('_', '-')} {problem}")
+    if options.base_url:
+        check_url(options.base_url)
     columns = parsed(command, "--map", parse_map, tuple(options.columns or ()))
     price = parsed(command, "--price", Price.of, options.price) if options.price else None
     loops = load_agent_loops([options.module])

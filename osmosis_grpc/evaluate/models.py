@@ -20,6 +20,7 @@ from osmosis_grpc.errors import CallError, FailedPrecondition, Internal, Invalid
 from osmosis_grpc.evaluate.columns import kind_of
 from osmosis_grpc.evaluate.errors import ModelError
 from osmosis_grpc.policies import EchoPolicy, EveryToolMock, LiteLLMPolicy, OpenAIPolicy, Policy, ScriptedPolicy
+from osmosis_grpc.policies.openai import checked_url
 from osmosis_grpc.types import ChatRequest, Message
 from osmosis_grpc.types.messages import copy_message
 
@@ -97,14 +98,20 @@ def open_model(name: str, *, base_url: str | None = None, api_key: str | None = 
 
 def _openai(name: str, url: str, key: str | None) -> Model:
     """Return a model of an OpenAI-compatible server. It is asked for token ids first, which some servers refuse."""
+    check_url(url)
+    return Model(
+        name,
+        [
+            lambda: OpenAIPolicy(url, name, api_key=key),
+            lambda: OpenAIPolicy(url, name, api_key=key, token_ids=False, logprobs=False),
+        ],
+    )
+
+
+def check_url(url: str) -> None:
+    """Raise ModelError for a base URL that is malformed or has a secret. A run keeps its URL in a file."""
     try:
-        return Model(
-            name,
-            [
-                lambda: OpenAIPolicy(url, name, api_key=key),
-                lambda: OpenAIPolicy(url, name, api_key=key, token_ids=False, logprobs=False),
-            ],
-        )
+        checked_url(url)
     except ValueError as error:
         raise ModelError(f"--{str(error).replace('base_url', 'base-url').replace('api_key', '--api-key')}") from None
 

@@ -72,7 +72,7 @@ class OpenAIPolicy:
             import aiohttp
         except ImportError:
             raise MissingExtraError("OpenAIPolicy", "policies") from None
-        self._url = _checked(base_url) + "/chat/completions"
+        self._url = checked_url(base_url) + "/chat/completions"
         self._model = model
         self._key = api_key
         self._token_ids = token_ids
@@ -148,7 +148,7 @@ class OpenAIPolicy:
         return body
 
 
-def _checked(base_url: str) -> str:
+def checked_url(base_url: str) -> str:
     """Return the base URL. Raises ValueError for a URL that is malformed or has a password."""
     parts = urlsplit(base_url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
