@@ -164,7 +164,9 @@ def serve(*modules: str) -> None:
         __import__(module)
     gc.collect()
     gc.freeze()  # else each process looks at all these objects when it ends
-    wakes, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    wakes, wake = os.pipe()
+    os.set_blocking(wakes, False)
+    os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     asked = b""

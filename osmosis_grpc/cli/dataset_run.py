@@ -108,12 +108,13 @@ def prepare(command: str, options: RunOptions, rows: Rows) -> Prepared:
     except InvalidArgument as error:
         path, problem = error.violations[0]
         usage_error(command, f"--{path.strip('.').replace('_', '-')} {problem}")
+    if options.base_url:
+        check_url(options.base_url)
     columns = parsed(command, "--map", parse_map, tuple(options.columns or ()))
     price = parsed(command, "--price", Price.of, options.price) if options.price else None
     loops = load_agent_loops([options.module])
     if len(loops) != 1:
         usage_error(command, f"{options.module} has {counted(len(loops), 'agent loop')}; name one of them")
-    check_url(options.base_url)
     dataset = Dataset(options.dataset, columns)
     recorded = RunFolder.open(options.replay, replays=False) if options.replay else None
     if recorded is not None:

@@ -174,6 +174,9 @@ class ServerOptions(Declared):
         int, Option("Addresses", "-p, --http-port PORT", "HTTP port; 0 picks a free one.", commands=BOTH, bounds=PORTS)
     ] = 9000
     no_http: Annotated[bool, Option("Addresses", "--no-http", "Serve gRPC only.")] = False
+    no_reflection: Annotated[
+        bool, Option("Addresses", "--no-reflection", "Do not describe the protocol to tools such as buf curl.")
+    ] = False
     callback_port: Annotated[
         int,
         Option(
@@ -244,7 +247,7 @@ class ServerOptions(Declared):
         Secret | None,
         Option(
             "Security",
-            "--token [NAME=]SECRET",
+            "--api-key, --token [NAME=]SECRET",
             f"Bearer token of callers. The tokens of the variable and of the file are accepted, too. {_SHOWN}",
             commands=BOTH,
             lines=True,

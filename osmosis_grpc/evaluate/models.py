@@ -85,11 +85,10 @@ def entered(policy: Any) -> AbstractAsyncContextManager[Any]:
 
 def open_model(name: str, *, base_url: str | None = None, api_key: str | None = None) -> Model:
     """Return the model with a name. Raises ModelError, and MissingExtraError without the library that it needs."""
-    check_url(base_url)
     kind, colon, rest = name.partition(":")
     if kind == "mock" and colon:
         return Model(name, [lambda: _mock(rest)], mock=True)
-    url = base_url or os.environ.get(URL_VARIABLE)
+    url = base_url or os.environ.get(URL_VARIABLE) or None
     if (kind == "litellm" and colon) or (url is None and "/" in name):
         return _litellm(rest if kind == "litellm" else name, base_url, api_key)
     key = api_key or os.environ.get(KEY_VARIABLE)
@@ -101,32 +100,25 @@ def open_model(name: str, *, base_url: str | None = None, api_key: str | None = 
     return _openai(name, url or OPENAI, key)
 
 
-def check_url(base_url: str | None) -> None:
-    """Raise ModelError for a base URL that is malformed or has a password. Run folders keep the URL."""
-    try:
-        if base_url is not None:
-            checked_url(base_url)
-    except ValueError as error:
-        raise ModelError(_option(error)) from None
-
-
-def _option(error: ValueError) -> str:
-    return f"--{str(error).replace('base_url', 'base-url').replace('api_key', '--api-key')}"
-
-
 def _openai(name: str, url: str, key: str | None) -> Model:
     """Return a model of an OpenAI-compatible server. It is asked for token ids first, which some servers refuse."""
+    check_url(url)
+    return Model(
+        name,
+        [
+            lambda: OpenAIPolicy(url, name, api_key=key),
+            lambda: OpenAIPolicy(url, name, api_key=key, token_ids=False, logprobs=False),
+        ],
+        url=url,
+    )
+
+
+def check_url(url: str) -> None:
+    """Raise ModelError for a base URL that is malformed or has a secret. A run keeps its URL in a file."""
     try:
-        return Model(
-            name,
-            [
-                lambda: OpenAIPolicy(url, name, api_key=key),
-                lambda: OpenAIPolicy(url, name, api_key=key, token_ids=False, logprobs=False),
-            ],
-            url=url,
-        )
+        checked_url(url)
     except ValueError as error:
-        raise ModelError(_option(error)) from None
+        raise ModelError(f"--{str(error).replace('base_url', 'base-url').replace('api_key', '--api-key')}") from None
 
 
 def _litellm(name: str, base_url: str | None, key: str | None) -> Model:

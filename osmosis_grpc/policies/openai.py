@@ -111,15 +111,18 @@ class OpenAIPolicy:
             raise Unavailable(f"the model server cannot be reached: {type(error).__name__}{self._at}") from None
         if status != 200:
             text = _said(raw.decode(errors="replace"))
-            raise refused(status, text.replace(self._key, "[key]") if self._key else text, self._at, retry_after)
+            raise refused(status, self._without_key(text), self._at, retry_after)
         try:
             body = jsontext.parse(raw.decode(), "body")
             if body["choices"][0].get("finish_reason") == "abort":
                 raise Unavailable(f"the model server aborted the chat{self._at}", retry_after=ABORT_RETRY)
             return _read(body, self._version)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, InvalidArgument) as error:
-            problem = f"{type(error).__name__}: {error}"
+            problem = self._without_key(f"{type(error).__name__}: {error}")
             raise Internal(f"the model server's reply cannot be read: {problem}{self._at}") from None
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._key, "[key]") if self._key else text
 
     @property
     def _at(self) -> str:

@@ -58,6 +58,7 @@ def run(line: Line) -> None:
             record_ttl=options.record_ttl_seconds,
             agent_timeout=options.agent_timeout_seconds,
             allow_targets=options.allow_target,
+            reflection=not options.no_reflection,
             max_metadata_bytes=options.max_metadata_size_bytes,
         )
         with usage_errors("serve", line, settings, NotStarted):

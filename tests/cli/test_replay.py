@@ -17,7 +17,7 @@ from osmosis_grpc.storage.journal.schema import JOURNAL
 from osmosis_grpc.trainer import RolloutClient, Trainer
 from osmosis_grpc.types import ChatReward, OutcomeStatus, RolloutOutcome, RolloutState, Sample, events
 from tests.callback_trainer import CallbackTrainer
-from tests.processes import run, server_process
+from tests.processes import run
 
 AGENTS = """
 import asyncio, os
@@ -123,11 +123,11 @@ async def record(address):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(forked, tmp_path_factory):
     """A folder with agents.py and state, of a server that is still there."""
     folder = tmp_path_factory.mktemp("replay")
     (folder / "agents.py").write_text(AGENTS)
-    with server_process("-m", "agents:agents", "--state-dir", "state", cwd=folder) as (_, address):
+    with forked.serving("-m", "agents:agents", "--state-dir", "state", cwd=folder) as address:
         asyncio.run(record(address))
         yield folder
 

@@ -102,6 +102,8 @@ def test_c01_both_commands_are_one(forked, command):
     assert options(forked.run("-m", *command, "--help", env=os.environ | {"COLUMNS": "200"}).stdout) == reference
     assert reference >= {
         "--host",
+        "--api-key",
+        "--no-reflection",
         "--grpc-port",
         "--max-concurrent",
         "--record-ttl",

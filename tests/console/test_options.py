@@ -47,6 +47,7 @@ SERVER = {
     "GRPC_PORT": ("7", 7, "65536"),
     "HTTP_PORT": ("7", 7, "-1"),
     "NO_HTTP": ("yes", True, "2"),
+    "NO_REFLECTION": ("on", True, "2"),
     "CALLBACK_PORT": ("7", 7, "many"),
     "METRICS_PORT": ("0", 0, "65536"),
     "MAX_METADATA_SIZE_BYTES": ("2048", 2048, "1"),

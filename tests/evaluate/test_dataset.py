@@ -302,7 +302,7 @@ def test_c03_a_value_that_is_nested_too_deeply_is_an_error_with_its_place(tmp_pa
 def test_c03_a_label_of_a_parquet_file_is_null_or_a_text(tmp_path):
     rows = [{"user_prompt": "q", "ground_truth": 1.5}, {"user_prompt": "q", "ground_truth": float("nan")}]
     assert [row.label for row in Dataset(written(tmp_path, "d.parquet", rows)).rows()] == ["1.5", None]
-    with pytest.raises(DatasetError, match="d.parquet:1: ground_truth: has bytes, not a text"):
+    with pytest.raises(DatasetError, match=r"d.parquet:1: ground_truth: has bytes, not a text"):
         only(written(tmp_path, "d.parquet", [{"user_prompt": "q", "ground_truth": b"a"}]))
 
 

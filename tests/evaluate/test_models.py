@@ -180,11 +180,10 @@ def test_c03_a_wrong_price_is_refused(text):
         Price.of(text)
 
 
-@pytest.mark.parametrize("name", ["mock:echo", "litellm:x", "tiny"])
 @pytest.mark.parametrize("url", ["http://ada:s3cret@host/v1", "http://[s3cret/v1", "http://host/v1?key=s3cret"])
-def test_c03_a_base_url_with_a_password_is_refused_for_every_model_and_not_shown(name, url):
-    with pytest.raises(ModelError, match="^--base-url: ") as refused:
-        open_model(name, base_url=url)
+def test_c03_the_error_about_a_base_url_does_not_show_it(url):
+    with pytest.raises(ModelError, match=r"^--base-url: ") as refused:
+        open_model("tiny", base_url=url)
     assert "s3cret" not in str(refused.value)
 
 
