@@ -94,13 +94,9 @@ async def test_r68_an_overload_is_refused_with_a_delay(hosting):
 async def test_r69_every_accepted_rollout_has_exactly_one_end(hosting, way):
     class Uncopied(AgentWorkflowConfig):
         name: str = "agent"
-        copies: int = 0
 
         def __deepcopy__(self, memo):
-            self.copies += 1
-            if self.copies > 1:  # after the acceptance
-                raise RuntimeError("cannot be copied")
-            return self
+            raise RuntimeError("it has a socket")
 
     agents = {
         "crash": WorkflowRunnable(Raises, None, Ones),
@@ -129,6 +125,8 @@ async def test_r69_every_accepted_rollout_has_exactly_one_end(hosting, way):
         assert (outcome.status, outcome.failure and outcome.failure.reason) == (status, reason)
         assert list(outcome.samples) == ([] if way == "bad configuration" else ["agent"])
         assert outcome.reward is None
+        if way == "bad configuration":
+            assert outcome.failure.message.startswith("the configuration of agent cannot be copied, and each rollout ")
 
 
 async def test_r70_an_equal_init_finds_the_rollout_and_another_one_is_refused(hosting):
