@@ -44,7 +44,7 @@ check: .venv/.dev ## All linters, type checks, import contracts, generated files
 clients: .venv/.dev ## Run trainers made from stubs: TypeScript (needs npm), Go (needs Debian's packages), betterproto2
 	$(BIN)/pytest -m clients --timeout 300 tests/clients
 
-test-adapters: .venv/.adapters ## Run the tests that drive rollouts with other libraries: openai, anthropic, mcp, openai-agents
+test-adapters: .venv/.adapters ## Run the tests that drive rollouts with other libraries: openai, anthropic, mcp, strands, litellm
 	$(BIN)/pytest -m adapters -n 2 --timeout 300 tests
 
 faults: .venv/.dev ## Break everything: all fault tests, 900 kills of server, trainer and both, a soak (an hour)

@@ -103,8 +103,8 @@ class RolloutServerSettings(ServerOptions, _Part):
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """Return the accepted tokens, SECRET or NAME=SECRET. Raises ValueError naming the file's option."""
-        return self.secrets("token")
+        """Return the accepted tokens, SECRET or NAME=SECRET; none with `local`. Raises ValueError naming the option."""
+        return () if self.local else self.secrets("token")
 
 
 class RolloutSettings(BaseSettings):

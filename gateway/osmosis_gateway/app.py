@@ -67,7 +67,7 @@ def create_app(
     Parameters that are left out come from the settings. `max_concurrent` is 100 by default in the settings.
     `on_startup` and `on_shutdown` are awaited when the application starts and stops. ctx.log_event writes
     `debug_dir`/ROLLOUT_ID.jsonl, and all events of a rollout are in a subfolder with the start time as its name. At the
-    stop, the application waits DRAIN_TIMEOUT seconds for running rollouts.
+    stop, the application waits DRAIN_TIMEOUT seconds for running rollouts, but not if a TestClient started one.
 
     `api_key` is the token that callers must send. It replaces the tokens of the settings. Without a token, a caller on
     this machine can only name a trainer on this machine, or one that `allow_target` names: HOST, HOST:PORT or a
@@ -104,14 +104,14 @@ def create_app(
                 await on_startup()
             try:
                 yield
-                await engine.shutdown.stop(DRAIN_TIMEOUT)
+                await engine.shutdown.stop(0.0 if app.state.called_by_test_client else DRAIN_TIMEOUT)
             finally:
                 app.state.rollouts = NotStarted(agent_loop.name)
                 if on_shutdown is not None:
                     await on_shutdown()
 
     app = gateway_app("osmosis_grpc", lifespan=lifespan)
-    app.state.rollouts = NotStarted(agent_loop.name)
+    app.state.rollouts, app.state.called_by_test_client = NotStarted(agent_loop.name), False
     app.state.make_sinks = partial(_sinks, debug_dir)
     limit = metadata_limit_that_was_set() or known.server.max_metadata_size_bytes
     access = HttpAccess(tokens=tokens, max_metadata_bytes=limit)
@@ -154,7 +154,7 @@ def serve_agent_loop(
     _ignore("serve_agent_loop", platform, platform)
     known = settings or get_settings()
     if local_debug:
-        known = known.model_copy(update={"server": known.server.model_copy(update={"token": None, "token_file": None})})
+        known = known.model_copy(update={"server": known.server.model_copy(update={"local": True})})
     tokens = tokens_of(known) if api_key is None else Tokens(f"api={check_token(api_key)}")
     if not is_loopback(host) and not tokens:
         raise ServeError(f"host: {host} is a public address, which needs a token: pass api_key=..., or host=127.0.0.1")

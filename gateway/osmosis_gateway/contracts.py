@@ -133,7 +133,7 @@ def read_rollout(body: Any, size: int, max_metadata_bytes: int, trace: TraceCont
     unparsed: Any = bounded_metadata(metadata, max_metadata_bytes)[1]
     request = RolloutRequest(
         rollout_id=rollout_id,
-        messages=copy_messages(given.initial_messages, "initial_messages"),
+        messages=copy_messages(given.initial_messages, "initial_messages", any_role=True),
         metadata=unparsed,
         agent_loop=given.agent_loop or "",
         label=given.label,

@@ -5,11 +5,12 @@ the contract and the engine need. It passes on all other fields unchanged.
 """
 
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, JsonValue, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, JsonValue, ValidationError, WithJsonSchema
 
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.agent.workflow_runnable import NATIVE_KEY
@@ -26,10 +27,11 @@ from osmosis_grpc.types import (
     RolloutOutcome,
     RolloutRequest,
     TokenBlock,
+    ToolDict,
     TraceContext,
     jsontext,
 )
-from osmosis_grpc.types.messages import ROLES, copy_messages
+from osmosis_grpc.types.messages import MAX_ROLE_CHARS, copy_messages
 from osmosis_grpc.types.requests import (
     DEFAULT_MAX_TOKENS_TOTAL,
     DEFAULT_MAX_TURNS,
@@ -68,13 +70,22 @@ MAX_URL_CHARS = 4096
 
 _ID_PATTERN = r"^(?!\.{1,2}$)(?=.*\S)[^/\\\u0000-\u001f\u007f-\u009f\u2028\u2029]+$"
 _Id = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS, json_schema_extra={"pattern": _ID_PATTERN})]
-_Advice = Annotated[
-    int, BeforeValidator(lambda value: int(value) if isinstance(value, float) and value.is_integer() else value)
-]
+_ADVICE_TEXT = re.compile("-?[0-9]{1,9}")
+
+
+def _whole(value: Any) -> Any:
+    """Return a whole number that is written as a float or as a text as an int, and any other value unchanged."""
+    if isinstance(value, str) and _ADVICE_TEXT.fullmatch(value):
+        return int(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+_TEXT_SCHEMA: dict[str, JsonValue] = {"type": "string", "pattern": f"^{_ADVICE_TEXT.pattern}$"}
+_Advice = Annotated[int, BeforeValidator(_whole), WithJsonSchema({"anyOf": [{"type": "integer"}, _TEXT_SCHEMA]})]
 _MESSAGE: dict[str, JsonValue] = {
     "type": "object",
     "required": ["role"],
-    "properties": {"role": {"enum": [*sorted(ROLES)]}},
+    "properties": {"role": {"type": "string", "minLength": 1, "maxLength": MAX_ROLE_CHARS}},
 }
 
 
@@ -110,7 +121,12 @@ class InitBody(Body):
         json_schema_extra={"pattern": "^[ -~]*$"},
         description="Sent as bearer token with every call to server_url.",
     )
-    idempotency_key: _Id | None = Field(default=None, description="Another name for the rollout.")
+    idempotency_key: str | None = Field(
+        default=None,
+        max_length=MAX_ID_CHARS,
+        json_schema_extra={"pattern": f"^$|{_ID_PATTERN}"},
+        description="Another name for the rollout. An empty one is none.",
+    )
     agent_loop: str | None = Field(
         default=None, max_length=MAX_ID_CHARS, description="Which agent, where a server hosts several."
     )
@@ -167,14 +183,14 @@ def read_init(body: Any, size: int, max_metadata_bytes: int, trace: TraceContext
     """Read a request to start a rollout. Raises InvalidArgument naming the field."""
     given = validated(InitBody, body)
     check_id(given.rollout_id, "rollout_id")
-    if given.idempotency_key is not None:
+    if given.idempotency_key:
         check_id(given.idempotency_key, "idempotency_key")
     check_header(given.api_key or "", "api_key")
     metadata, unparsed = bounded_metadata(given.metadata, max_metadata_bytes)
     truth = metadata.get("ground_truth")
     request = RolloutRequest(
         rollout_id=given.rollout_id,
-        messages=copy_messages(given.messages, "messages"),
+        messages=copy_messages(given.messages, "messages", any_role=True),
         completion_params=own_params(given.completion_params, "completion_params"),
         max_turns=_clamped(given.max_turns),
         max_tokens_total=_clamped(given.max_tokens_total),
@@ -182,7 +198,7 @@ def read_init(body: Any, size: int, max_metadata_bytes: int, trace: TraceContext
         agent_loop=given.agent_loop or "",
         label=truth if isinstance(truth, str) else None,
         tool_server_url=given.tool_server_url,
-        idempotency_key=given.idempotency_key,
+        idempotency_key=given.idempotency_key or None,
         server_url=given.server_url,
     )
     return InitRequest(
@@ -201,6 +217,25 @@ def bounded_metadata(given: dict[str, Any], limit: int) -> tuple[dict[str, Any],
     if len(text.encode()) > limit:
         raise InvalidArgument("metadata", f"is larger than {limit} bytes")
     return metadata, jsontext.Unparsed(text)
+
+
+def init_answer(rollout_id: str, tools: Iterable[ToolDict]) -> dict[str, Any]:
+    """Return the answer to an Init.
+
+    As with the SDK, each function has `parameters` and `strict`, because the trainer shows the schemas to the model.
+    """
+    return {"rollout_id": rollout_id, "tools": [_complete(tool) for tool in tools]}
+
+
+def _complete(tool: ToolDict) -> ToolDict:
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        return tool
+    missing = {key: value for key, value in _FUNCTION_DEFAULTS.items() if key not in function}
+    return tool | {"function": function | missing}
+
+
+_FUNCTION_DEFAULTS = {"parameters": {"type": "object", "properties": {}, "required": []}, "strict": False}
 
 
 def init_body(request: RolloutRequest, rollout_id: str, server_url: str, api_key: str) -> dict[str, Any]:
@@ -417,8 +452,21 @@ def _message(message: Any) -> dict[str, Any]:
 
 
 def _usage(reported: Any) -> dict[str, Any] | None:
-    """Return the token counts of a reply. Raises TypeError if a count is not an int, because agents add the counts."""
-    counts = _without_nulls(_a(dict, reported or {}))
+    """Return the token counts of a reply. Counts that are whole numbers become ints.
+
+    Other counts are left out with a warning. A reply without usage is better than a rollout that fails.
+    """
+    if reported is None:
+        return None
+    if not isinstance(reported, dict):
+        log.warning("a trainer's usage is a %s and no object; it is left out", type(reported).__name__)
+        return None
+    counts = _without_nulls(reported)
     for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
-        _a(int, counts.get(name, 0))
+        value = counts.get(name, 0)
+        if isinstance(value, float) and value.is_integer():
+            counts[name] = value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            log.warning("a trainer's usage has %s %.40r, which is no count; it is left out", name, value)
+            del counts[name]
     return counts or None

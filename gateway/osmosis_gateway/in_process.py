@@ -20,7 +20,12 @@ class InProcessRollouts:
         self, init: InitRequest, *, owner: str, authenticated: bool, loopback: bool
     ) -> tuple[str, Sequence[ToolDict]]:
         peer = await self._peer(init, field="server_url", authenticated=authenticated, loopback=loopback)
-        record, _ = await self._engine.init(init, owner=owner, peer=peer)
+        record, started = await self._engine.init(init, owner=owner, peer=peer)
+        delivery, process = record.delivery, self._engine.context.earlier_runs.process_id
+        if delivery.outcome is not None and not started:
+            other_trainer, restarted = record.init is init, delivery.ended_by.process_id != process
+            if other_trainer or restarted:  # the same trainer in the same process has got the outcome
+                self._engine.outbox.resend(record)
         return record.rollout_id, record.tools
 
     async def health(self) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class HttpTrainers:
             raise InvalidArgument(field, "is missing: set it to the URL that receives chats and the result")
         trainer = await self.trainer(callback, init.trace, field=field, **caller)
         key = (callback.target, callback.credential, callback.state)
-        return Peer(trainer.chat, trainer.complete, key, destination_key=callback.target)
+        return Peer(trainer.chat, trainer.complete, key, destination_key=callback.target, any_role=True)
 
     async def trainer(
         self, callback: Callback, trace: TraceContext | None = None, *, field: str, **caller: bool

@@ -15,7 +15,7 @@ from starlette.types import Scope
 
 from osmosis_gateway import http_bodies
 from osmosis_gateway.bounded_json import Bounds, init_refusal, internal, read_json, refusal
-from osmosis_gateway.guard import Guard, bound_to_loopback
+from osmosis_gateway.guard import Guard, bound_to_loopback, from_test_client
 from osmosis_gateway.http1 import OneBody
 from osmosis_gateway.http_bodies import Health, InitAnswer, InitBody
 from osmosis_grpc import __version__
@@ -138,7 +138,9 @@ def add_routes(app: FastAPI, access: HttpAccess) -> None:
             )
         except CallError as error:
             raise init_refusal(error) from None
-        return JSONResponse({"rollout_id": rollout_id, "tools": list(tools)}, 202)
+        if from_test_client(request.scope):
+            request.app.state.called_by_test_client = True
+        return JSONResponse(http_bodies.init_answer(rollout_id, tools), 202)
 
     @app.get("/health", response_model=Health, responses=responses(503))
     async def health(request: Request) -> dict[str, Any]:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from osmosis_grpc.agent.grader import RolloutSample
     from osmosis_grpc.agent.sdk_schemas import RolloutMetrics
 
+AGENT_REGISTERED = "agent registered"
+"""The event with the format of an agent's messages."""
 MAX_LATENCY_MS = 365 * 24 * 3600 * 1000.0
 """The longest latency of a tool call that can be recorded: a year."""
 
@@ -193,7 +195,8 @@ class RolloutContext(RolloutScope):
     def register_agent(self, sample_id: str, agent: Any) -> None:
         """Begin the sample of an agent, for example of OsmosisStrandsAgent. get_samples() then has its messages.
 
-        The messages are those of the agent's method `rollout_messages()`, or of its attribute `messages`. Raises
+        The messages are those of the agent's method `rollout_messages()`, or of its attribute `messages`. Its attribute
+        `message_format` names their format, for the grading of the recorded rollout (see recorded_samples()). Raises
         ValueError for a name that is in use or cannot be used.
         """
         if not isinstance(sample_id, str):
@@ -202,6 +205,8 @@ class RolloutContext(RolloutScope):
             raise ValueError(f"the rollout already has an agent named {sample_id!r}; give each agent a name of its own")
         if self._session is not _NO_SESSION:
             self.add_sample(sample_id)
+            if hasattr(agent, "message_format"):
+                self.log_event(AGENT_REGISTERED, agent=sample_id, format=agent.message_format)
         self._agents[sample_id] = agent
 
     def get_samples(self) -> "dict[str, RolloutSample]":

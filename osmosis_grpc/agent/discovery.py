@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeVar
 
+from osmosis_grpc.agent.config_values import config_class
 from osmosis_grpc.agent.grader import Grader
 from osmosis_grpc.agent.workflow import AgentWorkflow
 from osmosis_grpc.agent.workflow_config import AgentWorkflowConfig, GraderConfig
@@ -40,8 +41,12 @@ def discover(module: ModuleType, entry_point: str, workflow: type[AgentWorkflow[
     """Return the workflow of a module, its grader and their configurations.
 
     Names count once for each object, and classes that the module imports count, too. `workflow` is the workflow to take
-    if the module may have several. Raises DiscoveryError, which names `entry_point`.
+    if the module may have several. Then only instances of the class in its brackets count as its configuration. Raises
+    DiscoveryError, which names `entry_point`.
     """
+    kind: type = AgentWorkflowConfig
+    if workflow is not None:
+        kind = config_class(workflow, AgentWorkflow) or kind
     if workflow is None:
         found = _classes(module, AgentWorkflow)
         if not found:
@@ -50,7 +55,7 @@ def discover(module: ModuleType, entry_point: str, workflow: type[AgentWorkflow[
         assert workflow is not None
     return FoundWorkflow(
         workflow=workflow,
-        config=_only(_instances(module, AgentWorkflowConfig), entry_point, "AgentWorkflowConfig instances"),
+        config=_only(_instances(module, kind), entry_point, "AgentWorkflowConfig instances"),
         grader=_only(_classes(module, Grader), entry_point, "Grader subclasses"),
         grader_config=_only(_instances(module, GraderConfig), entry_point, "GraderConfig instances"),
     )

@@ -188,7 +188,7 @@ async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]], raises:
                 name=run.name,
                 latency=run.latency,
                 error=clip(run.error_text),
-                message=None if failed else copy_message(message, "message"),
+                message=None if failed else copy_message(message, "message", any_role=True),
                 sample=sample,
                 chat_number=number,
             )
@@ -223,5 +223,5 @@ def _message(call_id: str, result: Any) -> Message:
         raise ToolExecutionError("the tool returned nothing", call_id)
     is_message = isinstance(result, dict) and "role" in result
     message: Message = result if is_message else create_tool_result(call_id, serialize_tool_result(result))
-    copy_message(message, "the tool's message")
+    copy_message(message, "the tool's message", any_role=True)
     return message

@@ -95,9 +95,16 @@ class Finding:
     line: int | None = None
     """Counted from 1; None without a source."""
     severity: Severity = "error"
-    field: str | None = None
-    """None: the message names the field."""
-    details: dict[str, Any] | None = None
+
+    @property
+    def field(self) -> str | None:
+        """None, because the message names the field. The Osmosis SDK has the attribute."""
+        return None
+
+    @property
+    def details(self) -> dict[str, Any] | None:
+        """None. The Osmosis SDK has the attribute."""
+        return None
 
     def __str__(self) -> str:
         return f"[{self.code}] {self.message}"

@@ -24,6 +24,7 @@ from osmosis_grpc.agent.workflow import AgentWorkflow, AgentWorkflowContext
 from osmosis_grpc.agent.workflow_config import AgentWorkflowConfig, BaseConfig, GraderConfig
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import RolloutRequest
+from osmosis_grpc.types.outcome import describe
 
 CONFIG_KEY = "workflow_config"
 """The key of a request's metadata with values for the configuration of this rollout."""
@@ -49,6 +50,7 @@ class WorkflowRunnable:
         grader: type[Grader[Any]] | None = None,
         grader_config: GraderConfig | None = None,
     ) -> None:
+        _check_class(workflow)
         self.name = config.name if config is not None else workflow.__name__
         problem = name_problem(self.name)
         if problem:
@@ -56,6 +58,7 @@ class WorkflowRunnable:
         self.source = self.workflow = workflow
         self.config, self.grader, self.grader_config = config, grader, grader_config
         self.replayable = workflow.replayable
+        self._folder = _current_folder()
         self._groups = Groups()
         self._grades_groups = grader is not None and grader.grade_group is not Grader.grade_group
         self._slots: WeakKeyDictionary[Any, asyncio.Semaphore] = WeakKeyDictionary()
@@ -74,7 +77,8 @@ class WorkflowRunnable:
         """
         if request.grader_timeout is not None and self.grader is None:
             raise InvalidArgument("spec.grader_timeout", f"the workflow {self.name} has no grader")
-        self._config(request)
+        if CONFIG_KEY in request.metadata:
+            self._config(request)
         if self._grades_groups:
             self._groups.accepted(request)
 
@@ -96,7 +100,7 @@ class WorkflowRunnable:
         if request.label is None and not request.metadata:
             why = "the request has no label and no metadata, so the grader did not run"
             return _with_native(RunOutcome(messages=None, extra_fields={"grading": why}), context, samples)
-        graded_context = grader_context(request, samples, os.getcwd())
+        graded_context = grader_context(request, samples, self._folder)
         with context.for_grader() as judge:
             if self._grades_groups and self._groups.has(request):
                 session.free_slot()
@@ -126,17 +130,26 @@ class WorkflowRunnable:
             return contextlib.nullcontext()
         return self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(most))
 
+    def _copied(self) -> AgentWorkflowConfig | None:
+        """Return a copy of the configuration. Raises TypeError for one that cannot be copied."""
+        try:
+            return copy.deepcopy(self.config)
+        except Exception as error:
+            why = f"the configuration of {self.name} cannot be copied, and each rollout needs a copy"
+            raise TypeError(f"{why}: {describe(error)}") from error
+
     def _config(self, request: RolloutRequest) -> BaseConfig | None:
         """Return a copy of the configuration with the values of the request. Raises InvalidArgument."""
         given = request.metadata.get(CONFIG_KEY)
         if given is None:
-            return copy.deepcopy(self.config)
+            return self._copied()
         field = f"spec.metadata_json.{CONFIG_KEY}"
         if not isinstance(given, Mapping):
             raise InvalidArgument(field, f"is a {type(given).__name__}, not an object")
         try:
-            if self.config is not None:
-                return overlaid(copy.deepcopy(self.config), given, field)
+            config = self._copied()
+            if config is not None:
+                return overlaid(config, given, field)
             cls = config_class(self.workflow, AgentWorkflow)
             if cls is None:
                 raise InvalidArgument(field, f"the workflow {self.name} has no configuration")
@@ -144,6 +157,20 @@ class WorkflowRunnable:
         except ConfigValueError as error:
             name, problem = next(iter(error.problems.items()))
             raise InvalidArgument(f"{field}.{name}", problem) from None
+
+
+def _current_folder() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # the folder was deleted
+        return None
+
+
+def _check_class(workflow: object) -> None:
+    """Raise TypeError for an object that is not the class of a workflow."""
+    if not isinstance(workflow, type) or not issubclass(workflow, AgentWorkflow):
+        what = workflow.__name__ if isinstance(workflow, type) else f"a {type(workflow).__name__}"
+        raise TypeError(f"{what} is not the class of a workflow; of an agent loop, give an instance")
 
 
 def _with_native(outcome: RunOutcome, context: RolloutContext, samples: Mapping[str, RolloutSample]) -> RunOutcome:

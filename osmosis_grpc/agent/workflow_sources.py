@@ -41,6 +41,9 @@ def configured(
     Raises ConfigValueError and WorkflowTomlError, which name the file or the option, and ValueError for a text that is
     not KEY=VALUE or names no grader.
     """
+    if not workflows and (sources.workflow or sources.grader or sources.grader_class):
+        flag = "--workflow-config" if sources.workflow else "--grader-config" if sources.grader else "--grader"
+        raise ValueError(f"{flag}: there is no workflow to use it for")
     sources.toml.check([found.name for found in workflows])
     return [_configured(found, sources, load, only=len(workflows) == 1) for found in workflows]
 

@@ -60,11 +60,13 @@ class WorkflowToml:
         """Raise WorkflowTomlError for a key that is not known. `names` are the workflows of the server."""
         for table, keys in KEYS.items():
             rows = self._tables.get(table, {})
+            if rows and not names:
+                self._fail(f"[{table}]: there is no workflow to use it for")
             for key, value in rows.items():
                 if key in keys and len(names) == 1:
                     self._check_value(f"{table}.{key}", key, value)
                 elif key in keys and key not in names:
-                    example = f"[{table}.{names[0] if names else 'NAME'}.{key}]"
+                    example = f"[{table}.{names[0]}.{key}]"
                     self._fail(f"there are {len(names)} workflows, so {table}.{key} needs a name: write {example}")
                 elif key not in names:
                     self._fail(f"the key {table}.{key} is unknown; the keys are {', '.join(keys)}, and NAME.config")

@@ -10,6 +10,7 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.loader import LoadError, load_agents
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.agent.validator import one_line
+from osmosis_grpc.cli.agent_sources import SourceOptions
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
 from osmosis_grpc.cli.replay_comparison import Difference, Recorded, Row, rerun, result_differences
 from osmosis_grpc.cli.state_folder import SourceError, find_attempt, opened, state_folder
@@ -21,12 +22,19 @@ from osmosis_grpc.types import JournaledRollout, RolloutOutcome
 
 
 def run_replay(
-    rollout: str, specs: list[str], until_turn: int | None, attempt: int | None, state_dir: str | None, *, json: bool
+    rollout: str,
+    specs: list[str],
+    given: SourceOptions,
+    until_turn: int | None,
+    attempt: int | None,
+    state_dir: str | None,
+    *,
+    json: bool,
 ) -> int:
     """Run a recorded rollout again, print the differences, and return the exit code."""
     with records(json) as out:
         recorded = _recorded(state_folder("replay", state_dir), rollout, attempt)
-        return _Report(out, recorded).run(_agent_loop(specs, recorded.entry), until_turn)
+        return _Report(out, recorded).run(_agent_loop(specs, given, recorded.entry), until_turn)
 
 
 def _recorded(folder: Path, rollout_id: str, attempt: int | None) -> Recorded:
@@ -38,13 +46,13 @@ def _recorded(folder: Path, rollout_id: str, attempt: int | None) -> Recorded:
         usage_error("replay", str(error))
 
 
-def _agent_loop(specs: list[str], entry: JournaledRollout) -> RolloutAgentLoop | Runnable:
+def _agent_loop(specs: list[str], given: SourceOptions, entry: JournaledRollout) -> RolloutAgentLoop | Runnable:
     """Return the agent loop with which the rollout was recorded."""
     if not specs:
         where = f"say where agent loop {entry.agent_loop!r} is: -m MODULE:ATTR"
         usage_error("replay", f"{where}; a rollout of a program (serve --command) cannot be replayed")
     try:
-        loops = {loop.name: loop for loop in load_agents(specs)}
+        loops = {loop.name: loop for loop in load_agents(specs, given.sources())}
     except LoadError as error:
         usage_error("replay", str(error))
     if entry.agent_loop not in loops:

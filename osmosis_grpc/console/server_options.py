@@ -206,7 +206,10 @@ class ServerOptions(Declared):
         int, Option("Addresses", "--grpc-port PORT", "gRPC port; 0 picks a free one.", bounds=PORTS)
     ] = 50051
     http_port: Annotated[
-        int, Option("Addresses", "-p, --http-port PORT", "HTTP port; 0 picks a free one.", commands=BOTH, bounds=PORTS)
+        int,
+        Option(
+            "Addresses", "-p, --port, --http-port PORT", "HTTP port; 0 picks a free one.", commands=BOTH, bounds=PORTS
+        ),
     ] = 9000
     no_http: Annotated[bool, Option("Addresses", "--no-http", "Serve gRPC only.")] = False
     callback_port: Annotated[
@@ -279,7 +282,7 @@ class ServerOptions(Declared):
         Secret | None,
         Option(
             "Security",
-            "--token [NAME=]SECRET",
+            "--api-key, --token [NAME=]SECRET",
             f"Bearer token of callers. The tokens of the variable and of the file are accepted, too. {_SHOWN}",
             commands=BOTH,
             lines=True,
@@ -294,6 +297,18 @@ class ServerOptions(Declared):
             commands=BOTH,
         ),
     ] = None
+    local: Annotated[
+        bool,
+        Option(
+            "Security",
+            "--local",
+            "Ask callers for no token, also if there are tokens. For loopback only.",
+            commands=BOTH,
+        ),
+    ] = False
+    skip_register: Annotated[
+        bool, Option("Security", "--skip-register", "No effect: this server is registered with no platform.")
+    ] = False
     admin_token: Annotated[
         Secret | None,
         Option(

@@ -59,7 +59,7 @@ class RolloutSession:
         self._context = context
         self._runner = runner
         self._chats = ChatCalls(record, context)
-        self.samples = Samples()
+        self.samples = Samples(record.peer.any_role)
         self.calls = CallOrigins()
 
     @property
@@ -88,7 +88,9 @@ class RolloutSession:
     def sample_messages(self, name: str) -> Sequence[Message] | None:
         self.check_open()
         state = self.samples.get(name)
-        return None if state is None or state.newest is None else copy_messages(state.up_to_newest(name)[0], "messages")
+        if state is None or state.newest is None:
+            return None
+        return copy_messages(state.up_to_newest(name)[0], "messages", any_role=True)
 
     def record(self, kind: EventKind) -> None:
         self.check_open()
@@ -168,7 +170,7 @@ class RolloutSession:
             raise ValueError(f"the rollout already has a sample named {name!r}; choose another name")
         if parent is not None:
             self.samples.check_ref(parent.sample, parent.chat_number, ("parent", "parent"))
-        self.samples[name] = SampleState(policy, parent, train)
+        self.samples[name] = SampleState(policy, parent, train, self.samples.any_role)
         self._context.log.append(self._record, events.SampleAdded(name, policy, parent, train))
         return name
 

@@ -184,7 +184,7 @@ class Engine:
         return Capacity(
             max_concurrent=self.config.max_concurrent,
             max_queued=self.config.queue_limit,
-            running=self.context.admission.running - len(self.runner.abandoned),
+            running=max(0, self.context.admission.running - len(self.runner.abandoned)),
             queued=self.context.admission.queued,
             abandoned=len(self.runner.abandoned),
             undelivered=self.outbox.undelivered,

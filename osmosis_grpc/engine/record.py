@@ -84,6 +84,8 @@ class Peer:
     """
     has_tokens: bool = False
     """Whether the peer has the tokens of earlier chats. If so, chats need not carry these tokens."""
+    any_role: bool = False
+    """Whether the peer accepts messages with roles that model servers do not know, as the legacy HTTP contract does."""
     accepts_references: bool = False
     """Whether the peer keeps its replies. If so, outcomes only refer to chats."""
     tenant: Tenant | None = None

@@ -391,7 +391,7 @@ def own_copy(request: RolloutRequest, read: Callable[[int], None] = lambda size:
     return copy_of(
         request,
         AgentsRequest,
-        messages=copy_messages(request.messages, "messages"),
+        messages=copy_messages(request.messages, "messages", any_role=True),
         completion_params=jsontext.copy(request.completion_params, "sampling") if request.completion_params else {},
         metadata=own,
     )

@@ -31,9 +31,11 @@ class SampleState:
         "train",
     )
 
-    def __init__(self, policy: str = "", parent: ChatRef | None = None, train: bool | None = None) -> None:
+    def __init__(
+        self, policy: str = "", parent: ChatRef | None = None, train: bool | None = None, any_role: bool = False
+    ) -> None:
         self.policy, self.parent, self.train = policy, parent, train
-        self.conversation = Conversation()
+        self.conversation = Conversation(any_role)
         self._assembler = Assembler()
         self._lacks_extras = False
         """Whether extras of replies were left out, because the trainer has them."""
@@ -139,9 +141,11 @@ class SampleState:
 class Samples(dict[str, SampleState]):
     """The samples of one run by name, in the order in which they began."""
 
-    __slots__ = ("_final", "_unsampled", "rewards")
+    __slots__ = ("_final", "_unsampled", "any_role", "rewards")
 
-    def __init__(self) -> None:
+    def __init__(self, any_role: bool = False) -> None:
+        self.any_role = any_role
+        """Whether the trainer accepts messages with any role."""
         self.rewards = Rewards()
         """The rewards that the agent has set."""
         self._final: tuple[str, ConversationStart] | None = None
@@ -171,7 +175,7 @@ class Samples(dict[str, SampleState]):
         name = "main" if "main" in self or not self else next(iter(self))
         state = self.get(name)
         if state is None:
-            state = self._unsampled = SampleState()
+            state = self._unsampled = SampleState(any_role=self.any_role)
         position = state.conversation.insert(plain(messages, field), field)
         begins = PrefixChat(name, position.parent_chat, position.prefix_len) if position.parent_chat else None
         self._final = name, (state.conversation.messages(position.node), begins)

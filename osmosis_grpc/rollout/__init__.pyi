@@ -13,6 +13,7 @@ from osmosis_grpc.agent.error_categories import RolloutErrorCategory as RolloutE
 from osmosis_grpc.agent.grader import Grader as Grader
 from osmosis_grpc.agent.grader import GraderContext as GraderContext
 from osmosis_grpc.agent.grader import RolloutSample as RolloutSample
+from osmosis_grpc.agent.grading import grade_recorded as grade_recorded
 from osmosis_grpc.agent.loop import RolloutAgentLoop as RolloutAgentLoop
 from osmosis_grpc.agent.messages import count_messages_by_role as count_messages_by_role
 from osmosis_grpc.agent.messages import get_message_content as get_message_content
@@ -66,6 +67,7 @@ from osmosis_grpc.agent.workflow_config import AgentWorkflowConfig as AgentWorkf
 from osmosis_grpc.agent.workflow_config import BaseConfig as BaseConfig
 from osmosis_grpc.agent.workflow_config import ConcurrencyConfig as ConcurrencyConfig
 from osmosis_grpc.agent.workflow_config import GraderConfig as GraderConfig
+from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable as WorkflowRunnable
 from osmosis_grpc.agent.workflow_validator import validate_workflow as validate_workflow
 from osmosis_grpc.errors import AgentLoopNotFoundError as AgentLoopNotFoundError
 from osmosis_grpc.errors import OsmosisRolloutError as OsmosisRolloutError
@@ -77,6 +79,7 @@ from osmosis_grpc.errors import ToolArgumentError as ToolArgumentError
 from osmosis_grpc.errors import ToolExecutionError as ToolExecutionError
 from osmosis_grpc.integrations.litellm import register_litellm_provider as register_litellm_provider
 from osmosis_grpc.integrations.openai import rollout_agent as rollout_agent
+from osmosis_grpc.integrations.recorded_samples import recorded_samples as recorded_samples
 from osmosis_grpc.integrations.strands import OsmosisRolloutModel as OsmosisRolloutModel
 from osmosis_grpc.integrations.strands import OsmosisStrandsAgent as OsmosisStrandsAgent
 from osmosis_grpc.settings import RolloutClientSettings as RolloutClientSettings
@@ -153,6 +156,7 @@ __all__ = [
     "ToolResponse",
     "ValidationError",
     "ValidationResult",
+    "WorkflowRunnable",
     "configure",
     "count_messages_by_role",
     "create_app",
@@ -167,6 +171,7 @@ __all__ = [
     "get_rollout_context",
     "get_settings",
     "get_tool_call_info",
+    "grade_recorded",
     "is_assistant_message",
     "is_tool_message",
     "is_user_message",
@@ -174,6 +179,7 @@ __all__ = [
     "normalize_stop",
     "parse_tool_arguments",
     "parse_tool_calls",
+    "recorded_samples",
     "register_agent_loop",
     "register_litellm_provider",
     "reset_settings",

@@ -22,9 +22,12 @@ def read_settings(command: str, line: Line) -> "RolloutSettings":
     from osmosis_grpc.settings import command_settings
 
     try:
-        return command_settings(line)
+        settings = command_settings(line)
     except ValueError as error:
         usage_error(command, str(error))
+    if settings.server.local and line.has("server", "token"):
+        usage_error(command, "--local asks no caller for a token, and --token is one: leave one of them out")
+    return settings
 
 
 @contextlib.contextmanager
@@ -51,6 +54,7 @@ def usage_error(command: str, problem: str) -> NoReturn:
 
 def server_security(options: "RolloutServerSettings", *, admin: Sequence[str] = ()) -> "ServerSecurity":
     """Return the security for callers. Raises ValueError naming the option, also if the host needs more security."""
+    from osmosis_grpc.link.target_policy import is_loopback
     from osmosis_grpc.serve.security_options import check_trace, naming, server_security_from_options
     from osmosis_grpc.settings import grpc_tracers
 
@@ -61,6 +65,8 @@ def server_security(options: "RolloutServerSettings", *, admin: Sequence[str] = 
     )
     with naming("--host "):
         security.check_host(options.host)
+    if options.local and not is_loopback(options.host):
+        raise ValueError(f"--local is for loopback, and --host is {options.host}")
     return security
 
 
@@ -70,5 +76,7 @@ def warn_about_settings(line: Line) -> None:
 
     for name, nearest in unknown_variables():
         log.warning("the variable %s is unknown, and ignored%s", name, f": is {nearest} meant?" if nearest else "")
+    if line.has("server", "skip_register"):
+        log.info("--skip-register has no effect: this server is registered with no platform")
     for flag, file in shown_secrets(line):
         log.warning("%s: every program on this machine can read a command line; use %s", flag, file)

@@ -59,10 +59,12 @@ class Conversation:
     list with a history in one step. Only the other messages are compared one by one.
     """
 
-    __slots__ = ("_end", "_line", "_numeric", "_replies", "root")
+    __slots__ = ("_any_role", "_end", "_line", "_numeric", "_replies", "root")
 
-    def __init__(self) -> None:
+    def __init__(self, any_role: bool = False) -> None:
         self.root = Node({}, None)
+        self._any_role = any_role
+        """See check_role()."""
         self._replies: dict[int, Node] = {}
         self._end = self.root
         self._line: list[Message] = []
@@ -84,7 +86,7 @@ class Conversation:
                 break
             node, known = child, known + 1
         new = messages[known:]
-        return self._grow(node, [copy_message(m, f"{field}[{known + i}]") for i, m in enumerate(new)] if new else new)
+        return self._grow(node, [copy_message(m, f"{field}[{known + i}]", self._any_role) for i, m in enumerate(new)])
 
     def insert_after(self, chat: int, messages: Sequence[Message]) -> Position | None:
         """Returns the position of messages that follow the reply of an answered chat, and copies them into the tree.

@@ -287,8 +287,33 @@ def check_params(params: Mapping[str, Any], name: str) -> None:
         raise InvalidArgument(f"{name}.max_tokens", f"{limit!r} is not a whole number of at least 1")
 
 
+_NUMBERS = {"temperature": float, "top_p": float, "max_tokens": int}
+
+
+def _as_number(value: Any, key: str) -> float | int | None:
+    """Returns the number of a text, and a whole float as an int if the parameter is an int; None for other values."""
+    try:
+        if isinstance(value, str) and len(value) <= _LONGEST_NUMBER:
+            value = float(value)
+        whole = _NUMBERS[key] is int
+        return int(value) if whole and isinstance(value, float) and value.is_integer() else value
+    except ValueError:
+        return None
+
+
+_LONGEST_NUMBER = 32
+"""The most characters of a number in a text."""
+
+
 def own_params(params: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Returns a checked deep copy of sampling parameters. It has floats where the wire has floats: 1 becomes 1.0."""
+    """Returns a checked deep copy of sampling parameters. It has floats where the wire has floats: 1 becomes 1.0.
+
+    As in the Osmosis SDK, "0.7" is a temperature, and 128.0 is a max_tokens.
+    """
     own: dict[str, Any] = jsontext.copy(dict(params), name)
-    check_params(own, name)
+    try:
+        check_params(own, name)
+    except InvalidArgument:
+        own |= {key: number for key in _NUMBERS if (number := _as_number(own.get(key), key)) is not None}
+        check_params(own, name)
     return own | {key: float(own[key]) for key in ("temperature", "top_p") if own.get(key) is not None}

@@ -130,7 +130,7 @@ def _read_requested(m: pb.ChatRequestedEvent) -> events.ChatRequested:
         sample=m.sample,
         chat_number=m.chat_number,
         parent_chat=m.parent_chat,
-        messages=messages_from_wire(m.messages, "messages"),
+        messages=messages_from_wire(m.messages, "messages", any_role=True),
         params=params_from_wire(m.sampling, "sampling"),
         tools=tools_from_wire(m.tools.tools, "tools.tools") if m.HasField("tools") else None,
         purpose=PURPOSES.read(m.purpose, "purpose"),
@@ -169,12 +169,12 @@ def _converter(kind: type[events.EventKind], **codecs: Codec) -> "_Row":
 
 def _accepted(*, blobs: bool) -> "_Row":
     to_wire = partial(init_to_wire, secrets=False, blobs=blobs)
-    init = Codec(to_wire, lambda m, path: init_from_wire(m), "request")
+    init = Codec(to_wire, lambda m, path: init_from_wire(m, any_role=True), "request")
     return _converter(events.Accepted, init=init, tools=TOOLS)
 
 
 def _tool_returned(*, blobs: bool) -> "_Row":
-    message = Codec(partial(message_to_wire, blobs=blobs), message_from_wire)
+    message = Codec(partial(message_to_wire, blobs=blobs), partial(message_from_wire, any_role=True))
     return _converter(events.ToolReturned, message=message)
 
 

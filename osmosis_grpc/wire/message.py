@@ -83,9 +83,12 @@ def _part_from_wire(part: pb.ContentPart, field: str) -> dict[str, Any]:
     return out
 
 
-def message_from_wire(message: pb.Message, field: str) -> Message:
-    """Returns a message as a dict. Raises InvalidArgument naming the path below `field`."""
-    check_role(message.role, field)
+def message_from_wire(message: pb.Message, field: str, *, any_role: bool = False) -> Message:
+    """Returns a message as a dict. Raises InvalidArgument naming the path below `field`.
+
+    `any_role` is that of check_role(). It is for journals and reports, because legacy trainers accept any role.
+    """
+    check_role(message.role, field, any_role)
     out: Message = {"role": intern(message.role)}
     content = message.WhichOneof("content")
     if content == "text":
@@ -107,7 +110,7 @@ def message_from_wire(message: pb.Message, field: str) -> Message:
     return _merge(out, message.extra_json, field, "message") if message.extra_json else out
 
 
-def messages_from_wire(messages: Sequence[pb.Message], field: str) -> list[Message]:
+def messages_from_wire(messages: Sequence[pb.Message], field: str, *, any_role: bool = False) -> list[Message]:
     """Returns messages as dicts. Raises InvalidArgument for more than MAX_ITEMS items."""
     items = len(messages)
     for message in messages:
@@ -115,7 +118,7 @@ def messages_from_wire(messages: Sequence[pb.Message], field: str) -> list[Messa
         if message.WhichOneof("content") == "parts":
             items += _part_items(message.parts.parts)
     _check_items(items, field)
-    return [message_from_wire(message, f"{field}[{i}]") for i, message in enumerate(messages)]
+    return [message_from_wire(message, f"{field}[{i}]", any_role=any_role) for i, message in enumerate(messages)]
 
 
 def _part_items(parts: Sequence[pb.ContentPart]) -> int:

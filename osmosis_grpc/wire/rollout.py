@@ -50,8 +50,11 @@ def check_served(message: pb.InitRequest, max_metadata_bytes: int = MAX_METADATA
         raise InvalidArgument("spec.metadata_json", f"is larger than {max_metadata_bytes} bytes")
 
 
-def init_from_wire(message: pb.InitRequest) -> InitRequest:
-    """Returns a checked request to start a rollout. Raises InvalidArgument naming the field."""
+def init_from_wire(message: pb.InitRequest, *, any_role: bool = False) -> InitRequest:
+    """Returns a checked request to start a rollout. Raises InvalidArgument naming the field.
+
+    `any_role` is that of message_from_wire().
+    """
     check_id(message.rollout_id, "rollout_id")
     spec = message.spec
     if spec.idempotency_key:
@@ -61,7 +64,7 @@ def init_from_wire(message: pb.InitRequest) -> InitRequest:
         rollout_id=message.rollout_id,
         attempt=message.attempt or 1,
         agent_loop=spec.agent_loop,
-        messages=messages_from_wire(spec.messages, "spec.messages"),
+        messages=messages_from_wire(spec.messages, "spec.messages", any_role=any_role),
         completion_params=params_from_wire(spec.sampling, "spec.sampling"),
         max_turns=spec.max_turns if spec.HasField("max_turns") else DEFAULT_MAX_TURNS,
         max_tokens_total=spec.max_tokens_total if spec.HasField("max_tokens_total") else DEFAULT_MAX_TOKENS_TOTAL,

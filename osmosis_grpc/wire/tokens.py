@@ -151,7 +151,7 @@ def sample_to_wire(sample: Sample, name: str, *, refer: bool = False, blobs: boo
 def sample_from_wire(message: pb.Sample, field: str) -> Sample:
     """Returns a checked sample. Raises InvalidArgument."""
     return Sample(
-        messages=messages_from_wire(message.messages, f"{field}.messages"),
+        messages=messages_from_wire(message.messages, f"{field}.messages", any_role=True),
         begins=PrefixChat(message.name, message.prefix_chat) if message.prefix_chat else None,
         segments=tuple(segment_from_wire(s, f"{field}.segments[{i}]") for i, s in enumerate(message.segments)),
         reward=check_reward(message.reward, f"{field}.reward") if message.HasField("reward") else None,

@@ -1,9 +1,11 @@
 """Calls to the event loop of a rollout from other threads and other event loops."""
 
 import asyncio
+import threading
 
 import pytest
 
+from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.loop_calls import LoopCalls
 from osmosis_grpc.errors import RolloutEndedError
 
@@ -75,3 +77,35 @@ def test_a_closed_loop_refuses_calls():
     loop.close()
     with pytest.raises(RolloutEndedError, match="the server has stopped"):
         LoopCalls(loop).call(lambda: 1)
+
+
+class ThreadWatcher:
+    """A session that keeps the thread of each call."""
+
+    calls = None
+
+    def __init__(self):
+        self.seen = []
+
+    def sample_names(self):
+        self.seen.append(threading.current_thread())
+        return ("main",)
+
+    async def chat(self, messages, **options):
+        self.seen.append(threading.current_thread())
+        raise KeyError("no model")
+
+
+async def test_r33_a_context_calls_its_session_on_the_event_loop_from_any_thread():
+    session = ThreadWatcher()
+    context = RolloutContext(session=session)
+
+    def on_a_thread():
+        assert context.samples == ("main",)
+        with pytest.raises(KeyError):
+            asyncio.run(context.chat([]))
+
+    await asyncio.to_thread(on_a_thread)
+    assert context.samples == ("main",)
+    assert set(session.seen) == {threading.current_thread()}
+    assert len(session.seen) == 3

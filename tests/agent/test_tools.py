@@ -396,7 +396,7 @@ async def test_after_the_end_of_its_rollout_a_tool_gets_an_error():
     assert not [event for event in seen if isinstance(event.kind, events.ToolReturned)]
 
 
-UNSENDABLE = {"a role that is a number": {"role": 5}, "a role of its own": {"role": "robot", "content": "x"}}
+UNSENDABLE = {"a role that is a number": {"role": 5}, "a long role": {"role": "r" * 65, "content": "x"}}
 
 
 @pytest.mark.parametrize("message", UNSENDABLE.values(), ids=UNSENDABLE.keys())

@@ -79,6 +79,13 @@ async def test_r18_r21_serve_hosts_a_workflow_with_the_values_of_file_variable_a
 
 
 @pytest.mark.slow
+def test_r18_the_file_can_name_what_is_served(folder):
+    (folder / "all.toml").write_text(f'[server]\nmodule = ["{SPECS[0]}"]\n')
+    with serving("--config", "all.toml", cwd=folder) as (_, ready):
+        assert ready["agent_loops"] == ["greeter"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [

@@ -61,6 +61,8 @@ SERVER = {
     "TRAINER_KEY": ("x.key", Path("x.key"), ""),
     "TOKEN": ("a=one\ntwo", SecretStr("a=one\ntwo"), " one"),
     "TOKEN_FILE": ("x", Path("x"), ""),
+    "LOCAL": ("true", True, "x"),
+    "SKIP_REGISTER": ("true", True, "x"),
     "ADMIN_TOKEN": ("a=one\ntwo", SecretStr("a=one\ntwo"), " one"),
     "ADMIN_TOKEN_FILE": ("x", Path("x"), ""),
     "CALLBACK_KEY_FILE": ("x", Path("x"), ""),
@@ -407,7 +409,7 @@ async def test_t20_variables_take_effect_addresses_journal_log_trainers(tmp_path
     assert '"event": "draining", "limit": 0.25' in out
     assert '"logger": "uvicorn.error"' in err  # at debug only
     assert (tmp_path / "here").is_dir()
-    assert list((tmp_path / "traces").glob("*/*.jsonl"))
+    assert list((tmp_path / "traces").glob("*/events/*.jsonl"))
 
 
 async def test_t20_variables_take_effect_security(tmp_path):

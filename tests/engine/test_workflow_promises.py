@@ -72,6 +72,15 @@ async def test_r67_a_configuration_without_a_limit_leaves_the_servers_limit(host
         assert (h.engine.capacity().running, h.engine.capacity().queued) == (1, 1)
 
 
+async def test_r66_time_in_the_queue_is_the_agents(hosting):
+    async with hosting(WorkflowRunnable(Waits, None, Ones), max_concurrent=1) as h:
+        await h.start("first", messages=PROMPT)
+        await h.running()
+        outcome = await h.run("second", messages=PROMPT, label="x", agent_timeout=0.1, grader_timeout=30)
+        assert (outcome.status, outcome.failure.reason) == ("DEADLINE_EXCEEDED", FailureReason.AGENT_TIMEOUT)
+        assert (outcome.failure.boundary, dict(outcome.samples)) == ("server", {})
+
+
 async def test_r68_an_overload_is_refused_with_a_delay(hosting):
     async with hosting(Waits, max_concurrent=1, max_queued=1) as h:
         for number in range(2):
@@ -85,13 +94,9 @@ async def test_r68_an_overload_is_refused_with_a_delay(hosting):
 async def test_r69_every_accepted_rollout_has_exactly_one_end(hosting, way):
     class Uncopied(AgentWorkflowConfig):
         name: str = "agent"
-        copies: int = 0
 
         def __deepcopy__(self, memo):
-            self.copies += 1
-            if self.copies > 1:  # after the acceptance
-                raise RuntimeError("cannot be copied")
-            return self
+            raise RuntimeError("it has a socket")
 
     agents = {
         "crash": WorkflowRunnable(Raises, None, Ones),
@@ -120,6 +125,8 @@ async def test_r69_every_accepted_rollout_has_exactly_one_end(hosting, way):
         assert (outcome.status, outcome.failure and outcome.failure.reason) == (status, reason)
         assert list(outcome.samples) == ([] if way == "bad configuration" else ["agent"])
         assert outcome.reward is None
+        if way == "bad configuration":
+            assert outcome.failure.message.startswith("the configuration of agent cannot be copied, and each rollout ")
 
 
 async def test_r70_an_equal_init_finds_the_rollout_and_another_one_is_refused(hosting):

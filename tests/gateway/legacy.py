@@ -29,6 +29,8 @@ class LegacyTrainer:
         self.gate = asyncio.Event()
         """Chats wait until it is set."""
         self.gate.set()
+        self.usage = None
+        """Replaces the usage of every reply."""
         self.tokens = tokens
         """Whether replies carry tokens."""
         self.times = []
@@ -107,7 +109,7 @@ class LegacyTrainer:
             "created": 1,
             "model": "default",
             "choices": [{"index": 0, "message": reply.message, "finish_reason": reply.finish_reason}],
-            "usage": dict(reply.usage),
+            "usage": dict(reply.usage) if self.usage is None else self.usage,
         }
         if self.tokens:
             answer |= {

@@ -470,9 +470,9 @@ UNREADABLE = {
     "null message": b'{"choices":[{"message":null}]}',
     "another role": b'{"choices":[{"message":{"role":"boss","content":"x"}}]}',
     "a reason that is none": b'{"choices":[{"message":{"content":"x"},"finish_reason":5}]}',
-    "usage that is none": b'{"choices":[{"message":{"content":"x"}}],"usage":[1]}',
 }
 ODD = [
+    {"usage": [1]},
     {"usage": {"completion_tokens": "many"}},
     {"usage": {"completion_tokens": None}},
     {"usage": {"prompt_tokens": 10**400}},

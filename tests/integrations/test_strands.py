@@ -8,7 +8,15 @@ import pytest
 
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
 from osmosis_grpc.errors import FailedPrecondition
-from osmosis_grpc.rollout import AgentWorkflow, AgentWorkflowConfig, Grader, RolloutContext, get_rollout_context
+from osmosis_grpc.rollout import (
+    AgentWorkflow,
+    AgentWorkflowConfig,
+    ChatPurpose,
+    Grader,
+    RolloutAgentLoop,
+    RolloutContext,
+    get_rollout_context,
+)
 from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.types import OutcomeStatus
 from tests.integrations.strands_policy import Replies, calls
@@ -149,6 +157,13 @@ async def test_r39_for_sample_is_a_litellm_model_of_the_sample():
     }
     made.update_config(params={"temperature": 0.1})
     assert made.get_config()["params"] == {"temperature": 0.1}
+
+
+async def test_r35_without_a_key_the_client_gets_a_dummy_and_not_that_of_the_user(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "canary")
+    monkeypatch.delenv("OSMOSIS_API_KEY", raising=False)
+    made = model().for_sample("a", RolloutContext(rollout_id="r1"))
+    assert made.client_args["api_key"] == "no-key"
 
 
 def test_r40_a_model_id_is_refused_when_the_model_is_made():
@@ -364,6 +379,23 @@ async def test_r51_a_sync_call_works_on_a_thread_and_is_refused_in_a_task_of_its
     assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
     (segment,) = outcome.samples["agent"].segments
     assert segment.chats == (1,)
+
+
+async def test_r51_a_direct_call_of_a_tool_may_ask_the_model():
+    @strands.tool
+    def research(topic: str) -> str:
+        """Research a topic."""
+        return str(make(f"researcher of {topic}")(topic))
+
+    async def run(ctx):
+        agent = make(messages=ctx.prompt, tools=[research])
+        found = agent.tool.research(topic="tea")
+        await agent.invoke_async("go on")
+        return found["content"][0]["text"].strip()
+
+    outcome, found = await ran(run, Replies("a drink"))
+    assert found == "a drink", outcome.failure
+    assert set(outcome.samples) == {"agent", "researcher of tea"}
 
 
 async def test_r52_the_system_prompt_comes_before_a_system_message_of_the_prompt():
@@ -628,3 +660,48 @@ async def test_a_rollout_leaves_no_tasks_and_no_threads_behind():
         await ran(lambda ctx: make(messages=ctx.prompt, tools=[add_slowly], name="agent").invoke_async(), policy)
     assert asyncio.all_tasks() == tasks
     assert set(threading.enumerate()) == threads
+
+
+async def test_an_agent_loop_may_run_a_strands_agent():
+    class Loop(RolloutAgentLoop):
+        name = "loop"
+
+        def get_tools(self, request):
+            return []
+
+        async def run(self, ctx):
+            result = await make(messages=ctx.request.messages, tools=[add]).invoke_async()
+            return ctx.complete(reward=float(str(result).strip() == "5"))
+
+    outcome = await run_rollout(Loop(), Replies(calls("add", {"a": 2, "b": 3}), "5"), QUESTION)
+    assert outcome.reward == 1.0, outcome.failure
+    assert list(outcome.samples) == ["agent"]
+
+
+async def test_r64_a_grader_may_ask_a_judge_whose_chats_are_never_trained_on():
+    class Judged(Grader):
+        async def grade(self, ctx):
+            verdict = await make("judge").invoke_async(f"Is {ctx.samples['agent'].messages[-1]['content']} right?")
+            ctx.set_sample_reward("agent", float(str(verdict)))
+
+    policy = Replies(lambda request: "0.5" if request.sample == "judge" else "five")
+    runnable = WorkflowRunnable(one_agent(), grader=Judged)
+    outcome = await run_rollout(runnable, policy, QUESTION, label="5")
+    assert [(request.sample, request.purpose) for request in policy.requests] == [
+        ("agent", ChatPurpose.POLICY),
+        ("judge", ChatPurpose.JUDGE),
+    ], outcome.failure
+    assert {name: sample.reward for name, sample in outcome.samples.items()} == {"agent": 0.5}
+
+
+async def test_equal_replies_lead_to_equal_chats_so_a_workflow_can_be_replayed():
+    asked = []
+    nameless = calls("add", {"a": 1, "b": 1})
+    del nameless["tool_calls"][0]["id"]
+    for _ in range(2):
+        policy = Replies(nameless, calls("add", {"a": 2, "b": 2}, {"a": 3, "b": 3}), "done")
+        options = {"tools": [add, add_slowly], "system_prompt": "Be brief."}
+        await ran(lambda ctx: make(messages=ctx.prompt, **options).invoke_async(), policy, rollout_id="r")
+        asked.append([(each.messages, each.params, each.tools) for each in policy.requests])
+    assert asked[0] == asked[1]
+    assert len(asked[0]) == 3

@@ -8,9 +8,11 @@ from typing import ClassVar
 
 import pytest
 
+from osmosis_grpc.errors import RolloutEndedError
 from osmosis_grpc.policies import EchoPolicy
-from osmosis_grpc.rollout import AgentWorkflow, RolloutContext, get_rollout_context
+from osmosis_grpc.rollout import AgentWorkflow, Grader, RolloutContext, WorkflowRunnable, get_rollout_context
 from osmosis_grpc.testing import run_rollout
+from osmosis_grpc.types import ChatPurpose
 
 QUESTION = [{"role": "user", "content": "hello"}]
 
@@ -54,3 +56,32 @@ def test_r34_without_a_rollout_the_variables_fill_the_blanks(monkeypatch):
     given = RolloutContext(chat_completions_url="http://other", api_key="given", rollout_id="r-2")
     assert (given.chat_completions_url, given.api_key, given.rollout_id) == ("http://other", "given", "r-2")
     assert "given" not in repr(given)
+
+
+async def test_r64_the_base_url_of_a_grader_is_another_one_and_its_chats_are_for_judging():
+    seen, contexts = [], []
+
+    class Asks(AgentWorkflow):
+        async def run(self, ctx):
+            rollout = get_rollout_context()
+            contexts.append(rollout)
+            await asyncio.to_thread(post, rollout.chat_completions_url, rollout.api_key, "main")
+
+    class Judge(Grader):
+        async def grade(self, ctx):
+            rollout = get_rollout_context()
+            contexts.append(rollout)
+            await asyncio.to_thread(post, rollout.chat_completions_url, rollout.api_key, "judge")
+            ctx.set_sample_reward("main", 1.0)
+
+    async def policy(request):
+        seen.append((request.sample, request.purpose))
+        return await EchoPolicy()(request)
+
+    outcome = await run_rollout(WorkflowRunnable(Asks, None, Judge), policy, QUESTION, label="x")
+    assert (outcome.failure, list(outcome.samples)) == (None, ["main"])
+    assert seen == [("main", ChatPurpose.POLICY), ("judge", ChatPurpose.JUDGE)]
+    assert contexts[0].api_key != contexts[1].api_key
+    fresh = contexts[1].for_grader()
+    with pytest.raises(RolloutEndedError):
+        fresh.chat_completions_url

@@ -52,6 +52,12 @@ def test_r04_a_workflow_without_run_cannot_be_made():
         NoRun()
 
 
+@pytest.mark.parametrize("wrong", [int, Asks(), "Asks"], ids=["class", "instance", "text"])
+def test_only_the_class_of_a_workflow_can_be_run(wrong):
+    with pytest.raises(TypeError, match="is not the class of a workflow; of an agent loop, give an instance"):
+        WorkflowRunnable(wrong)
+
+
 class Config(AgentWorkflowConfig):
     name: str = "configured"
     limit: int = 10

@@ -194,3 +194,13 @@ def test_a_class_of_a_module_with_several_workflows_can_be_named(write):
     assert [agent.name for agent in load_agents(["several:Mine", "several:Other"])] == ["Mine", "Other"]
     with pytest.raises(LoadError, match=r"^two agent loops are named Mine$"):
         load_agents(["several:Mine", "several:Mine"])
+
+
+def test_a_named_class_gets_the_configuration_of_its_own_class(write):
+    source = ""
+    for name in ("A", "B"):
+        source += f"class {name}Config(AgentWorkflowConfig):\n    name: str = 'the {name}'\n"
+        source += WORKFLOW.replace("Mine(AgentWorkflow)", f"{name}(AgentWorkflow[{name}Config])")
+        source += f"{name.lower()} = {name}Config()\n"
+    write("pairs.py", source)
+    assert [agent.name for agent in load_agents(["pairs:A", "pairs:B"])] == ["the A", "the B"]

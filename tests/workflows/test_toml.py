@@ -128,6 +128,14 @@ def test_r19_several_workflows_have_tables_with_their_names(toml):
         read("[workflow.config]\nmax_iterations = 1\n")
 
 
+def test_r19_values_without_a_workflow_are_refused(toml):
+    sources = ConfigSources(toml=WorkflowToml.read(toml("[workflow.config]\na = 1\n")))
+    with pytest.raises(WorkflowTomlError, match=r"\[workflow\]: there is no workflow to use it for"):
+        configured([], sources, load_object)
+    with pytest.raises(ValueError, match=r"^--grader: there is no workflow to use it for"):
+        configured([], ConfigSources(grader_class="a:B"), load_object)
+
+
 def test_r20_without_an_instance_the_class_in_the_brackets_is_made(toml):
     assert config_class(Configured, AgentWorkflow) is Config
     assert config_class(Asks, AgentWorkflow) is None

@@ -4,6 +4,7 @@ import pytest
 
 from osmosis_grpc.agent.workflow_validator import HINTS
 from osmosis_grpc.rollout import AgentWorkflow, AgentWorkflowConfig, Grader, GraderConfig, validate_workflow
+from tests.processes import ROOT
 from tests.workflows.made import Asks, Ones
 
 
@@ -75,3 +76,5 @@ def test_r07_r29_all_problems_are_reported_at_once(case):
 def test_r29_the_eight_codes_are_all_tested():
     assert {code for _, codes in CASES.values() for code in codes} == set(HINTS)
     assert len(HINTS) == 8
+    page = (ROOT / "docs" / "workflows.md").read_text()
+    assert all(f"| `{code}` |" in page for code in HINTS)

@@ -30,6 +30,7 @@ def validate(
     grader_config: GraderConfig = None,
     grader: GraderClass = None,
     json: Json = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", hidden=True)] = False,
 ) -> None:
     """Check agent loops and workflows. Exit codes: 0 without errors, 1 with errors, 2 with nothing to check."""
     from osmosis_grpc.cli.agent_sources import SourceOptions

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from osmosis_grpc.cli.commands.shared import Attempt, Json
+from osmosis_grpc.cli.commands.shared import Attempt, ConfigFile, GraderClass, GraderConfig, Json, WorkflowConfig
 
 commands = typer.Typer()
 
@@ -23,6 +23,10 @@ def replay(
     state_dir: Annotated[
         str | None, typer.Option("--state-dir", metavar="DIR", help="Where the journal is. Default: ./.osmosis/state")
     ] = None,
+    config: ConfigFile = None,
+    workflow_config: WorkflowConfig = None,
+    grader_config: GraderConfig = None,
+    grader: GraderClass = None,
     json: Json = False,
 ) -> None:
     """Run a recorded rollout's agent again on its recorded replies, and compare what it asks, byte for byte.
@@ -32,9 +36,16 @@ def replay(
 
     Exit codes: 0 no difference, 1 a difference, 2 there is nothing to replay.
     """
+    from osmosis_grpc.cli.agent_sources import SourceOptions
     from osmosis_grpc.cli.replay import run_replay
 
-    raise typer.Exit(run_replay(rollout, module or [], until_turn, attempt, state_dir, json=json))
+    given = SourceOptions(
+        config=config,
+        workflow_config=tuple(workflow_config or ()),
+        grader_config=tuple(grader_config or ()),
+        grader=grader,
+    )
+    raise typer.Exit(run_replay(rollout, module or [], given, until_turn, attempt, state_dir, json=json))
 
 
 @commands.command()

@@ -1,0 +1,2 @@
+collect_ignore = ["agents"]
+"""test_agents.py runs these tests, with another prefix."""
