@@ -46,7 +46,7 @@ check: .venv/.dev ## All linters, type checks, import contracts, generated files
 clients: .venv/.dev ## Run trainers made from stubs: TypeScript (needs npm), Go (needs Debian's packages), betterproto2
 	$(BIN)/pytest -m clients --timeout 300 tests/clients
 
-test-adapters: .venv/.adapters ## Run the tests that drive rollouts with other libraries: openai, anthropic, mcp, openai-agents
+test-adapters: .venv/.adapters ## Run the tests that drive rollouts with other libraries: openai, anthropic, mcp, strands, litellm
 	$(BIN)/pytest -m adapters -n 2 --timeout 300 tests
 
 test-model: .venv/.dev .venv-model/.model ## Run the tests with a real model, SmolLM2-135M (its environment has 1.3 GB)

@@ -32,13 +32,19 @@ async def with_sync_waits(work: Awaitable[T]) -> T:
     return result
 
 
+def may_wait() -> bool:
+    """Return whether the current task runs in with_sync_waits(), with greenlet."""
+    greenlet = _greenlet()
+    return greenlet is not None and hasattr(greenlet.getcurrent(), _MARK)
+
+
 def wait_in_task(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine in the current task, and return its result. Called by a sync function on the event loop.
 
     Raises RuntimeError if the task does not run in with_sync_waits().
     """
     greenlet = _greenlet()
-    if greenlet is None or not hasattr(greenlet.getcurrent(), _MARK):
+    if not may_wait():
         work.close()
         why = "" if greenlet is not None else "greenlet is not installed, and "
         raise RuntimeError(

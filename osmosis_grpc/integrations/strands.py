@@ -9,6 +9,7 @@
 Each agent is a sample of the rollout. Its model calls are chats of the rollout in this process, without HTTP requests.
 """
 
+import asyncio
 import copy
 import json
 import uuid
@@ -20,7 +21,7 @@ from osmosis_grpc.agent.context import RolloutContext, get_rollout_context
 from osmosis_grpc.agent.history_chats import HistoryChats
 from osmosis_grpc.agent.message_keys import History
 from osmosis_grpc.agent.results import CompletionsResult
-from osmosis_grpc.agent.sync_waits import wait_in_task
+from osmosis_grpc.agent.sync_waits import may_wait, wait_in_task
 from osmosis_grpc.errors import MissingExtraError
 from osmosis_grpc.integrations.strands_messages import (
     in_short,
@@ -251,6 +252,11 @@ class OsmosisStrandsAgent(Agent):
             return wait_in_task(self.structured_output_async(output_model, prompt))
         return super().structured_output(output_model, prompt)
 
+    @property
+    def tool(self) -> Any:
+        """The tools as functions: `agent.tool.NAME(...)`. In run(), a call waits without blocking the event loop."""
+        return WaitingToolCaller(super().tool) if self._on_loop() and may_wait() else super().tool
+
     def _on_loop(self) -> bool:
         return self._rollout is not None and self._rollout.loop_calls.here
 
@@ -263,6 +269,17 @@ class OsmosisStrandsAgent(Agent):
 
     def _record(self) -> None:
         self._transcript.add(self.messages)
+
+
+class WaitingToolCaller:
+    """Calls tools on a thread, because a tool can ask the model, which needs the event loop."""
+
+    def __init__(self, caller: Any) -> None:
+        self._caller = caller
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        call = getattr(self._caller, name)
+        return lambda *args, **kwargs: wait_in_task(asyncio.to_thread(call, *args, **kwargs))
 
 
 class Transcript:

@@ -451,7 +451,7 @@ def test_a_tool_that_refuses_a_value_is_a_warning(forked, tmp_path, statement, f
     assert finding[0] == "error" or "give the property of its schema `examples`" in text
 
 
-def test_gap_s04_a_tool_whose_exception_ends_run_is_a_warning(forked, tmp_path):
+def test_a_tool_whose_exception_ends_run_is_a_warning(forked, tmp_path):
     codes, text = verdict(
         forked,
         tmp_path,

@@ -381,6 +381,23 @@ async def test_r51_a_sync_call_works_on_a_thread_and_is_refused_in_a_task_of_its
     assert segment.chats == (1,)
 
 
+async def test_r51_a_direct_call_of_a_tool_may_ask_the_model():
+    @strands.tool
+    def research(topic: str) -> str:
+        """Research a topic."""
+        return str(make(f"researcher of {topic}")(topic))
+
+    async def run(ctx):
+        agent = make(messages=ctx.prompt, tools=[research])
+        found = agent.tool.research(topic="tea")
+        await agent.invoke_async("go on")
+        return found["content"][0]["text"].strip()
+
+    outcome, found = await ran(run, Replies("a drink"))
+    assert found == "a drink", outcome.failure
+    assert set(outcome.samples) == {"agent", "researcher of tea"}
+
+
 async def test_r52_the_system_prompt_comes_before_a_system_message_of_the_prompt():
     policy = Replies("x")
     await ran(

@@ -179,3 +179,41 @@ async def test_a_rollout_that_is_cancelled_in_a_tool_ends_with_its_partial_sampl
     assert sum(segment.sampled for segment in sample.segments) == len(policy.given[0].tokens.ids)
     assert len(policy.requests) == 1
     await until(lambda: asyncio.all_tasks() <= before)
+
+
+@pytest.mark.parametrize("transport", ["attach", "callback"])
+async def test_r54_the_trainer_gets_the_messages_that_a_conversation_manager_has_removed(transport, tmp_path):
+    class Short(AgentWorkflow):
+        async def run(self, ctx):
+            from strands.agent.conversation_manager import SlidingWindowConversationManager
+
+            from osmosis_grpc.rollout import OsmosisRolloutModel, OsmosisStrandsAgent
+
+            agent = OsmosisStrandsAgent(
+                name="agent",
+                model=OsmosisRolloutModel(),
+                tools=[look_up],
+                messages=ctx.prompt,
+                system_prompt="Be brief.",
+                callback_handler=None,
+                conversation_manager=SlidingWindowConversationManager(window_size=6, per_turn=True),
+            )
+            await agent.invoke_async()
+
+    policy = Replies(*(calls("look_up", {"word": str(n)}, number=n) for n in range(1, 13)), "done")
+    async with (
+        AgentServer([Short], port=0, state_dir=tmp_path / "state") as server,
+        Trainer([server.address], policy, transport=transport) as trainer,
+    ):
+        outcome = await trainer.rollout(rollout_id="r", messages=[{"role": "user", "content": "Look up all."}])
+    assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
+    sample = outcome.samples["agent"]
+    assert [message["role"] for message in sample.messages] == [
+        "system",
+        "user",
+        *["assistant", "tool"] * 12,
+        "assistant",
+    ]
+    assert [m for m in sample.messages if m["role"] == "assistant"] == [reply.message for reply in policy.given]
+    assert max(len(request.messages) for request in policy.requests) < 12
+    assert sum(segment.sampled for segment in sample.segments) == sum(len(reply.tokens.ids) for reply in policy.given)

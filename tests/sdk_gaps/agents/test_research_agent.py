@@ -22,7 +22,7 @@ def trainer():
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
-        time.sleep(0.01)
+        time.sleep(0.01)  # until the server listens
     port = server.servers[0].sockets[0].getsockname()[1]
     yield f"http://127.0.0.1:{port}", tracker
     server.should_exit = True
