@@ -71,7 +71,11 @@ async def test_c03_a_row_that_fails_leaves_the_others_alone(tmp_path):
     dataset = made(tmp_path, [{"user_prompt": text} for text in ("a", "fail", "c")])
     _, results, summary = await run(Picky(), EchoPolicy(), dataset, tmp_path / "run")
     assert [results[row].status for row in range(3)] == ["COMPLETED", "FAILED", "COMPLETED"]
-    assert (results[1].reason, results[1].error, results[1].line) == ("AGENT_EXCEPTION", "I do not like this", 2)
+    assert (results[1].reason, results[1].error, results[1].line) == (
+        "AGENT_EXCEPTION",
+        "ValueError: I do not like this",
+        2,
+    )
     assert results[1].where.endswith(" in Picky.run")
     assert results[1].reward is None
     assert (summary.passed, summary.failed) == (2, 1)
