@@ -153,7 +153,7 @@ class QueryDatabase:
         ).fetchall()  # the first use makes their tables
         database.set_authorizer(self._note)
         for view in VIEWS.values():
-            database.execute(f"SELECT * FROM {view.name} LIMIT 0").close()
+            database.execute(f"SELECT * FROM {view.name} LIMIT 0").close()  # noqa: S608 - a name of ours
         database.set_authorizer(None)
         for pragma in ("query_only = 1", f"hard_heap_limit = {MEMORY}"):
             database.execute(f"PRAGMA {pragma}").fetchall()
