@@ -135,6 +135,8 @@ QUESTIONS = {
         ("tool_called", 1)
     ],
     "SELECT count(*) FROM annotations": [(0,)],
+    "SELECT count(*), author, max(reward) FROM annotations": [(0, None, None)],
+    "SELECT DISTINCT a.author FROM rollouts r LEFT JOIN annotations a USING (rollout_id)": [(None,)],
 }
 
 
@@ -254,6 +256,8 @@ WRONG = {
     "-- nothing": "there is no SELECT; osmosis-grpc query lists the views",
     "SELECT * FROM main.events": "events is not a view; osmosis-grpc query lists the views",
     "SELECT count(*) FROM facts": "facts is not a view",
+    "WITH chats AS (SELECT * FROM main.rollouts) SELECT * FROM chats": "rollouts is not a view",
+    "SELECT * FROM (SELECT owner FROM main.rollouts) AS tools": "rollouts is not a view",
     "SELECT sql FROM sqlite_master": "sqlite_master is not a view",
     "SELECT * FROM pragma_table_info('rollouts')": "only SELECT is allowed",
     "DELETE FROM rollouts": "cannot modify rollouts because it is a view",
