@@ -13,8 +13,11 @@ from fastapi import FastAPI
 from osmosis_gateway.http1 import BoundedProtocol
 from osmosis_gateway.http_server import tokens_of
 from osmosis_gateway.in_process import InProcessRollouts, NotStarted
+from osmosis_gateway.leases import Leases
 from osmosis_gateway.legacy_trainers import HttpTrainers
+from osmosis_gateway.lifecycle import Lifecycle
 from osmosis_gateway.outgoing_calls import Calls
+from osmosis_gateway.rollout_routes import add_rollout_routes
 from osmosis_gateway.routes import HttpAccess, add_routes, gateway_app
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.ports import EventSink
@@ -87,7 +90,14 @@ def create_app(
             Calls(known.client, checked_only=True) as calls,
             Engine([agent_loop], config, sinks=app.state.make_sinks(), journal=MemoryJournal()) as engine,
         ):
-            trainers = HttpTrainers(calls, policy, known.client)
+            leases = Leases(engine)
+            trainers = HttpTrainers(calls, policy, known.client, leases)
+            leases.start()
+
+            async def drain() -> None:
+                engine.shutdown.drain()
+
+            app.state.leases, app.state.lifecycle = leases, Lifecycle(engine, drain)
             app.state.engine, app.state.rollouts = engine, InProcessRollouts(engine, trainers.peer)
             app.state.metrics = ServerMetrics(engine)
             if on_startup is not None:
@@ -104,7 +114,9 @@ def create_app(
     app.state.rollouts, app.state.called_by_test_client = NotStarted(agent_loop.name), False
     app.state.make_sinks = partial(_sinks, debug_dir)
     limit = metadata_limit_that_was_set() or known.server.max_metadata_size_bytes
-    add_routes(app, HttpAccess(tokens=tokens, max_metadata_bytes=limit))
+    access = HttpAccess(tokens=tokens, max_metadata_bytes=limit)
+    add_routes(app, access)
+    add_rollout_routes(app, access)
     return app
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,25 +107,28 @@ async def refusal(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"detail": clip(describe(error), 4000)}, error.status_code, headers)
 
 
-def init_refusal(error: CallError) -> CallError:
-    """Return the refusal of an Init with paths of its body in place of paths of RolloutSpec."""
+def init_refusal(error: CallError, keys: Mapping[str, str] = _KEYS) -> CallError:
+    """Return the refusal of an Init with paths of its body in place of paths of RolloutSpec.
+
+    `keys` has the keys of the body that are named differently.
+    """
     if isinstance(error, InvalidArgument):
-        first, *more = ((_in_body(path), problem) for path, problem in error.violations)
+        first, *more = ((_in_body(path, keys), problem) for path, problem in error.violations)
         return InvalidArgument(*first, more)
     if isinstance(error, AlreadyExists) and error.fields:
-        differing = tuple(dict.fromkeys(map(_in_body, error.fields)))
+        differing = tuple(dict.fromkeys(_in_body(path, keys) for path in error.fields))
         problem = f"rollout {error.rollout_id} was started with another body; it differs in {', '.join(differing)}"
         return AlreadyExists(problem, rollout_id=error.rollout_id, attempt=error.attempt, fields=differing)
     return error
 
 
-def _in_body(path: str) -> str:
+def _in_body(path: str, keys: Mapping[str, str]) -> str:
     """Return spec.sampling.top_p as completion_params.top_p. Return a path outside of RolloutSpec as it is."""
     inner = path.removeprefix("spec.")
     if inner == path:
         return path
     field = re.split(r"[.\[]", inner, maxsplit=1)[0]
-    return _KEYS.get(field, field) + inner[len(field) :]
+    return keys.get(field, field) + inner[len(field) :]
 
 
 async def internal(request: Request, error: Exception) -> JSONResponse:

@@ -32,9 +32,18 @@ class Guard:
     But the Host header still has the name of the page's host.
     """
 
-    def __init__(self, app: ASGIApp, *, tokens: Tokens, certificates: bool, loopback: bool | None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        tokens: Tokens,
+        certificates: bool,
+        loopback: bool | None,
+        admin_tokens: Tokens | None = None,
+    ) -> None:
         self.app = app
         self._tokens = tokens
+        self._admin_tokens = admin_tokens or Tokens()
         self._certificates = certificates
         self._loopback = loopback
         self._refused = Throttled(log)
@@ -58,7 +67,8 @@ class Guard:
         problem = ""
         if self._tokens:
             given = Headers(scope=scope).get("authorization", "")
-            owner, problem = self._tokens.owner(given), token_problem(given)
+            owner = self._tokens.owner(given) or self._admin_tokens.owner(given)
+            problem = token_problem(given)
         if self._certificates and certificate is None:
             owner, problem = None, "it shows no certificate"
         if owner is not None:

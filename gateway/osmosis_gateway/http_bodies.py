@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, JsonValue, ValidationError, WithJsonSchema
 
 from osmosis_grpc.agent import CompletionsResult
+from osmosis_grpc.agent.workflow_runnable import NATIVE_KEY
 from osmosis_grpc.errors import InvalidArgument, ReplyUnreadable
 from osmosis_grpc.types import (
     Callback,
@@ -65,7 +66,7 @@ _COUNTERS = (
     "max_context_tokens",
 )
 
-_MAX_URL_CHARS = 4096
+MAX_URL_CHARS = 4096
 
 _ID_PATTERN = r"^(?!\.{1,2}$)(?=.*\S)[^/\\\u0000-\u001f\u007f-\u009f\u2028\u2029]+$"
 _Id = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS, json_schema_extra={"pattern": _ID_PATTERN})]
@@ -88,27 +89,29 @@ _MESSAGE: dict[str, JsonValue] = {
 }
 
 
-_Messages = Annotated[list[dict[str, Any]], FailFast()]
+Messages = Annotated[list[dict[str, Any]], FailFast()]
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
+    """A JSON body. Unknown keys are ignored."""
+
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
-class InitBody(_Body):
+class InitBody(Body):
     """Starts a rollout."""
 
     rollout_id: _Id = Field(description="One visible path segment, unique per rollout.")
     server_url: str = Field(
-        max_length=_MAX_URL_CHARS,
+        max_length=MAX_URL_CHARS,
         pattern=r"^[Hh][Tt][Tt][Pp][Ss]?://",
         description="The trainer's base URL: chats and the result go there.",
     )
-    messages: _Messages = Field(
+    messages: Messages = Field(
         json_schema_extra={"items": _MESSAGE}, description="The conversation to start from, in OpenAI's format."
     )
     completion_params: dict[str, Any] = Field(description="Sampling parameters, under OpenAI's names.")
-    tool_server_url: str | None = Field(default=None, max_length=_MAX_URL_CHARS, description="Handed to the agent.")
+    tool_server_url: str | None = Field(default=None, max_length=MAX_URL_CHARS, description="Handed to the agent.")
     max_turns: _Advice = Field(default=DEFAULT_MAX_TURNS, description="Advice to the agent.")
     max_tokens_total: _Advice = Field(default=DEFAULT_MAX_TOKENS_TOTAL, description="Advice to the agent.")
     metadata: dict[str, Any] = Field(default_factory=dict, description="Handed to the agent; bounded in size.")
@@ -129,14 +132,14 @@ class InitBody(_Body):
     )
 
 
-class InitAnswer(_Body):
+class InitAnswer(Body):
     """The rollout was accepted."""
 
     rollout_id: str
     tools: list[dict[str, Any]] = Field(description="The tools of this rollout, in OpenAI's format.")
 
 
-class Problem(_Body):
+class Problem(Body):
     """One problem of a body."""
 
     loc: list[str | int]
@@ -144,7 +147,7 @@ class Problem(_Body):
     type: str
 
 
-class Health(_Body):
+class Health(Body):
     """Whether the server serves, and its counts."""
 
     status: str = Field(description="healthy, or draining.")
@@ -152,16 +155,27 @@ class Health(_Body):
     active_rollouts: int = Field(description="Accepted and not ended. Waiting rollouts count, too.")
     completed_rollouts: int = Field(description="Ended since the start of the server.")
     undelivered: int = Field(description="Ended, and the trainer has not acknowledged the result.")
+    concurrency: dict[str, int] = Field(description="max_concurrent, queued and running, as 0.2.18 had them.")
+    instance_id: str = Field(default="", description="The journal's id.")
+    process_id: str = Field(default="", description="Another one after each start.")
+    lifecycle: dict[str, bool | int] = Field(description="accepting_rollouts and active_rollouts, as in 0.3.x.")
 
 
-def health(capacity: Capacity, agent_loops: Iterable[str], *, draining: bool) -> dict[str, Any]:
+def health(
+    capacity: Capacity, agent_loops: Iterable[str], *, draining: bool, instance_id: str = "", process_id: str = ""
+) -> dict[str, Any]:
     """Return the fields of Health."""
+    active = capacity.running + capacity.queued
     return {
         "status": "draining" if draining else "healthy",
         "agent_loop": ", ".join(agent_loops),
-        "active_rollouts": capacity.running + capacity.queued,
+        "active_rollouts": active,
         "completed_rollouts": capacity.completed,
         "undelivered": capacity.undelivered,
+        "concurrency": {name: getattr(capacity, name) for name in ("max_concurrent", "queued", "running")},
+        "instance_id": instance_id,
+        "process_id": process_id,
+        "lifecycle": {"accepting_rollouts": not draining, "active_rollouts": active},
     }
 
 
@@ -172,12 +186,8 @@ def read_init(body: Any, size: int, max_metadata_bytes: int, trace: TraceContext
     if given.idempotency_key:
         check_id(given.idempotency_key, "idempotency_key")
     check_header(given.api_key or "", "api_key")
-    metadata = jsontext.copy(given.metadata, "metadata")
-    text = jsontext.render(metadata)
-    if len(text.encode()) > max_metadata_bytes:
-        raise InvalidArgument("metadata", f"is larger than {max_metadata_bytes} bytes")
+    metadata, unparsed = bounded_metadata(given.metadata, max_metadata_bytes)
     truth = metadata.get("ground_truth")
-    unparsed: Any = jsontext.Unparsed(text)
     request = RolloutRequest(
         rollout_id=given.rollout_id,
         messages=copy_messages(given.messages, "messages", any_role=True),
@@ -198,6 +208,15 @@ def read_init(body: Any, size: int, max_metadata_bytes: int, trace: TraceContext
         digest=spec_digest(request),
         size=size,
     )
+
+
+def bounded_metadata(given: dict[str, Any], limit: int) -> tuple[dict[str, Any], Any]:
+    """Return a copy of a body's metadata, and its unparsed text. Raises InvalidArgument above `limit` bytes."""
+    metadata = jsontext.copy(given, "metadata")
+    text = jsontext.render(metadata)
+    if len(text.encode()) > limit:
+        raise InvalidArgument("metadata", f"is larger than {limit} bytes")
+    return metadata, jsontext.Unparsed(text)
 
 
 def init_answer(rollout_id: str, tools: Iterable[ToolDict]) -> dict[str, Any]:
@@ -271,19 +290,26 @@ def read_chat(body: Any) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
     return given.rollout_id, given.messages, _without_nulls(params)
 
 
-class ChatBody(_Body):
+class ChatBody(Body):
     """Asks for a model reply. Further keys are sampling parameters."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
     rollout_id: _Id
-    messages: _Messages = Field(json_schema_extra={"items": _MESSAGE})
+    messages: Messages = Field(json_schema_extra={"items": _MESSAGE})
 
 
 def read_reply(raw: bytes) -> ChatResponse:
     """Read a trainer's reply. Raises ReplyUnreadable."""
     try:
-        body = jsontext.parse(raw.decode(), "body")
+        return reply_of(jsontext.parse(raw.decode(), "body"), len(raw))
+    except (ValueError, InvalidArgument) as error:
+        raise ReplyUnreadable(f"the trainer's reply cannot be read: {type(error).__name__}: {error}") from None
+
+
+def reply_of(body: Any, size: int) -> ChatResponse:
+    """Return the reply in the body of an answer of `size` bytes. Raises ReplyUnreadable."""
+    try:
         choice = body["choices"][0]
         block, prompt = _tokens(body)
         response = ChatResponse(
@@ -293,7 +319,7 @@ def read_reply(raw: bytes) -> ChatResponse:
             tokens=block,
             prompt_ids=prompt,
             extra={key: body[key] for key in body.keys() - _REPLY},
-            size=len(raw),
+            size=size,
         )
         response.check()
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, InvalidArgument) as error:
@@ -338,6 +364,7 @@ def result_body(outcome: RolloutOutcome) -> dict[str, Any]:
     reason = outcome.failure.message if outcome.failure else outcome.finish_reason
     omitted = {"omitted": list(outcome.omitted)} if outcome.omitted else {}
     failure = outcome.failure
+    extra = {name: value for name, value in outcome.extra_fields.items() if name != NATIVE_KEY}
     reported = {"failure": _failure(failure)} if failure and (failure.reason or failure.file) else {}
     return _without_nulls(
         {
@@ -348,7 +375,7 @@ def result_body(outcome: RolloutOutcome) -> dict[str, Any]:
             "error_message": None if completed else f"{outcome.status}: {reason}",
             "reward": outcome.reward,
             "metrics": {name: getattr(outcome.metrics, name) for name in _COUNTERS},
-            "extra_fields": reported | dict(outcome.extra_fields) | omitted,
+            "extra_fields": reported | extra | omitted,
         }
     )
 
@@ -360,12 +387,12 @@ def _failure(failure: Failure) -> dict[str, Any]:
     return reason | ({"file": failure.file, "line": failure.line, "frames": frames} if failure.file else {})
 
 
-class CompletedBody(_Body):
+class CompletedBody(Body):
     """The body with which a legacy agent server reports the result of a rollout."""
 
     rollout_id: _Id
     status: str = Field(pattern="^(COMPLETED|ERROR)$")
-    final_messages: _Messages = Field(default_factory=list, json_schema_extra={"items": _MESSAGE})
+    final_messages: Messages = Field(default_factory=list, json_schema_extra={"items": _MESSAGE})
     finish_reason: str | None = None
     error_message: str | None = None
     reward: float | None = None

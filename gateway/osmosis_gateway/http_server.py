@@ -13,8 +13,11 @@ from fastapi import FastAPI
 
 from osmosis_gateway.http1 import BoundedProtocol
 from osmosis_gateway.in_process import InProcessRollouts
+from osmosis_gateway.leases import Leases, LeaseTimes
 from osmosis_gateway.legacy_trainers import HttpTrainers
+from osmosis_gateway.lifecycle import Lifecycle
 from osmosis_gateway.outgoing_calls import Calls
+from osmosis_gateway.rollout_routes import add_rollout_routes
 from osmosis_gateway.routes import HttpAccess, add_metrics, add_routes, gateway_app
 from osmosis_grpc.link import fork_safety
 from osmosis_grpc.link.bearer_tokens import Tokens
@@ -133,9 +136,14 @@ def tokens_of(settings: RolloutSettings) -> Tokens:
 
 @asynccontextmanager
 async def serve_http(
-    server: AgentServer, *, host: str = "127.0.0.1", port: int = 9000, settings: RolloutSettings | None = None
+    server: AgentServer,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 9000,
+    settings: RolloutSettings | None = None,
+    lease_times: LeaseTimes | None = None,
 ) -> AsyncIterator[HttpServer]:
-    """Serve the legacy contract over HTTP with the engine of a running agent server.
+    """Serve the legacy contracts over HTTP with the engine of a running agent server.
 
     While the HTTP server runs, a gRPC caller can also pass an http:// or https:// callback. HTTP uses the tokens and
     the TLS files of the agent server. If the agent server has no tokens, HTTP uses the tokens of the settings.
@@ -144,16 +152,21 @@ async def serve_http(
     security.check_host(host)
     tls = client_context(server.credentials.tls) if server.credentials.tls else None
     async with Calls(known.client, checked_only=True, tls=tls) as calls:
-        trainers = HttpTrainers(calls, server.callbacks.policy, known.client)
+        leases = Leases(server.engine, lease_times)
+        trainers = HttpTrainers(calls, server.callbacks.policy, known.client, leases)
         app = gateway_app("osmosis_grpc")
         http_access = HttpAccess(
             tokens=security.tokens or tokens_of(known),
+            admin_tokens=security.admin_tokens,
             certificates=security.asks_certificates,
             max_metadata_bytes=server.config.max_metadata_bytes,
             loopback=server.on_loopback,
         )
         app.state.rollouts, app.state.metrics = InProcessRollouts(server.engine, trainers.peer), server.metrics
+        app.state.leases, app.state.lifecycle = leases, Lifecycle(server.engine, server.drain)
+        leases.start()
         add_routes(app, http_access)
+        add_rollout_routes(app, http_access)
         schemes = dict.fromkeys(("http", "https"), trainers.peer)
         server.callbacks.schemes |= schemes
         try:

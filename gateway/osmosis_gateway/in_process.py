@@ -33,7 +33,13 @@ class InProcessRollouts:
         if supervisor.failure is not None:
             raise Unavailable(f"{supervisor.owner} has failed")
         loops, draining = sorted(self._engine.context.runnables), self._engine.shutdown.draining
-        return http_bodies.health(self._engine.capacity(), loops, draining=draining)
+        return http_bodies.health(
+            self._engine.capacity(),
+            loops,
+            draining=draining,
+            instance_id=self._engine.journal.journal_id,
+            process_id=self._engine.context.earlier_runs.process_id,
+        )
 
 
 class NotStarted:

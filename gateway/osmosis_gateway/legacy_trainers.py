@@ -1,41 +1,86 @@
-"""Implements the engine's ports over HTTP: sends chats and outcomes to a trainer of the legacy contract."""
+"""Implements the engine's ports over HTTP: sends chats and outcomes to a trainer of a legacy contract.
+
+The trainer of a rollout of /v1/rollout/init is an HttpTrainer. For a rollout of /rollout, see rollout_trainers.py.
+"""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from osmosis_gateway import http_bodies
+from osmosis_gateway.contracts import Terms
+from osmosis_gateway.leases import Leases
 from osmosis_gateway.outgoing_calls import Base, Calls, redacted
+from osmosis_gateway.rollout_trainers import Channel, RolloutTrainer
 from osmosis_grpc.engine import Peer
 from osmosis_grpc.errors import Internal, InvalidArgument, OsmosisValidationError
 from osmosis_grpc.link.target_policy import Address, TargetPolicy
 from osmosis_grpc.settings import RolloutClientSettings
-from osmosis_grpc.types import ChatRequest, ChatResponse, InitRequest, Receipt, RolloutOutcome, TraceContext, jsontext
+from osmosis_grpc.types import (
+    Callback,
+    ChatRequest,
+    ChatResponse,
+    InitRequest,
+    Receipt,
+    RolloutOutcome,
+    TraceContext,
+    jsontext,
+)
+
+
+class Trainer(Protocol):
+    """The trainer of one rollout, over HTTP."""
+
+    async def chat(self, request: ChatRequest, /) -> ChatResponse:
+        """Return the reply to a chat. Raises CallError."""
+
+    async def complete(self, outcome: RolloutOutcome, /) -> Receipt:
+        """Deliver the outcome. Raises CallError."""
 
 
 class HttpTrainers:
-    """Makes Peers for callbacks whose target is a base URL. `calls` must be made with `checked_only`."""
+    """Makes Peers for callbacks whose target is a base URL. `calls` must be made with `checked_only`.
 
-    def __init__(self, calls: Calls, policy: TargetPolicy, settings: RolloutClientSettings) -> None:
+    `leases` has the results that trainers ask for.
+    """
+
+    def __init__(
+        self, calls: Calls, policy: TargetPolicy, settings: RolloutClientSettings, leases: Leases | None = None
+    ) -> None:
         self._calls = calls
         self._policy = policy
         self._settings = settings
+        self._leases = leases
 
     async def peer(self, init: InitRequest, *, field: str = "callback.target", **caller: bool) -> Peer:
         """Return the Peer that receives a rollout's calls. Raises InvalidArgument naming `field`."""
         callback = init.callback
         if callback is None:
             raise InvalidArgument(field, "is missing: set it to the URL that receives chats and the result")
-        trainer = await self.trainer(callback.target, callback.credential, init.trace, field=field, **caller)
+        trainer = await self.trainer(callback, init.trace, field=field, **caller)
         key = (callback.target, callback.credential, callback.state)
         return Peer(trainer.chat, trainer.complete, key, destination_key=callback.target, any_role=True)
 
     async def trainer(
-        self, server_url: str, api_key: str, trace: TraceContext | None = None, *, field: str, **caller: bool
-    ) -> "HttpTrainer":
-        """Return the trainer at a URL after checking its address. Raises InvalidArgument naming `field`."""
-        base = Base.of(server_url, field)
+        self, callback: Callback, trace: TraceContext | None = None, *, field: str, **caller: bool
+    ) -> Trainer:
+        """Return the trainer of a callback after checking the addresses of its URLs.
+
+        Raises InvalidArgument naming `field`, or the key of the body of /rollout.
+        """
+        terms = Terms.of(callback.state)
+        field = field if terms is None else "chat_completions_url"
+        base = Base.of(callback.target, field)
         address = await self._policy.check(base.authority, field, **caller)
-        return HttpTrainer(self._calls, self._settings, base, address, api_key, trace)
+        if terms is None:
+            return HttpTrainer(self._calls, self._settings, base, address, callback.credential, trace)
+        urls = {"completion_callback_url": terms.completion_url, "grader_callback_url": terms.grader_url}
+        channels = [await self._channel(url, terms.key, name, **caller) for name, url in urls.items() if url]
+        chats = Channel(self._calls, base, address, callback.credential, trace)
+        return RolloutTrainer(terms, chats, channels, self._settings, self._leases)
+
+    async def _channel(self, url: str, key: str, field: str, **caller: bool) -> Channel:
+        base = Base.of(url, field, query=True)
+        return Channel(self._calls, base, await self._policy.check(base.authority, field, **caller), key)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -56,6 +56,14 @@ _REFUSED: dict[int, type[OsmosisValidationError]] = {401: Unauthenticated, 403: 
 _PORTS = {"http": 80, "https": 443}
 
 
+Problem = Callable[[bytes], CallError | None]
+"""Returns the error that the body of a 2xx answer reports; None for a good body."""
+
+
+def _no_problem(raw: bytes) -> CallError | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Base:
     """A checked base URL: `{scheme}://{host}:{port}{path}`."""
@@ -64,10 +72,12 @@ class Base:
     host: str
     port: int
     path: str
+    exact: str = ""
+    """The path and the query as they were given."""
 
     @classmethod
-    def of(cls, text: str, field: str) -> "Base":
-        """Parse a base URL. Raises InvalidArgument naming `field`."""
+    def of(cls, text: str, field: str, *, query: bool = False) -> "Base":
+        """Parse a base URL. With `query`, the URL can have a query. Raises InvalidArgument naming `field`."""
         try:
             parts = urlsplit(text)
             port = parts.port
@@ -76,7 +86,9 @@ class Base:
         problems = {
             "is not an http:// or https:// URL with a host": parts.scheme not in _PORTS or not parts.hostname,
             "holds a user name or a password; use api_key": "@" in parts.netloc,
-            "has a query or a fragment; pass a base URL, to which paths are appended": "?" in text or "#" in text,
+            "has a query or a fragment; pass a base URL, to which paths are appended": (
+                ("?" in text and not query) or "#" in text
+            ),
             "holds a character that cannot stand in a URL": (
                 not text.isascii() or not text.isprintable() or " " in text or "\\" in text
             ),
@@ -85,7 +97,13 @@ class Base:
         for problem, found in problems.items():
             if found:
                 raise InvalidArgument(field, problem)
-        return cls(parts.scheme, parts.hostname or "", port or _PORTS[parts.scheme], parts.path.rstrip("/"))
+        return cls(
+            parts.scheme,
+            parts.hostname or "",
+            port or _PORTS[parts.scheme],
+            parts.path.rstrip("/"),
+            parts.path + (f"?{parts.query}" if parts.query else ""),
+        )
 
     @property
     def authority(self) -> str:
@@ -95,6 +113,11 @@ class Base:
     def join(self, path: str) -> URL:
         """Return the URL of a path below this base URL."""
         return URL(f"{self.scheme}://{self.authority}{self.path}{path}", encoded=True)
+
+    @property
+    def url(self) -> URL:
+        """The URL itself."""
+        return URL(f"{self.scheme}://{self.authority}{self.exact}", encoded=True)
 
 
 class Calls:
@@ -144,18 +167,20 @@ class Calls:
         headers: Mapping[str, str] | None = None,
         address: Address | None = None,
         answer: bool = True,
+        problem: Problem = _no_problem,
     ) -> bytes:
         """Post JSON, or GET without a `body`. Return the body of a 2xx answer; without `answer`, return b"".
 
         `address` is the host's checked address. 408, 429, 5xx, 3xx, timeouts and transport errors are retried `retries`
         times, after Retry-After or with exponential backoff. After the last retry, this method raises
         OsmosisTransportError, OsmosisTimeoutError or OsmosisServerError. It raises OsmosisValidationError for a
-        refusal, without a retry.
+        refusal, without a retry. `problem` looks at the body of a 2xx answer. If it returns an error, the call has
+        failed with this error, and is retried.
         """
         backoff = Backoff(self._settings.retry_base_delay, self._settings.retry_max_delay)
         _checked.set(address)
         for retry in range(1, retries + 1):
-            found = await self._attempt(url, body, key, headers or {}, answer)
+            found = await self._attempt(url, body, key, headers or {}, answer, problem)
             if isinstance(found, bytes):
                 return found
             pause = backoff.next()
@@ -163,13 +188,13 @@ class Calls:
                 pause = min(found.retry_after, max(self._settings.retry_max_delay, LONGEST_RETRY_AFTER))
             log.warning("%s; retry %d of %d in %.1f s", found, retry, retries, pause)
             await asyncio.sleep(pause)
-        found = await self._attempt(url, body, key, headers or {}, answer)
+        found = await self._attempt(url, body, key, headers or {}, answer, problem)
         if isinstance(found, bytes):
             return found
         raise found
 
     async def _attempt(
-        self, url: URL, body: bytes | None, key: str, headers: Mapping[str, str], wanted: bool
+        self, url: URL, body: bytes | None, key: str, headers: Mapping[str, str], wanted: bool, problem: Problem
     ) -> bytes | CallError:
         """Send one request: POST, or GET without a body. Return the answer's body.
 
@@ -192,7 +217,8 @@ class Calls:
         except (aiohttp.ClientError, OSError) as error:
             return OsmosisTransportError(f"{self._whom} cannot be reached: {type(error).__name__}")
         if 200 <= status < 300:
-            return raw
+            found = problem(raw)
+            return raw if found is None else found
         text = clip(f"{self._whom} answered {status}: {redacted(raw.decode(errors='replace'), key)[:_SHOWN]}")
         may_help = status in (408, 429) or not 400 <= status < 500
         failed: CallError = OsmosisServerError(text, retry_after=_seconds(retry_after))

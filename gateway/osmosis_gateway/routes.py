@@ -9,7 +9,9 @@ from typing import Any, Protocol
 from fastapi import FastAPI, Request, Security
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi.security import HTTPBearer
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
+from starlette.types import Scope
 
 from osmosis_gateway import http_bodies
 from osmosis_gateway.bounded_json import Bounds, init_refusal, internal, read_json, refusal
@@ -17,7 +19,7 @@ from osmosis_gateway.guard import Guard, bound_to_loopback, from_test_client
 from osmosis_gateway.http1 import OneBody
 from osmosis_gateway.http_bodies import Health, InitAnswer, InitBody
 from osmosis_grpc import __version__
-from osmosis_grpc.errors import CallError, MissingExtraError, NotFound, Unimplemented
+from osmosis_grpc.errors import CallError, MissingExtraError, NotFound, PermissionDenied, Unimplemented
 from osmosis_grpc.link.bearer_tokens import Tokens
 from osmosis_grpc.types import InitRequest, ToolDict, TraceContext
 
@@ -27,7 +29,8 @@ _RETRY = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer
 _WORDS = {
     400: "The body has two lengths, or was cut off.",
     401: "No bearer token, or a wrong one.",
-    404: "There is no such agent loop.",
+    403: "The lease, or the token, does not allow this.",
+    404: "There is no such agent loop, or no such rollout.",
     408: "The body did not arrive in time.",
     409: "The id, or the idempotency key, belongs to another request.",
     410: "The rollout has ended.",
@@ -37,7 +40,7 @@ _WORDS = {
     424: "The trainer gave no reply. Do not retry.",
     429: "At capacity; retry later.",
     500: "The agent's get_tools failed.",
-    501: "The library that metrics need is not installed.",
+    501: "The library that metrics need is not installed, or this gateway has no engine.",
     503: "Draining, or the agent server cannot be reached; retry later.",
 }
 
@@ -62,6 +65,8 @@ class HttpAccess:
     """Each caller must send one of these tokens."""
     certificates: bool = False
     """Whether callers also need a client certificate. Without tokens and certificates every caller is allowed."""
+    admin_tokens: Tokens = field(default_factory=Tokens)
+    """A caller of /drain must send one of these tokens."""
     max_metadata_bytes: int
     loopback: bool | None = None
     """Whether the server is bound to loopback. None means that the address of each connection decides."""
@@ -71,6 +76,16 @@ class HttpAccess:
     def guarded(self) -> bool:
         """Whether every caller is authenticated."""
         return bool(self.tokens) or self.certificates
+
+    def check_admin(self, scope: Scope) -> None:
+        """Raise PermissionDenied unless the caller is an administrator, see ServerSecurity.check_admin()."""
+        if self.admin_tokens:
+            if self.admin_tokens.owner(Headers(scope=scope).get("authorization", "")) is None:
+                raise PermissionDenied("this call needs an administrator's token")
+        elif self.guarded:
+            raise PermissionDenied("this call needs an administrator's token, and this server has none")
+        elif not bound_to_loopback(scope, self.loopback):
+            raise PermissionDenied("without an administrator's token only callers on the server's machine may do this")
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -102,7 +117,7 @@ def add_routes(app: FastAPI, access: HttpAccess) -> None:
     Set `app.state.rollouts`, a Rollouts, and `app.state.metrics`, a Source, before the application runs.
     """
     add_metrics(app, access)
-    guarded = _bearer(access)
+    guarded = bearer_of(access)
 
     @app.post(
         http_bodies.INIT_PATH,
@@ -115,7 +130,7 @@ def add_routes(app: FastAPI, access: HttpAccess) -> None:
     async def init_rollout(request: Request) -> JSONResponse:
         """Start a rollout. The same request again gives the same answer and starts nothing."""
         body, size = await read_json(request, access.bounds)
-        init = http_bodies.read_init(body, size, access.max_metadata_bytes, _trace(request))
+        init = http_bodies.read_init(body, size, access.max_metadata_bytes, trace_of(request))
         owner, loopback = getattr(request.state, "owner", ""), bound_to_loopback(request.scope, access.loopback)
         try:
             rollout_id, tools = await rollouts_of(request).init(
@@ -148,7 +163,13 @@ def add_routes(app: FastAPI, access: HttpAccess) -> None:
 def add_metrics(app: FastAPI, access: HttpAccess) -> None:
     """Add authentication and the route /metrics to an application. The route reads the Source `app.state.metrics`."""
     # The guard is inside OneBody, because OneBody closes the connection when the guard leaves a body unread.
-    guard = Middleware(Guard, tokens=access.tokens, certificates=access.certificates, loopback=access.loopback)
+    guard = Middleware(
+        Guard,
+        tokens=access.tokens,
+        admin_tokens=access.admin_tokens,
+        certificates=access.certificates,
+        loopback=access.loopback,
+    )
     app.user_middleware.append(guard)
     hidden: dict[int | str, dict[str, Any]] = {
         404: {"description": "This server has no token and is not on loopback.", "content": _JSON_DETAIL}
@@ -157,7 +178,7 @@ def add_metrics(app: FastAPI, access: HttpAccess) -> None:
     @app.get(
         "/metrics",
         response_class=PlainTextResponse,
-        dependencies=_bearer(access),
+        dependencies=bearer_of(access),
         responses=responses(401, 421, 501) | hidden,
     )
     async def metrics(request: Request) -> Response:
@@ -173,7 +194,7 @@ def add_metrics(app: FastAPI, access: HttpAccess) -> None:
         return Response(page, headers={"content-type": kind})
 
 
-def _bearer(access: HttpAccess) -> list[Any]:
+def bearer_of(access: HttpAccess) -> list[Any]:
     """Return the OpenAPI entry of a route that requires a token; an empty list if no token is required."""
     return [Security(HTTPBearer(auto_error=False, description="OSMOSIS_ROLLOUT_SERVER_TOKEN"))] if access.tokens else []
 
@@ -193,7 +214,8 @@ def gateway_app(title: str, **more: Any) -> FastAPI:
     return app
 
 
-def _trace(request: Request) -> TraceContext | None:
+def trace_of(request: Request) -> TraceContext | None:
+    """Return the trace context of a request; None without a usable one."""
     parent, state = request.headers.get("traceparent", ""), request.headers.get("tracestate", "")
     fits = len(parent) <= 256 and len(state) <= 4096 and (parent + state).isascii() and (parent + state).isprintable()
     return TraceContext(parent, state) if parent and fits else None

@@ -15,8 +15,9 @@ from typing import Any
 
 from osmosis_gateway import http_bodies
 from osmosis_gateway.http_server import HttpServer, tokens_of
-from osmosis_gateway.legacy_trainers import HttpTrainer, HttpTrainers
+from osmosis_gateway.legacy_trainers import HttpTrainers, Trainer
 from osmosis_gateway.outgoing_calls import Calls
+from osmosis_gateway.rollout_routes import add_rollout_routes
 from osmosis_gateway.routes import HttpAccess, add_routes, gateway_app
 from osmosis_grpc.errors import CallError, InvalidArgument, Unavailable
 from osmosis_grpc.link.credentials import Credentials
@@ -63,10 +64,12 @@ class RemoteRollouts:
         self, init: InitRequest, *, owner: str, authenticated: bool, loopback: bool
     ) -> tuple[str, Sequence[ToolDict]]:
         assert init.callback is not None
-        url, key = init.callback.target, init.callback.credential
-        await self._trainers.trainer(url, key, field="server_url", authenticated=authenticated, loopback=loopback)
+        given = init.callback
+        await self._trainers.trainer(given, field="server_url", authenticated=authenticated, loopback=loopback)
         trace = [init.trace.traceparent, init.trace.tracestate] if init.trace is not None else None
-        state = {"server_url": url, "api_key": key, "trace": trace}
+        state = {"server_url": given.target, "api_key": given.credential, "trace": trace}
+        if given.state:
+            state["terms"] = given.state.decode()
         callback = self.make_callback(json.dumps(state).encode())
         rollout_id = init.request.rollout_id
         begun = self._beginning[rollout_id] = asyncio.Event()
@@ -86,7 +89,13 @@ class RemoteRollouts:
             info = await self._client.info()
         except CallError as error:
             raise Unavailable(f"the agent server does not answer: {error}", retry_after=5.0) from None
-        return http_bodies.health(info.capacity, (loop.name for loop in info.agent_loops), draining=info.draining)
+        return http_bodies.health(
+            info.capacity,
+            (loop.name for loop in info.agent_loops),
+            draining=info.draining,
+            instance_id=info.journal_id,
+            process_id=info.process_id,
+        )
 
     async def chat(self, request: ChatRequest, /) -> ChatResponse:
         """Pass a chat of the agent server on to the rollout's trainer."""
@@ -103,7 +112,7 @@ class RemoteRollouts:
         await trainer.complete(outcome)
         self._tools.pop(outcome.rollout_id, None)
 
-    async def _trainer(self, state: bytes) -> HttpTrainer:
+    async def _trainer(self, state: bytes) -> Trainer:
         """Return the trainer that a callback's state names, after checking its address again.
 
         Raises InvalidArgument for a state that this gateway did not make. Raises Unavailable if the address is refused,
@@ -112,12 +121,13 @@ class RemoteRollouts:
         try:
             given = json.loads(state)
             url, key, trace = str(given["server_url"]), str(given["api_key"]), given.get("trace")
+            to = Callback(target=url, credential=key, state=str(given.get("terms", "")).encode())
             context = TraceContext(*map(str, trace)) if trace else None
         except (ValueError, KeyError, TypeError, AttributeError):
             raise InvalidArgument("state", "was not made by this gateway") from None
         try:
             return await self._trainers.trainer(
-                url, key, context, field="server_url", authenticated=self._authenticated, loopback=self._loopback
+                to, context, field="server_url", authenticated=self._authenticated, loopback=self._loopback
             )
         except InvalidArgument as error:
             raise Unavailable(f"the trainer cannot be called at the moment: {error}") from None
@@ -164,11 +174,13 @@ async def serve_standalone(
             app.state.rollouts, app.state.metrics = rollouts, GatewayMetrics(back.source)
             http_access = HttpAccess(
                 tokens=guard.tokens,
+                admin_tokens=guard.admin_tokens,
                 certificates=guard.asks_certificates,
                 max_metadata_bytes=known.server.max_metadata_size_bytes,
                 loopback=loopback,
             )
             add_routes(app, http_access)
+            add_rollout_routes(app, http_access)
             supervisor = Supervisor("the gateway")
             async with HttpServer(app, host=host, port=port, tls=guard.tls, supervisor=supervisor) as http:
                 yield http, back

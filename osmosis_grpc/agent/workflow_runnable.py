@@ -6,15 +6,17 @@ import copy
 import os
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from osmosis_grpc.agent.config_values import ConfigValueError, built, config_class, overlaid
 from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.current_context import current_session
-from osmosis_grpc.agent.grader import Grader, GraderContext
+from osmosis_grpc.agent.grader import Grader, GraderContext, RolloutSample
 from osmosis_grpc.agent.grader_groups import Groups
 from osmosis_grpc.agent.grading import graded, grader_context
+from osmosis_grpc.agent.loggable import loggable
 from osmosis_grpc.agent.loop import AgentNameError, name_problem
 from osmosis_grpc.agent.result_check import RunOutcome, invalid_result
 from osmosis_grpc.agent.sync_waits import with_sync_waits
@@ -26,6 +28,14 @@ from osmosis_grpc.types.outcome import describe
 
 CONFIG_KEY = "workflow_config"
 """The key of a request's metadata with values for the configuration of this rollout."""
+
+GRADE_KEY = "run_grader"
+"""The key of a request's metadata that is False if the grader does not run."""
+NATIVE_KEY = "native_messages"
+"""The key of the outcome's extra_fields with the messages of registered agents in the format of their library.
+
+Only trainers that speak HTTP get them, because the Osmosis SDK's result has them.
+"""
 
 
 class WorkflowRunnable:
@@ -85,18 +95,20 @@ class WorkflowRunnable:
         samples = {name: sample for name, sample in samples.items() if session.sample_messages(name) is not None}
         if not samples:
             return invalid_result("the workflow has no sample: none of its agents got a reply of the policy")
-        if self.grader is None:
-            return RunOutcome(messages=None)
+        if self.grader is None or request.metadata.get(GRADE_KEY) is False:
+            return _with_native(RunOutcome(messages=None), context, samples)
         if request.label is None and not request.metadata:
             why = "the request has no label and no metadata, so the grader did not run"
-            return RunOutcome(messages=None, extra_fields={"grading": why})
+            return _with_native(RunOutcome(messages=None, extra_fields={"grading": why}), context, samples)
         graded_context = grader_context(request, samples, self._folder)
         with context.for_grader() as judge:
             if self._grades_groups and self._groups.has(request):
                 session.free_slot()
                 work = self._groups.grade(request, graded_context, self._grade_group)
-                return (await graded(work, graded_context)).apply(judge)
-            return (await graded(self._grade(graded_context), graded_context)).apply(judge)
+            else:
+                work = self._grade(graded_context)
+            outcome = (await graded(work, graded_context)).apply(judge)
+            return _with_native(outcome, context, samples)
 
     def ended(self, rollout_id: str, attempt: int) -> None:
         """Let the other rollouts of the group no longer wait for this one."""
@@ -159,3 +171,11 @@ def _check_class(workflow: object) -> None:
     if not isinstance(workflow, type) or not issubclass(workflow, AgentWorkflow):
         what = workflow.__name__ if isinstance(workflow, type) else f"a {type(workflow).__name__}"
         raise TypeError(f"{what} is not the class of a workflow; of an agent loop, give an instance")
+
+
+def _with_native(outcome: RunOutcome, context: RolloutContext, samples: Mapping[str, RolloutSample]) -> RunOutcome:
+    """Add the native messages of registered agents to an outcome, for a trainer that speaks HTTP."""
+    if not context.request.server_url:
+        return outcome
+    native = {name: loggable(samples[name].messages) for name in context.registered_agents if name in samples}
+    return replace(outcome, extra_fields={**(outcome.extra_fields or {}), NATIVE_KEY: native}) if native else outcome

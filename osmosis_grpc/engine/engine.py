@@ -175,6 +175,10 @@ class Engine:
             if record.tenant is tenant and record.accepted.done():
                 self.runner.decide(record, Termination.trainer_lost(why))
 
+    def lose_rollout(self, record: Record, why: str) -> None:
+        """End a rollout whose trainer has left FAILED (trainer, retryable). A rollout that has ended stays as it is."""
+        self.runner.decide(record, Termination.trainer_lost(why))
+
     def capacity(self) -> Capacity:
         """Return the limits, and how much of each limit is used."""
         return Capacity(

@@ -43,10 +43,13 @@ class Shutdown:
         """Accept new rollouts again, unless the engine is closing."""
         self.draining = self.closing
 
-    async def drained(self, limit: float) -> bool:
-        """Wait until all rollouts have ended and are delivered. Returns False if `limit` seconds pass before that."""
+    async def drained(self, limit: float, *, delivered: bool = True) -> bool:
+        """Wait until all rollouts have ended, and with `delivered` are delivered.
+
+        Returns False if `limit` seconds pass before that.
+        """
         with anyio.move_on_after(limit):
-            while self._unfinished() or self._outbox.undelivered:
+            while self._unfinished() or (delivered and self._outbox.undelivered):
                 self.changed.clear()
                 await self.changed.wait()
             return True

@@ -58,12 +58,16 @@ async def test_health_over_a_socket(started):
     async with httpx.AsyncClient() as client:
         answer = await client.get(f"{url}/health")
     assert answer.status_code == 200
-    assert answer.json() == {
+    health = answer.json()
+    assert health.pop("instance_id") != health.pop("process_id") != ""
+    assert health == {
         "status": "healthy",
         "agent_loop": "calculator",
         "active_rollouts": 0,
         "completed_rollouts": 0,
         "undelivered": 0,
+        "concurrency": {"max_concurrent": 7, "queued": 0, "running": 0},
+        "lifecycle": {"accepting_rollouts": True, "active_rollouts": 0},
     }
     assert called == ["startup"]
     assert app.state.engine.config.max_concurrent == 7

@@ -73,12 +73,16 @@ async def test_rollouts_through_a_gateway_of_its_own():
     assert all(done["reward"] == 1.0 for done in trainer.outcomes)
     assert set(trainer.keys) == {f"Bearer key-r{i}" for i in range(10)}
     assert "tools" not in trainer.chats[0]
+    assert counts.pop("process_id") == server.engine.context.earlier_runs.process_id
     assert counts == {
         "status": "healthy",
         "agent_loop": "calculator",
         "active_rollouts": 0,
         "completed_rollouts": 10,
         "undelivered": 0,
+        "concurrency": {"max_concurrent": 100, "queued": 0, "running": 0},
+        "instance_id": server.engine.journal.journal_id,
+        "lifecycle": {"accepting_rollouts": True, "active_rollouts": 0},
     }
 
 

@@ -1,0 +1,149 @@
+"""The results that trainers of 0.3.x ask for, and the leases that they renew by asking.
+
+A rollout whose lease is not renewed in time ends FAILED, because nobody wants its result any more. The leases of a
+restarted server begin anew.
+"""
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from osmosis_gateway.contracts import has_lease, lease_name, polled_terms
+from osmosis_gateway.rollout_results import polled_body, polled_verdict
+from osmosis_grpc.engine import Engine
+from osmosis_grpc.engine.record import Record
+from osmosis_grpc.errors import Aborted, AlreadyExists, NotFound, PermissionDenied
+from osmosis_grpc.supervise import OnFailure, job
+from osmosis_grpc.types import Receipt, RolloutInfo, RolloutOutcome, RolloutState
+
+SWEEP_LEASES = job("gateway.sweep_leases", OnFailure.RESTART)
+EXPIRED = "polling lease expired"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTimes:
+    """The times of polled results, in seconds."""
+
+    wait: float = 30.0
+    """A poll is answered after this time at the latest."""
+    lease: float = 120.0
+    """The next poll has to begin within this time after a poll has begun, or after the start."""
+    keep: float = 900.0
+    """A result that nobody asks for counts as undelivered for this time after the end."""
+
+
+class Leases:
+    """The leases of the rollouts of one engine. Used while the engine runs, after `start`."""
+
+    def __init__(self, engine: Engine, times: LeaseTimes | None = None) -> None:
+        self._engine = engine
+        self.times = times or LeaseTimes()
+        self._until: dict[Record, float] = {}
+        """The end of the lease of each unfinished rollout, by the clock of the event loop."""
+        self._waits: dict[tuple[str, int], asyncio.Event] = {}
+        """Set when a rollout ends. Only rollouts for which a poll waits have one."""
+        self._taken: dict[tuple[str, int], asyncio.Event] = {}
+        """Set when a trainer got the result of a rollout. Only rollouts with an undelivered result have one."""
+
+    def start(self) -> None:
+        """Watch the leases until the engine's supervisor ends."""
+        self._engine.end_sinks.append(self._ended)
+        self._engine.supervisor.every(SWEEP_LEASES, min(self.times.lease / 8, 5.0), self._sweep)
+
+    def check_new(self, rollout_id: str) -> None:
+        """Raise AlreadyExists for an id that is in use."""
+        if self._engine.context.table.highest(rollout_id) is not None:
+            raise AlreadyExists(f"rollout {rollout_id} exists", rollout_id=rollout_id)
+
+    async def taken(self, outcome: RolloutOutcome) -> Receipt:
+        """Wait until a trainer got the result. Raises Aborted if none has asked for it after `times.keep` seconds."""
+        key = outcome.rollout_id, outcome.attempt
+        taken = self._taken.setdefault(key, asyncio.Event())
+        try:
+            async with asyncio.timeout(self.times.keep):
+                await taken.wait()
+        except TimeoutError:
+            raise Aborted(f"no trainer asked for the result within {self.times.keep:g} s") from None
+        finally:
+            self._taken.pop(key, None)
+        return Receipt.RECORDED
+
+    async def result(
+        self, owner: str, rollout_id: str, lease: str, gone: Callable[[], Awaitable[bool]]
+    ) -> dict[str, Any]:
+        """Renew a lease, and return the result; or after `times.wait` seconds the status of an unfinished rollout.
+
+        `gone` returns whether the caller has disconnected. Raises NotFound for an unknown rollout and
+        PermissionDenied for a wrong lease.
+        """
+        record = self._engine.rollouts.get(owner, rollout_id)
+        callback = record.init.callback
+        if callback is None or not has_lease(record.init):
+            raise NotFound(
+                f"rollout {rollout_id} has no lease: its result is delivered", kind="rollout", name=rollout_id
+            )
+        if not hmac.compare_digest(callback.run_id, lease_name(lease)):
+            raise PermissionDenied("X-Osmosis-Rollout-Lease: is not the lease of this rollout")
+        self._renew(record)
+        await self._wait(record)
+        outcome = (await self._engine.rollouts.info(record)).outcome
+        if outcome is None:
+            return {"rollout_id": rollout_id, "status": status_of(record)}
+        taken = self._taken.get((record.rollout_id, record.attempt))
+        if taken is not None and not await gone():
+            taken.set()
+        return polled_body(outcome, polled_terms(record.init))
+
+    async def status(self, owner: str, rollout_id: str) -> dict[str, Any]:
+        """Return the status of any rollout of the owner, and after its end the reward or the error."""
+        try:
+            record = self._engine.rollouts.get(owner, rollout_id)
+        except NotFound:
+            return {"rollout_id": rollout_id, "status": "unknown"}
+        outcome = (await self._engine.rollouts.info(record)).outcome
+        if outcome is None:
+            return {"rollout_id": rollout_id, "status": status_of(record)}
+        verdict = polled_verdict(outcome, polled_terms(record.init))
+        row = {"status": verdict.status, "reward": outcome.mean_reward, "err_message": verdict.message}
+        return {"rollout_id": rollout_id} | {name: value for name, value in row.items() if value is not None}
+
+    def _renew(self, record: Record) -> None:
+        now = asyncio.get_running_loop().time()
+        if record.live and now >= self._until.get(record, now + 1):
+            self._engine.lose_rollout(record, EXPIRED)
+        elif record.live:
+            self._until[record] = now + self.times.lease
+
+    async def _wait(self, record: Record) -> None:
+        """Wait until a rollout has ended, at most `times.wait` seconds."""
+        if record.delivery.outcome is not None:
+            return
+        ended = self._waits.setdefault((record.rollout_id, record.attempt), asyncio.Event())
+        try:
+            async with asyncio.timeout(self.times.wait):
+                await ended.wait()
+        except TimeoutError:
+            return
+
+    def _ended(self, info: RolloutInfo) -> None:
+        ended = self._waits.pop((info.rollout_id, info.attempt), None)
+        if ended is not None:
+            ended.set()
+
+    async def _sweep(self) -> None:
+        """End the rollouts whose lease has run out. A rollout that is new here gets a whole lease."""
+        now = asyncio.get_running_loop().time()
+        live = [record for record in self._engine.context.table.live() if has_lease(record.init)]
+        self._until = {record: self._until.get(record, now + self.times.lease) for record in live}
+        for record, until in self._until.items():
+            if now >= until and record.accepted.done():
+                self._engine.lose_rollout(record, EXPIRED)
+
+
+def status_of(record: Record) -> str:
+    """Return the state of an unfinished rollout in the words of 0.3.x."""
+    if record.state in (RolloutState.ACCEPTED, RolloutState.QUEUED):
+        return "queued"
+    return "grading" if record.run.grading else "running"

@@ -1,0 +1,113 @@
+"""The results of POST /rollout: the bodies of the two callbacks, and the answer to a poll."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from osmosis_gateway.contracts import Terms
+from osmosis_grpc.agent.error_categories import RolloutErrorCategory, error_category
+from osmosis_grpc.agent.workflow_runnable import NATIVE_KEY
+from osmosis_grpc.types import FailureReason, OutcomeStatus, RolloutOutcome
+
+_GRADER = frozenset((FailureReason.GRADER_EXCEPTION, FailureReason.GRADER_RESULT_INVALID, FailureReason.GRADER_TIMEOUT))
+"""The reasons of rollouts whose agent has succeeded."""
+TELEMETRY, GRADING = "samples", "grading"
+"""Further keys of extra_fields that WorkflowRunnable sets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a rollout, or a part of it, ended."""
+
+    status: str = "success"
+    message: str | None = None
+    category: str | None = None
+
+    def row(self) -> dict[str, Any]:
+        """Return the fields of a body."""
+        return {"status": self.status, "err_message": self.message, "err_category": self.category}
+
+
+def agent_verdict(outcome: RolloutOutcome) -> Verdict:
+    """Return how the agent ended. A failure always has a text."""
+    failure = outcome.failure
+    if outcome.status is OutcomeStatus.COMPLETED or (failure is not None and failure.reason in _GRADER):
+        return Verdict()
+    return _failed(outcome)
+
+
+def grader_verdict(outcome: RolloutOutcome, terms: Terms) -> Verdict:
+    """Return how the grading ended. Without a reward for each sample, it is a failure that says why."""
+    if outcome.status is not OutcomeStatus.COMPLETED:
+        return _failed(outcome)
+    why = str(outcome.extra_fields.get(GRADING, ""))
+    kept = [name for name, sample in outcome.samples.items() if sample.train is not False]
+    missing = [name for name in kept if outcome.reward_of(name) is None]
+    if not outcome.samples:
+        why = "the rollout has no samples"
+    elif not terms.contract.names_samples and len(outcome.samples) > 1:
+        names = ", ".join(outcome.samples)
+        why = f"the contract {terms.contract.name} has one sample for each rollout, and this one has: {names}"
+    elif missing and not why:
+        why = f"there is no reward for the sample {', '.join(map(repr, missing))}"
+    return Verdict("failure", why, RolloutErrorCategory.VALIDATION_ERROR) if why else Verdict()
+
+
+def completion_body(outcome: RolloutOutcome) -> dict[str, Any]:
+    """Return the body of the completion callback."""
+    extra = {name: value for name, value in outcome.extra_fields.items() if name not in (NATIVE_KEY, TELEMETRY)}
+    return {"rollout_id": outcome.rollout_id, "extra_fields": extra or None} | agent_verdict(outcome).row()
+
+
+def grader_body(outcome: RolloutOutcome, terms: Terms) -> dict[str, Any]:
+    """Return the body of the grader callback. The samples are kept after a failure, without their rewards."""
+    verdict = grader_verdict(outcome, terms)
+    rows = sample_rows(outcome, terms, rewarded=verdict.status == "success")
+    head = {"rollout_id": outcome.rollout_id}
+    if terms.contract.names_samples:
+        samples = {name: {"id": name, **row} for name, row in rows.items()}
+        return head | {"samples": samples} | verdict.row()
+    return head | {"sample": next(iter(rows.values())) if len(rows) == 1 else None} | verdict.row()
+
+
+def sample_rows(outcome: RolloutOutcome, terms: Terms, *, rewarded: bool) -> dict[str, dict[str, Any]]:
+    """Return the samples. Their messages are in the format of the agent's library, if the agent is registered."""
+    native, telemetry = outcome.extra_fields.get(NATIVE_KEY) or {}, outcome.extra_fields.get(TELEMETRY) or {}
+    rows = {}
+    for name, sample in outcome.samples.items():
+        removed = sample.train is False
+        about = telemetry.get(name) or {}
+        rows[name] = {
+            "messages": native.get(name) or list(sample.messages),
+            "label": terms.label,
+            "reward": outcome.reward_of(name) if rewarded and not removed else None,
+            "remove_sample": removed,
+            "metrics": about.get("metrics") or {},
+            "extra_fields": about.get("extra_fields") or {},
+        }
+    return rows
+
+
+def polled_verdict(outcome: RolloutOutcome, terms: Terms) -> Verdict:
+    """Return how a rollout ended, in the words of 0.3.x."""
+    failure = outcome.failure
+    if outcome.status is OutcomeStatus.CANCELLED:
+        return Verdict("cancelled", "cancelled")
+    if failure is not None and failure.reason is FailureReason.TRAINER_LOST:
+        return Verdict("failure", failure.message, "lease_expired")
+    if failure is not None and failure.boundary == "server":
+        return Verdict("failure", failure.message or str(failure.reason), "internal_error")
+    return grader_verdict(outcome, terms) if terms.grade else agent_verdict(outcome)
+
+
+def polled_body(outcome: RolloutOutcome, terms: Terms) -> dict[str, Any]:
+    """Return the answer to a poll after the end of a rollout."""
+    verdict = polled_verdict(outcome, terms)
+    rows = list(sample_rows(outcome, terms, rewarded=verdict.status == "success").values())
+    return {"rollout_id": outcome.rollout_id, "sample": rows[0] if len(rows) == 1 else None} | verdict.row()
+
+
+def _failed(outcome: RolloutOutcome) -> Verdict:
+    failure = outcome.failure
+    message = failure.message if failure is not None else ""
+    category = error_category(outcome) or RolloutErrorCategory.AGENT_ERROR
+    return Verdict("failure", message or f"the rollout ended {outcome.status}", str(category))

@@ -1,0 +1,146 @@
+"""The trainer of a rollout of /rollout: it streams its replies, and gets the result as callbacks or by polls."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from osmosis_gateway import http_bodies
+from osmosis_gateway.contracts import Terms, check_sendable
+from osmosis_gateway.event_streams import error_of, read_stream
+from osmosis_gateway.leases import Leases
+from osmosis_gateway.outgoing_calls import Base, Calls, Problem, redacted
+from osmosis_gateway.rollout_results import completion_body, grader_body
+from osmosis_grpc.errors import (
+    CallError,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    OsmosisValidationError,
+    Unimplemented,
+)
+from osmosis_grpc.link.target_policy import Address
+from osmosis_grpc.settings import RolloutClientSettings
+from osmosis_grpc.types import ChatPurpose, ChatRequest, ChatResponse, Receipt, RolloutOutcome, TraceContext, jsontext
+
+MODEL = "osmosis-rollout"
+_OWN = ("messages", "model", "stream", "stream_options", "tools")
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """A URL of a trainer with its checked address and its key."""
+
+    calls: Calls
+    base: Base
+    address: Address
+    key: str
+    trace: TraceContext | None = None
+
+    async def post(
+        self,
+        body: dict[str, Any],
+        retries: int,
+        path: str | None = None,
+        *,
+        headers: dict[str, str] | None = None,
+        problem: Problem | None = None,
+    ) -> bytes:
+        """Post a body to the URL, or to a path below it. Return the answer if there is a `problem` to look for.
+
+        Raises what Calls.post() raises.
+        """
+        sent = dict(headers or {})
+        if self.trace is not None:
+            sent |= {"traceparent": self.trace.traceparent, "tracestate": self.trace.tracestate}
+        return await self.calls.post(
+            self.base.url if path is None else self.base.join(path),
+            jsontext.render(body).encode(),
+            key=self.key,
+            retries=retries,
+            headers={name: value for name, value in sent.items() if value},
+            address=self.address,
+            answer=problem is not None,
+            problem=problem or (lambda raw: None),
+        )
+
+
+class RolloutTrainer:
+    """The trainer of one rollout. `channels` has the URLs of its callbacks: completion, and grader if it wants that."""
+
+    def __init__(
+        self,
+        terms: Terms,
+        chats: Channel,
+        channels: Sequence[Channel],
+        settings: RolloutClientSettings,
+        leases: Leases | None,
+    ) -> None:
+        self._terms = terms
+        self._chats = chats
+        self._channels = channels
+        self._settings = settings
+        self._leases = leases
+        self._answered: dict[str, dict[int, str]] = {}
+        """The callbacks that were answered, by result id and the position of their channel: empty, or a refusal.
+
+        A callback that was answered is not sent again with the retry of the other one.
+        """
+
+    async def chat(self, request: ChatRequest, /) -> ChatResponse:
+        if request.purpose is ChatPurpose.JUDGE:
+            raise FailedPrecondition(
+                f"the contract {self._terms.contract.name} of POST /rollout has no chats for judging: its trainer "
+                "would train on the reply"
+            )
+        headers = {"Accept": "text/event-stream"}
+        if self._terms.contract.names_samples:
+            check_sendable(request.sample, "sample", "x-sample-id")
+            headers |= {"x-rollout-id": request.rollout_id, "x-sample-id": request.sample}
+        raw = await self._chats.post(
+            chat_body(request), self._settings.max_retries, "/chat/completions", headers=headers, problem=self._problem
+        )
+        try:
+            return http_bodies.reply_of(read_stream(raw), len(raw))
+        except Internal as error:
+            raise Internal(redacted(str(error), self._chats.key)) from None
+
+    async def complete(self, outcome: RolloutOutcome, /) -> Receipt:
+        """Send the callbacks in order, or wait until the trainer has asked for the result."""
+        if self._terms.contract.polled:
+            if self._leases is None:
+                raise Unimplemented("this gateway keeps no results that a trainer can ask for")
+            return await self._leases.taken(outcome)
+        answered = self._answered.setdefault(outcome.result_id, {})
+        bodies = [completion_body(outcome), grader_body(outcome, self._terms)]
+        for position, (channel, body) in enumerate(zip(self._channels, bodies, strict=False)):
+            if position not in answered:
+                try:
+                    await channel.post(body, self._settings.complete_rollout_retries)
+                    answered[position] = ""
+                except OsmosisValidationError as error:
+                    answered[position] = str(error)
+        del self._answered[outcome.result_id]  # a trainer that asks again gets both again
+        refusals = [refusal for refusal in answered.values() if refusal]
+        if refusals:
+            raise InvalidArgument("", "; ".join(refusals))
+        return Receipt.RECORDED
+
+    def _problem(self, raw: bytes) -> CallError | None:
+        found = error_of(raw)
+        return None if found is None else type(found)(redacted(str(found), self._chats.key))
+
+
+def chat_body(request: ChatRequest) -> dict[str, Any]:
+    """Return the body of a chat. The reply is always streamed."""
+    params = {name: value for name, value in request.params.items() if name not in _OWN and value is not None}
+    tools = {"tools": list(request.tools)} if request.tools else {}
+    return (
+        params
+        | tools
+        | {
+            "messages": list(request.messages),
+            "model": MODEL,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    )
