@@ -30,7 +30,11 @@ QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
 
 # By variable: a good text, its value, and a wrong text; None where every text is good until it is used.
 SERVER = {
-    "MODULE": ("a:b c:d", ("a:b", "c:d"), "a"),
+    "MODULE": ("a:b c:d", ("a:b", "c:d"), "a:"),
+    "CONFIG_FILE": ("x.toml", Path("x.toml"), ""),
+    "WORKFLOW_CONFIG": ("a=1 b=2", ("a=1", "b=2"), "a"),
+    "GRADER_CONFIG": ("a=1 b=2", ("a=1", "b=2"), "a"),
+    "GRADER": ("m:C", "m:C", ""),
     "LEGACY_AGENT": ("x=http://h:1", ("x=http://h:1",), "h:1"),
     "LEGACY_LISTEN": ("127.0.0.1:7", "127.0.0.1:7", "7"),
     "LEGACY_AGENT_TOKEN": ("s", SecretStr("s"), " s"),
@@ -107,6 +111,7 @@ ROWS = {
 @pytest.fixture(autouse=True)
 def _own_environment(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.toml").touch()
     for name in [name for name in os.environ if name.startswith("OSMOSIS_")]:
         monkeypatch.delenv(name)
 
@@ -191,6 +196,13 @@ def test_t20_a_flag_wins_over_its_variable_and_gives_the_same(monkeypatch, varia
     elif field.option.lines and field.kind is Secret:  # tokens of both are accepted
         monkeypatch.setenv(variable, "known")
         assert value(by_flags(*arguments, of=of), field) == SecretStr(f"known\n{text}")
+    elif field.name in ("workflow_config", "grader_config"):  # keys of both are taken, and the flag wins
+        monkeypatch.setenv(variable, "a=9 z=9")
+        assert dict(pair.split("=") for pair in value(by_flags(*arguments, of=of), field)) == {
+            "a": "1",
+            "b": "2",
+            "z": "9",
+        }
     else:
         monkeypatch.setenv(variable, wrong)
         assert value(by_flags(*arguments, of=of), field) == expected
