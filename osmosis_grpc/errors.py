@@ -313,6 +313,11 @@ class MissingExtraError(OsmosisRolloutError, ImportError):
         super().__init__(missing_extra(what, extra))
 
 
+def install(requirement: str) -> str:
+    """Returns the command that installs a requirement of pip, such as protobuf>=6.31."""
+    return f"pip install {shlex.quote(requirement)}"
+
+
 def missing_extra(what: str, extra: str) -> str:
     """Returns a sentence that says how to install an extra from the source of this distribution."""
     needs = f"{what} needs the extra {extra!r}"

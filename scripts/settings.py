@@ -1,17 +1,44 @@
-"""Write docs/settings.md from the declared options, or with --check see that it is fresh."""
+"""Write docs/settings.md from the code, or with --check see that it is fresh.
 
+The page has the declared options of serve and the gateway, the options of all other commands, the variables that are
+read elsewhere, and the configuration of classes.
+"""
+
+import ast
+import dataclasses
+import inspect
 import sys
+import textwrap
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+from typer.main import get_command
+
+from osmosis_grpc import policies
+from osmosis_grpc.agent.workflow_config import AgentWorkflowConfig, ConcurrencyConfig, GraderConfig
+from osmosis_grpc.cli.commands import app
 from osmosis_grpc.console.line import FIELDS
 from osmosis_grpc.console.option import Field
+from osmosis_grpc.link.credentials import Credentials
+from osmosis_grpc.link.server_security import ServerSecurity
+from osmosis_grpc.link.tls import ClientTls, ServerTls
+from osmosis_grpc.rollout import RolloutAgentLoop
+from osmosis_grpc.server import AgentServer, ServerConfig
+from osmosis_grpc.trainer import RolloutClient, SyncTrainer, Trainer, TrainerConfig
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 
 HEAD = """# Settings
 
-Every option of `osmosis-grpc serve` and of `python -m osmosis_gateway`, with its environment variable and its default.
-`scripts/settings.py` writes this page from `osmosis_grpc/console`.
+Every setting of every program of this project: the options of [`osmosis-grpc serve` and of
+`python -m osmosis_gateway`](#serve-and-the-gateway) with their environment variables, the options of the [other
+commands](#other-commands), [other variables](#other-variables), and the [arguments and fields of classes](#classes).
+`scripts/settings.py` writes this page from the code.
+
+## serve and the gateway
 
 - A value wins in this order: command line, environment variable, file `.env` in the current folder, default.
 - In a variable, a list is separated by blanks, tokens and commands are separated by line ends, and a switch is `true`
@@ -21,7 +48,50 @@ Every option of `osmosis-grpc serve` and of `python -m osmosis_gateway`, with it
 - A variable with the prefix `OSMOSIS_ROLLOUT_` that is not on this page is ignored. A warning names it and the nearest
   known name.
 - A variable without an option has no flag in its row.
+- These names and defaults are those of the Osmosis SDK where it has the same setting.
 """
+
+COMMANDS = """
+## Other commands
+
+`osmosis-grpc COMMAND --help` prints the same. A command that asks a server gets missing credentials from the variables
+`OSMOSIS_ROLLOUT_CLIENT_*` of the [agent server](#agent-server) above. A missing `--state-dir` comes from the variable
+of that option of [serve](#journal).
+"""
+
+VARIABLES = {
+    "OPENAI_API_KEY": "The key of the model server, for `test` without `--api-key`. litellm reads the variables of its "
+    "providers.",
+    "OPENAI_BASE_URL": "The default of `--base-url`.",
+    "NO_COLOR": "If it is set, there are no colours.",
+    "TERM": "If it is `dumb`, there are no colours and no bars.",
+    "COLUMNS": "The width of lines in a pipe, which is 80 by default.",
+    "GRPC_TRACE": "What grpc logs. A server refuses to start with tracers that print bearer tokens, unless "
+    "`--unsafe-trace` is set.",
+    "GRPC_VERBOSITY": "How much grpc logs. A trainer sets it to ERROR, unless it or `GRPC_TRACE` is set.",
+    "GRPC_ENABLE_FORK_SUPPORT": "A server sets it to 0 by default, because a fork would stop grpc's threads.",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "It is set to True by default, so that litellm reads its prices from its own files "
+    "and not from the network.",
+    "OSMOSIS_CHAT_COMPLETIONS_URL": "The `chat_completions_url` of a context without a rollout's own base URL.",
+    "OSMOSIS_API_KEY": "The `api_key` of such a context.",
+    "OSMOSIS_ROLLOUT_ID": "The `rollout_id` of such a context.",
+    "PATH": "Where the programs of `serve --command` are searched. They get it, too.",
+    "VIRTUAL_ENV": "If neither this nor `CONDA_PREFIX` names an environment, the programs of `serve --command` get the "
+    "server's own Python as `python`.",
+    "CONDA_PREFIX": "See `VIRTUAL_ENV`.",
+    "LD_LIBRARY_PATH": "The process that cleans up after the programs of `serve --command` gets it.",
+}
+"""The variables that the code reads besides those of options. Variables for tests are missing."""
+
+CLASSES: dict[str, tuple[type, ...]] = {
+    "Trainers": (Trainer, TrainerConfig, SyncTrainer, RolloutClient),
+    "Servers in Python": (AgentServer, ServerConfig),
+    "Credentials and TLS": (Credentials, ClientTls, ServerSecurity, ServerTls),
+    "Policies": tuple(each for name in policies.__all__ if isinstance(each := getattr(policies, name), type)),
+    "Agent loops": (RolloutAgentLoop,),
+    "Workflows and graders": (AgentWorkflowConfig, GraderConfig, ConcurrencyConfig),
+}
+"""The classes with settings, by heading."""
 
 NAMES = {"serve": "`serve`", "gateway": "gateway"}
 
@@ -30,8 +100,14 @@ def page() -> str:
     """Return the text of the page."""
     parts = [HEAD]
     for group in dict.fromkeys(field.option.group for field in FIELDS.values()):
-        parts += [f"\n## {group}\n\n", "| option | variable | default | what it does | of |\n|---|---|---|---|---|\n"]
+        parts += [f"\n### {group}\n\n", "| option | variable | default | what it does | of |\n|---|---|---|---|---|\n"]
         parts += [row(field) for field in FIELDS.values() if field.option.group == group]
+    parts += [COMMANDS, *commands()]
+    parts += ["\n## Other variables\n\n| variable | what it does |\n|---|---|\n"]
+    parts += [_row(f"`{name}`", text) for name, text in VARIABLES.items()]
+    parts += ["\n## Classes\n"]
+    for heading, classes in CLASSES.items():
+        parts += [f"\n### {heading}\n", *(text for each in classes for text in class_settings(each))]
     return "".join(parts)
 
 
@@ -42,13 +118,126 @@ def row(field: Field) -> str:
     last = f"`{field.option.flags[-1]}{value}`" if field.option.flags else ""
     facts = [text for text in (field.option.help, f"{field.bounds}." if field.bounds else "") if text]
     facts += ["May be repeated."] if field.several else []
-    cells = [
+    return _row(
         ", ".join(filter(None, (flags, last))),
         f"`{field.variable}`",
         f"`{field.default}`" if field.default else "",
         " ".join(facts),
         ", ".join(NAMES[command] for command in field.option.commands),
-    ]
+    )
+
+
+def leaves(command: Any = None, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield all commands but serve, each with its name, such as ctl drain."""
+    command = command if command is not None else get_command(app)
+    for part, each in getattr(command, "commands", {}).items():
+        if (name, part) != ("", "serve"):
+            yield from leaves(each, f"{name} {part}".strip())
+    if not hasattr(command, "commands"):
+        yield name, command
+
+
+def commands() -> Iterator[str]:
+    """Yield the tables of the commands. Equal options of several commands are in one table."""
+    known: dict[tuple[str, str, str], list[str]] = {}
+    for name, command in leaves():
+        for parameter in command.params:
+            if parameter.hidden:
+                continue
+            known.setdefault(_option(parameter), []).append(name)
+    head = "| option | default | what it does |"
+    shared = {option: names for option, names in known.items() if len(names) > 1}
+    yield f"\n### Several commands\n\n{head} of |\n|---|---|---|---|\n"
+    for option, names in shared.items():
+        yield _row(*option, ", ".join(f"`{name}`" for name in names))
+    for name, _ in leaves():
+        own = [option for option, names in known.items() if names == [name]]
+        if own:
+            yield f"\n### {name}\n\n{head}\n|---|---|---|\n"
+            yield from (_row(*option) for option in own)
+
+
+def _option(parameter: Any) -> tuple[str, str, str]:
+    """Return the cells of an option or an argument."""
+    value = parameter.metavar or ""
+    if parameter.param_type_name == "argument":
+        names = f"`{value.strip('[]') or parameter.name.upper()}`"
+    else:
+        *first, last = parameter.opts
+        last = f"{last} {'' if parameter.is_flag else value}".strip()
+        names = ", ".join(f"`{flag}`" for flag in (*first, last))
+    default = parameter.default
+    empty = default is None or default is False or default in ("", [], ())
+    text = " ".join((parameter.help or "").replace("[required]", "Required.").split())
+    return names, "" if empty else f"`{default}`", text
+
+
+def class_settings(kind: type) -> Iterator[str]:
+    """Yield what a class says of itself, and the table of its fields or of the arguments of its constructor."""
+    yield f"\n#### {kind.__name__}\n\n{inspect.getdoc(kind)}\n"
+    settings = list(fields(kind)) if _has_fields(kind) else list(arguments(kind))
+    if not settings:
+        return
+    with_text = any(text for *_, text in settings)
+    head = "| name | default | what it does |\n|---|---|---|\n" if with_text else "| argument | default |\n|---|---|\n"
+    yield f"\n{head}"
+    for field, default, text in settings:
+        yield _row(f"`{field}`", default, text) if with_text else _row(f"`{field}`", default)
+
+
+def _has_fields(kind: type) -> bool:
+    return dataclasses.is_dataclass(kind) or inspect.isabstract(kind) or issubclass(kind, BaseModel)
+
+
+def fields(kind: type) -> Iterator[tuple[str, str, str]]:
+    """Yield the public fields of a class and of its bases, with their defaults and docstrings."""
+    defaults: dict[str, Any] = {}
+    if dataclasses.is_dataclass(kind):
+        defaults = {each.name: each.default for each in dataclasses.fields(kind)}
+    elif issubclass(kind, BaseModel):
+        defaults = {name: None if each.is_required() else each.default for name, each in kind.model_fields.items()}
+    for each in reversed(kind.__mro__):
+        if not each.__module__.startswith("osmosis_grpc."):
+            continue
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+        assert isinstance(body, ast.ClassDef)
+        texts = docstrings(body)
+        for statement in body.body:
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                name = statement.target.id
+                if not name.startswith("_") and name != "model_config":
+                    value = defaults[name] if name in defaults else getattr(kind, name, None)
+                    yield name, _default(value), _text(texts.get(name, ""))
+
+
+def docstrings(body: ast.ClassDef) -> Mapping[str, str]:
+    """Return the docstrings that follow the fields of a class."""
+    found = {}
+    for before, after in zip(body.body, body.body[1:], strict=False):
+        text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else None
+        if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name) and isinstance(text, str):
+            found[before.target.id] = text
+    return found
+
+
+def arguments(kind: type) -> Iterator[tuple[str, str, str]]:
+    """Yield the arguments of a constructor. The docstring of the class explains them."""
+    for name, each in inspect.signature(kind).parameters.items():
+        if each.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL):
+            yield name, "" if each.default is inspect.Parameter.empty else _default(each.default), ""
+
+
+def _default(value: object) -> str:
+    empty = value is None or value in (dataclasses.MISSING, PydanticUndefined, "", ())
+    return "" if empty else f"`{value!r}`"
+
+
+def _text(text: str) -> str:
+    """Return a docstring as one paragraph."""
+    return " ".join(text.split())
+
+
+def _row(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 

@@ -5,7 +5,7 @@ import gc
 import os
 import sys
 import types
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -16,6 +16,7 @@ from osmosis_grpc.link import channel_options
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from tests.callback_trainer import CallbackTrainer
+from tests.forked import Forked
 
 os.environ.setdefault("OSMOSIS_ROLLOUT_SERVER_STATE_DIR", ":memory:")  # servers that tests start share no folder
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -37,6 +38,50 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("adapters"):
             ignored = "ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning"
             item.add_marker(pytest.mark.filterwarnings(ignored))
+
+
+@pytest.fixture(scope="session")
+def forked() -> Iterator[Forked]:
+    """Runs commands in processes that start at once; see tests/forked.py."""
+    with Forked(
+        "anyio.abc",
+        "anyio.to_thread",
+        "anyio._backends._asyncio",
+        "pydantic.fields",
+        "pydantic.type_adapter",
+        "pydantic.types",
+        "osmosis_grpc.cli.commands",
+        "osmosis_grpc.cli.folder_source",
+        "osmosis_grpc.cli.demo",
+        "osmosis_grpc.cli.validate",
+        "osmosis_grpc.cli.trial",
+        "osmosis_grpc.cli.trial_findings",
+        "osmosis_grpc.cli.replay",
+        "osmosis_grpc.cli.show",
+        "osmosis_grpc.cli.events",
+        "osmosis_grpc.cli.query",
+        "osmosis_grpc.cli.list",
+        "osmosis_grpc.cli.server_source",
+        "osmosis_grpc.cli.query",
+        "osmosis_grpc.cli.test",
+        "osmosis_grpc.cli.eval",
+        "osmosis_grpc.cli.compare",
+        "osmosis_grpc.cli.rescore",
+        "osmosis_grpc.cli.interactive",
+        "osmosis_grpc.evaluate.formats",
+        "osmosis_grpc.serve.command",
+        "osmosis_grpc.serve.json_output",
+        "osmosis_grpc.serve.process",
+        "osmosis_grpc.server",
+        "osmosis_grpc.engine.engine",
+        "osmosis_grpc.policies",
+        "osmosis_grpc.rollout.tools",
+        "osmosis_grpc.settings",
+        "osmosis_grpc.console.logs",
+        "osmosis_grpc.tools.tool",
+        "rich.progress",
+    ) as started:
+        yield started
 
 
 @pytest.fixture

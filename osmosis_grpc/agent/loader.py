@@ -4,7 +4,7 @@ import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,8 +26,11 @@ class LoadError(ValueError):
     """
 
 
-def load_object(spec: str) -> Any:
-    """Return the object that "module:attribute" names. Raises LoadError. The working directory is put on sys.path."""
+def load_object(spec: str, suggest: Callable[[Any], str] | None = None) -> Any:
+    """Return the object that "module:attribute" names. Raises LoadError. The working directory is put on sys.path.
+
+    `suggest` returns a text about an object that lacks the attribute. By default, it names the agent loops.
+    """
     module_name, colon, attribute = spec.partition(":")
     if module_name.endswith(".py") or "/" in module_name:
         raise LoadError(f"{spec!r} names a file; name the module: {_as_module(module_name, attribute or 'ATTRIBUTE')}")
@@ -38,7 +41,7 @@ def load_object(spec: str) -> Any:
         for part in attribute.split("."):
             if not hasattr(found, part):
                 name = getattr(found, "__name__", type(found).__name__)
-                raise LoadError(f"{name} has no attribute {part!r}{_suggest(found)}")
+                raise LoadError(f"{name} has no attribute {part!r}{(suggest or _suggest)(found)}")
             found = getattr(found, part)
     return found
 

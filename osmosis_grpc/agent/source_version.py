@@ -10,10 +10,11 @@ import importlib.util
 import inspect
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from osmosis_grpc.agent.entry_points import PACKAGE
 
@@ -35,7 +36,28 @@ class AgentVersion:
     @classmethod
     def of(cls, agent: object) -> "AgentVersion":
         """Return the version of an agent or of its class. Its parts are the module of the class, and the imports."""
-        parts = dict(_packages_and_files(agent if isinstance(agent, type) else type(agent)))
+        return cls._of(_packages_and_files(agent if isinstance(agent, type) else type(agent)))
+
+    @classmethod
+    def of_function(cls, function: Callable[..., Any]) -> "AgentVersion":
+        """Return the version of a function, as that of an agent. A decorator that keeps __wrapped__ is looked through.
+
+        The version of a callable object is that of its class.
+        """
+        inner = inspect.unwrap(function)
+        if not inspect.isfunction(inner):
+            return cls.of(inner)
+        file = getattr(sys.modules.get(inner.__module__), "__file__", None)
+        if file is not None and Path(file).is_file():
+            return cls._of(_imported_from(Path(file).absolute(), inner.__module__))
+        with contextlib.suppress(OSError, TypeError):  # a function of a notebook, for example
+            text = inspect.getsource(inner)
+            return cls._of([(f"{inner.__qualname__}.py", hashlib.sha256(text.encode()).hexdigest()[:DIGITS])])
+        return cls()
+
+    @classmethod
+    def _of(cls, found: Iterable[tuple[str, str]]) -> "AgentVersion":
+        parts = dict(found)
         if not any(name.endswith(".py") for name in parts):
             return cls()
         text = json.dumps(parts, sort_keys=True).encode()

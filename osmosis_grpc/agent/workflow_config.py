@@ -24,15 +24,18 @@ class BaseConfig(BaseModel):
     name: str
     """The name of the workflow or the grader. Trainers call a workflow by this name: 1 to 256 characters."""
     description: str | None = None
+    """A text for people."""
 
 
 class AgentWorkflowConfig(BaseConfig):
     """The configuration of a workflow."""
 
     concurrency: ConcurrencyConfig = Field(default_factory=ConcurrencyConfig)
+    """How many rollouts of the workflow run at once."""
 
 
 class GraderConfig(BaseConfig):
     """The configuration of a grader. It is no AgentWorkflowConfig."""
 
     concurrency: ConcurrencyConfig = Field(default_factory=ConcurrencyConfig)
+    """How many rollouts are graded at once."""

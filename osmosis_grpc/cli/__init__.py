@@ -14,5 +14,7 @@ def main() -> None:
 def build() -> Any:
     """Return the typer application."""
     from osmosis_grpc.cli.commands import app
+    from osmosis_grpc.serve.json_output import escape_logs
 
+    escape_logs()
     return app

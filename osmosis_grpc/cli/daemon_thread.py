@@ -2,8 +2,9 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from osmosis_grpc.supervise import OnFailure, job, thread
 
@@ -12,29 +13,48 @@ DAEMON_THREAD = job("cli.run_in_daemon_thread", OnFailure.REPORT, "thread")
 T = TypeVar("T")
 
 
-def run_in_daemon_thread(main: Callable[[], Awaitable[T]], limit: float | None = None) -> T:
-    """Run a coroutine in a daemon thread, so that an agent cannot keep this process alive.
+class Interruptible(Generic[T]):
+    """Runs a coroutine in a daemon thread, which an agent cannot keep alive, and can stop it before its end."""
 
-    Raises the exception of the coroutine. Raises concurrent.futures.TimeoutError if it takes longer than `limit`
-    seconds.
-    """
-    future: concurrent.futures.Future[T] = concurrent.futures.Future()
+    def __init__(self, main: Callable[[], Awaitable[T]]) -> None:
+        self._main = main
+        self._future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._cancel: Callable[[], object] = lambda: None
 
-    async def announce() -> None:
-        try:
-            future.set_result(await main())
-        except BaseException as error:
-            future.set_exception(error)
+    def run(self, limit: float | None = None) -> T:
+        """Return the result of the coroutine, or raise its exception.
 
-    def run() -> bool:
-        asyncio.run(announce())
+        Raises concurrent.futures.TimeoutError if it takes longer than `limit` seconds.
+        """
+        running = thread(DAEMON_THREAD, self._run, self._failed)
+        result = self._future.result(limit)
+        running.join(1.0)
+        return result
+
+    def stop(self, limit: float) -> None:
+        """Cancel the coroutine after an interrupt of run(), and wait at most `limit` seconds for its end."""
+        self._cancel()
+        with contextlib.suppress(Exception, asyncio.CancelledError, KeyboardInterrupt):
+            self._future.result(limit)
+
+    def _run(self) -> bool:
+        asyncio.run(self._announce())
         return False
 
-    def failed(error: BaseException) -> None:
-        if not future.done():
-            future.set_exception(error)
+    async def _announce(self) -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+        try:
+            self._future.set_result(await self._main())
+        except BaseException as error:
+            self._future.set_exception(error)
 
-    running = thread(DAEMON_THREAD, run, failed)
-    result = future.result(limit)
-    running.join(1.0)
-    return result
+    def _failed(self, error: BaseException) -> None:
+        if not self._future.done():
+            self._future.set_exception(error)
+
+
+def run_in_daemon_thread(main: Callable[[], Awaitable[T]], limit: float | None = None) -> T:
+    """Run a coroutine in a daemon thread. See Interruptible.run."""
+    return Interruptible(main).run(limit)

@@ -20,6 +20,7 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from osmosis_grpc.cli.program import program
 from osmosis_grpc.cli.trial import ANSWER, FINAL, QUESTION
@@ -27,6 +28,7 @@ from osmosis_grpc.errors import CallError
 from osmosis_grpc.serve.json_output import records, say_error
 from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.types import RolloutOutcome
+from osmosis_grpc.types.outcome import printable
 
 TRAIN = job("cli.demo_trainer", OnFailure.RAISE)
 WAIT = job("cli.demo_server", OnFailure.RAISE)
@@ -300,7 +302,7 @@ def _table(outcomes: list[RolloutOutcome]) -> Table:
             "-" if outcome.reward is None else f"{outcome.reward:.1f}",
             str(metrics.num_llm_calls),
             str(metrics.response_tokens),
-            outcome.finish_reason,
+            Text(printable(outcome.finish_reason)),
             f"{metrics.total_latency_ms:.0f} ms",
         )
     return table

@@ -1,50 +1,93 @@
-"""The doctor command: reports the damage in a journal and in a ledger."""
+"""The doctor command: checks this machine, and reports the damage in a journal and in a ledger.
+
+It imports what reads the files only after its checks, because the import fails if protobuf is too old.
+"""
 
 import sqlite3
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-from osmosis_grpc.cli.state_folder import state_folder
+from osmosis_grpc.cli.machine_checks import Check, checks
+from osmosis_grpc.cli.usual_folder import state_folder, usual_folder
 from osmosis_grpc.errors import LedgerError
 from osmosis_grpc.serve.json_output import Records, records, say_error
-from osmosis_grpc.storage import JournalError
-from osmosis_grpc.storage.find_damage import Examined, Finding, examine
-from osmosis_grpc.storage.journal.schema import FILE, JOURNAL
-from osmosis_grpc.storage.ledger.schema import LEDGER
-from osmosis_grpc.storage.sqlite.file_schema import Schema
+from osmosis_grpc.types.outcome import printable
+
+if TYPE_CHECKING:
+    from osmosis_grpc.storage.find_damage import Examined, Finding
 
 WIDTH = 80
+JOURNAL = "journal.db"
+Kind = Literal["journal", "ledger"]
 
 
 def examine_all(state_dir: str | None, ledger: str | None, *, json: bool) -> int:
-    """Report the damage in the journal, the ledger, or both. Return the exit code."""
-    wanted = [(Path(ledger), LEDGER)] if ledger is not None else []
-    if state_dir is not None or ledger is None:
-        wanted.insert(0, (state_folder("doctor", state_dir) / FILE, JOURNAL))
-    code = 0
+    """Check this machine, and examine the journal, the ledger, or both. Return the exit code."""
+    folder: Path | None = None
+    if state_dir is not None:
+        folder = state_folder("doctor", state_dir)
+    elif ledger is None:
+        folder = usual_folder("doctor")
+    wanted: list[tuple[Path, Kind]] = [(Path(ledger), "ledger")] if ledger is not None else []
+    if folder is not None and (state_dir is not None or (folder / JOURNAL).exists()):
+        wanted.insert(0, (folder / JOURNAL, "journal"))
     with records(json) as out:
-        for path, schema in wanted:
-            found = _examined(path, schema)
-            if found is not None:
-                _report(found, out)
-            code = max(code, 2 if found is None else 0 if found.is_sound else 1)
+        found = list(checks(folder))
+        _say_checks(found, out)
+        code = int(any(check.problem for check in found))
+        return max(code, _examine_files(wanted, out, sound=not code))
+
+
+def _say_checks(found: Sequence[Check], out: Records) -> None:
+    out.say("this machine")
+    for check in found:
+        out.write("checked", name=check.name, found=check.found, problem=check.problem, fix=check.fix or None)
+        _say(f"{'PROBLEM: ' if check.problem else ''}{check.name}: {check.found}", out)
+        if check.fix:
+            out.say(f"      {printable(check.fix)}")
+
+
+def _examine_files(wanted: Sequence[tuple[Path, Kind]], out: Records, *, sound: bool) -> int:
+    """Report the damage in files, and return the exit code. `sound` says that the checks have found no problem."""
+    if not wanted:
+        return 0
+    try:
+        import osmosis_grpc.storage.find_damage  # noqa: F401
+    except Exception as error:
+        if sound:
+            raise
+        say_error(f"doctor: no file is examined, because the packages cannot be imported: {printable(str(error))}")
+        return 2
+    code = 0
+    for path, kind in wanted:
+        found = _examined(path, kind)
+        if found is not None:
+            _report(found, out)
+        code = max(code, 2 if found is None else 0 if found.is_sound else 1)
     return code
 
 
-def _examined(path: Path, schema: Schema) -> Examined | None:
+def _examined(path: Path, kind: Kind) -> "Examined | None":
+    from osmosis_grpc.storage import JournalError
+    from osmosis_grpc.storage.find_damage import examine
+    from osmosis_grpc.storage.journal import schema as journal
+    from osmosis_grpc.storage.ledger.schema import LEDGER
+
     try:
-        return examine(path, schema)
+        return examine(path, journal.JOURNAL if kind == "journal" else LEDGER)
     except FileNotFoundError:
-        problem = f"there is no {schema.kind} {path}"
+        problem = f"there is no {kind} {path}"
     except (JournalError, LedgerError) as error:
         problem = str(error)
     except (OSError, sqlite3.Error) as error:
-        problem = f"the {schema.kind} {path} cannot be read: {error}"
+        problem = f"the {kind} {path} cannot be read: {error}"
     say_error(f"doctor: {problem}")
     return None
 
 
-def _report(found: Examined, out: Records) -> None:
+def _report(found: "Examined", out: Records) -> None:
     for one in found.damaged:
         out.write("damaged", kind=found.kind, file=str(found.path), **one._asdict())
     out.write(
@@ -62,10 +105,20 @@ def _report(found: Examined, out: Records) -> None:
     lines += [_line(one) for one in found.damaged]
     lines.append(f"sound: {', '.join(f'{count} {name}' for name, count in sorted(found.sound.items()))}")
     for line in lines:
-        out.say(textwrap.fill(line, WIDTH, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False))
+        _say(line, out)
 
 
-def _line(one: Finding) -> str:
+def _say(line: str, out: Records) -> None:
+    """Print a line of a section."""
+    text = printable(line)
+    out.say(
+        textwrap.fill(
+            text, WIDTH, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False, break_long_words=False
+        )
+    )
+
+
+def _line(one: "Finding") -> str:
     name = f"{one.rollout_id}" + (f" attempt {one.attempt}" if one.attempt else "")
     row = f"row {one.row} of {one.table}" if one.row else one.table
     return ": ".join(filter(None, (name, row, one.what)))

@@ -101,8 +101,8 @@ def _delivered(kind: events.Delivered) -> str:
 def _annotated(kind: events.Annotated) -> str:
     given = kind.annotation
     parts = {
-        "reward": given.reward,
-        "advantage": given.advantage,
+        "reward": None if given.reward is None else f"{given.reward:g}",
+        "advantage": None if given.advantage is None else f"{given.advantage:g}",
         "trained": given.trained,
         "dropped": given.dropped_reason,
         "step": given.weight_step,

@@ -46,7 +46,7 @@ async def _print(source: Source, out: Records, rollout: str | None, attempt: int
         trail = source.all_events() if rollout is None else source.events(rollout, attempt, follow=follow)
         async with aclosing(trail) as found:
             async for event in found:
-                out.write(name_of(event.kind), **_record(event))
+                out.write(name_of(event.kind), **record(event))
                 screen.say(screen.fitted(_line(event, named=rollout is None)), _kind(event))
 
 
@@ -65,7 +65,7 @@ def _kind(event: TrajectoryEvent) -> str:
     return KINDS.get(type(event.kind), "")
 
 
-def _record(event: TrajectoryEvent) -> dict[str, object]:
+def record(event: TrajectoryEvent) -> dict[str, object]:
     """Return the fields of an event's record: its names, and the fields of its kind."""
     kind = event.kind
     size = {"response_tokens": sampled(kind)} if isinstance(kind, events.ChatAnswered) else {}

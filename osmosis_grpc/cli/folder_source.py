@@ -1,19 +1,39 @@
 """Answers questions about rollouts from a server's state folder, also while a server uses it."""
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from osmosis_grpc.cli.journal_info import damaged_info, ended_info, unfinished_info
 from osmosis_grpc.cli.source_port import Events, Source
 from osmosis_grpc.cli.state_folder import find_attempt, opened
 from osmosis_grpc.storage import Reader
-from osmosis_grpc.types import JournaledRollout, RolloutFilter, RolloutInfo
+from osmosis_grpc.types import JournaledRollout, RolloutFilter, RolloutInfo, TrajectoryEvent
 
 POLL = 0.2
 """Seconds between two looks at a journal that another process may write."""
+
+
+class _Read(NamedTuple):
+    """What was read of an attempt."""
+
+    rollout_id: str
+    attempt: int
+    settled: bool
+    events: list[TrajectoryEvent]
+    position: int
+    """The journal has no later event of this attempt before this position."""
+
+    @classmethod
+    def of(cls, reader: Reader, entry: JournaledRollout) -> "_Read":
+        request = entry.init.request
+        found = list(reader.trajectory(request.rollout_id, request.attempt))
+        return cls(request.rollout_id, request.attempt, entry.settled, found, reader.last_position())
 
 
 class FolderSource(Source):
@@ -21,7 +41,23 @@ class FolderSource(Source):
 
     def __init__(self, folder: Path) -> None:
         self.where = f"the state folder {folder}"
-        self._folder = folder
+        self.folder = folder
+        self._kept: Reader | None = None
+        self._read: _Read | None = None
+        """The unfinished rollout that get() returned last. To find its events takes a look at all later events."""
+
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Open the journal once for all reads in the block. They see its present content."""
+        with opened(self.folder) as reader:
+            self._kept = reader
+            try:
+                yield
+            finally:
+                self._kept = None
+
+    def _opened(self) -> AbstractContextManager[Reader]:
+        return opened(self.folder) if self._kept is None else nullcontext(self._kept)
 
     async def page(
         self, where: RolloutFilter, token: str = "", *, limit: int = 100, newest_first: bool = False
@@ -29,7 +65,7 @@ class FolderSource(Source):
         """See Source."""
         rows: list[RolloutInfo] = []
         after = last = int(token or 0)
-        with opened(self._folder) as reader:
+        with self._opened() as reader:
             while entries := reader.entries(None, after, limit + 1, where, newest_first=newest_first):
                 for entry, info in zip(entries, _infos(reader, entries), strict=True):
                     after = entry.sequence
@@ -45,30 +81,27 @@ class FolderSource(Source):
         """See Source."""
         from osmosis_grpc.engine.resolve_references import resolve_references  # lists do not need it
 
-        with opened(self._folder) as reader:
-            entry = find_attempt(reader, self._folder, rollout_id, attempt)
-            outcome = entry.outcome and resolve_references(entry.outcome, reader.trajectory)
-            request = entry.init.request
+        with self._opened() as reader:
+            entry = find_attempt(reader, self.folder, rollout_id, attempt)
             if entry.end_time is None:
-                return unfinished_info(entry, reader.trajectory(request.rollout_id, request.attempt))
+                self._read = _Read.of(reader, entry)
+                return unfinished_info(entry, self._read.events)
+            outcome = entry.outcome and resolve_references(entry.outcome, reader.trajectory)
             return ended_info(replace(entry, outcome=outcome))
 
     async def events(self, rollout_id: str, attempt: int = 0, *, after: int = 0, follow: bool = False) -> Events:
         """See Source."""
-        position = 0
-        with opened(self._folder) as reader:
-            entry = find_attempt(reader, self._folder, rollout_id, attempt)
-            attempt = entry.init.request.attempt
-            positions = reader.positions(rollout_id, attempt)
-            position = positions[-1] if positions else 0
-            found = list(reader.trajectory(rollout_id, attempt))
-        settled = entry.settled
-        for event in found:
+        read, self._read = self._read, None
+        if read is None or (rollout_id, attempt) != (read.rollout_id, read.attempt):
+            with self._opened() as reader:
+                read = _Read.of(reader, find_attempt(reader, self.folder, rollout_id, attempt))
+        for event in read.events:
             if event.event_number > after:
                 yield event
+        attempt, position, settled = read.attempt, read.position, read.settled
         while follow and not settled:
             await asyncio.sleep(POLL)
-            with opened(self._folder) as reader:
+            with self._opened() as reader:
                 row = reader.row(rollout_id, attempt)
                 settled = row is None or bool(row.settled)  # the journal may have dropped it
                 found, position = reader.new_events(position, rollout_id, attempt)
@@ -77,10 +110,10 @@ class FolderSource(Source):
 
     async def all_events(self) -> Events:
         """See Source."""
-        with opened(self._folder) as reader:
+        with self._opened() as reader:
             position = reader.last_position()
         while True:
-            with opened(self._folder) as reader:
+            with self._opened() as reader:
                 found, position = reader.new_events(position)
             for event in found:
                 yield event

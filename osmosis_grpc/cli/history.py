@@ -106,7 +106,7 @@ class History:
             case events.ChatAnswered() | events.ChatFailed():
                 self._chat_ended(kind, event.time)
             case events.ToolCalled():
-                sample, number = self._place(kind.sample, kind.chat_number)
+                sample, number = self.place(kind.sample, kind.chat_number)
                 self.tools.append(ToolCall(kind.call, sample, number, event.time))
                 self.last = sample, number
             case events.ToolReturned():
@@ -144,7 +144,7 @@ class History:
 
     def _tool_ended(self, kind: events.ToolReturned, time: float) -> None:
         open_calls = [tool for tool in self.tools if tool.returned is None and tool.id == kind.tool_call_id]
-        sample, number = self._place(kind.sample, kind.chat_number)
+        sample, number = self.place(kind.sample, kind.chat_number)
         found = next((tool for tool in open_calls if tool.sample == sample), None)
         if found is None:
             call = {"id": kind.tool_call_id, "function": {"name": kind.name}}
@@ -153,7 +153,7 @@ class History:
         found.returned, found.ended = kind, time
         self.last = sample, number
 
-    def _place(self, sample: str, number: int) -> ChatName:
+    def place(self, sample: str, number: int) -> ChatName:
         """Return the chat of a tool call. If the server does not know it, return the newest chat."""
         return (sample, number) if sample else self.last or (MAIN, 0)
 

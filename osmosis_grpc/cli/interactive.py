@@ -14,6 +14,7 @@ from osmosis_grpc.errors import CallError
 from osmosis_grpc.evaluate import Dataset, Row
 from osmosis_grpc.evaluate.models import entered
 from osmosis_grpc.policies import Policy
+from osmosis_grpc.serve.json_output import harmless
 from osmosis_grpc.supervise import DaemonThreads
 from osmosis_grpc.types import ChatRequest, ChatResponse, Message
 from osmosis_grpc.types.outcome import printable
@@ -182,7 +183,7 @@ def _ask(prompt: str) -> tuple[str, str]:
 
 
 def _say(*lines: str) -> None:
-    sys.stdout.write("".join(f"{line}\n" for line in lines).encode("utf-8", "replace").decode())
+    sys.stdout.write("".join(f"{harmless(line)}\n" for line in lines))
     sys.stdout.flush()
 
 

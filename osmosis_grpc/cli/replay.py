@@ -13,12 +13,14 @@ from osmosis_grpc.agent.validator import one_line
 from osmosis_grpc.cli.agent_sources import SourceOptions
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
 from osmosis_grpc.cli.replay_comparison import Difference, Recorded, Row, rerun, result_differences
-from osmosis_grpc.cli.state_folder import SourceError, find_attempt, opened, state_folder
+from osmosis_grpc.cli.state_folder import SourceError, find_attempt, opened
 from osmosis_grpc.cli.transcript import reward_text
+from osmosis_grpc.cli.usual_folder import state_folder
 from osmosis_grpc.errors import OsmosisRolloutError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.types import JournaledRollout, RolloutOutcome
+from osmosis_grpc.types.outcome import printable
 
 
 def run_replay(
@@ -94,7 +96,7 @@ class _Report:
             difference=row.difference and asdict(row.difference),
             tools=row.tools,
         )
-        tools = f"  then called {', '.join(row.tools)}" if row.tools else ""
+        tools = f"  then called {printable(', '.join(row.tools))}" if row.tools else ""
         self._out.say(f"  {row.sample} {row.chat_number}  {'different' if row.difference else 'same'}{tools}")
         self._differs(row.difference)
 
@@ -115,7 +117,7 @@ class _Report:
             assert outcome is not None
             segments = [segment for sample in outcome.samples.values() for segment in sample.segments]
             self._out.say(
-                f"result same: {outcome.status} ({outcome.finish_reason}), {reward_text(outcome)}, "
+                f"result same: {outcome.status} ({printable(outcome.finish_reason)}), {reward_text(outcome)}, "
                 f"{len(outcome.messages)} messages, {sum(len(segment.ids) for segment in segments)} tokens"
             )
         else:

@@ -11,7 +11,7 @@ from osmosis_grpc.cli.history import MAIN, Chat, History, ToolCall, by_tool
 from osmosis_grpc.cli.screen import Line, Screen, wrapped
 from osmosis_grpc.cli.token_text import token_lines
 from osmosis_grpc.cli.transcript import counted, reward_lines, reward_text, sample_lines
-from osmosis_grpc.types import Failure, Message, OutcomeStatus, RolloutInfo, Sample
+from osmosis_grpc.types import Failure, FailureReason, Message, OutcomeStatus, RolloutInfo, Sample
 
 MOST_LINES = 12
 """The most lines of one text in a conversation. --turn shows all lines of a turn."""
@@ -134,8 +134,9 @@ class RolloutText:
             yield from self._wrapped(f"{info.state}: {doing.description}, for {max(0.0, since):.1f} s", "bad")
             return
         metrics = outcome.metrics
+        calls = len(history.tools) or metrics.num_tool_calls
         yield from self._wrapped(
-            f"{counted(len(history.chats), 'turn')}, {counted(metrics.num_tool_calls, 'tool call')}, "
+            f"{counted(len(history.chats), 'turn')}, {counted(calls, 'tool call')}, "
             f"{metrics.prompt_tokens} prompt tokens, {metrics.response_tokens} response tokens"
         )
         if outcome.reward is not None or not outcome.failure:
@@ -156,7 +157,9 @@ class RolloutText:
         yield from self._wrapped(f"{status}{where}: {first}", "bad")
         for line in more[:MOST_FAILING_LINES]:
             yield from (each.indented(2) for each in self._wrapped(line))
-        yield Line.of(f"reason {reason}", "note", 2)
+        known = isinstance(failure.reason, FailureReason)
+        help_text = f"; docs/errors.md#{failure.reason.lower()} explains it" if known else ""
+        yield Line.of(f"reason {reason}{help_text}", "note", 2)
         for cause in failure.causes[1:]:
             yield from (each.indented(2) for each in self._wrapped(f"caused by {cause.type}: {cause.message}"))
         for frame in failure.frames:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from osmosis_grpc.cli.transcript import counted
 from osmosis_grpc.engine import runner
 from osmosis_grpc.evaluate import RowResult, Summary
-from osmosis_grpc.serve.json_output import Records, say_error
+from osmosis_grpc.serve.json_output import Records, harmless, say_error
 from osmosis_grpc.types.outcome import printable
 
 MOST_CHARS = 300
@@ -47,37 +47,39 @@ class Lines:
 class Bar:
     """A bar of rich on stderr. Only the rows that failed get a line above the bar. With `verbose`, all rows do."""
 
-    def __init__(self, total: int, *, verbose: bool) -> None:
+    def __init__(self, total: int, unit: str, *, verbose: bool) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         self._verbose = verbose
         columns = (BarColumn(bar_width=BAR_WIDTH), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
         self.progress = Progress(*columns, console=Console(file=sys.stderr), redirect_stdout=sys.stdout.isatty())
-        self._task = self.progress.add_task(f"0 of {counted(total, 'row')}", total=total)
-        self._total = total
+        self._task = self.progress.add_task(f"0 of {counted(total, unit)}", total=total)
+        self._total = counted(total, unit)
 
     def row(self, text: str, result: RowResult, summary: Summary) -> None:
         """Draw the bar, and write the lines of a row that failed."""
-        if self._verbose or not result.completed:
+        if self._verbose or not result.good:
             self.note(text)
-        about = [f"{summary.total} of {counted(self._total, 'row')}", *figures(summary)]
+        about = [f"{summary.total} of {self._total}", *figures(summary)]
         self.progress.update(self._task, completed=summary.total, description=", ".join(about))
 
     def note(self, text: str) -> None:
         """Write a line above the bar."""
-        self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.progress.console.print(harmless(text), markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
-def shown(out: Records, total: int, *, quiet: bool, plain: bool, json: bool, debug: bool) -> Iterator[Display]:
-    """Show a run until the end of the block. The log goes to the same place."""
+def shown(
+    out: Records, total: int, *, quiet: bool, plain: bool, json: bool, debug: bool, unit: str
+) -> Iterator[Display]:
+    """Show a run until the end of the block. The log goes to the same place. `unit` is the word for what is counted."""
     if quiet or plain or json or not _draws_bars():
         lines = Lines(out, quiet=quiet)
         with _log_to(lines, debug=debug):
             yield lines
         return
-    bar = Bar(total, verbose=debug)
+    bar = Bar(total, unit, verbose=debug)
     with bar.progress, _log_to(bar, debug=debug):
         yield bar
 
@@ -126,31 +128,44 @@ def _log_to(display: Display, *, debug: bool) -> Iterator[None]:
         root.removeHandler(notes)
 
 
-def row_line(result: RowResult, dataset: str) -> str:
-    """Return the line of a row that has ended."""
+def row_lines(result: RowResult, dataset: str) -> list[str]:
+    """Return the line of a row that has ended. Each score that failed has a line of its own."""
     usage = result.token_usage
-    if result.completed:
-        reward = "no reward" if result.reward is None else f"reward {result.reward:g}"
-        chats, tokens = usage.get("num_llm_calls", 0), usage.get("total_tokens", 0)
-        parts = [f"row {result.row_index}", result.status, reward, counted(chats, "chat"), f"{tokens:,} tokens"]
-        return "  ".join([*parts, *price_text(result.cost), f"{result.duration_ms / 1000:.2f} s"])
-    return f"row {result.row_index} ({dataset}:{result.line})  {result.status}  {failure_text(result)}"
+    place = f"row {result.name} ({printable(dataset)}:{result.line})"
+    if not result.completed:
+        return [f"{place}  {text}" for text in failures(result)]
+    rewards = [] if result.reward is None else [f"reward {result.reward:g}"]
+    rewards += [f"{printable(name)} {score:g}" for name, score in (result.scores or {}).items()]
+    chats, tokens = usage.get("num_llm_calls", 0), usage.get("total_tokens", 0)
+    parts = [f"row {result.name}", result.status, *(rewards or ["no reward"])]
+    parts += [counted(chats, "chat"), f"{tokens:,} tokens", *price_text(result.cost)]
+    first = "  ".join([*parts, f"{result.duration_ms / 1000:.2f} s"])
+    return [first, *(f"{place}  {text}" for text in failures(result))]
 
 
-def failure_text(result: RowResult) -> str:
-    """Return the reason, the first line and the place of a failure in one line."""
-    first = (result.error or "").partition("\n")[0]
-    cut = first if len(first) <= MOST_CHARS else first[: MOST_CHARS - 4] + " ..."
-    where = f" at {result.where}" if result.where else ""
-    return printable(f"{result.reason}: {cut}{where}" if result.reason else f"{cut}{where}")
+def failures(result: RowResult) -> Iterator[str]:
+    """Yield a line for a rollout that failed, or for each of its scores that failed."""
+    if not result.completed:
+        where = f" at {result.where}" if result.where else ""
+        text = f"{_first_line(result.error or '')}{where}"
+        yield printable(f"{result.status}  {result.reason}: {text}" if result.reason else f"{result.status}  {text}")
+    for name, error in (result.score_errors or {}).items():
+        yield printable(f"{name} has no score: {_first_line(error)}")
 
 
-def figures(summary: Summary) -> list[str]:
-    """Return the figures of a run, for a bar and for the summary."""
+def _first_line(text: str) -> str:
+    first = text.partition("\n")[0]
+    return first if len(first) <= MOST_CHARS else first[: MOST_CHARS - 4] + " ..."
+
+
+def figures(summary: Summary, *, scores: bool = True) -> list[str]:
+    """Return the figures of a run, for a bar and for the summary. With `scores`, they have the mean scores."""
     mean = summary.mean_reward
     return [
         *([f"{summary.failed} failed"] if summary.failed else []),
+        *([f"{summary.unscored} without a score"] if summary.unscored else []),
         *([] if mean is None else [f"mean reward {mean:.3g}"]),
+        *(f"mean {printable(name)} {total / count:.3g}" for name, (count, total) in summary.scores.items() if scores),
         f"{summary.prompt_tokens:,} + {summary.completion_tokens:,} tokens",
         *price_text(summary.cost),
     ]

@@ -72,7 +72,7 @@ class Screen:
         """Print one line. Control characters in it are escaped."""
         text = printable(line.expandtabs(4))
         code = COLOURS.get(kind or getattr(line, "kind", ""))
-        self.out.say(f"\x1b[{code}m{text}\x1b[0m" if self.colours and code and text else text)
+        self.out.say(text, code if self.colours and code and text else "")
 
     def fitted(self, text: str) -> str:
         """Return a text cut to one line of the screen."""

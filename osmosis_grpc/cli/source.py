@@ -6,7 +6,7 @@ imported only when they are used, because a command that reads a folder needs no
 
 from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.cli.source_port import Events, Source
-from osmosis_grpc.cli.state_folder import state_folder, usual_folder
+from osmosis_grpc.cli.usual_folder import state_folder, usual_folder
 from osmosis_grpc.serve.startup import usage_error
 
 __all__ = ["Events", "Source", "open_source"]
@@ -33,6 +33,7 @@ def open_source(command: str, options: SourceOptions) -> Source:
         from osmosis_grpc.cli.folder_source import FolderSource
 
         return FolderSource(folder)
-    from osmosis_grpc.cli.server_source import server_source
+    from osmosis_grpc.cli.server_choice import chosen_server
+    from osmosis_grpc.cli.server_source import ServerSource
 
-    return server_source(command, options, why)
+    return ServerSource(chosen_server(command, options, why))

@@ -1,12 +1,11 @@
 """Declares the options that say where rollouts are: a running server or a state folder. Imports only typer."""
 
-import functools
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated
 
 import typer
+
+from osmosis_grpc.cli.option_groups import with_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,23 +40,9 @@ class SourceOptions:
     insecure: Annotated[bool, typer.Option("--insecure", help="Send the token to another machine without TLS.")] = False
 
 
-def with_source(function: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with the options of SourceOptions. The function gets them as its parameter `source`."""
-    names = [field.name for field in fields(SourceOptions)]
-    hints = inspect.get_annotations(SourceOptions)
-
-    @functools.wraps(function)
-    def called(**values: Any) -> None:
-        source = SourceOptions(**{name: values.pop(name) for name in names})
-        function(**values, source=source)
-
-    own = [each for each in inspect.signature(function).parameters.values() if each.name != "source"]
-    kind = inspect.Parameter.KEYWORD_ONLY
-    more = [
-        inspect.Parameter(field.name, kind, default=field.default, annotation=hints[field.name])
-        for field in fields(SourceOptions)
-    ]
-    del called.__wrapped__
-    called.__signature__ = inspect.Signature([*own, *more])  # type: ignore[attr-defined]
-    called.__annotations__ = {each.name: each.annotation for each in (*own, *more)} | {"return": None}
-    return called
+with_source = with_options(SourceOptions, "source")
+"""Gives a command the options of SourceOptions. The function gets them as its parameter `source`."""
+with_server = with_options(SourceOptions, "source", without=("state_dir",))
+"""Gives a command the options that name a running server."""
+with_credentials = with_options(SourceOptions, "source", without=("server", "state_dir"))
+"""Gives a command the options that are credentials for a server."""

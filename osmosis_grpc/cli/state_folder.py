@@ -1,4 +1,4 @@
-"""Finds and reads the folder of a server's journal for commands that look into it. A server may be using it."""
+"""Reads the folder of a server's journal for commands that look into it. A server may be using it."""
 
 import contextlib
 import difflib
@@ -6,10 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from osmosis_grpc.cli.environment import sets_options
-from osmosis_grpc.console.server_options import ServerOptions
 from osmosis_grpc.errors import DataLoss, InvalidArgument
-from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.storage import JournalError, Reader
 from osmosis_grpc.types import JournaledRollout
 
@@ -19,41 +16,8 @@ LOOKED_AT = 10_000
 """These known ids come from at most this many of the newest rollouts."""
 
 
-MEMORY = ":memory:"
-"""The name of a journal in memory."""
-
-
 class SourceError(Exception):
     """A journal or a server has no answer. The message says why and what to do."""
-
-
-def state_folder(command: str, state_dir: str | None) -> Path:
-    """Return the folder that the option names, or else the folder of the settings.
-
-    If the folder cannot be used, the command ends with exit code 2.
-    """
-    folder = usual_folder(command) if state_dir is None else None if state_dir == MEMORY else Path(state_dir)
-    if folder is None:
-        usage_error(command, "a journal in memory is gone with its server; --state-dir DIR names one on disk")
-    return folder
-
-
-def usual_folder(command: str) -> Path | None:
-    """Return the folder of the settings, or None if they name a journal in memory.
-
-    Wrong settings end the command with exit code 2.
-    """
-    if not sets_options():
-        return Path(ServerOptions.state_dir)
-    from pydantic import ValidationError
-
-    from osmosis_grpc.settings import get_settings, problems
-
-    try:
-        chosen = get_settings().server.state_dir
-    except ValidationError as error:
-        usage_error(command, problems(error))
-    return None if chosen == MEMORY else Path(chosen)
 
 
 @contextlib.contextmanager

@@ -148,7 +148,7 @@ def _raised(trial: Trial, text: str, *, failed: bool) -> Row:
     if error is None or not failed:
         return "RUN_FAILED", text, None
     if isinstance(error, BadRewardError):
-        return _reward_code(error.reward), text, None
+        return _reward_code(error.reward), describe(error), None
     of_tool = next((run for run in trial.runs if run.error is error), None)
     if of_tool is not None:
         name = f"the tool {of_tool.name}" if of_tool.name else "a tool"

@@ -20,8 +20,7 @@ def help_text(usage: str, description: str, fields: Sequence[Field]) -> str:
     lines = [
         *_wrapped(f"Usage: {usage}", width, 0),
         "",
-        *_wrapped(description, width, 2),
-        "",
+        *(line for part in description.split("\n\n") for line in (*_wrapped(part, width, 2), "")),
         *_wrapped(_ORDER, width, 2),
     ]
     groups = dict.fromkeys(field.option.group for field in fields)

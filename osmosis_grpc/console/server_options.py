@@ -29,6 +29,13 @@ def _module(text: str) -> str:
     return text
 
 
+def _class(text: str) -> str:
+    module, _, name = text.partition(":")
+    if not module or not name:
+        raise ValueError(f"{text!r} is not MODULE:CLASS")
+    return text
+
+
 def _key_value(text: str) -> str:
     if not text.partition("=")[0] or "=" not in text:
         raise ValueError(f"{text!r} is not KEY=VALUE")
@@ -104,7 +111,12 @@ class ServerOptions(Declared):
     ] = ()
     grader: Annotated[
         str | None,
-        Option("Agents", "--grader MODULE:CLASS", "The grader of the workflows, instead of the one in their file."),
+        Option(
+            "Agents",
+            "--grader MODULE:CLASS",
+            "The grader of the workflows, instead of the one in their file.",
+            check=_class,
+        ),
     ] = None
     legacy_agent: Annotated[
         tuple[str, ...],
@@ -212,6 +224,9 @@ class ServerOptions(Declared):
         ),
     ] = 9000
     no_http: Annotated[bool, Option("Addresses", "--no-http", "Serve gRPC only.")] = False
+    no_reflection: Annotated[
+        bool, Option("Addresses", "--no-reflection", "Do not describe the protocol to tools such as buf curl.")
+    ] = False
     callback_port: Annotated[
         int,
         Option(

@@ -17,8 +17,8 @@ from osmosis_grpc.types.messages import copy_messages
 
 FIELDS = ("user_prompt", "system_prompt", "messages", "ground_truth", "metadata")
 """The fields that a column can be mapped to."""
-LABELS = ("ground_truth", "label")
-"""The columns that have the reference answer, in this order."""
+LABELS = ("ground_truth", "label", "reward_model.ground_truth")
+"""The columns that can have the reference answer. The first one that is not null counts."""
 PROMPTS = ("messages", "prompt")
 """The columns that have a list of messages or a text."""
 ROW_INDEX = "row_index"
@@ -78,24 +78,24 @@ class Columns:
                 made = [{"role": "user", "content": _text(column, value)}]
             else:
                 made = _conversation(column, value)
-        if system is not None:
+        if system is not None and system != "":  # an empty cell of a CSV file is no system prompt
             made.insert(0, {"role": "system", "content": _text(system_column, system)})
         return made
 
     def label(self) -> str | None:
         """Return the reference answer. Numbers and lists become their JSON text."""
-        column, value = self._first("ground_truth", *LABELS)
-        if value is None and "ground_truth" not in self._mapped:
-            column, value = self._at("reward_model.ground_truth")
-        if value is None:
-            return None
-        return value if isinstance(value, str) else jsontext.render(_plain(column, value))
+        mapped = "ground_truth" in self._mapped
+        for column, raw in [self._first("ground_truth")] if mapped else map(self._at, LABELS):
+            value = _plain(column, raw)
+            if value is _LEFT_OUT:
+                raise ColumnError(column, "has bytes, not a text")
+            if value is not None:
+                return value if isinstance(value, str) else jsontext.render(value)
+        return None
 
     def metadata(self, number: int, label: str | None) -> dict[str, Any]:
         """Return the other columns, the label as `ground_truth`, and the row's number as `row_index`."""
         made: dict[str, Any] = {ROW_INDEX: number}
-        if label is not None:
-            made["ground_truth"] = label
         column, value = self._first("metadata")
         if isinstance(value, str):  # a cell of a CSV file
             try:
@@ -109,7 +109,8 @@ class Columns:
                 found = _plain(name, item)
                 if found is not _LEFT_OUT:
                     made[name] = found
-        return made | (dict(_plain(column, value)) if value else {})
+        made |= dict(_plain(column, value)) if value else {}
+        return made if label is None else made | {"ground_truth": label}
 
     def _first(self, field: str, *names: str) -> tuple[str, Any]:
         """Return the column of a field, and its value; an empty text and None if there is none.
@@ -162,22 +163,31 @@ class Columns:
 
 
 def _conversation(column: str, value: Any) -> list[Message]:
-    """Return checked messages. A message of a Parquet file has a null for each key that it lacks; nulls are dropped."""
+    """Return checked messages. An object of a Parquet file has a null for each key that it lacks; nulls are dropped."""
     if isinstance(value, Mapping) or not isinstance(value, list | tuple):
         raise ColumnError(column, f"is {kind_of(value)}, not a text or a list of messages")
     if not value:
         raise ColumnError(column, "is an empty list")
-    messages = [
-        {key: item for key, item in message.items() if item is not None or key == "content"}
-        if isinstance(message, Mapping)
-        else message
-        for message in value
-    ]
     try:
+        messages = [
+            {key: _full(item) for key, item in message.items() if item is not None or key == "content"}
+            if isinstance(message, Mapping)
+            else message
+            for message in value
+        ]
         return copy_messages(messages, column)
     except InvalidArgument as error:
         path, problem = error.violations[0]
         raise ColumnError(path, problem) from None
+    except RecursionError:
+        raise ColumnError(column, "is nested too deeply") from None
+
+
+def _full(value: Any) -> Any:
+    """Return the parts or the tool calls of a message without the keys that are null."""
+    if isinstance(value, Mapping):
+        return {key: _full(item) for key, item in value.items() if item is not None}
+    return [_full(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _text(column: str, value: Any) -> str:
@@ -199,6 +209,8 @@ def _plain(column: str, value: Any) -> Any:
     except InvalidArgument as error:
         path, problem = error.violations[0]
         raise ColumnError(path, problem) from None
+    except RecursionError:
+        raise ColumnError(column, "is nested too deeply") from None
 
 
 def _json(value: Any) -> Any:

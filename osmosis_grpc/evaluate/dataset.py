@@ -1,6 +1,6 @@
 """A dataset: the rows of a file, read one at a time."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,13 @@ from osmosis_grpc.evaluate.columns import ColumnError, Columns
 from osmosis_grpc.evaluate.errors import DatasetError
 from osmosis_grpc.evaluate.formats import READERS, Raw
 from osmosis_grpc.types import Message
+
+Chosen = Callable[[int], bool]
+
+
+def every(number: int) -> bool:
+    """Choose every row."""
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +34,15 @@ class Row:
     """The other columns, the label as `ground_truth`, and the row's number as `row_index`."""
     attempt: int = 1
     """The attempt of the row's rollout. A row that runs again in the same run has a higher one."""
+    run_index: int = 0
+    """The number of this run of the row, from 0."""
+    runs: int = 1
+    """How often the row runs."""
+
+    @property
+    def key(self) -> str:
+        """The name of this run of the row: its number, and the number of the run if the row runs more than once."""
+        return str(self.number) if self.runs == 1 else f"{self.number}.{self.run_index}"
 
 
 class Dataset:
@@ -45,24 +61,28 @@ class Dataset:
             raise DatasetError(str(path), "there is no such file")
         self._read = reader
 
-    def rows(self, offset: int = 0, limit: int | None = None) -> Iterator[Row]:
-        """Yield rows, from row `offset`, at most `limit`. Raises DatasetError at a row that is not usable."""
+    def rows(self, offset: int = 0, limit: int | None = None, chosen: Chosen = every) -> Iterator[Row]:
+        """Yield rows, from row `offset`, out of at most `limit`. Raises DatasetError at a row that is not usable.
+
+        `chosen` says of each number whether the row is wanted. Other rows are not checked.
+        """
         number = 0
         try:
             for raw in self._read(self.path):
                 if limit is not None and number >= offset + limit:
                     return
-                if number >= offset:
+                if number >= offset and chosen(number):
                     yield self._row(raw, number)
                 number += 1
         except OSError as error:
             raise DatasetError(str(self.path), f"cannot be read: {error.strerror or error}") from None
 
-    def check(self, offset: int = 0, limit: int | None = None) -> int:
+    def check(self, offset: int = 0, limit: int | None = None, chosen: Chosen = every) -> int:
         """Read the rows, and return how many there are. Raises DatasetError also if there are none."""
-        count = sum(1 for _ in self.rows(offset, limit))
+        count = sum(1 for _ in self.rows(offset, limit, chosen))
         if not count:
-            raise DatasetError(str(self.path), f"has no row {offset}" if offset else "has no rows")
+            none = "has no rows" if chosen is every else "has none of the chosen rows"
+            raise DatasetError(str(self.path), f"has no row {offset}" if offset else none)
         return count
 
     def _row(self, raw: Raw, number: int) -> Row:

@@ -24,3 +24,7 @@ class ModelError(OsmosisRolloutError):
 
 class RunError(OsmosisRolloutError):
     """A run folder cannot be used."""
+
+
+class EvalFunctionError(OsmosisRolloutError):
+    """An eval function is wrong, or a call of it has failed."""

@@ -77,16 +77,24 @@ def _csv_rows(path: Path, reader: Any) -> Iterator[Raw]:
             raise DatasetError(str(path), f"not CSV: {error}", line) from None
         if cells is None:
             return
+        if not cells:  # a blank line
+            continue
         if names is None:
             names = [name.strip() for name in cells]
-            twice = sorted({name for name in names if names.count(name) > 1})
-            if twice:
-                raise DatasetError(str(path), f"the header has a column twice: {', '.join(twice)}", line)
+            _check_names(path, names, line)
         elif len(cells) == len(names):
             yield Raw(dict(zip(names, cells, strict=True)), line)
-        elif cells:
+        else:
             problem = f"the row has {len(cells)} cells, and the header has {len(names)}; put quotes around commas"
             raise DatasetError(str(path), problem, line)
+
+
+def _check_names(path: Path, names: list[str], line: int = 0) -> None:
+    """Raise DatasetError if two columns have the same name."""
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        shown = ", ".join(name or "a column without a name" for name in twice)
+        raise DatasetError(str(path), f"the header has a column twice: {shown}", line)
 
 
 def _lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
@@ -220,6 +228,7 @@ def read_parquet(path: Path) -> Iterator[Raw]:
     number = 0
     try:
         with ParquetFile(path) as file:
+            _check_names(path, file.schema_arrow.names)
             for batch in file.iter_batches(BATCH):
                 for value in batch.to_pylist():
                     number += 1

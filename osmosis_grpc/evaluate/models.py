@@ -20,6 +20,7 @@ from osmosis_grpc.errors import CallError, FailedPrecondition, Internal, Invalid
 from osmosis_grpc.evaluate.columns import kind_of
 from osmosis_grpc.evaluate.errors import ModelError
 from osmosis_grpc.policies import EchoPolicy, EveryToolMock, LiteLLMPolicy, OpenAIPolicy, Policy, ScriptedPolicy
+from osmosis_grpc.policies.openai import checked_url
 from osmosis_grpc.types import ChatRequest, Message
 from osmosis_grpc.types.messages import copy_message
 
@@ -30,6 +31,7 @@ URL_VARIABLE = "OPENAI_BASE_URL"
 PROBE = "Reply with the word OK."
 PROBE_TOKENS = 16
 """The reply to the probe has at most this many tokens, if the server allows such a small limit."""
+UNREACHABLE = "the model server cannot be reached"
 EVERY_ROW = "*"
 """The key of a script for the rows that the script does not name."""
 
@@ -40,8 +42,12 @@ class Model:
     `variants` make the policies that are tried: the first one whose probe gets a reply is used. A mock needs no probe.
     """
 
-    def __init__(self, name: str, variants: Sequence[Callable[[], Policy]], *, mock: bool = False) -> None:
+    def __init__(
+        self, name: str, variants: Sequence[Callable[[], Policy]], *, url: str | None = None, mock: bool = False
+    ) -> None:
         self.name = name
+        self.url = url
+        """The address of the model server; None if a library chooses it, and for a mock."""
         self.mock = mock
         self._variants = variants
         self.policy: Policy = variants[0]()
@@ -63,7 +69,7 @@ class Model:
                     raise ModelError(f"{self.name}: {_advice(error)}") from None
                 else:
                     return
-        raise ModelError(f"{self.name}: {problem}")
+        raise ModelError(f"{self.name}: {_advice(problem)}")
 
     async def _ask(self, params: Mapping[str, Any]) -> None:
         request = ChatRequest(rollout_id="probe", messages=[{"role": "user", "content": PROBE}], params=params)
@@ -82,7 +88,7 @@ def open_model(name: str, *, base_url: str | None = None, api_key: str | None = 
     kind, colon, rest = name.partition(":")
     if kind == "mock" and colon:
         return Model(name, [lambda: _mock(rest)], mock=True)
-    url = base_url or os.environ.get(URL_VARIABLE)
+    url = base_url or os.environ.get(URL_VARIABLE) or None
     if (kind == "litellm" and colon) or (url is None and "/" in name):
         return _litellm(rest if kind == "litellm" else name, base_url, api_key)
     key = api_key or os.environ.get(KEY_VARIABLE)
@@ -96,22 +102,29 @@ def open_model(name: str, *, base_url: str | None = None, api_key: str | None = 
 
 def _openai(name: str, url: str, key: str | None) -> Model:
     """Return a model of an OpenAI-compatible server. It is asked for token ids first, which some servers refuse."""
+    check_url(url)
+    return Model(
+        name,
+        [
+            lambda: OpenAIPolicy(url, name, api_key=key),
+            lambda: OpenAIPolicy(url, name, api_key=key, token_ids=False, logprobs=False),
+        ],
+        url=url,
+    )
+
+
+def check_url(url: str) -> None:
+    """Raise ModelError for a base URL that is malformed or has a secret. A run keeps its URL in a file."""
     try:
-        return Model(
-            name,
-            [
-                lambda: OpenAIPolicy(url, name, api_key=key),
-                lambda: OpenAIPolicy(url, name, api_key=key, token_ids=False, logprobs=False),
-            ],
-        )
+        checked_url(url)
     except ValueError as error:
-        raise ModelError(f"--{str(error).replace('base_url', 'base-url', 1)}") from None
+        raise ModelError(f"--{str(error).replace('base_url', 'base-url').replace('api_key', '--api-key')}") from None
 
 
 def _litellm(name: str, base_url: str | None, key: str | None) -> Model:
     if not name:
         raise ModelError("litellm: is not litellm:NAME, for example litellm:anthropic/claude-sonnet-4-5")
-    return Model(f"litellm:{name}", [lambda: LiteLLMPolicy(name, api_key=key, base_url=base_url)])
+    return Model(f"litellm:{name}", [lambda: LiteLLMPolicy(name, api_key=key, base_url=base_url)], url=base_url)
 
 
 def _mock(kind: str) -> Policy:
@@ -146,7 +159,7 @@ class Script:
 
     async def __call__(self, request: ChatRequest, /) -> Any:
         row = request.rollout_id.rpartition("-")[2]
-        policy = self._rows.get(row) or self._rows.get(EVERY_ROW)
+        policy = self._rows.get(row) or self._rows.get(row.partition(".")[0]) or self._rows.get(EVERY_ROW)
         if policy is None:
             raise FailedPrecondition(f"the script has no replies for row {row}")
         return await policy(request)
@@ -170,6 +183,8 @@ def _replies(path: Path, row: str, value: Any) -> Iterator[str | Message]:
         yield message
 
 
-def _advice(error: CallError) -> str:
+def _advice(error: CallError | None) -> str:
     """Return the text of an error. It names the options of the command."""
-    return str(error).replace("check api_key", f"check --api-key or {KEY_VARIABLE}")
+    text = str(error).replace("check api_key", f"check --api-key or {KEY_VARIABLE}")
+    text = text.replace("check base_url and model", "check --base-url and --model")
+    return f"{text}; check --base-url, and that the server runs" if UNREACHABLE in text else text

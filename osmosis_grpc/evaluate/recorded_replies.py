@@ -12,6 +12,7 @@ from osmosis_grpc.storage.journal.schema import FILE
 from osmosis_grpc.types import ChatRequest, ChatResponse, TrajectoryEvent, events
 from osmosis_grpc.wire.status import from_code
 
+COMPARED = ("messages", "tools", "parent_chat", "purpose", "policy")
 CACHED = 256
 """The recordings of at most this many rows are in memory."""
 
@@ -35,7 +36,7 @@ class RecordedReplies:
         recorded = self._rows.get(row)
         if recorded is None:
             name = self._folder.rollout_id(row)
-            read = await read_on_thread(self._folder.path / FILE, lambda reader: list(reader.trajectory(name, 1)))
+            read = await read_on_thread(self._folder.path / FILE, lambda reader: _newest(reader, name))
             recorded = self._rows[row] = _Recorded(read)
             if len(self._rows) > CACHED:
                 self._rows.popitem(last=False)
@@ -43,10 +44,17 @@ class RecordedReplies:
         try:
             return recorded.reply(request)
         except Diverged:
-            problem = f"{chat} is not the chat that {self._folder.path} has"
+            other = ", ".join(recorded.differing(request))
+            problem = f"{chat} is not the chat that {self._folder.path} has: other {other}"
         except KeyError:
             problem = f"{self._folder.path} has no reply to {chat}"
         raise FailedPrecondition(f"{problem}; run it without --replay")
+
+
+def _newest(reader: Reader, rollout_id: str) -> list[TrajectoryEvent]:
+    """Return the events of the newest attempt of a rollout; none if there is no such rollout."""
+    attempts = [entry.init.request.attempt for entry in reader.find(rollout_id)]
+    return list(reader.trajectory(rollout_id, max(attempts))) if attempts else []
 
 
 class _Recorded:
@@ -54,10 +62,13 @@ class _Recorded:
 
     def __init__(self, trajectory: list[TrajectoryEvent]) -> None:
         self._recording = Recording(trajectory)
+        self._asked: dict[tuple[str, int], events.ChatRequested] = {}
         self._failed: dict[tuple[str, int], CallError] = {}
         for event in trajectory:
             kind = event.kind
-            if isinstance(kind, events.ChatFailed) and not kind.will_retry:
+            if isinstance(kind, events.ChatRequested):
+                self._asked[kind.sample, kind.chat_number] = kind
+            elif isinstance(kind, events.ChatFailed) and not kind.will_retry:
                 error = from_code(kind.code, kind.message)
                 # A retry would get the same recorded error, so the error becomes final.
                 final = FailedPrecondition(kind.message) if error.retryable else error
@@ -65,17 +76,28 @@ class _Recorded:
 
     def reply(self, request: ChatRequest) -> ChatResponse:
         """Return a recorded reply, or raise the recorded error. Raises Diverged, and KeyError if there is neither."""
-        asked = events.ChatRequested(
-            sample=request.sample,
-            chat_number=request.chat_number,
-            parent_chat=request.parent_chat,
-            messages=request.messages[request.prefix_len :],
-            params=request.params,
-            tools=request.tools if request.tools_overridden else None,
-            purpose=request.purpose,
-            policy=request.policy,
-        )
-        found = self._recording.reply(asked)
+        found = self._recording.reply(_question(request))
         if found is None:
             raise self._failed[request.sample, request.chat_number]
         return found.response
+
+    def differing(self, request: ChatRequest) -> list[str]:
+        """Return what differs between a chat and the recorded one: messages, tools, the names of parameters, ..."""
+        asked, before = _question(request), self._asked[request.sample, request.chat_number]
+        names = sorted(asked.params.keys() | before.params.keys())
+        params = [name for name in names if asked.params.get(name) != before.params.get(name)]
+        fields = [name for name in COMPARED if getattr(asked, name) != getattr(before, name)]
+        return [*(name.replace("_", " ") for name in fields), *params]
+
+
+def _question(request: ChatRequest) -> events.ChatRequested:
+    return events.ChatRequested(
+        sample=request.sample,
+        chat_number=request.chat_number,
+        parent_chat=request.parent_chat,
+        messages=request.messages[request.prefix_len :],
+        params=request.params,
+        tools=request.tools if request.tools_overridden else None,
+        purpose=request.purpose,
+        policy=request.policy,
+    )

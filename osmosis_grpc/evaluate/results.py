@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from osmosis_grpc.evaluate.dataset import Row
 from osmosis_grpc.types import OutcomeStatus, RolloutOutcome
 from osmosis_grpc.types.outcome import clip
 
@@ -35,26 +36,52 @@ class RowResult:
     token_usage: Mapping[str, int] = field(default_factory=dict)
     cost: float | None = None
     """The price of the replies in dollars; None if it is unknown."""
+    attempt: int = 1
+    """The attempt of the rollout. If a row has several results, the newest one counts."""
+    run_index: int = 0
+    """The number of this run of the row, from 0."""
+    scores: Mapping[str, float] | None = None
+    """The scores by eval function. None without eval functions."""
+    score_errors: Mapping[str, str] | None = None
+    """Why scores failed, by eval function."""
 
     @property
     def completed(self) -> bool:
         """Whether the rollout completed."""
         return self.status == OutcomeStatus.COMPLETED
 
+    @property
+    def good(self) -> bool:
+        """Whether the rollout completed, and every eval function has a score."""
+        return self.completed and not self.score_errors
+
+    @property
+    def name(self) -> str:
+        """The row's number, and the number of the run if the row runs more than once. It ends the rollout's id."""
+        return self.rollout_id.rpartition("-")[2]
+
     def record(self) -> dict[str, Any]:
         """Return the result as JSON."""
-        return {"success": self.completed, **asdict(self)}
+        found = {"success": self.completed, **asdict(self)}
+        return found if self.scores is not None else {n: v for n, v in found.items() if n not in _SCORES}
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> "RowResult":
+        """Return the result of its JSON. Fields of later versions are dropped."""
+        return cls(**{name: value for name, value in record.items() if name in cls.__slots__})
 
 
-def result_of(row: int, line: int, outcome: RolloutOutcome, cost: float | None) -> RowResult:
+def result_of(row: Row, outcome: RolloutOutcome, cost: float | None) -> RowResult:
     """Return the result for an outcome."""
     metrics, failure = outcome.metrics, outcome.failure
     ended = outcome.status is not OutcomeStatus.COMPLETED
     message = failure.message if failure is not None else outcome.finish_reason or str(outcome.status)
     return RowResult(
-        row_index=row,
-        line=line,
+        row_index=row.number,
+        line=row.line,
+        run_index=row.run_index,
         rollout_id=outcome.rollout_id,
+        attempt=outcome.attempt,
         status=str(outcome.status),
         error=clip(message, MOST_ERROR_BYTES) if ended else None,
         reason=str(failure.reason) or None if failure is not None else None,
@@ -70,6 +97,10 @@ def result_of(row: int, line: int, outcome: RolloutOutcome, cost: float | None) 
         },
         cost=cost,
     )
+
+
+_SCORES = ("run_index", "scores", "score_errors")
+"""The fields of a run with eval functions."""
 
 
 @dataclass(slots=True)
@@ -90,10 +121,18 @@ class Summary:
     num_llm_calls: int = 0
     cost: float | None = None
     """In dollars; None if no reply had a price."""
+    unscored: int = 0
+    """The number of completed rows for which an eval function has no score."""
+    scores: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """The number of scores and their sum, by eval function."""
 
     def add(self, result: RowResult) -> None:
         """Count a row."""
         self.total += 1
+        self.unscored += result.completed and not result.good
+        for name, score in (result.scores or {}).items():
+            count, total = self.scores.get(name, (0, 0.0))
+            self.scores[name] = count + 1, total + score
         self.passed += result.completed
         self.failed += not result.completed
         if result.reward is not None:

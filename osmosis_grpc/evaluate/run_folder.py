@@ -3,6 +3,7 @@
 The journal is the one of a server, so commands with --state-dir read it.
 """
 
+import errno
 import json
 import os
 import secrets
@@ -12,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_grpc.evaluate.errors import RunError
+from osmosis_grpc.evaluate.results import RowResult
+from osmosis_grpc.storage.fsync import fsync
 from osmosis_grpc.storage.journal.schema import FILE
+from osmosis_grpc.storage.lock_file import Lock, Locked
 
 RUNS = Path(".osmosis/runs")
 """The folder of all runs whose folder has no name of its own."""
@@ -20,16 +24,18 @@ SCHEMA_VERSION = 1
 """The version of run.json, of the rows in results.jsonl, and of the output of the commands."""
 NEWEST = "last"
 """The name of the newest run below RUNS."""
-_RUN, _RESULTS = "run.json", "results.jsonl"
+_RUN, _RESULTS, _LOCK = "run.json", "results.jsonl", "run.lock"
+_ARCHIVE = ".archive-"
 
 
 class RunFolder:
-    """The folder of one run. Rollout ids are `test-RUN-ROW`, so they differ between runs."""
+    """The folder of one run. Rollout ids are `COMMAND-RUN-ROW`, so they differ between runs."""
 
     def __init__(self, path: Path, about: dict[str, Any]) -> None:
         self.path = path
         self.about = about
         """The content of run.json."""
+        self._lock: Lock | None = None
 
     @classmethod
     def create(cls, path: Path | None, about: dict[str, Any]) -> "RunFolder":
@@ -42,23 +48,30 @@ class RunFolder:
         folder = cls(path, head | about)
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder.save()
+            folder.lock()
             (path / _RESULTS).touch(mode=0o600)
+            folder.save()
+            fsync(path)
         except OSError as error:
             raise RunError(f"{path} cannot be made: {error.strerror}; name another folder with --save-dir") from None
         return folder
 
     @classmethod
-    def open(cls, name: str) -> "RunFolder":
-        """Open the folder of an earlier run. `last` is the newest run below RUNS. Raises RunError."""
+    def open(cls, name: str, *, replays: bool = True) -> "RunFolder":
+        """Open the folder of an earlier run. `last` is the newest run below RUNS. Raises RunError.
+
+        Without `replays`, `last` is the newest run that asked a model.
+        """
         path = Path(name)
         if name == NEWEST and not path.exists():
-            runs = sorted(found.parent for found in RUNS.glob(f"*/{FILE}"))
+            runs = sorted(found.parent for found in RUNS.glob(f"*/{FILE}") if _ARCHIVE not in found.parent.name)
+            while runs and not replays and cls.open(str(runs[-1])).about.get("replay"):
+                runs.pop()
             if not runs:
                 raise RunError(f"there is no run in {RUNS}")
             path = runs[-1]
         try:
-            about = json.loads((path / _RUN).read_text())
+            about = json.loads((path / _RUN).read_text(encoding="utf-8"))
             version = about["schema_version"]
             if version != SCHEMA_VERSION:
                 raise RunError(f"{path / _RUN} has version {version}, and this program reads version {SCHEMA_VERSION}")
@@ -68,27 +81,112 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"{path / _RUN} cannot be read: {error}") from None
 
+    @classmethod
+    def exists(cls, path: Path) -> bool:
+        """Return whether a folder has a run."""
+        return (path / _RUN).exists()
+
+    def lock(self) -> None:
+        """Keep other processes from running here until this process ends. Raises RunError."""
+        if self._lock is None:
+            try:
+                self._lock = Lock(self.path / _LOCK)
+            except Locked as locked:
+                raise RunError(f"{self.path} is in use by process {locked}; wait for its end, or stop it") from None
+            except OSError as error:
+                raise RunError(f"{self.path} cannot be used: {error.strerror}") from None
+
+    def unlock(self) -> None:
+        """Let other processes run here. Idempotent."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def archive(self) -> Path:
+        """Move the folder away, to PATH.archive-TIME, and return its new path. Raises RunError."""
+        self.lock()
+        target = self.path.with_name(f"{self.path.name}{_ARCHIVE}{datetime.now(UTC):%Y%m%d-%H%M%S-%f}")
+        try:
+            self.path.rename(target)
+        except OSError as error:
+            raise RunError(f"{self.path} cannot be moved to {target}: {error.strerror}") from None
+        self.unlock()
+        return target
+
+    def resume(self, about: dict[str, Any]) -> None:
+        """Continue the run: lock the folder, and drop a result that a crash has cut. Raises RunError."""
+        self.lock()
+        self._drop_torn_result()
+        resumed = {"state": "running", "resumed": int(self.about.get("resumed", 0)) + 1}
+        self.about = self.about | about | resumed
+        for name in ("ended", "summary"):
+            self.about.pop(name, None)
+        self.save()
+
     def rollout_id(self, row: int | str) -> str:
-        """Return the id of the rollout of a row."""
-        return f"test-{self.about['id']}-{row}"
+        """Return the id of the rollout of a row. `row` is its number, or the key of one of its runs."""
+        return f"{self.about.get('command', 'test')}-{self.about['id']}-{row}"
 
     def save(self) -> None:
         """Write run.json, so that a crash leaves the old file or the new one."""
         temporary = self.path / f"{_RUN}.new"
-        temporary.write_text(json.dumps(self.about, indent=2, ensure_ascii=False) + "\n")
+        temporary.write_bytes(_encoded(self.about, indent=2))
+        fsync(temporary)
         os.replace(temporary, self.path / _RUN)
 
     def add(self, result: dict[str, Any]) -> None:
-        """Append the result of a row."""
-        with (self.path / _RESULTS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(result, ensure_ascii=False) + "\n")
+        """Append the result of a row. It is on disk when this method returns. Raises OSError, and writes nothing."""
+        line = _encoded(result)
+        with (self.path / _RESULTS).open("ab", buffering=0) as file:
+            size = file.tell()
+            try:
+                if file.write(line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path / _RESULTS))
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(size)  # the next result does not follow a half one
+                raise
 
     def results(self) -> Iterator[dict[str, Any]]:
-        """Yield the results in the order of their ends."""
-        with (self.path / _RESULTS).open(encoding="utf-8") as file:
-            yield from map(json.loads, file)
+        """Yield the results in the order of their ends. A last line that a crash has cut is left out.
+
+        Raises RunError for another line that is damaged.
+        """
+        with (self.path / _RESULTS).open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    return
+                try:
+                    result = json.loads(line)
+                    RowResult.of_record(result)
+                except (ValueError, TypeError, AttributeError):
+                    raise RunError(
+                        f"{self.path / _RESULTS}:{number} is damaged; delete this line: an outcome that is in the "
+                        "journal is scored again"
+                    ) from None
+                yield result
+
+    def newest_results(self) -> dict[tuple[int, int], RowResult]:
+        """Return the newest result of each run of each row, by row number and run index. Raises RunError."""
+        found = (RowResult.of_record(record) for record in self.results())
+        return {(result.row_index, result.run_index): result for result in found}
 
     def end(self, state: str, summary: dict[str, Any]) -> None:
         """Write the end of the run: "finished" or "interrupted"."""
         self.about |= {"state": state, "ended": datetime.now(UTC).isoformat(), "summary": summary}
         self.save()
+
+    def _drop_torn_result(self) -> None:
+        path = self.path / _RESULTS
+        if not path.exists():
+            path.touch(mode=0o600)
+            return
+        with path.open("rb+") as file:
+            size = sum(len(line) for line in file if line.endswith(b"\n"))
+            file.truncate(size)
+            os.fsync(file.fileno())
+
+
+def _encoded(value: dict[str, Any], indent: int | None = None) -> bytes:
+    """Return JSON and a line end. A file name that is not UTF-8 has surrogates; they become escapes of JSON."""
+    return (json.dumps(value, indent=indent, ensure_ascii=False) + "\n").encode(errors="backslashreplace")

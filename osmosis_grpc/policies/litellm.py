@@ -77,9 +77,8 @@ class LiteLLMPolicy:
         return response
 
     def _error(self, error: Exception) -> CallError:
-        text = str(error)[:500]
-        if self._key:
-            text = text.replace(self._key, "[key]")
+        text = str(error)
+        text = (text.replace(self._key, "[key]") if self._key else text)[:500]
         if isinstance(error, self._litellm.exceptions.Timeout):
             return DeadlineExceeded(f"{self._model} gave no reply within {self._timeout:g} s")
         if isinstance(error, self._litellm.exceptions.APIConnectionError):

@@ -7,6 +7,7 @@ sample is not trainable. The policy never tokenizes a text itself.
 Needs the extra `policies` (aiohttp).
 """
 
+import contextlib
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlsplit
@@ -38,6 +39,8 @@ ID_PREFIX = "token_id:"
 """How vLLM writes a token as its id."""
 ABORT_RETRY = 1.0
 """When the model server aborts a chat, the agent server asks again after this many seconds."""
+MOST_SAID = 500
+"""An error has at most this many characters of the model server's answer."""
 
 
 class OpenAIPolicy:
@@ -69,7 +72,7 @@ class OpenAIPolicy:
             import aiohttp
         except ImportError:
             raise MissingExtraError("OpenAIPolicy", "policies") from None
-        self._url = _checked(base_url) + "/chat/completions"
+        self._url = checked_url(base_url) + "/chat/completions"
         self._model = model
         self._key = api_key
         self._token_ids = token_ids
@@ -107,16 +110,19 @@ class OpenAIPolicy:
         except (aiohttp.ClientError, OSError) as error:
             raise Unavailable(f"the model server cannot be reached: {type(error).__name__}{self._at}") from None
         if status != 200:
-            text = raw.decode(errors="replace")[:500]
-            raise refused(status, text.replace(self._key, "[key]") if self._key else text, self._at, retry_after)
+            text = _said(raw.decode(errors="replace"))
+            raise refused(status, self._without_key(text), self._at, retry_after)
         try:
             body = jsontext.parse(raw.decode(), "body")
             if body["choices"][0].get("finish_reason") == "abort":
                 raise Unavailable(f"the model server aborted the chat{self._at}", retry_after=ABORT_RETRY)
             return _read(body, self._version)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, InvalidArgument) as error:
-            problem = f"{type(error).__name__}: {error}"
+            problem = self._without_key(f"{type(error).__name__}: {error}")
             raise Internal(f"the model server's reply cannot be read: {problem}{self._at}") from None
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._key, "[key]") if self._key else text
 
     @property
     def _at(self) -> str:
@@ -145,9 +151,12 @@ class OpenAIPolicy:
         return body
 
 
-def _checked(base_url: str) -> str:
+def checked_url(base_url: str) -> str:
     """Return the base URL. Raises ValueError for a URL that is malformed or has a password."""
-    parts = urlsplit(base_url)
+    try:
+        parts = urlsplit(base_url)
+    except ValueError:  # its text may have the password
+        raise ValueError("base_url: is not http://HOST:PORT/v1 or https://HOST/v1") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("base_url: is not http://HOST:PORT/v1 or https://HOST/v1")
     if parts.username or parts.password or parts.query or parts.fragment:
@@ -206,7 +215,7 @@ def _top_logprobs(choice: dict[str, Any], count: int) -> dict[str, Tensor]:
 def refused(status: int, text: str, at: str, retry_after: str | None) -> CallError:
     """Return the error for a status of HTTP. `text` is the server's answer, and `at` the place for the message."""
     pause = float(retry_after) if retry_after and retry_after.strip().isdecimal() else None
-    message = f"the model server answered {status}: {text}{at}"
+    message = f"the model server answered {status}: {text[:MOST_SAID]}{at}"
     if status == 429:
         return ResourceExhausted(message, retry_after=pause)
     if status >= 500 or status == 408:
@@ -215,3 +224,10 @@ def refused(status: int, text: str, at: str, retry_after: str | None) -> CallErr
         kind = Unauthenticated if status == 401 else PermissionDenied
         return kind(f"the model server answered {status}{at}; check api_key")
     return Internal(f"{message}; check base_url and model" if status == 404 else message)
+
+
+def _said(text: str) -> str:
+    """Return the message of an answer {"error": {"message": ...}}, and any other answer as it is."""
+    with contextlib.suppress(KeyError, TypeError, ValueError, InvalidArgument):
+        return _typed(jsontext.parse(text, "body")["error"]["message"], str)
+    return text

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 
 def run(line: Line) -> None:
-    """Host agent loops over gRPC, and over the legacy HTTP contract."""
+    """Host agent loops over gRPC, and over the legacy HTTP contract.
+
+    Exit codes: 0 stopped, 1 the server failed, or an agent loop is not valid, 2 a wrong option, or a port or a folder
+    that cannot be used, 130 or 143 a second signal.
+    """
     from osmosis_grpc.console import logs
     from osmosis_grpc.serve.json_output import records
     from osmosis_grpc.settings import forget_secrets, without_grpc_fork_handlers
@@ -55,6 +59,7 @@ def run(line: Line) -> None:
             record_ttl=options.record_ttl_seconds,
             agent_timeout=options.agent_timeout_seconds,
             allow_targets=options.allow_target,
+            reflection=not options.no_reflection,
             max_metadata_bytes=options.max_metadata_size_bytes,
         )
         with usage_errors("serve", line, settings, NotStarted):
@@ -111,6 +116,7 @@ def _load(line: Line, settings: "RolloutSettings") -> "list[RolloutAgentLoop | R
     from osmosis_grpc.agent.loader import LoadError, as_agents, load_configured
     from osmosis_grpc.agent.workflow_validator import validate_agent
     from osmosis_grpc.serve.agents import config_sources
+    from osmosis_grpc.serve.json_output import say_error
 
     options = settings.server
     with usage_errors("serve", line, settings, LoadError):
@@ -118,9 +124,9 @@ def _load(line: Line, settings: "RolloutSettings") -> "list[RolloutAgentLoop | R
     findings = [] if options.no_validate else [each for item in items for each in validate_agent(item).findings]
     for finding in findings:
         place = f"{finding.file}:{finding.line}" if finding.file else "?"
-        typer.echo(f"{finding.severity}: {finding.code} {place}: {finding.message} ({finding.hint})", err=True)
+        say_error(f"{finding.severity}: {finding.code} {place}: {finding.message} ({finding.hint})")
     if any(finding.severity == "error" for finding in findings):
-        typer.echo("serve: not started; --no-validate starts anyway", err=True)
+        say_error("serve: not started; --no-validate starts anyway")
         raise typer.Exit(1)
     with usage_errors("serve", line, settings, LoadError):
         return as_agents(items)

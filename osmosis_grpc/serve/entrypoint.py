@@ -1,5 +1,6 @@
 """Runs the application of a command and turns its end into an exit code."""
 
+import gc
 import importlib
 import sys
 from collections.abc import Callable
@@ -24,6 +25,8 @@ def run(build: Callable[[], Any]) -> int:
         return 130
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+    finally:
+        gc.freeze()  # the process ends: the last collections of Python would look at every object, for 0.1 s
     return 0
 
 

@@ -1,10 +1,12 @@
 """Writes the output of a command to stdout, as text or as records. A record is one line with a JSON object.
 
-When stdout has records, the output of agents goes to stderr.
+When stdout has records, the output of agents goes to stderr. Control characters are escaped, because some of them are
+commands for a terminal, and agents, models and tools write the texts.
 """
 
 import contextlib
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -23,21 +25,40 @@ class Records:
         """Write and flush one record. If the reader is gone, drop the record."""
         if self._stream is not None:
             with contextlib.suppress(BrokenPipeError):
-                self._stream.write(_escaped(json.dumps({"event": event, **fields}, ensure_ascii=False)) + "\n")
+                self._stream.write(escaped(json.dumps({"event": event, **fields}, ensure_ascii=False)) + "\n")
                 self._stream.flush()
 
-    def say(self, text: str) -> None:
-        """Print text, unless stdout has records."""
+    def say(self, text: str, colour: str = "") -> None:
+        """Print text, unless stdout has records. Control characters are escaped. `colour` is an SGR code."""
         if self._stream is None:
-            typer.echo(_encodable(text))
+            shown = harmless(text)
+            typer.echo(f"\x1b[{colour}m{shown}\x1b[0m" if colour else shown)
 
 
 def say_error(text: str) -> None:
-    """Print text to stderr."""
-    typer.echo(_encodable(text), err=True)
+    """Print text to stderr. Control characters are escaped."""
+    typer.echo(harmless(text), err=True)
 
 
-def _escaped(text: str) -> str:
+def harmless(text: str) -> str:
+    """Return lines of text with escapes for the characters that are not printable."""
+    from osmosis_grpc.types.outcome import printable
+
+    return printable(text, keep="\n\t")
+
+
+def escape_logs() -> None:
+    """Escape control characters in the log of a process that sets up no logging of its own."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_Escaped())
+
+
+class _Escaped(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return harmless(super().format(record))
+
+
+def escaped(text: str) -> str:
     """Return JSON with escapes for the characters that are not printable.
 
     Some of them are commands for a terminal. JSON has such characters only in texts.
@@ -45,10 +66,6 @@ def _escaped(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
-
-
-def _encodable(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
 
 
 @contextlib.contextmanager

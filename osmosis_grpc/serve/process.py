@@ -95,7 +95,7 @@ async def run_process(
             )
         server.engine.watchdog.paused = False
         out.write("ready", **addresses, agent_loops=names, pid=os.getpid(), version=__version__)
-        out.say(_banner(names, addresses, security))
+        out.say(_banner(names, addresses, security, reflection=config.reflection))
         state = _state_dir(options)
         log.info(
             "serving %s",
@@ -288,15 +288,17 @@ def _exit_now(code: int) -> None:
     os._exit(code)
 
 
-def _banner(names: Sequence[str], addresses: dict[str, str], security: ServerSecurity) -> str:
+def _banner(names: Sequence[str], addresses: dict[str, str], security: ServerSecurity, *, reflection: bool) -> str:
     scheme, more = ("https", "") if security.tls else ("http", "--http2-prior-knowledge ")
     if security.tokens:
-        more += '-H "Authorization: Bearer $TOKEN" '
+        more += '-H "Authorization: Bearer $TOKEN" --reflect-header "*" '
     lines = [
         f"serving {', '.join(names)}",
         f"  gRPC    {addresses['grpc']}",
         f"  try     buf curl --protocol grpc {more}"
-        f"{scheme}://{addresses['grpc']}/osmosis.rollout.v1.RolloutService/GetServerInfo",
+        f"{scheme}://{addresses['grpc']}/osmosis.rollout.v1.RolloutService/GetServerInfo"
+        if reflection
+        else "",
         f"  HTTP    {scheme}://{addresses['http']}/v1/rollout/init" if "http" in addresses else "",
         f"  metrics http://{addresses['metrics']}/metrics" if "metrics" in addresses else "",
     ]

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 from osmosis_grpc.errors import MissingExtraError
+from osmosis_grpc.serve.json_output import say_error
 
 LOOK_EVERY = 500
 """Milliseconds between two checks that the server still runs."""
@@ -84,7 +85,7 @@ class _Supervisor:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr)  # noqa: T201
+    say_error(text)
 
 
 def _arguments(given: list[str]) -> list[str]:

@@ -147,8 +147,9 @@ class AgentServer:
         services: Any = Registrar(self._server, guard, calls)
         services_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, services)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, services)
-        names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflection.aio.ReflectionServicer(names), services)
+        if self.config.reflection:
+            reflected = reflection.aio.ReflectionServicer((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME))
+            reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflected, services)
         self.port = int(listen(self._server, self.address, self.security).rpartition(":")[2])
         await self._stack.enter_async_context(self.engine)
         recovered = self.engine.recovery.recover(

@@ -13,6 +13,8 @@ class ServerConfig(EngineConfig):
 
     allow_targets: Sequence[str] = ()
     """Callback addresses that are allowed in addition to the addresses that link/target_policy.py allows."""
+    reflection: bool = True
+    """Whether the server describes its services to callers, as gRPC server reflection."""
     max_metadata_bytes: int = MAX_METADATA_BYTES
     """The largest metadata of a rollout."""
     disk_budget: int = 10 * 1024**3

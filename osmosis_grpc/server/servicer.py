@@ -109,6 +109,7 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
             limits=self._attachments.limits(),
             draining=engine.shutdown.draining,
             features=FEATURES,
+            current_time=engine.context.clock.time(),
         )
         return wire.SERVER_INFO.to_wire(info)
 

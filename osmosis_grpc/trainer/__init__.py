@@ -16,7 +16,13 @@ or by callbacks, for networks that allow no streams:
 
     async with Trainer(["127.0.0.1:50051"], policy, transport="callback", listen="0.0.0.0:60051") as trainer:
         outcome = await trainer.rollout(rollout_id="r1", messages=messages)
+
+The names of the modules in _MODULES are imported when they are first used, because a program that only asks a server
+needs nothing but RolloutClient.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from osmosis_grpc.trainer import grpc_log_level  # noqa: F401 - before anything imports grpc
 
@@ -39,16 +45,7 @@ from osmosis_grpc.errors import (
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.tls import ClientTls, ServerTls
-from osmosis_grpc.policies import Policy
-from osmosis_grpc.trainer.advantage import Advantages, advantages
-from osmosis_grpc.trainer.batch import Batch, Row, Skipped, pad
-from osmosis_grpc.trainer.config import TrainerConfig
-from osmosis_grpc.trainer.evaluate import Evaluation
-from osmosis_grpc.trainer.groups import GroupCounts, OutcomeGroup
 from osmosis_grpc.trainer.rollout_client import InitResult, RolloutClient
-from osmosis_grpc.trainer.server_availability import Server
-from osmosis_grpc.trainer.sync import SyncTrainer
-from osmosis_grpc.trainer.trainer import Trainer, TransportName
 from osmosis_grpc.types import (
     Annotation,
     Callback,
@@ -68,6 +65,17 @@ from osmosis_grpc.types import (
     VersionSpan,
 )
 from osmosis_grpc.types.server_info import DrainResult, ServerInfo
+
+if TYPE_CHECKING:
+    from osmosis_grpc.policies import Policy
+    from osmosis_grpc.trainer.advantage import Advantages, advantages
+    from osmosis_grpc.trainer.batch import Batch, Row, Skipped, pad
+    from osmosis_grpc.trainer.config import TrainerConfig
+    from osmosis_grpc.trainer.evaluate import Evaluation
+    from osmosis_grpc.trainer.groups import GroupCounts, OutcomeGroup
+    from osmosis_grpc.trainer.server_availability import Server
+    from osmosis_grpc.trainer.sync import SyncTrainer
+    from osmosis_grpc.trainer.trainer import Trainer, TransportName
 
 __all__ = [
     "Aborted",
@@ -123,3 +131,31 @@ __all__ = [
     "advantages",
     "pad",
 ]
+
+_MODULES = {
+    "Policy": "policies",
+    "Advantages": "trainer.advantage",
+    "advantages": "trainer.advantage",
+    "Batch": "trainer.batch",
+    "Row": "trainer.batch",
+    "Skipped": "trainer.batch",
+    "pad": "trainer.batch",
+    "TrainerConfig": "trainer.config",
+    "Evaluation": "trainer.evaluate",
+    "GroupCounts": "trainer.groups",
+    "OutcomeGroup": "trainer.groups",
+    "Server": "trainer.server_availability",
+    "SyncTrainer": "trainer.sync",
+    "Trainer": "trainer.trainer",
+    "TransportName": "trainer.trainer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"osmosis_grpc.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

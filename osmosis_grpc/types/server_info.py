@@ -64,6 +64,8 @@ class ServerInfo:
     """Whether the server refuses new rollouts because it drains."""
     features: tuple[str, ...] = ()
     """The features of the protocol that the server has."""
+    current_time: float | None = None
+    """The time of the answer by the server's clock, in Unix seconds. None if the server does not say it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,6 +78,11 @@ def kind_from_bytes(number: int, data: bytes) -> events.EventKind:
     return _FROM_WIRE[field](message)
 
 
+def kind_number(kind: type[events.EventKind]) -> int:
+    """Returns the number that a journal has for a kind."""
+    return _NUMBERS[_KINDS[kind][0]]
+
+
 def _answered(kind: events.ChatAnswered) -> pb.ChatAnsweredEvent:
     """Returns an answered chat as a message, without blobs."""
     if type(kind.response.message.get("content")) is list:  # the received bytes may have blobs

@@ -1,6 +1,5 @@
 """C9: the list command shows what rollouts do and how they ended, from a server and from its state folder."""
 
-import asyncio
 import json
 import re
 import sqlite3
@@ -8,28 +7,16 @@ from contextlib import closing
 
 import pytest
 
+from osmosis_grpc.storage import SqliteJournal
 from osmosis_grpc.storage.journal import open_trails
-from osmosis_grpc.trainer import RolloutClient
 from tests.cli.looked_at import record, write_agents
-from tests.processes import run, server_process
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    """A state folder, and the address of the server that uses it."""
-    folder = tmp_path_factory.mktemp("list")
-    write_agents(folder)
-    with server_process("-m", "agents:Traveller", "--state-dir", "state", cwd=folder) as (_, address):
-        record(address, "good", "bad", "evil", "stuck")
-        yield folder / "state", address
+from tests.processes import run
 
 
 @pytest.fixture(params=["server", "folder"])
-def listing(request, served):
+def listing(request, looked_at, forked):
     """Runs the command with options, on the server and on its folder."""
-    folder, address = served
-    where = ("--server", address) if request.param == "server" else ("--state-dir", str(folder))
-    return lambda *options: run("-m", "osmosis_grpc", "list", *where, *options)
+    return lambda *options: forked.run("-m", "osmosis_grpc", "list", *looked_at.options(request.param), *options)
 
 
 def rows(done):
@@ -50,7 +37,7 @@ def test_c09_the_newest_rollout_is_first_and_has_all_columns(listing):
     assert good["elapsed"] == pytest.approx(good["end_time"] - good["accept_time"])
     assert (bad["failure_reason"], bad["failure_summary"]) == (
         "AGENT_EXCEPTION",
-        "cannot read 'no such city: Atlantis'",
+        "LookupError: cannot read 'no such city: Atlantis'",
     )
     assert (stuck["state"], stuck["activity"]["description"], stuck["chats"]) == ("RUNNING", "tool forever", 1)
     assert 0 < stuck["idle"] <= stuck["elapsed"]
@@ -88,27 +75,24 @@ def test_c09_a_stuck_tool_is_in_the_table_with_its_name(listing):
 
 def test_c09_the_table_has_rewards_and_failures_and_no_escape_sequence(listing):
     done = listing()
-    assert "AGENT_EXCEPTION: cannot read 'no such city: Atlantis'" in done.stdout
+    assert "AGENT_EXCEPTION: LookupError: cannot read 'no such city: Atlantis'" in done.stdout
     assert done.stdout.replace("\n", "").isprintable()
     assert "more rollouts match; --limit 2 shows more" in listing("--limit", "1").stdout
     assert "no rollout matches in the s" in listing("--agent", "other").stdout
 
 
-def test_c09_cancelling_the_stuck_rollout_frees_its_slot(tmp_path):
+def test_c09_cancelling_the_stuck_rollout_frees_its_slot(forked, tmp_path):
     write_agents(tmp_path)
     serve = ("-m", "agents:Traveller", "--state-dir", "state", "--max-concurrent", "1")
-    with server_process(*serve, cwd=tmp_path) as (_, address):
+    with forked.serving(*serve, cwd=tmp_path) as address:
+        asked = ("--server", address)
         record(address, "stuck")
-        found = rows(run("-m", "osmosis_grpc", "list", "--server", address, "--stalled", "10ms", "--json"))
+        found = rows(forked.run("-m", "osmosis_grpc", "list", *asked, "--stalled", "10ms", "--json"))
         assert found["stuck"]["activity"]["description"] == "tool forever"
-
-        async def cancel():
-            async with RolloutClient(address) as client:
-                await client.cancel("stuck")
-
-        asyncio.run(cancel())
+        done = forked.run("-m", "osmosis_grpc", "ctl", "cancel", "stuck", "--reason", "it hangs", *asked)
+        assert (done.returncode, done.stdout) == (0, "stuck: cancelled\n"), done.stderr
         record(address, "good")  # it gets the only slot
-        found = rows(run("-m", "osmosis_grpc", "list", "--server", address, "--json"))
+        found = rows(forked.run("-m", "osmosis_grpc", "list", *asked, "--json"))
         assert (found["stuck"]["state"], found["good"]["state"]) == ("CANCELLED", "COMPLETED")
 
 
@@ -131,25 +115,23 @@ def test_c09_a_wrong_option_is_one_line_and_code_2(forked, tmp_path, options, to
     assert done.stderr.count("\n") == 1
 
 
-def test_c09_an_empty_folder_has_no_rollouts(tmp_path):
-    write_agents(tmp_path)
-    with server_process("-m", "agents:Traveller", "--state-dir", "state", cwd=tmp_path):
-        done = run("-m", "osmosis_grpc", "list", "--state-dir", "state", cwd=tmp_path)
+async def test_c09_an_empty_folder_has_no_rollouts(forked, tmp_path):
+    SqliteJournal(tmp_path / "state").close()
+    done = forked.run("-m", "osmosis_grpc", "list", "--state-dir", "state", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "there are no rollouts yet in the state folder state\n")
 
 
-def test_c12_a_list_of_a_folder_imports_no_grpc(served):
-    done = run("-X", "importtime", "-m", "osmosis_grpc", "list", "--state-dir", str(served[0]), "--json")
+def test_c12_a_list_of_a_folder_imports_no_grpc(looked_at):
+    done = run("-X", "importtime", "-m", "osmosis_grpc", "list", *looked_at.options("folder"), "--json")
     assert done.returncode == 0
     imported = {name.split(".")[0] for name in re.findall(r"\|\s+([\w.]+)\s*$", done.stderr, re.M)}
     assert "sqlite3" in imported
     assert not imported & {"grpc", "fastapi", "litellm", "pyarrow", "openai", "pydantic_settings"}
 
 
-def test_c09_an_old_unfinished_rollout_is_read_in_part(served, monkeypatch):
+def test_c09_an_old_unfinished_rollout_is_read_in_part(looked_at, monkeypatch):
     """Events between the first positions and the newest ones are not read, so its idle time is a lower bound."""
-    folder, _ = served
-    with closing(sqlite3.connect(f"file:{folder}/journal.db?mode=ro", uri=True)) as database:
+    with closing(sqlite3.connect(f"file:{looked_at.folder}/state/journal.db?mode=ro", uri=True)) as database:
         (sequence,) = database.execute("SELECT sequence FROM rollouts WHERE rollout_id = 'stuck'").fetchone()
         whole = open_trails.open_trails(database, [sequence])[sequence]
         assert whole.read_from == 0.0

@@ -69,8 +69,8 @@ def check_tokens(record):
         prompt, position = prompt + ids, reply + 1
 
 
-def test_the_table_for_people():
-    result = run("-m", "osmosis_grpc", "demo")
+def test_the_table_for_people(forked):
+    result = forked.run("-m", "osmosis_grpc", "demo")
     assert result.returncode == 0, result.stderr
     assert len(re.findall(r"demo-[0-9a-f]{4}-\d\s+COMPLETED", result.stdout)) == 8
     assert max(map(len, result.stdout.partition("Next:")[0].splitlines())) <= 80
@@ -100,10 +100,10 @@ agent = Mine()
 """
 
 
-def test_the_demo_runs_an_agent_of_the_user_in_its_folder(tmp_path):
+def test_the_demo_runs_an_agent_of_the_user_in_its_folder(forked, tmp_path):
     (tmp_path / "mine.py").write_text(AGENT)
     (tmp_path / "note.txt").write_text("from the folder")
-    result = run(*DEMO, "-m", "mine:agent", "--json", cwd=tmp_path, env=NO_SETTINGS)
+    result = forked.run(*DEMO, "-m", "mine:agent", "--json", cwd=tmp_path, env=NO_SETTINGS)
     assert len(ids(result)) == 8
     assert {json.loads(line)["reward"] for line in result.stdout.splitlines()} == {1.0}
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == ["mine.py", "note.txt"]
@@ -121,24 +121,24 @@ json.dump({"reward": float(task["label"] in text)}, open(os.environ["OSMOSIS_RES
 """
 
 
-def test_the_demo_runs_a_program_of_the_user(tmp_path):
+def test_the_demo_runs_a_program_of_the_user(forked, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
-    result = run(*DEMO, "--command", f"{sys.executable} program.py", "--json", cwd=tmp_path, env=NO_SETTINGS)
+    result = forked.run(*DEMO, "--command", f"{sys.executable} program.py", "--json", cwd=tmp_path, env=NO_SETTINGS)
     assert len(ids(result)) == 8
     assert {json.loads(line)["reward"] for line in result.stdout.splitlines()} == {1.0}
 
 
-def test_an_agent_that_fails_or_is_not_there_is_said(tmp_path):
+def test_an_agent_that_fails_or_is_not_there_is_said(forked, tmp_path):
     (tmp_path / "mine.py").write_text(AGENT)
-    failed = run(*DEMO, "-m", "mine:agent", cwd=tmp_path, env=NO_SETTINGS)
+    failed = forked.run(*DEMO, "-m", "mine:agent", cwd=tmp_path, env=NO_SETTINGS)
     assert failed.returncode == 1
     assert "0 of 8 rollouts COMPLETED" in failed.stdout
     assert failed.stdout.count("A rollout failed: ") == 1
-    missing = run(*DEMO, "-m", "mine:nobody", cwd=tmp_path, env=NO_SETTINGS)
+    missing = forked.run(*DEMO, "-m", "mine:nobody", cwd=tmp_path, env=NO_SETTINGS)
     assert missing.returncode == 1
     assert "nobody" in missing.stderr
     assert "Traceback" not in missing.stderr
-    both = run(*DEMO, "-m", "mine:agent", "--command", "python mine.py", cwd=tmp_path, env=NO_SETTINGS)
+    both = forked.run(*DEMO, "-m", "mine:agent", "--command", "python mine.py", cwd=tmp_path, env=NO_SETTINGS)
     assert (both.returncode, both.stdout) == (2, "")
     assert both.stderr == "demo: -m and --command name two agents; give one of them\n"
 

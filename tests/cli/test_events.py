@@ -10,7 +10,6 @@ import sys
 import pytest
 
 from tests.cli.looked_at import record
-from tests.processes import run
 from tests.waiting import wait_until
 
 COMMAND = ("-m", "osmosis_grpc", "events")
@@ -41,8 +40,10 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("kind", ["server", "folder"])
-def test_c9_one_line_for_each_event(looked_at, kind):
-    done = run(*COMMAND, "bad", *looked_at.options(kind), cwd=looked_at.folder, env=os.environ | {"COLUMNS": "120"})
+def test_c09_one_line_for_each_event(forked, looked_at, kind):
+    done = forked.run(
+        *COMMAND, "bad", *looked_at.options(kind), cwd=looked_at.folder, env=os.environ | {"COLUMNS": "120"}
+    )
     assert (done.returncode, done.stderr) == (0, "")
     rows = [re.fullmatch(r"(\d\d:\d\d:\d\d\.\d{3}) +(\d+) (.*)", line) for line in done.stdout.splitlines()]
     assert [int(row[2]) for row in rows] == list(range(1, len(KINDS) + 1))
@@ -55,8 +56,8 @@ def test_c9_one_line_for_each_event(looked_at, kind):
 
 
 @pytest.mark.parametrize("kind", ["server", "folder"])
-def test_c7_records_of_events(looked_at, kind):
-    done = run(*COMMAND, "bad", "-f", "--json", *looked_at.options(kind), cwd=looked_at.folder)
+def test_c07_records_of_events(forked, looked_at, kind):
+    done = forked.run(*COMMAND, "bad", "-f", "--json", *looked_at.options(kind), cwd=looked_at.folder)
     assert (done.returncode, done.stderr) == (0, "")
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row["event"] for row in rows] == KINDS
@@ -69,58 +70,48 @@ def test_c7_records_of_events(looked_at, kind):
     assert rows[12]["outcome"]["failure"]["line"] > 0
 
 
-def test_the_records_of_a_server_are_those_of_its_folder(looked_at):
+def test_the_records_of_a_server_are_those_of_its_folder(forked, looked_at):
     found = [
-        run(*COMMAND, "good", "--json", *looked_at.options(kind), cwd=looked_at.folder).stdout
+        forked.run(*COMMAND, "good", "--json", *looked_at.options(kind), cwd=looked_at.folder).stdout
         for kind in ("server", "folder")
     ]
     assert found[0] == found[1] != ""
 
 
 @pytest.mark.parametrize("kind", ["server", "folder"])
-def test_all_rollouts_are_followed_until_ctrl_c(looked_at, kind, tmp_path):
+def test_all_rollouts_are_followed_until_ctrl_c(forked, written, kind, tmp_path):
     out, err = tmp_path / "out", tmp_path / "err"
-    command = [sys.executable, *COMMAND, "-f", *looked_at.options(kind)]
-    with out.open("w") as stdout, err.open("w") as stderr:
-        process = subprocess.Popen(command, stdout=stdout, stderr=stderr, cwd=looked_at.folder)
-        with process:
-            try:
-                names = [f"{kind}-followed-0"]
+    options = written.options(kind)
+    record(written.address, f"{kind}-old")
+    with forked.start(*COMMAND, "-f", *options, out=out, err=err, cwd=written.folder) as process:
+        names = [f"{kind}-followed-0"]
 
-                def follows():
-                    record(looked_at.address, names[-1])
-                    names.append(f"{kind}-followed-{len(names)}")
-                    return out.read_text()
+        def follows():
+            record(written.address, names[-1])
+            names.append(f"{kind}-followed-{len(names)}")
+            return out.read_text()
 
-                wait_until(follows)
-                last = names[-1]
-                record(looked_at.address, last)
-                wait_until(lambda: f"{last}  " in out.read_text() and "delivered" in out.read_text().splitlines()[-1])
-                process.send_signal(signal.SIGINT)
-                assert process.wait(20) == 130
-            finally:
-                process.kill()
+        wait_until(out.exists)
+        wait_until(follows)
+        last = names[-1]
+        record(written.address, last)
+        wait_until(lambda: f"{last}  " in out.read_text() and "delivered" in out.read_text().splitlines()[-1])
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 130
     assert err.read_text() == ""
     rows = [line for line in out.read_text().splitlines() if f" {last} " in line]
     assert re.fullmatch(rf"\d\d:\d\d:\d\d\.\d{{3}} {last}   1 accepted: 2 messages, 2 tools", rows[0])
-    assert " good " not in out.read_text()
+    assert f" {kind}-old " not in out.read_text()
 
 
 @pytest.mark.parametrize("kind", ["server", "folder"])
-def test_ctrl_c_ends_the_following_of_one_rollout(looked_at, kind, tmp_path):
+def test_ctrl_c_ends_the_following_of_one_rollout(forked, looked_at, kind, tmp_path):
     out, err = tmp_path / "out", tmp_path / "err"
-    command = [sys.executable, *COMMAND, "stuck", "--follow", *looked_at.options(kind)]
-    with (
-        out.open("w") as stdout,
-        err.open("w") as stderr,
-        subprocess.Popen(command, stdout=stdout, stderr=stderr, cwd=looked_at.folder) as process,
-    ):
-        try:
-            wait_until(lambda: "tool forever called" in out.read_text())
-            process.send_signal(signal.SIGINT)
-            assert process.wait(20) == 130
-        finally:
-            process.kill()
+    command = (*COMMAND, "stuck", "--follow", *looked_at.options(kind))
+    with forked.start(*command, out=out, err=err, cwd=looked_at.folder) as process:
+        wait_until(lambda: out.exists() and "tool forever called" in out.read_text())
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 130
     assert err.read_text() == ""
 
 
@@ -131,7 +122,7 @@ def test_a_reader_that_leaves_ends_the_command_without_a_trace(looked_at):
     assert done.stderr == ""
 
 
-def test_without_a_rollout_it_has_to_follow(looked_at):
-    done = run(*COMMAND, *looked_at.options("folder"), cwd=looked_at.folder)
+def test_without_a_rollout_it_has_to_follow(forked, looked_at):
+    done = forked.run(*COMMAND, *looked_at.options("folder"), cwd=looked_at.folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "events: name a rollout, or follow all rollouts with -f\n"

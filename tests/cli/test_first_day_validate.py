@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import pytest
 
 from osmosis_grpc.cli.trial import MOST_CHATS
-from tests.processes import run
 
 MODULE = """
 import asyncio
@@ -359,8 +358,8 @@ def test_t05_a_tool_that_needs_what_is_not_here_is_a_warning(forked, tmp_path):
     assert "the tool get_weather raised FileNotFoundError" in done.stdout
 
 
-def test_t05_a_bad_time_limit_is_refused(tmp_path):
-    done = run("-m", "osmosis_grpc", "validate", "--run", "--timeout", "0", "-m", "a:b", cwd=tmp_path)
+def test_t05_a_bad_time_limit_is_refused(forked, tmp_path):
+    done = forked.run("-m", "osmosis_grpc", "validate", "--run", "--timeout", "0", "-m", "a:b", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "validate: --timeout 0: is not between 0 and 86400 seconds\n"
 

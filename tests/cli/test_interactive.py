@@ -1,91 +1,13 @@
 """Row C4: `test -i` on a pseudo-terminal."""
 
-import fcntl
 import json
-import os
-import pty
 import signal
-import struct
-import subprocess
-import sys
-import termios
-import threading
-from contextlib import contextmanager
 
 import pytest
 
 from osmosis_grpc.storage import Reader
 from tests.cli.test_test import AGENT, ROWS, USUAL
 from tests.model_server import KEY, model_server, reply
-from tests.processes import run
-from tests.waiting import wait_until
-
-
-class Session:
-    """A session of the command on a pseudo-terminal."""
-
-    def __init__(self, process, leader):
-        self.process = process
-        self._leader = leader
-        self._written = bytearray()
-        self._seen = 0
-
-    def read(self):
-        while True:
-            try:
-                some = os.read(self._leader, 4096)
-            except OSError:  # the other end is closed
-                return
-            if not some:
-                return
-            self._written.extend(some)
-
-    @property
-    def text(self):
-        return self._written.decode(errors="replace").replace("\r", "")
-
-    def expect(self, text):
-        """Wait for a text after the one that was expected before. Return what came between them."""
-        wait_until(lambda: text in self.text[self._seen :], f"{text!r} in {self.text!r}")
-        at = self.text.index(text, self._seen)
-        between, self._seen = self.text[self._seen : at], at + len(text)
-        return between
-
-    def send(self, line):
-        os.write(self._leader, f"{line}\n".encode())
-
-    def end_input(self):
-        os.write(self._leader, b"\x04")
-
-    def end(self):
-        return self.process.wait(50)
-
-
-@contextmanager
-def session(folder, *arguments, **variables):
-    leader, follower = pty.openpty()
-    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
-    process = subprocess.Popen(
-        [sys.executable, *USUAL, "-i", *arguments],
-        stdin=follower,
-        stdout=follower,
-        stderr=follower,
-        cwd=folder,
-        env=os.environ | {"TERM": "xterm-256color"} | variables,
-        start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-    )
-    os.close(follower)
-    made = Session(process, leader)
-    reader = threading.Thread(target=made.read)
-    reader.start()
-    try:
-        yield made
-    finally:
-        process.kill()
-        process.wait()
-        reader.join()
-        os.close(leader)
 
 
 @pytest.fixture
@@ -97,11 +19,19 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.fixture
+def session(forked, folder):
+    """Starts a session. Yields its process and its terminal."""
+    return lambda *arguments, **variables: forked.on_terminal(
+        *USUAL, "-i", *arguments, cwd=folder, columns=100, **variables
+    )
+
+
 SCRIPT = ("--model", "mock:script=script.json", "--save-dir", "run")
 
 
-def test_c4_a_row_of_three_turns_then_row_2_then_quit(folder):
-    with session(folder, *SCRIPT) as terminal:
+def test_c04_a_row_of_three_turns_then_row_2_then_quit(session, folder):
+    with session(*SCRIPT) as (process, terminal):
         begin = terminal.expect("[row 0, chat 1]")
         assert "[row 0 of 3] data.jsonl:1\n" in begin
         assert "  system: Divide.\n  user: What is 6 / 2?\n" in begin
@@ -120,14 +50,14 @@ def test_c4_a_row_of_three_turns_then_row_2_then_quit(folder):
         terminal.send("q")
         end = terminal.expect("To see the failure:")
         assert "row 2 (data.jsonl:3)  CANCELLED" in end
-        assert terminal.end() == 0
+        assert process.wait() == 0
     reader = Reader.look(folder / "run")
     assert len(reader.newest(10)) == 2
     reader.close()
 
 
-def test_c4_the_other_commands(folder):
-    with session(folder, *SCRIPT, "--row", "1") as terminal:
+def test_c04_the_other_commands(session, folder):
+    with session(*SCRIPT, "--row", "1") as (process, terminal):
         assert "What is 1 / 0?" in terminal.expect("[row 1, chat 1]")
         terminal.send("what")
         assert "c             ask the model until the row ends" in terminal.expect("[row 1, chat 1]")
@@ -152,29 +82,29 @@ def test_c4_the_other_commands(folder):
         end = terminal.expect("[next: row 2]")
         assert "row 1  COMPLETED  reward 1  1 chat" in end
         terminal.send("q")
-        assert terminal.end() == 0
+        assert process.wait() == 0
     reader = Reader.look(folder / "run")
     (name,) = reader.newest(10)
     assert [entry.init.request.attempt for entry in reader.find(name)] == [1, 2]
     reader.close()
 
 
-def test_c4_an_edited_message_is_what_the_model_gets_in_this_chat(folder):
-    with session(folder, "--model", "mock:echo") as terminal:
+def test_c04_an_edited_message_is_what_the_model_gets_in_this_chat(session, folder):
+    with session("--model", "mock:echo") as (process, terminal):
         terminal.expect("[row 0, chat 1]")
         terminal.send("e Say 3!")
         assert "  user: Say 3!\n" in terminal.expect("[row 0, chat 1]")
         terminal.send("n")
         assert "  assistant: Say 3!\n" in terminal.expect("[next: row 1]")
         terminal.end_input()
-        assert terminal.end() == 0
+        assert process.wait() == 0
 
 
-def test_c4_an_error_of_the_model_is_shown_and_the_chat_can_be_tried_again(folder):
+def test_c04_an_error_of_the_model_is_shown_and_the_chat_can_be_tried_again(session, folder):
     answers = [reply("OK"), (400, {"error": {"message": "too \x1b[31mlong"}}), reply("It is 3.")]
     with model_server(lambda body: answers.pop(0)) as server:
         options = ("--model", "tiny", "--base-url", server.url)
-        with session(folder, *options, OPENAI_API_KEY=KEY) as terminal:
+        with session(*options, OPENAI_API_KEY=KEY) as (process, terminal):
             terminal.expect("[row 0, chat 1]")
             terminal.send("c")
             said = terminal.expect("[row 0, chat 1]")
@@ -183,14 +113,14 @@ def test_c4_an_error_of_the_model_is_shown_and_the_chat_can_be_tried_again(folde
             terminal.send("n")
             assert "row 0  COMPLETED" in terminal.expect("[next: row 1]")
             terminal.send("q")
-            assert terminal.end() == 0
+            assert process.wait() == 0
 
 
-def test_c4_an_interrupt_ends_the_session(folder):
-    with session(folder, *SCRIPT) as terminal:
+def test_c04_an_interrupt_ends_the_session(session, folder):
+    with session(*SCRIPT) as (process, terminal):
         terminal.expect("[row 0, chat 1]")
-        terminal.process.send_signal(signal.SIGINT)
-        assert terminal.end() == 130
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 130
     assert json.loads((folder / "run" / "run.json").read_text())["state"] == "interrupted"
 
 
@@ -201,6 +131,6 @@ def test_c4_an_interrupt_ends_the_session(folder):
         (("--json",), "test: -i shows a session on stdout; leave out --json\n"),
     ],
 )
-def test_c4_without_a_terminal_it_is_an_error_and_not_a_wait(folder, arguments, said):
-    done = run(*USUAL, "-i", *SCRIPT, *arguments, cwd=folder, stdin=subprocess.DEVNULL)
+def test_c04_without_a_terminal_it_is_an_error_and_not_a_wait(forked, folder, arguments, said):
+    done = forked.run(*USUAL, "-i", *SCRIPT, *arguments, cwd=folder)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)

@@ -17,7 +17,7 @@ from osmosis_grpc.storage.journal.schema import JOURNAL
 from osmosis_grpc.trainer import RolloutClient, Trainer
 from osmosis_grpc.types import ChatReward, OutcomeStatus, RolloutOutcome, RolloutState, Sample, events
 from tests.callback_trainer import CallbackTrainer
-from tests.processes import run, server_process
+from tests.processes import run
 
 AGENTS = """
 import asyncio, os
@@ -123,11 +123,11 @@ async def record(address):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(forked, tmp_path_factory):
     """A folder with agents.py and state, of a server that is still there."""
     folder = tmp_path_factory.mktemp("replay")
     (folder / "agents.py").write_text(AGENTS)
-    with server_process("-m", "agents:agents", "--state-dir", "state", cwd=folder) as (_, address):
+    with forked.serving("-m", "agents:agents", "--state-dir", "state", cwd=folder) as address:
         asyncio.run(record(address))
         yield folder
 
@@ -149,7 +149,7 @@ def replay(folder, forked):
 
 
 @pytest.mark.parametrize("name", ["attached", "called"])
-def test_the_same_agent_does_the_same(replay, name):
+def test_c11_the_same_agent_does_the_same(replay, name):
     done = replay(name)
     assert (done.returncode, done.stderr) == (0, "")
     attempt = 2 if name == "attached" else 1
@@ -164,7 +164,7 @@ def test_the_same_agent_does_the_same(replay, name):
     assert int(lines[-1].split()[-2]) > 0
 
 
-def test_an_attempt_and_records(replay):
+def test_c07_c11_an_attempt_and_records(replay):
     done = replay("attached", "--attempt", "1", "--json")
     assert done.returncode == 0
     *chats, last = [json.loads(line) for line in done.stdout.splitlines()]
@@ -187,7 +187,7 @@ def test_an_attempt_and_records(replay):
     assert "printed by run" in done.stderr
 
 
-def test_a_different_chat_is_reported_with_its_place(replay):
+def test_c11_a_different_chat_is_reported_with_its_place(replay):
     done = replay("called", WORD="awful")
     assert done.returncode == 1
     lines = done.stdout.splitlines()

@@ -15,8 +15,8 @@ class Printed(Records):
         super().__init__(None)
         self.lines = []
 
-    def say(self, text):
-        self.lines.append(text)
+    def say(self, text, colour=""):
+        self.lines.append(f"\x1b[{colour}m{text}\x1b[0m" if colour else text)
 
 
 def test_a_line_has_the_colour_of_its_kind_and_escaped_texts():

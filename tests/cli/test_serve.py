@@ -5,6 +5,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import textwrap
 import time
 
@@ -81,7 +83,7 @@ async def roll(address, **request):
         return await asyncio.wait_for(trainer.outcome("r"), 20)
 
 
-def test_help_answers_without_heavy_imports():
+def test_c12_help_answers_without_heavy_imports():
     for module in ("osmosis_grpc.serve", "osmosis_grpc"):
         result = run("-X", "importtime", "-m", module, "--help")
         assert result.returncode == 0
@@ -92,7 +94,7 @@ def test_help_answers_without_heavy_imports():
 
 
 @pytest.mark.parametrize("command", [("osmosis_grpc.serve",), ("osmosis_grpc", "serve")])
-def test_both_commands_are_one(forked, command):
+def test_c01_both_commands_are_one(forked, command):
     def options(text):
         return set(re.findall(r"--[a-z][a-z-]+", text))
 
@@ -100,6 +102,8 @@ def test_both_commands_are_one(forked, command):
     assert options(forked.run("-m", *command, "--help", env=os.environ | {"COLUMNS": "200"}).stdout) == reference
     assert reference >= {
         "--host",
+        "--api-key",
+        "--no-reflection",
         "--grpc-port",
         "--max-concurrent",
         "--record-ttl",
@@ -113,7 +117,7 @@ def test_both_commands_are_one(forked, command):
     }
 
 
-def test_stdout_carries_records_only(folder):
+def test_c01_c07_stdout_carries_records_only(folder):
     with server_process("-m", "agents:agents", cwd=folder) as (process, address):
         assert asyncio.run(roll(address, agent_loop="noisy")).reward == 1.0
         process.send_signal(signal.SIGTERM)
@@ -124,7 +128,7 @@ def test_stdout_carries_records_only(folder):
         assert text in err
 
 
-def test_the_ready_record_is_true(folder):
+def test_c01_c07_the_ready_record_is_true(folder):
     command = ("-m", "osmosis_grpc.serve", "-m", "agents:agents", *CALCULATOR)
     with server_process(*command[2:], cwd=folder) as (process, address):
         host, port = address.rsplit(":", 1)
@@ -135,23 +139,24 @@ def test_the_ready_record_is_true(folder):
 
 
 @pytest.mark.slow
-def test_the_banner_for_people(folder):
-    import subprocess
-    import sys
-
-    command = [sys.executable, "-u", "-m", "osmosis_grpc.serve", *CALCULATOR, "--grpc-port", "0", "-p", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+@pytest.mark.parametrize("token", ["", "secret-of-the-caller"])
+def test_c01_c10_the_line_of_the_banner_runs_as_it_is(token, tmp_path):
+    """With tokens, the line takes the caller's from the variable TOKEN."""
+    (tmp_path / "tokens").write_text(token)
+    security = ("--token-file", str(tmp_path / "tokens")) if token else ()
+    command = [sys.executable, "-u", "-m", "osmosis_grpc.serve", *CALCULATOR, "--grpc-port", "0", "-p", "0", *security]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=tmp_path
+    ) as process:
         lines = [process.stdout.readline() for _ in range(4)]
-        curl = lines[2].split("try", 1)[1].split()
+        label, _, line = lines[2].strip().partition(" ")
+        environment = os.environ | {"PATH": f"{ROOT / '.venv/bin'}:{os.environ['PATH']}", "TOKEN": token}
         answer = subprocess.run(
-            [str(ROOT / ".venv/bin/buf") if (ROOT / ".venv/bin/buf").exists() else "buf", *curl[1:]],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
+            ["bash", "-c", line], capture_output=True, text=True, timeout=30, check=False, env=environment
         )
         process.terminate()
     assert "serving calculator" in lines[0]
+    assert (label, line.split()[:2]) == ("try", ["buf", "curl"])
     assert lines[3].split()[0] == "HTTP"
     assert answer.returncode == 0, answer.stderr
     assert json.loads(answer.stdout)["agentLoops"][0]["name"] == "calculator"
@@ -174,7 +179,7 @@ def test_the_banner_for_people(folder):
         ((), 2, "--module"),
     ],
 )
-def test_what_is_refused(forked, arguments, code, text):
+def test_c01_what_is_refused(forked, arguments, code, text):
     result = forked.run("-m", "osmosis_grpc.serve", *arguments, env=os.environ | {"COLUMNS": "200"})
     assert result.returncode == code
     assert text in result.stderr

@@ -67,7 +67,7 @@ async def test_it_serves_the_trainer_that_it_dials():
 
 
 @pytest.mark.slow
-async def test_two_trainers_at_once_and_a_callback_beside_them(folder):
+async def test_two_trainers_at_once_and_a_callback_beside_them(forked, folder):
     replies = {name: (lambda request, name=name: answer(request, name)) for name in ("one", "two")}
     async with (
         Trainer([], replies["one"], listen="127.0.0.1:0") as one,
@@ -75,7 +75,7 @@ async def test_two_trainers_at_once_and_a_callback_beside_them(folder):
         CallbackTrainer(ToolCallingMock()) as third,
     ):
         connect = ("--connect", one.address, "--connect", two.address, "--connect", one.address)
-        with server_process("-m", "talking:agent", *connect, cwd=folder) as (_, address):
+        with forked.serving("-m", "talking:agent", *connect, cwd=folder) as address:
             await attached(one, two)
             assert len(one.servers) == len(two.servers) == 1
             names = [f"r{n}" for n in range(5)]

@@ -8,7 +8,6 @@ import unicodedata
 import pytest
 
 from tests.cli.looked_at import THOUGHT
-from tests.cli.terminal import on_terminal
 from tests.processes import run
 
 ESCAPES = re.compile(r"\x1b\[(1|2|31|32|33|36|1;31|0)m")
@@ -21,7 +20,17 @@ def show(looked_at, forked):
 
     def start(*arguments, kind="folder"):
         command = ("-m", "osmosis_grpc", "show", *arguments, *looked_at.options(kind))
-        return (forked.run if kind == "folder" else run)(*command, cwd=looked_at.folder)
+        return forked.run(*command, cwd=looked_at.folder)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def on_terminal(looked_at, forked):
+    """Runs a command on a terminal, for the state folder. Returns its exit code, and all that it wrote."""
+
+    def start(*arguments, **options):
+        return forked.shown("-m", "osmosis_grpc", *arguments, *looked_at.options("folder"), **options)
 
     return start
 
@@ -65,7 +74,7 @@ COMPLETED (stop)"""
 
 
 @pytest.mark.parametrize("kind", ["server", "folder"])
-def test_c9_a_rollout_is_shown_whole(show, kind):
+def test_c09_a_rollout_is_shown_whole(show, kind):
     done = show("good", kind=kind)
     assert (done.returncode, done.stderr) == (0, "")
     text = re.sub(r"(\n        sunny, 21 degrees){11}\n        \.\.\. 8", "\n        ... 19", done.stdout)
@@ -88,7 +97,7 @@ def test_the_place_of_a_failure_and_the_result_of_its_tool_come_last(show, kind)
     assert lines[start : start + 3] == [
         f"FAILED at agents.py:{frames[-1][1]} in read: LookupError: cannot read 'no such city:",
         "  Atlantis'",
-        "  reason AGENT_EXCEPTION, agent",
+        "  reason AGENT_EXCEPTION, agent; docs/errors.md#agent_exception explains it",
     ]
     assert lines[start + 5 :] == [
         "  the last turn, 2:",
@@ -99,7 +108,7 @@ def test_the_place_of_a_failure_and_the_result_of_its_tool_come_last(show, kind)
 
 
 @pytest.mark.parametrize("kind", ["server", "folder"])
-def test_c9_a_stuck_tool_is_named_with_its_time(show, kind):
+def test_c09_a_stuck_tool_is_named_with_its_time(show, kind):
     """The first half of acceptance line 5 of issue 17."""
     done = show("stuck", kind=kind)
     assert (done.returncode, done.stderr) == (0, "")
@@ -150,7 +159,7 @@ def test_tokens_are_those_of_the_record(show):
 
 
 @pytest.mark.parametrize("kind", ["server", "folder"])
-def test_c7_records(show, kind):
+def test_c07_records(show, kind):
     done = show("bad", "--json", kind=kind)
     assert (done.returncode, done.stderr) == (1, "")
     rollout, *turns = map(json.loads, done.stdout.splitlines())
@@ -175,9 +184,9 @@ def columns(line):
 @pytest.mark.parametrize(
     "command", [["show", "evil", "--reasoning"], ["show", "evil", "--turn", "1"], ["events", "evil"]]
 )
-def test_escape_sequences_have_no_effect_on_a_terminal(looked_at, command):
+def test_escape_sequences_have_no_effect_on_a_terminal(on_terminal, command):
     """Acceptance line 6 of issue 17: only the colours of the screen itself come through."""
-    code, text = on_terminal(*command, *looked_at.options("folder"), cwd=looked_at.folder, columns=120)
+    code, text = on_terminal(*command, columns=120)
     assert code == 0, text
     assert ESCAPES.search(text)
     rest = ESCAPES.sub("", text)
@@ -187,23 +196,22 @@ def test_escape_sequences_have_no_effect_on_a_terminal(looked_at, command):
 
 
 @pytest.mark.parametrize("command", [["show", "evil", "--json"], ["events", "evil", "--json"]])
-def test_records_on_a_terminal_have_no_escape_sequences(looked_at, command):
-    code, text = on_terminal(*command, *looked_at.options("folder"), cwd=looked_at.folder)
+def test_records_on_a_terminal_have_no_escape_sequences(on_terminal, command):
+    code, text = on_terminal(*command)
     assert code == 0, text
     assert all(char.isprintable() or char == "\n" for char in text), ascii(text)
     assert [json.loads(line)["rollout_id"] for line in text.splitlines()].count("evil") > 2
 
 
 @pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_c8_without_colours(looked_at, variables):
-    command = "show", "bad", *looked_at.options("folder")
-    code, text = on_terminal(*command, cwd=looked_at.folder, **variables)
+def test_c08_without_colours(on_terminal, variables):
+    code, text = on_terminal("show", "bad", **variables)
     assert code == 1
     assert "\x1b" not in text
-    assert "\x1b" in on_terminal(*command, cwd=looked_at.folder)[1]
+    assert "\x1b" in on_terminal("show", "bad")[1]
 
 
-def test_c8_a_pipe_is_plain_and_80_columns_wide(show):
+def test_c08_a_pipe_is_plain_and_80_columns_wide(show):
     done = show("evil", "--reasoning", "--tokens")
     assert "\x1b" not in done.stdout
     assert max(map(columns, done.stdout.splitlines())) <= 80
@@ -218,9 +226,8 @@ def test_c8_a_pipe_is_plain_and_80_columns_wide(show):
         (["show", "--help"], 80),
     ],
 )
-def test_lines_fit_the_terminal(looked_at, command, width):
-    options = () if "--help" in command else looked_at.options("folder")
-    _, text = on_terminal(*command, *options, cwd=looked_at.folder, columns=width)
+def test_lines_fit_the_terminal(on_terminal, command, width):
+    _, text = on_terminal(*command, columns=width)
     text = ESCAPES.sub("", text)
     assert max(map(columns, text.splitlines())) <= width, text
 
@@ -239,11 +246,11 @@ def test_what_cannot_be_shown_is_one_line(show, kind):
         assert reported in done.stderr
 
 
-def test_a_copy_of_the_folder_is_shown_without_a_server_and_stays_as_it_is(show, looked_at, tmp_path):
+def test_a_copy_of_the_folder_is_shown_without_a_server_and_stays_as_it_is(show, forked, looked_at, tmp_path):
     copied = tmp_path / "copied"
     shutil.copytree(looked_at.folder / "state", copied)
     before = {path.name: path.read_bytes() for path in copied.iterdir() if path.suffix in (".db", ".db-wal")}
-    done = run("-m", "osmosis_grpc", "show", "bad", "--state-dir", str(copied))
+    done = forked.run("-m", "osmosis_grpc", "show", "bad", "--state-dir", str(copied))
     assert (done.returncode, done.stdout) == (1, show("bad").stdout)
     assert before == {name: (copied / name).read_bytes() for name in before}
 

@@ -17,17 +17,14 @@ from tests.ports import quiet_port
 from tests.waiting import until
 
 
-@pytest.fixture(scope="module")
-def served(looked_at):
-    """A state folder, and the address of the server that uses it."""
-    return looked_at.folder / "state", looked_at.address
+def options_of(served, kind):
+    """The options that name the server or its state folder."""
+    return SourceOptions(**{"server" if kind == "server" else "state_dir": served.options(kind)[1]})
 
 
 @pytest.fixture(params=["server", "folder"])
-async def source(request, served):
-    folder, address = served
-    options = SourceOptions(server=address) if request.param == "server" else SourceOptions(state_dir=str(folder))
-    async with open_source("show", options) as source:
+async def source(request, looked_at):
+    async with open_source("show", options_of(looked_at, request.param)) as source:
         yield source
 
 
@@ -46,6 +43,13 @@ async def test_an_ended_rollout_has_its_outcome_with_messages_and_tokens(source)
 async def test_the_activity_of_an_unfinished_rollout_is_that_of_its_engine(source):
     found = await source.get("stuck")
     assert (found.state, found.activity.description, found.outcome) == (RolloutState.RUNNING, "tool forever", None)
+
+
+async def test_events_after_the_state_of_an_unfinished_rollout_are_the_same(source):
+    trail = [event async for event in source.events("stuck")]
+    found = await source.get("stuck")
+    assert [event async for event in source.events("stuck", found.attempt)] == trail
+    assert [event async for event in source.events("stuck", found.attempt)] == trail
 
 
 async def test_events_end_at_the_newest_of_an_unfinished_rollout(source):
@@ -74,11 +78,10 @@ async def test_what_is_not_there_says_what_to_do(source):
 
 
 @pytest.mark.parametrize("kind", ["server", "folder"])
-async def test_new_events_of_one_and_of_all_rollouts_are_followed_while_a_server_writes(served, kind):
-    folder, address = served
-    options = SourceOptions(server=address) if kind == "server" else SourceOptions(state_dir=str(folder))
+async def test_new_events_of_one_and_of_all_rollouts_are_followed_while_a_server_writes(written, kind):
+    address, options = written.address, options_of(written, kind)
     seen: dict[str, list[str]] = {}
-    async with open_source("events", options) as source:
+    async with recorded(address, f"{kind}-old"), open_source("events", options) as source:
 
         async def follow_all():
             async with aclosing(source.all_events()) as trail:
@@ -102,13 +105,12 @@ async def test_new_events_of_one_and_of_all_rollouts_are_followed_while_a_server
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
     assert seen[f"{kind}-last"][:2] == ["Accepted", "Started"]
-    assert "good" not in seen
+    assert f"{kind}-old" not in seen
 
 
 @pytest.mark.parametrize("kind", ["server", "folder"])
-async def test_one_rollout_is_followed_to_its_end(served, kind):
-    folder, address = served
-    options = SourceOptions(server=address) if kind == "server" else SourceOptions(state_dir=str(folder))
+async def test_one_rollout_is_followed_to_its_end(written, kind):
+    address, options = written.address, options_of(written, kind)
     name = f"stuck-{kind}"
     found = []
     async with (
@@ -124,8 +126,8 @@ async def test_one_rollout_is_followed_to_its_end(served, kind):
     assert "Ended" in found
 
 
-def test_the_default_is_the_state_folder_if_it_has_a_journal_else_the_usual_server(served, monkeypatch):
-    folder, _ = served
+def test_the_default_is_the_state_folder_if_it_has_a_journal_else_the_usual_server(looked_at, monkeypatch):
+    folder = looked_at.folder / "state"
     monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_STATE_DIR", str(folder))
     assert isinstance(open_source("show", SourceOptions()), FolderSource)
     for empty in (str(folder / "none"), ":memory:"):
@@ -158,9 +160,8 @@ def test_wrong_options_end_with_2_and_one_line(given, reported, capsys):
 
 async def test_a_server_that_is_away_and_a_folder_without_a_journal(tmp_path):
     options = SourceOptions(server=f"127.0.0.1:{quiet_port()}")
-    async with open_source("show", options) as source:
-        with pytest.raises(SourceError, match="--server, --token and --tls say how to reach it"):
-            await source.get("good")
+    with pytest.raises(SourceError, match=r"refuses connections; start it, or name another with --server"):
+        await open_source("show", options).__aenter__()
     async with open_source("show", SourceOptions(state_dir=str(tmp_path))) as source:
         with pytest.raises(SourceError, match=r"there is no journal .*; --state-dir names"):
             await source.get("good")
@@ -168,7 +169,18 @@ async def test_a_server_that_is_away_and_a_folder_without_a_journal(tmp_path):
 
 async def test_the_message_about_the_usual_server_says_that_there_is_no_journal(tmp_path, monkeypatch):
     monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_STATE_DIR", str(tmp_path))
-    monkeypatch.setattr("osmosis_grpc.cli.server_source.SERVER", f"127.0.0.1:{quiet_port()}")
-    async with open_source("show", SourceOptions()) as source:
-        with pytest.raises(SourceError, match=rf"^there is no journal in {tmp_path}, and the server 127\.0\.0\.1"):
-            await source.get("good")
+    monkeypatch.setattr("osmosis_grpc.cli.server_choice.SERVER", f"127.0.0.1:{quiet_port()}")
+    with pytest.raises(SourceError, match=rf"^there is no journal in {tmp_path}, and the server 127\.0\.0\.1"):
+        await open_source("show", SourceOptions()).__aenter__()
+
+
+async def test_a_server_that_does_not_speak_grpc_says_how_to_reach_it(refused_at_once):
+    async def answer(reader, writer):
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with open_source("show", SourceOptions(server=f"127.0.0.1:{port}")) as source:
+            with pytest.raises(SourceError, match="--server, --token and --tls say how to reach it"):
+                await source.get("good")

@@ -1,23 +1,17 @@
 """The test command, as a user runs it: over files, with mocks and with a model server on a real socket."""
 
-import fcntl
 import json
 import os
-import pty
 import re
 import shlex
 import signal
-import struct
-import subprocess
-import sys
-import termios
-import threading
 
 import pytest
 
 from osmosis_grpc.storage import Reader
 from tests.model_server import KEY, model_server, reply
 from tests.processes import ROOT, run
+from tests.waiting import wait_until
 
 AGENT = '''
 import os
@@ -85,7 +79,7 @@ def events(done):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_c3_all_rows_complete_and_the_exit_code_is_0(test, folder):
+def test_c03_all_rows_complete_and_the_exit_code_is_0(test, folder):
     done = test("--model", "mock:script=script.json", "--concurrency", "1")
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line for line in done.stdout.splitlines() if line != "the agent prints"]
@@ -97,12 +91,13 @@ def test_c3_all_rows_complete_and_the_exit_code_is_0(test, folder):
     assert len(lines) == 5
 
 
-def test_c3_some_rows_fail_and_the_last_line_shows_the_first_of_them(test, folder):
+def test_c03_some_rows_fail_and_the_last_line_shows_the_first_of_them(test, folder):
     write(folder, [*ROWS, {"user_prompt": "fail\x1b[31m"}])
     done = test("--model", "mock:echo", "--concurrency", "1")
     assert done.returncode == 1
     assert (
-        "row 3 (data.jsonl:4)  FAILED  AGENT_EXCEPTION: \\x1b[31mI fail at agent.py:19 in Divider.run\n" in done.stdout
+        "row 3 (data.jsonl:4)  FAILED  AGENT_EXCEPTION: ValueError: \\x1b[31mI fail at agent.py:19 in Divider.run\n"
+        in done.stdout
     )
     assert "\x1b" not in done.stdout + done.stderr
     (path,) = runs(folder)
@@ -114,7 +109,7 @@ def test_c3_some_rows_fail_and_the_last_line_shows_the_first_of_them(test, folde
     reader.close()
 
 
-def test_c3_the_last_line_shows_the_result_of_the_tool_that_failed(forked, test, folder):
+def test_c03_the_last_line_shows_the_result_of_the_tool_that_failed(forked, test, folder):
     calls = [{"id": "c", "function": {"name": "divide", "arguments": '{"a": 1, "b": 0}'}}]
     (folder / "script.json").write_text(json.dumps([{"tool_calls": calls}]))  # the second chat has no reply
     done = test("--model", "mock:script=script.json", "--row", "1")
@@ -125,7 +120,7 @@ def test_c3_the_last_line_shows_the_result_of_the_tool_that_failed(forked, test,
     assert "Error: float division by zero" in shown.stdout
 
 
-def test_c3_a_wrong_key_is_one_error_and_no_row_runs(test, folder):
+def test_c03_a_wrong_key_is_one_error_and_no_row_runs(test, folder):
     with model_server(lambda body: reply("It is 3.")) as server:
         done = test("--model", "tiny", "--base-url", server.url, "--api-key", "sk-wrong")
     assert (done.returncode, done.stdout) == (2, "")
@@ -146,7 +141,7 @@ def model(body):
     return reply(None, ("divide", dict(zip("ab", map(int, numbers), strict=True)))) if numbers else reply("OK")
 
 
-def test_c3_a_model_server_is_asked_with_the_options(test, folder):
+def test_c03_a_model_server_is_asked_with_the_options(test, folder):
     options = ("--temperature", "0.5", "--max-tokens", "64", "--max-turns", "3", "--price", "1/2")
     with model_server(model) as server:
         done = test("--model", "tiny", "--base-url", server.url, *options, OPENAI_API_KEY=KEY)
@@ -161,11 +156,15 @@ def test_c3_a_model_server_is_asked_with_the_options(test, folder):
     assert KEY not in done.stdout + done.stderr
 
 
-def test_c3_a_replay_asks_no_model(test, folder):
+def test_c03_a_replay_asks_no_model(test, folder):
     with model_server(model) as server:
-        first = test("--model", "tiny", "--base-url", server.url, "--json", OPENAI_API_KEY=KEY)
+        options = ("--base-url", server.url, "--temperature", "0.5", "--json")
+        first = test("--model", "tiny", *options, OPENAI_API_KEY=KEY)
     asked = len(server.asked)
-    second = test("--replay", "last", "--json")
+    (recorded,) = runs(folder)
+    other = test("--replay", "last", "--row", "0", "--temperature", "0.7")
+    assert f"is not the chat that {recorded.relative_to(folder)} has: other temperature;" in other.stdout
+    second = test("--replay", "last", "--json")  # with the parameters of the first run, which asked a model
     assert (first.returncode, second.returncode) == (0, 0)
     assert len(server.asked) == asked
     before, after = (
@@ -173,10 +172,10 @@ def test_c3_a_replay_asks_no_model(test, folder):
         for done in (first, second)
     )
     assert before == after
-    assert len(runs(folder)) == 2
+    assert len(runs(folder)) == 3
 
 
-def test_c3_limit_offset_and_row_choose_rows(test):
+def test_c03_limit_offset_and_row_choose_rows(test):
     def rows(*options):
         done = test("--model", "mock:echo", "--json", *options)
         return sorted(row["row_index"] for row in events(done) if row["event"] == "row")
@@ -186,7 +185,7 @@ def test_c3_limit_offset_and_row_choose_rows(test):
     assert rows("--row", "2") == [2]
 
 
-def test_c3_the_output_file_has_the_summary_and_the_results(test, folder):
+def test_c03_the_output_file_has_the_summary_and_the_results(test, folder):
     write(folder, [*ROWS, {"user_prompt": "fail"}])
     done = test("--model", "mock:echo", "-o", "out.json", "--save-dir", "my run")
     assert done.returncode == 1
@@ -203,7 +202,7 @@ def test_c3_the_output_file_has_the_summary_and_the_results(test, folder):
     assert json.loads((folder / "my run" / "run.json").read_text())["state"] == "finished"
 
 
-def test_c3_an_output_file_that_cannot_be_written_is_an_error(test):
+def test_c03_an_output_file_that_cannot_be_written_is_an_error(test):
     done = test("--model", "mock:echo", "-o", "none/out.json")
     assert done.returncode == 2
     assert done.stderr == "test: -o none/out.json: cannot be written: No such file or directory\n"
@@ -226,7 +225,7 @@ def saved(path, rows):
 
 
 @pytest.mark.parametrize("end", ["json", "jsonl", "csv", "parquet"])
-def test_c3_the_example_of_the_sdk_runs_on_its_data_in_every_format(forked, folder, end):
+def test_c03_the_example_of_the_sdk_runs_on_its_data_in_every_format(forked, folder, end):
     seeds = ROOT / "tests" / "seeds"
     parts = (seeds / "preamble.py", seeds / "blocks" / "seed000_01_calculator.py")
     (folder / "server.py").write_text("\n".join(part.read_text() for part in parts))
@@ -244,7 +243,7 @@ def test_c3_the_example_of_the_sdk_runs_on_its_data_in_every_format(forked, fold
         assert (usage["num_llm_calls"], result["duration_ms"] > 0) == (3, True)
 
 
-def test_c3_quiet_prints_only_the_summary(test, folder):
+def test_c03_quiet_prints_only_the_summary(test, folder):
     write(folder, [*ROWS, {"user_prompt": "fail"}])
     done = test("--model", "mock:echo", "-q")
     lines = [line for line in done.stdout.splitlines() if line != "the agent prints"]
@@ -252,13 +251,13 @@ def test_c3_quiet_prints_only_the_summary(test, folder):
     assert lines[1].startswith("3 of 4 rows COMPLETED, 1 failed, ")
 
 
-def test_c3_debug_shows_the_conversations(test):
+def test_c03_debug_shows_the_conversations(test):
     done = test("--model", "mock:script=script.json", "--debug", "--row", "0")
     assert "    1 assistant calls divide" in done.stdout
     assert "        result: 3" in done.stdout
 
 
-def test_c3_columns_are_mapped(test, folder):
+def test_c03_columns_are_mapped(test, folder):
     write(folder, [{"question": "What is 6 / 2?", "answer": "3"}])
     refused = test("--model", "mock:echo")
     assert (refused.returncode, refused.stdout) == (2, "")
@@ -285,7 +284,7 @@ def test_c3_columns_are_mapped(test, folder):
         (("--model", "gpt-5-mini"), "gpt-5-mini: a key is missing; set OPENAI_API_KEY, or give --base-url"),
     ],
 )
-def test_c3_a_wrong_option_is_one_line_and_exit_code_2(test, folder, arguments, said):
+def test_c03_a_wrong_option_is_one_line_and_exit_code_2(test, folder, arguments, said):
     done = test("--model", "mock:echo", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
@@ -294,7 +293,7 @@ def test_c3_a_wrong_option_is_one_line_and_exit_code_2(test, folder, arguments, 
 
 
 @pytest.mark.parametrize(("left_out", "said"), [("-m", "-m or --module names"), ("-d", "-d or --dataset names")])
-def test_c3_the_agent_and_the_dataset_are_required(forked, folder, left_out, said):
+def test_c03_the_agent_and_the_dataset_are_required(forked, folder, left_out, said):
     given = {"-m": "agent:agent_loop", "-d": "data.jsonl"}
     arguments = [word for name, value in given.items() if name != left_out for word in (name, value)]
     done = forked.run("-m", "osmosis_grpc", "test", *arguments, cwd=folder)
@@ -302,7 +301,7 @@ def test_c3_the_agent_and_the_dataset_are_required(forked, folder, left_out, sai
     assert done.stderr.startswith(f"test: {said}")
 
 
-def test_c7_json_has_only_records_on_stdout_although_the_agent_prints(test):
+def test_c07_json_has_only_records_on_stdout_although_the_agent_prints(test):
     done = test("--model", "mock:echo", "--json")
     found = events(done)
     assert [record["event"] for record in found] == ["started", "row", "row", "row", "summary"]
@@ -338,55 +337,28 @@ except SystemExit as end:
     assert run("-c", code, cwd=folder).stdout.splitlines()[-1] == "0 []"
 
 
-def on_a_terminal(folder, *arguments, **variables):
-    """Run the command with its stdout and stderr on a pseudo-terminal. Return what it wrote, and its exit code."""
-    leader, follower = pty.openpty()
-    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
-    written = bytearray()
+@pytest.fixture
+def on_a_terminal(forked, folder):
+    """Runs the command on a terminal. Returns what it wrote, and its exit code."""
 
-    def read():
-        while True:
-            try:
-                some = os.read(leader, 4096)
-            except OSError:  # the other end is closed
-                return
-            if not some:
-                return
-            written.extend(some)
+    def command(*arguments, **variables):
+        code, text = forked.shown(*USUAL, *arguments, cwd=folder, columns=100, **variables)
+        return text, code
 
-    kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-    process = subprocess.Popen(
-        [sys.executable, *USUAL, *arguments],
-        stdin=follower,
-        stdout=follower,
-        stderr=follower,
-        cwd=folder,
-        env=kept | {"TERM": "xterm-256color"} | variables,
-    )
-    os.close(follower)
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        code = process.wait(50)
-    finally:
-        process.kill()
-        process.wait()
-        reader.join()
-        os.close(leader)
-    return written.decode(), code
+    return command
 
 
 def plain(text):
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "\n")
 
 
-def test_c8_a_terminal_has_a_bar_and_the_rows_that_failed(folder):
+def test_c08_a_terminal_has_a_bar_and_the_rows_that_failed(on_a_terminal, folder):
     write(folder, [*ROWS, {"user_prompt": "fail"}])
-    text, code = on_a_terminal(folder, "--model", "mock:echo")
+    text, code = on_a_terminal("--model", "mock:echo")
     assert code == 1
     assert "\x1b[?1049h" not in text  # the alternate screen
     assert "4 of 4 rows, 1 failed, mean reward" in plain(text)
-    assert "row 3 (data.jsonl:4)  FAILED  AGENT_EXCEPTION: \\x1b[31mI fail at agent.py:19" in plain(text)
+    assert "row 3 (data.jsonl:4)  FAILED  AGENT_EXCEPTION: ValueError: \\x1b[31mI fail at agent.py:19" in plain(text)
     assert "row 0  COMPLETED" not in text
     assert text.splitlines()[-1].partition("show ")[1]
 
@@ -394,43 +366,34 @@ def test_c8_a_terminal_has_a_bar_and_the_rows_that_failed(folder):
 @pytest.mark.parametrize(
     ("arguments", "variables"), [(("--plain",), {}), ((), {"TERM": "dumb"})], ids=["--plain", "TERM=dumb"]
 )
-def test_c8_plain_lines_are_used_instead_of_a_bar(folder, arguments, variables):
-    text, code = on_a_terminal(folder, "--model", "mock:echo", *arguments, **variables)
+def test_c08_plain_lines_are_used_instead_of_a_bar(on_a_terminal, folder, arguments, variables):
+    text, code = on_a_terminal("--model", "mock:echo", *arguments, **variables)
     assert code == 0
     assert "\x1b" not in text
     assert "row 0  COMPLETED" in text
 
 
-def test_c8_no_color_leaves_out_the_colours(folder):
-    text, code = on_a_terminal(folder, "--model", "mock:echo", NO_COLOR="1")
+def test_c08_no_color_leaves_out_the_colours(on_a_terminal, folder):
+    text, code = on_a_terminal("--model", "mock:echo", NO_COLOR="1")
     assert code == 0
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]", text)
     assert "3 of 3 rows" in plain(text)
 
 
-def test_c3_an_interrupt_keeps_the_rows_that_ended(folder):
+def test_c03_an_interrupt_keeps_the_rows_that_ended(forked, folder):
     slow = "\n".join(line for line in AGENT.splitlines()).replace(
         "        messages = await",
         "        import asyncio\n        if '/ 0' in str(ctx.request.messages[-1]):\n"
         "            open('began', 'w').close()\n            await asyncio.Event().wait()\n        messages = await",
     )
     (folder / "agent.py").write_text(slow)
-    process = subprocess.Popen(
-        [sys.executable, *USUAL, "--model", "mock:echo", "--concurrency", "1", "--save-dir", "run"],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    from tests.waiting import wait_until
-
-    try:
+    out, err = folder / "out", folder / "err"
+    options = ("--model", "mock:echo", "--concurrency", "1", "--save-dir", "run")
+    with forked.start(*USUAL, *options, cwd=folder, out=out, err=err) as process:
         wait_until((folder / "began").exists)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=50)
-    finally:
-        process.kill()
-    assert (process.returncode, err) == (130, "")
-    assert "1 of 3 rows COMPLETED" in out
+        assert process.wait() == 130
+    assert err.read_text() == ""
+    assert "1 of 3 rows COMPLETED" in out.read_text()
     assert json.loads((folder / "run" / "run.json").read_text())["state"] == "interrupted"
     assert len((folder / "run" / "results.jsonl").read_text().splitlines()) == 1

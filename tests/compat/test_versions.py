@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,15 @@ def test_round_trip(name, wheel, tmp_path):
 
 
 @pytest.mark.slow
+def test_c06_the_wheel_has_the_templates_of_init(wheel):
+    templates = ROOT / "osmosis_grpc" / "cli" / "templates"
+    wanted = {f"osmosis_grpc/cli/templates/{path.relative_to(templates)}" for path in templates.rglob("*.template")}
+    with zipfile.ZipFile(wheel) as archive:
+        assert len(wanted) >= 7
+        assert wanted <= set(archive.namelist())
+
+
+@pytest.mark.slow
 def test_the_wheel_brings_its_demo(wheel, tmp_path):
     python = tmp_path / "venv" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True, timeout=120)
@@ -128,3 +138,21 @@ def test_t17_what_the_wheel_advises_works(wheel, tmp_path):
     advice = refused.stderr.partition(": ")[2]
     subprocess.run(advice, shell=True, check=True, env=environment, capture_output=True, timeout=500)
     assert subprocess.run([str(program), "--version"], check=False, capture_output=True, timeout=60).returncode == 0
+
+
+@pytest.mark.slow
+def test_c13_doctor_names_a_protobuf_that_is_too_old_and_the_command_that_mends_it(wheel, tmp_path):
+    """An old protobuf cannot import the stubs, and doctor runs nevertheless."""
+    program = tmp_path / "venv" / "bin" / "osmosis-grpc"
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True, timeout=120)
+    pip = [str(program.with_name("pip")), "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--constraint", str(ROOT / "constraints.txt"), f"{wheel}[server]"], check=True, timeout=500)
+    subprocess.run([*pip, "--no-deps", "protobuf<6"], check=True, timeout=120)
+    (tmp_path / "journal.db").touch()
+    command = [str(program), "doctor", "--state-dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "      pip install 'protobuf<8,>=6.31.1'\n" in done.stdout
+    assert done.stderr.startswith("doctor: no file is examined, because the packages cannot be imported: ")
+    subprocess.run([*pip, "protobuf<8,>=6.31.1"], check=True, timeout=120)
+    assert subprocess.run([str(program), "doctor"], cwd=tmp_path, timeout=60, check=False).returncode == 0

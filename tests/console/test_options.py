@@ -30,7 +30,11 @@ QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
 
 # By variable: a good text, its value, and a wrong text; None where every text is good until it is used.
 SERVER = {
-    "MODULE": ("a:b c:d", ("a:b", "c:d"), "a"),
+    "MODULE": ("a:b c:d", ("a:b", "c:d"), "a:"),
+    "CONFIG_FILE": ("x.toml", Path("x.toml"), ""),
+    "WORKFLOW_CONFIG": ("a=1 b=x", ("a=1", "b=x"), "a"),
+    "GRADER_CONFIG": ("a=1 b=x", ("a=1", "b=x"), "a"),
+    "GRADER": ("a:B", "a:B", "a"),
     "LEGACY_AGENT": ("x=http://h:1", ("x=http://h:1",), "h:1"),
     "LEGACY_LISTEN": ("127.0.0.1:7", "127.0.0.1:7", "7"),
     "LEGACY_AGENT_TOKEN": ("s", SecretStr("s"), " s"),
@@ -47,6 +51,7 @@ SERVER = {
     "GRPC_PORT": ("7", 7, "65536"),
     "HTTP_PORT": ("7", 7, "-1"),
     "NO_HTTP": ("yes", True, "2"),
+    "NO_REFLECTION": ("on", True, "2"),
     "CALLBACK_PORT": ("7", 7, "many"),
     "METRICS_PORT": ("0", 0, "65536"),
     "MAX_METADATA_SIZE_BYTES": ("2048", 2048, "1"),
@@ -107,6 +112,7 @@ ROWS = {
 @pytest.fixture(autouse=True)
 def _own_environment(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    Path("x.toml").touch()
     for name in [name for name in os.environ if name.startswith("OSMOSIS_")]:
         monkeypatch.delenv(name)
 
@@ -191,6 +197,9 @@ def test_t20_a_flag_wins_over_its_variable_and_gives_the_same(monkeypatch, varia
     elif field.option.lines and field.kind is Secret:  # tokens of both are accepted
         monkeypatch.setenv(variable, "known")
         assert value(by_flags(*arguments, of=of), field) == SecretStr(f"known\n{text}")
+    elif field.option.metavar == "KEY=VALUE":  # the values of both are used
+        monkeypatch.setenv(variable, "known=1")
+        assert value(by_flags(*arguments, of=of), field) == ("known=1", *expected)
     else:
         monkeypatch.setenv(variable, wrong)
         assert value(by_flags(*arguments, of=of), field) == expected
@@ -206,8 +215,8 @@ def test_t20_a_flag_wins_over_its_variable_and_gives_the_same(monkeypatch, varia
     ("of", "module"),
     [("serve", ("osmosis_grpc", "serve")), ("serve", ("osmosis_grpc.serve",)), ("gateway", ("osmosis_gateway",))],
 )
-def test_t20_help_names_every_option_its_variable_and_its_default_and_cuts_nothing(of, module, columns):
-    done = run("-m", *module, "--help", env=os.environ | {"COLUMNS": str(columns)})
+def test_t20_help_names_every_option_its_variable_and_its_default_and_cuts_nothing(forked, of, module, columns):
+    done = forked.run("-m", *module, "--help", env=os.environ | {"COLUMNS": str(columns)})
     assert done.returncode == 0
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= columns

@@ -146,9 +146,12 @@ PAGES = {
         "docs/agents.md",
         "docs/workflows.md",
         "docs/test.md",
+        "docs/eval.md",
         "docs/trainers.md",
         "docs/operators.md",
         "docs/implementers.md",
         "docs/look.md",
+        "docs/control.md",
+        "docs/query.md",
     )
 }

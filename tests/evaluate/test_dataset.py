@@ -2,11 +2,13 @@
 
 import json
 import re
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from osmosis_grpc.errors import MissingExtraError
 from osmosis_grpc.evaluate import Dataset, DatasetError
 from osmosis_grpc.evaluate.columns import parse_map
 from osmosis_grpc.evaluate.formats import CHUNK
@@ -125,6 +127,8 @@ def test_f1_offset_and_limit_choose_rows(tmp_path):
     assert (dataset.check(), dataset.check(8, 5)) == (10, 2)
     with pytest.raises(DatasetError, match=r"d.jsonl: has no row 10"):
         dataset.check(10)
+    with pytest.raises(DatasetError, match=r"d.jsonl: has none of the chosen rows"):
+        dataset.check(0, 100, lambda number: number == 99)
 
 
 def test_f1_a_json_file_may_have_one_object_after_another(tmp_path):
@@ -203,12 +207,11 @@ def test_f1_a_missing_file_is_named(tmp_path):
         Dataset(tmp_path / "none.jsonl")
 
 
-def test_f1_parquet_without_pyarrow_names_the_extra(tmp_path):
-    (tmp_path / "pyarrow.py").write_text("raise ModuleNotFoundError('No module named pyarrow', name='pyarrow')")
+def test_f1_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # its import fails
     (tmp_path / "d.parquet").write_text("x")
-    code = "from osmosis_grpc.evaluate import Dataset; Dataset('d.parquet').check()"
-    done = run("-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {code}", cwd=tmp_path)
-    assert "d.parquet: a Parquet file needs the extra 'parquet': pip install" in done.stderr.splitlines()[-1]
+    with pytest.raises(MissingExtraError, match=r"^d\.parquet: a Parquet file needs the extra 'parquet': pip install"):
+        Dataset(tmp_path / "d.parquet").check()
 
 
 def test_c12_datasets_import_pyarrow_only_for_parquet(tmp_path):
@@ -263,3 +266,59 @@ print(Dataset({str(path)!r}).check(), re.search("VmHWM:[^0-9]*([0-9]+)", Path("/
     rows, kib = map(int, run("-c", code, timeout=300).stdout.split())
     assert rows == count
     assert kib < 200 * 1024
+
+
+def test_c03_a_blank_line_before_the_header_of_a_csv_file_is_skipped(tmp_path):
+    (tmp_path / "d.csv").write_text("\n\nuser_prompt,ground_truth\n\nq,1\n")
+    assert (only(tmp_path / "d.csv").label, only(tmp_path / "d.csv").line) == ("1", 5)
+
+
+def test_c03_an_empty_cell_is_no_system_prompt(tmp_path):
+    (tmp_path / "d.csv").write_text("user_prompt,system_prompt\nq,\n")
+    assert only(tmp_path / "d.csv").messages == [{"role": "user", "content": "q"}]
+
+
+def test_c03_the_metadata_has_the_label_of_a_mapped_column(tmp_path):
+    rows = [{"user_prompt": "q", "answer": "A", "ground_truth": "B", "metadata": {"ground_truth": "C"}}]
+    row = only(written(tmp_path, "d.jsonl", rows), columns={"ground_truth": "answer"})
+    assert (row.label, row.metadata) == ("A", {"row_index": 0, "ground_truth": "A"})
+
+
+def test_c03_the_first_label_that_is_not_null_counts(tmp_path):
+    rows = [{"user_prompt": "q", "ground_truth": None, "label": None, "reward_model": {"ground_truth": 4}}]
+    assert only(written(tmp_path, "d.jsonl", rows)).label == "4"
+    rows[0]["label"] = "5"
+    assert only(written(tmp_path, "d.jsonl", rows)).label == "5"
+
+
+@pytest.mark.parametrize("column", ["x", "ground_truth", "messages"])
+def test_c03_a_value_that_is_nested_too_deeply_is_an_error_with_its_place(tmp_path, column):
+    nested = "[" * 500 + "]" * 500
+    value = f'[{{"role": "user", "content": {nested}}}]' if column == "messages" else nested
+    prompt = "" if column == "messages" else '"user_prompt": "q", '
+    (tmp_path / "d.jsonl").write_text(f'{{{prompt}"{column}": {value}}}\n')
+    with pytest.raises(DatasetError, match=rf"d.jsonl:1: {column}.*deep"):
+        only(tmp_path / "d.jsonl")
+
+
+def test_c03_a_label_of_a_parquet_file_is_null_or_a_text(tmp_path):
+    rows = [{"user_prompt": "q", "ground_truth": 1.5}, {"user_prompt": "q", "ground_truth": float("nan")}]
+    assert [row.label for row in Dataset(written(tmp_path, "d.parquet", rows)).rows()] == ["1.5", None]
+    with pytest.raises(DatasetError, match=r"d.parquet:1: ground_truth: has bytes, not a text"):
+        only(written(tmp_path, "d.parquet", [{"user_prompt": "q", "ground_truth": b"a"}]))
+
+
+def test_c03_nulls_that_parquet_puts_into_parts_of_a_message_are_dropped(tmp_path):
+    parts = [{"type": "text", "text": "Hi"}, {"type": "image_url", "image_url": {"url": "https://a/b"}}]
+    rows = [{"messages": [{"role": "user", "content": parts}]}]
+    assert only(written(tmp_path, "d.parquet", rows)).messages == rows[0]["messages"]
+
+
+def test_c03_a_parquet_file_with_a_column_twice_is_an_error(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["user_prompt", "user_prompt"])
+    parquet.write_table(table, tmp_path / "d.parquet")
+    with pytest.raises(DatasetError, match="has a column twice: user_prompt"):
+        only(tmp_path / "d.parquet")

@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+import random
+from contextlib import closing
 
 import pytest
 
-from osmosis_grpc.errors import Unavailable
+from osmosis_grpc.engine.resolve_references import resolve_references
+from osmosis_grpc.errors import ResourceExhausted, Unavailable
 from osmosis_grpc.evaluate import Dataset, DatasetError, RecordedReplies, Run, RunConfig, RunError, RunFolder, Summary
 from osmosis_grpc.evaluate.price import Price
 from osmosis_grpc.policies import EchoPolicy, ToolCallingMock
@@ -51,7 +54,7 @@ async def run(agent, policy, dataset, path, **config):
     return folder, results, summary
 
 
-async def test_c3_every_row_is_a_rollout_in_a_journal(tmp_path, dataset):
+async def test_c03_every_row_is_a_rollout_in_a_journal(tmp_path, dataset):
     folder, results, summary = await run(CalculatorAgent(), ToolCallingMock(), dataset, tmp_path / "run")
     assert [results[row].reward for row in range(3)] == [1.0, 0.0, 1.0]  # the mock rounds
     assert (summary.total, summary.passed, summary.mean_reward) == (3, 3, pytest.approx(2 / 3))
@@ -64,17 +67,21 @@ async def test_c3_every_row_is_a_rollout_in_a_journal(tmp_path, dataset):
     reader.close()
 
 
-async def test_c3_a_row_that_fails_leaves_the_others_alone(tmp_path):
+async def test_c03_a_row_that_fails_leaves_the_others_alone(tmp_path):
     dataset = made(tmp_path, [{"user_prompt": text} for text in ("a", "fail", "c")])
     _, results, summary = await run(Picky(), EchoPolicy(), dataset, tmp_path / "run")
     assert [results[row].status for row in range(3)] == ["COMPLETED", "FAILED", "COMPLETED"]
-    assert (results[1].reason, results[1].error, results[1].line) == ("AGENT_EXCEPTION", "I do not like this", 2)
+    assert (results[1].reason, results[1].error, results[1].line) == (
+        "AGENT_EXCEPTION",
+        "ValueError: I do not like this",
+        2,
+    )
     assert results[1].where.endswith(" in Picky.run")
     assert results[1].reward is None
     assert (summary.passed, summary.failed) == (2, 1)
 
 
-async def test_c3_a_row_that_is_refused_has_a_result(tmp_path, dataset):
+async def test_c03_a_row_that_is_refused_has_a_result(tmp_path, dataset):
     class NoTools(Picky):
         def get_tools(self, request):
             raise KeyError("tools")
@@ -84,7 +91,13 @@ async def test_c3_a_row_that_is_refused_has_a_result(tmp_path, dataset):
     assert "tools" in results[0].error
 
 
-async def test_c3_rows_run_at_the_same_time_up_to_the_limit(tmp_path):
+async def test_c03_an_agent_that_ignores_the_parameters_of_the_run_is_one_warning(tmp_path, dataset, caplog):
+    await run(Picky(), EchoPolicy(), dataset, tmp_path / "run", completion_params={"temperature": 0.0, "max_tokens": 9})
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["the agent ignores temperature and max_tokens: its chats need **ctx.request.completion_params"]
+
+
+async def test_c03_rows_run_at_the_same_time_up_to_the_limit(tmp_path):
     dataset = made(tmp_path, [{"user_prompt": str(number)} for number in range(6)])
     running, most, three = set(), [], asyncio.Event()
 
@@ -101,7 +114,7 @@ async def test_c3_rows_run_at_the_same_time_up_to_the_limit(tmp_path):
     assert max(most) == 3
 
 
-async def test_c3_a_model_that_is_away_for_a_moment_is_asked_again(tmp_path, dataset):
+async def test_c03_a_model_that_is_away_for_a_moment_is_asked_again(tmp_path, dataset):
     tries = []
 
     async def policy(request):
@@ -114,13 +127,13 @@ async def test_c3_a_model_that_is_away_for_a_moment_is_asked_again(tmp_path, dat
     assert (summary.passed, len(tries)) == (3, 4)
 
 
-async def test_c3_tokens_and_cost_are_summed(tmp_path, dataset):
+async def test_c03_tokens_and_cost_are_summed(tmp_path, dataset):
     _, results, summary = await run(Picky(), EchoPolicy(), dataset, tmp_path / "run", price=Price(1_000_000, 2_000_000))
     assert summary.cost == pytest.approx(summary.prompt_tokens + 2 * summary.completion_tokens)
     assert results[0].token_usage["num_llm_calls"] == 1
 
 
-async def test_c3_an_error_in_a_later_row_ends_the_run_after_the_rows_before_it(tmp_path):
+async def test_c03_an_error_in_a_later_row_ends_the_run_after_the_rows_before_it(tmp_path):
     dataset = made(tmp_path, [{"user_prompt": "a"}, {"user_prompt": "b"}, {"other": 1}, {"user_prompt": "d"}])
     folder = RunFolder.create(tmp_path / "run", {})
     with pytest.raises(DatasetError, match=r"data.jsonl:3: has no column"):
@@ -149,6 +162,37 @@ async def test_c11_a_replay_gets_the_same_replies_and_tokens(tmp_path, dataset):
         reader.close()
 
 
+def results_of(folder):
+    """The reward and the bytes of all token arrays of each rollout, by row."""
+    found = {}
+    with closing(Reader.look(folder.path)) as reader:
+        for rollout_id in reader.newest(1000):
+            (entry,) = reader.find(rollout_id)
+            outcome = resolve_references(entry.outcome, reader.trajectory)
+            segments = [segment for sample in outcome.samples.values() for segment in sample.segments]
+            arrays = [(each.ids.tobytes(), each.logprobs.tobytes(), each.mask_runs, each.chats) for each in segments]
+            found[rollout_id.rpartition("-")[2]] = outcome.status, outcome.reward, arrays
+    return found
+
+
+async def test_c11_a_replay_of_100_rollouts_has_the_same_tokens_and_rewards_to_the_byte(tmp_path):
+    chance = random.Random(1)
+    numbers = [(chance.randint(1, 99), chance.randint(1, 9)) for _ in range(100)]
+    dataset = made(
+        tmp_path, [{"user_prompt": f"What is {a} / {b}?", "ground_truth": str(round(a / b, 1))} for a, b in numbers]
+    )
+    policy = ToolCallingMock(tokens=16)
+    first, _, _ = await run(CalculatorAgent(), policy, dataset, tmp_path / "run", concurrency=16)
+    second, _, _ = await run(
+        CalculatorAgent(), RecordedReplies(RunFolder.open(str(first.path))), dataset, tmp_path / "2", concurrency=16
+    )
+    before, after = results_of(first), results_of(second)
+    assert len(before) == 100
+    assert all(arrays and all(ids and logprobs for ids, logprobs, *_ in arrays) for *_, arrays in before.values())
+    assert {reward for _, reward, _ in before.values()} == {0.0, 1.0}
+    assert after == before
+
+
 async def test_c11_a_replay_of_an_agent_that_asks_something_else_fails_with_the_chat(tmp_path, dataset):
     first, _, _ = await run(Picky(), EchoPolicy(), dataset, tmp_path / "run")
 
@@ -159,7 +203,9 @@ async def test_c11_a_replay_of_an_agent_that_asks_something_else_fails_with_the_
 
     _, results, _ = await replayed(tmp_path, Changed(), dataset, first)
     assert {result.reason for result in results.values()} == {"CHAT_REFUSED"}
-    said = f"chat 1 of sample main of row 0 is not the chat that {first.path} has; run it without --replay"
+    said = (
+        f"chat 1 of sample main of row 0 is not the chat that {first.path} has: other messages; run it without --replay"
+    )
     assert said in results[0].error
 
 
@@ -202,3 +248,29 @@ def test_f3_a_folder_that_is_no_run_is_refused(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match=r"cannot be made: .*; name another folder with --save-dir"):
         RunFolder.create(tmp_path / "file" / "run", {})
+
+
+class OneAtATime(Picky):
+    """Accepts a rollout if no other one runs, as an engine whose memory is full."""
+
+    def __init__(self, most):
+        self.left = most
+
+    def get_tools(self, request):
+        if not self.left:
+            raise ResourceExhausted("the memory is full")
+        self.left -= 1
+        return []
+
+    async def run(self, ctx):
+        outcome = await super().run(ctx)
+        self.left += 1
+        return outcome
+
+
+async def test_c03_a_row_waits_while_the_other_rollouts_fill_the_memory(tmp_path, dataset, monkeypatch):
+    monkeypatch.setattr("osmosis_grpc.evaluate.run.FULL_RETRY", 0.01)
+    _, results, _ = await run(OneAtATime(1), EchoPolicy(), dataset, tmp_path / "run", concurrency=3)
+    assert {result.status for result in results.values()} == {"COMPLETED"}
+    _, results, _ = await run(OneAtATime(0), EchoPolicy(), dataset, tmp_path / "none", concurrency=3)
+    assert {result.status for result in results.values()} == {"REFUSED"}

@@ -10,19 +10,19 @@ from tests.processes import ROOT, run, server_process
 EXAMPLES = ROOT / "examples"
 
 
-def test_the_minimal_trainer_drives_the_calculator():
+def test_the_minimal_trainer_drives_the_calculator(forked):
     source = EXAMPLES / "trainer_minimal.py"
     assert len(source.read_text().splitlines()) < 40
-    with server_process("-m", "server:agent_loop", cwd=EXAMPLES / "calculator") as (_, address):
-        result = run(str(source), address, str(EXAMPLES / "calculator" / "test_data.jsonl"))
+    with forked.serving("-m", "server:agent_loop", cwd=EXAMPLES / "calculator") as address:
+        result = forked.run(str(source), address, str(EXAMPLES / "calculator" / "test_data.jsonl"))
     assert result.returncode == 0, result.stderr
     rows = sorted(result.stdout.splitlines(), key=lambda row: "7 / 2" in row)
     assert [re.search(r"reward (\S+)", row)[1] for row in rows] == ["1.0", "1.0", "1.0", "0.0"]
     assert all("COMPLETED" in row for row in rows)
 
 
-def test_p18_p19_the_debate_trains_two_policies(tmp_path):
-    result = run(str(EXAMPLES / "debate.py"), cwd=tmp_path)
+def test_p18_p19_the_debate_trains_two_policies(forked, tmp_path):
+    result = forked.run(str(EXAMPLES / "debate.py"), cwd=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["proposer", "critic"]

@@ -7,7 +7,7 @@ import pytest
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import Trainer
 from osmosis_grpc.types import ChatRef, OutcomeStatus
-from tests.processes import ROOT, run, server_process
+from tests.processes import ROOT, server_process
 
 EXAMPLES = ROOT / "examples"
 
@@ -33,7 +33,7 @@ async def outcomes(address, policy, question, labels):
         ]
 
 
-async def test_the_sync_agent_queries_its_database(tmp_path):
+async def test_the_sync_agent_queries_its_database(forked, tmp_path):
     def policy(request):
         known = results(request)
         if not known:
@@ -44,7 +44,7 @@ async def test_the_sync_agent_queries_its_database(tmp_path):
         return answer(request, json.loads(known[2])[0][0])
 
     arguments = "-m", "agent:agent_loop", "--state-dir", str(tmp_path)
-    with server_process(*arguments, cwd=EXAMPLES / "sync_agent") as (_, address):
+    with forked.serving(*arguments, cwd=EXAMPLES / "sync_agent") as address:
         right, wrong = await outcomes(address, policy, "Which city is the largest?", ["Turin", "Oslo"])
     for outcome, reward in ((right, 1.0), (wrong, 0.0)):
         assert (outcome.status, outcome.reward) == (OutcomeStatus.COMPLETED, reward), outcome.failure
@@ -52,8 +52,8 @@ async def test_the_sync_agent_queries_its_database(tmp_path):
         assert outcome.metrics.num_tool_calls == 3
 
 
-def test_the_sync_agent_is_valid():
-    done = run("-m", "osmosis_grpc", "validate", "--run", "-m", "agent:agent_loop", cwd=EXAMPLES / "sync_agent")
+def test_the_sync_agent_is_valid(forked):
+    done = forked.run("-m", "osmosis_grpc", "validate", "--run", "-m", "agent:agent_loop", cwd=EXAMPLES / "sync_agent")
     assert (done.returncode, "1 agent, 0 errors, 0 warnings" in done.stdout) == (0, True), done.stdout + done.stderr
 
 

@@ -12,7 +12,7 @@ from osmosis_grpc.trainer import Trainer
 from osmosis_grpc.types import ChatRef, OutcomeStatus
 from tests.processes import ROOT, serving
 
-pytestmark = [pytest.mark.adapters, pytest.mark.slow]
+pytestmark = pytest.mark.adapters
 PATH = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 

@@ -288,6 +288,7 @@ time.sleep(600)
     assert not folder.exists()
 
 
+@pytest.mark.slow
 async def test_fifty_programs_at_once_each_have_their_own_rollout(tmp_path):
     config = ServerConfig(max_concurrent=50)
     program = "task = json.load(sys.stdin); ask(task['messages']); result(reward=float(task['label']))"

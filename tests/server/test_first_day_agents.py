@@ -5,7 +5,7 @@ import pytest
 from osmosis_grpc.policies import EchoPolicy
 from osmosis_grpc.trainer import RolloutClient, Trainer
 from tests.callback_trainer import CallbackTrainer
-from tests.processes import run, server_process
+from tests.processes import server_process
 
 AGENT = """
 from osmosis_grpc.rollout import RolloutAgentLoop
@@ -79,16 +79,16 @@ async def test_t12_the_default_limit_is_an_option_and_is_told(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("bad", ["0", "-1", "nan", "inf"])
-def test_t12_a_bad_limit_is_refused(tmp_path, bad):
+def test_t12_a_bad_limit_is_refused(forked, tmp_path, bad):
     (tmp_path / "agents.py").write_text(AGENT)
-    done = run("-m", "osmosis_grpc.serve", *COMMAND, "--agent-timeout", bad, cwd=tmp_path)
+    done = forked.run("-m", "osmosis_grpc.serve", *COMMAND, "--agent-timeout", bad, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("serve: --agent-timeout: ")
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_t12_the_help_names_the_limit_and_its_default():
-    text = " ".join(run("-m", "osmosis_grpc.serve", "--help").stdout.replace("│", " ").split())
+def test_t12_the_help_names_the_limit_and_its_default(forked):
+    text = " ".join(forked.run("-m", "osmosis_grpc.serve", "--help").stdout.replace("│", " ").split())
     assert "--agent-timeout" in text
     assert "1800" in text
 

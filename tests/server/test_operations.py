@@ -53,6 +53,16 @@ async def test_health_and_reflection(serve):
     assert await statuses(server.address) == ["NOT_SERVING", "NOT_SERVING", "SERVING"]
 
 
+async def test_c01_without_reflection_the_protocol_is_not_described(serve):
+    server = await serve(reflection=False)
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
+            iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+        )
+        assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert await statuses(server.address) == ["SERVING"] * 3
+
+
 async def test_two_servers_do_not_share_a_port(serve):
     server = await serve()
     with pytest.raises(OSError, match="in use"):

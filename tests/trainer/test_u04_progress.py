@@ -1,27 +1,22 @@
 """run(..., progress=True): a bar on a terminal, plain lines elsewhere."""
 
 import asyncio
-import fcntl
 import io
 import os
-import pty
 import re
-import struct
 import subprocess
 import sys
-import termios
-import threading
 
 import pytest
 
 from osmosis_grpc.trainer.progress_bar import Progress
 from osmosis_grpc.types import OutcomeStatus, RolloutOutcome
-from tests.processes import ROOT, server_process
+from tests.processes import ROOT
 
 SCRIPT = """
 import asyncio, os, sys
 if "no-rich" in sys.argv:
-    sys.modules["rich"] = None
+    sys.modules.update(dict.fromkeys(["rich", *(name for name in sys.modules if name.startswith("rich."))]))
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.trainer import RolloutRequest, SyncTrainer, Trainer
 
@@ -50,53 +45,32 @@ else:
 
 
 @pytest.fixture(scope="module")
-def target():
-    with server_process("-m", "osmosis_grpc.testing.calculator:agent_loop", "--no-journal") as (_, address):
+def target(forked):
+    with forked.serving("-m", "osmosis_grpc.testing.calculator:agent_loop", "--no-journal") as address:
         yield address
 
 
 def command(tmp_path, target, name, how, *more):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    return [sys.executable, str(script), target, name, how, *more]
+    return [str(script), target, name, how, *more]
 
 
-def on_a_terminal(arguments, term="xterm-256color"):
-    """Run a command with its stderr on a pseudo-terminal; returns what it wrote there and on stdout."""
-    leader, follower = pty.openpty()
-    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
-    written = bytearray()
+@pytest.fixture
+def on_a_terminal(forked, tmp_path):
+    """Runs a command with its stderr on a terminal; returns what it wrote there and on stdout."""
 
-    def read():
-        while True:
-            try:
-                some = os.read(leader, 4096)
-            except OSError:  # the other end is closed
-                return
-            if not some:
-                return
-            written.extend(some)
+    def run(arguments, term="xterm-256color"):
+        out = tmp_path / "out"
+        code, shown = forked.shown(*arguments, columns=120, out=out, TERM=term)
+        assert code == 0, shown
+        return shown, out.read_text()
 
-    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")} | {"TERM": term}
-    process = subprocess.Popen(
-        arguments, stdin=follower, stderr=follower, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
-    )
-    os.close(follower)
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        out, _ = process.communicate(timeout=50)
-    finally:
-        process.kill()
-        process.wait()
-        reader.join(10)
-        os.close(leader)
-    assert process.returncode == 0, written.decode()
-    return written.decode(), out
+    return run
 
 
 @pytest.mark.slow
-def test_u04_a_bar_on_a_terminal(target, tmp_path):
+def test_u04_a_bar_on_a_terminal(on_a_terminal, target, tmp_path):
     shown, out = on_a_terminal(command(tmp_path, target, "bar", "run"))
     assert out == "over\n"
     assert "\x1b[?25l" in shown, "the cursor is hidden while the bar is drawn"
@@ -107,26 +81,26 @@ def test_u04_a_bar_on_a_terminal(target, tmp_path):
     assert re.findall(r"rollouts \S* 11 of 11 done, 0 in flight, 1 failed, mean reward 1\.000, [\d.]+/s", plain), plain
 
 
-def test_u04_a_bar_counts_an_outcome_before_the_loop_has_it(target, tmp_path):
+def test_u04_a_bar_counts_an_outcome_before_the_loop_has_it(on_a_terminal, target, tmp_path):
     shown, _ = on_a_terminal(command(tmp_path, target, "first", "first"))
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
     assert re.findall(r"(\d+) of 11 done", plain)[-1] != "0", plain
 
 
-def test_u04_a_bar_that_is_left_gives_the_terminal_back(target, tmp_path):
+def test_u04_a_bar_that_is_left_gives_the_terminal_back(on_a_terminal, target, tmp_path):
     shown, out = on_a_terminal(command(tmp_path, target, "left", "leave"))
     assert out == "over\n"
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
 
 
-def test_u04_what_a_script_prints_goes_where_it_is_to_go(target, tmp_path):
+def test_u04_what_a_script_prints_goes_where_it_is_to_go(on_a_terminal, target, tmp_path):
     shown, out = on_a_terminal(command(tmp_path, target, "print", "print"))
     assert sorted(out.split()) == sorted([*(f"print-{n}" for n in range(10)), "print-bad", "over"])
     assert "print-0" not in shown
 
 
 @pytest.mark.parametrize("without", ["no-rich", "dumb"])
-def test_u04_a_terminal_without_rich_gets_lines(target, tmp_path, without):
+def test_u04_a_terminal_without_rich_gets_lines(on_a_terminal, target, tmp_path, without):
     more = ["no-rich"] if without == "no-rich" else []
     term = "dumb" if without == "dumb" else "xterm"
     shown, _ = on_a_terminal(command(tmp_path, target, without, "run", *more), term)
@@ -138,20 +112,16 @@ LAST = r"rollouts: 11 of 11 done, 0 in flight, 1 failed, mean reward 1\.000, [\d
 
 
 @pytest.mark.slow
-def test_u04_lines_through_a_pipe(target, tmp_path):
-    result = subprocess.run(
-        command(tmp_path, target, "pipe", "run"), capture_output=True, text=True, cwd=ROOT, timeout=50
-    )
+def test_u04_lines_through_a_pipe(forked, target, tmp_path):
+    result = forked.run(*command(tmp_path, target, "pipe", "run"))
     assert result.returncode == 0, result.stderr
     assert result.stdout == "over\n"
     assert "\x1b" not in result.stderr
     assert re.fullmatch(LAST, result.stderr.splitlines()[-1]), result.stderr
 
 
-def test_u04_a_sync_trainer_and_requests_of_unknown_number(target, tmp_path):
-    result = subprocess.run(
-        command(tmp_path, target, "sync", "sync"), capture_output=True, text=True, cwd=ROOT, timeout=50
-    )
+def test_u04_a_sync_trainer_and_requests_of_unknown_number(forked, target, tmp_path):
+    result = forked.run(*command(tmp_path, target, "sync", "sync"))
     assert result.returncode == 0, result.stderr
     assert result.stdout == "22\n"
     assert re.fullmatch(LAST.replace("11", "22").replace("1 failed", "2 failed"), result.stderr.splitlines()[-1])
@@ -162,7 +132,7 @@ def test_u04_stderr_that_is_closed_does_not_stop_the_rollouts(target, tmp_path):
     nobody, stderr = os.pipe()
     os.close(nobody)
     result = subprocess.run(
-        command(tmp_path, target, "closed", "run"),
+        [sys.executable, *command(tmp_path, target, "closed", "run")],
         stdout=subprocess.PIPE,
         stderr=stderr,
         text=True,

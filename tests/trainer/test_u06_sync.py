@@ -15,7 +15,7 @@ from osmosis_grpc.policies import EchoPolicy, ThreadedPolicy, ToolCallingMock
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import RolloutClient, RolloutRequest, SyncTrainer, VersionSpan
 from osmosis_grpc.types import OutcomeStatus, events
-from tests.processes import ROOT, server_process
+from tests.processes import ROOT
 from tests.waiting import ended
 
 COMPLETED = OutcomeStatus.COMPLETED
@@ -24,9 +24,9 @@ PATIENCE = 20.0
 
 
 @pytest.fixture(scope="module")
-def target():
+def target(forked):
     """A server with the calculator; its rollouts need ids of their own."""
-    with server_process("-m", "osmosis_grpc.testing.calculator:agent_loop", "--no-journal") as (_, address):
+    with forked.serving("-m", "osmosis_grpc.testing.calculator:agent_loop", "--no-journal") as address:
         yield address
 
 

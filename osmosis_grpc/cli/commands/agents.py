@@ -4,12 +4,31 @@ from typing import Annotated
 
 import typer
 
-from osmosis_grpc.cli.commands.shared import ConfigFile, GraderClass, GraderConfig, Json, WorkflowConfig
+from osmosis_grpc.cli.commands.shared import Json
+from osmosis_grpc.cli.config_options import ConfigFile, GraderClass, GraderConfig, WorkflowConfig
 
 commands = typer.Typer()
 
 AGENT_TIMEOUT = 30.0
 """Default of validate's --timeout, in seconds."""
+
+
+@commands.command()
+def init(
+    folder: Annotated[str, typer.Argument(metavar="NAME", help="The folder to make. Its name is the agent's name.")],
+    template: Annotated[
+        str, typer.Option("--template", metavar="KIND", help="minimal, tools, or openai for the openai package.")
+    ] = "tools",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the files in a folder that is not empty.")] = False,
+    json: Json = False,
+) -> None:
+    """Write a project: an agent, its reward, a dataset, and the settings of its tools.
+
+    Exit codes: 0 written, 2 a wrong option, or the folder cannot be used.
+    """
+    from osmosis_grpc.cli.init import run_init
+
+    raise typer.Exit(run_init(folder, template, force=force, json=json))
 
 
 @commands.command()
@@ -57,7 +76,10 @@ def demo(
     config: ConfigFile = None,
     json: Annotated[bool, typer.Option("--json", help="Eight JSON records instead of a table.")] = False,
 ) -> None:
-    """Run eight rollouts of a calculator agent or of your own, with a mock for a model, over real sockets."""
+    """Run eight rollouts of a calculator agent or of your own, with a mock for a model, over real sockets.
+
+    Exit codes: 0 all completed, 1 some did not, or no server started, 2 a wrong option.
+    """
     from osmosis_grpc.cli.demo import run_demo
 
     if module and command:

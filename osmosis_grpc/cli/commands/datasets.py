@@ -4,122 +4,143 @@ from typing import Annotated
 
 import typer
 
-from osmosis_grpc.cli.commands.shared import ConfigFile, GraderClass, GraderConfig, Json, WorkflowConfig
+from osmosis_grpc.cli.commands.shared import Json
+from osmosis_grpc.cli.run_options import RunOptions, with_run_options
+from osmosis_grpc.cli.source_options import SourceOptions, with_source
 
 commands = typer.Typer()
 
+EvalFunctions = Annotated[
+    list[str] | None,
+    typer.Option("--eval-fn", metavar="MODULE:FUNCTION", help="A function that scores; repeatable.  [required]"),
+]
+
 
 @commands.command("test")
+@with_run_options
 def run_dataset(
-    module: Annotated[
-        str | None,
-        typer.Option("-m", "--module", "--agent", metavar="MODULE:ATTR", help="Agent loop or workflow.  [required]"),
-    ] = None,
-    dataset: Annotated[
-        str | None, typer.Option("-d", "--dataset", metavar="FILE", help=".json, .jsonl, .csv or .parquet.  [required]")
-    ] = None,
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model",
-            metavar="NAME",
-            help="mock:echo, mock:tools, mock:script=FILE, litellm:NAME, or a name of the server at --base-url.",
-        ),
-    ] = "gpt-5-mini",
-    base_url: Annotated[
-        str | None,
-        typer.Option("--base-url", metavar="URL", help="An OpenAI-compatible server. Default: OPENAI_BASE_URL"),
-    ] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            "--api-key", metavar="KEY", help="Its key. Others see a command line: prefer the variable OPENAI_API_KEY."
-        ),
-    ] = None,
-    max_turns: Annotated[int, typer.Option("--max-turns", metavar="N", min=1, help="The most turns of a row.")] = 10,
-    temperature: Annotated[
-        float | None, typer.Option("--temperature", metavar="T", help="The sampling temperature.")
-    ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", metavar="N", help="The most tokens of a reply.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Run at most N rows.")] = None,
-    offset: Annotated[int, typer.Option("--offset", metavar="N", min=0, help="Skip the first N rows.")] = 0,
+    *,
+    run: RunOptions,
     row: Annotated[
         int | None, typer.Option("--row", metavar="N", min=0, help="Run only row N, from 0. With -i, begin there.")
     ] = None,
     interactive: Annotated[
         bool, typer.Option("-i", "--interactive", help="Stop before each chat, and ask what to do.")
     ] = False,
-    columns: Annotated[
-        list[str] | None,
-        typer.Option("--map", metavar="COLUMN=FIELD", help="What a column is, as question=user_prompt; repeatable."),
-    ] = None,
-    concurrency: Annotated[
-        int, typer.Option("--concurrency", metavar="N", min=1, max=10_000, help="Rows at once.")
-    ] = 4,
-    timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, max=604_800, help="The most time of a row.")
-    ] = 1800.0,
-    price: Annotated[
-        str | None,
-        typer.Option("--price", metavar="P/R", help="Dollars for a million prompt and reply tokens, as 0.25/2."),
-    ] = None,
-    output: Annotated[
-        str | None, typer.Option("-o", "--output", metavar="FILE", help="Write the results as JSON.")
-    ] = None,
-    save_dir: Annotated[
-        str | None, typer.Option("--save-dir", metavar="DIR", help="The run's folder. Default: ./.osmosis/runs/TIME-ID")
-    ] = None,
-    replay: Annotated[
-        str | None,
-        typer.Option("--replay", metavar="RUN", help="Reply from a run's folder, or from the `last` run. No model."),
-    ] = None,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Only the summary.")] = False,
-    plain: Annotated[bool, typer.Option("--plain", help="A line for each row, also on a terminal.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show each row's conversation and the log.")] = False,
-    config: ConfigFile = None,
-    workflow_config: WorkflowConfig = None,
-    grader_config: GraderConfig = None,
-    grader: GraderClass = None,
     json: Json = False,
 ) -> None:
     """Run an agent loop over a dataset with a model, and keep the run in a folder.
 
     The model is asked once before the first row. Exit codes: 0 all rows completed, 1 some rows failed, 2 usage.
     """
-    from osmosis_grpc.cli.agent_sources import SourceOptions
-    from osmosis_grpc.cli.test import Options, run_test
+    from osmosis_grpc.cli.test import TestOptions, run_test
 
-    options = Options(
-        module=module,
-        sources=SourceOptions(
-            config=config,
-            workflow_config=tuple(workflow_config or ()),
-            grader_config=tuple(grader_config or ()),
-            grader=grader,
-        ),
-        dataset=dataset,
-        model=model,
-        api_key=api_key,
-        base_url=base_url,
-        max_turns=max_turns,
-        temperature=temperature,
-        max_tokens=max_tokens,
-        limit=limit,
-        offset=offset,
-        row=row,
-        interactive=interactive,
-        output=output,
-        save_dir=save_dir,
-        replay=replay,
-        columns=tuple(columns or ()),
-        price=price,
+    raise typer.Exit(run_test(run, TestOptions(row=row, interactive=interactive, json=json)))
+
+
+@commands.command("eval")
+@with_run_options
+def evaluate_dataset(
+    context: typer.Context,
+    *,
+    eval_fn: EvalFunctions = None,
+    n: Annotated[int, typer.Option("--n", metavar="N", min=1, max=1000, help="Run each row N times, for pass@k.")] = 1,
+    pass_threshold: Annotated[
+        float, typer.Option("--pass-threshold", metavar="X", help="A score of at least X passes.")
+    ] = 1.0,
+    run: RunOptions,
+    rows: Annotated[
+        str | None, typer.Option("--rows", metavar="LIST", help="Only these rows, from 0, as 3,7,10-20.")
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option("--resume", metavar="RUN", help="Continue a run, or the `last` one, with its options.")
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Begin again. The old results are moved to RUN.archive-TIME.")
+    ] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Also run again what failed in the earlier run.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Score an agent loop over a dataset with eval functions, with pass@k for several runs of each row.
+
+    An eval function takes (solution_str, ground_truth, extra_info) or (messages, ground_truth, metadata). The same
+    command with the --save-dir of a run that was stopped continues the run.
+
+    Exit codes: 0 all scored, 1 a rollout or a score failed, 2 usage.
+    """
+    from osmosis_grpc.cli.eval import EvalOptions, run_eval
+
+    options = EvalOptions(
+        eval_fn=tuple(eval_fn or ()),
+        n=n,
+        pass_threshold=pass_threshold,
+        rows=rows,
+        resume=resume,
+        fresh=fresh,
+        retry_failed=retry_failed,
+        json=json,
+    )
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = frozenset(name for name, found in sources.items() if found is not None and found.name == "COMMANDLINE")
+    raise typer.Exit(run_eval(run, options, given))
+
+
+@commands.command()
+def compare(
+    first: Annotated[str, typer.Argument(metavar="RUN_A", help="The folder of a run of eval or test.")],
+    second: Annotated[str, typer.Argument(metavar="RUN_B", help="The folder of another run, or `last`.")],
+    json: Json = False,
+) -> None:
+    """Compare the scores of two runs over the same dataset, row by row, with confidence intervals.
+
+    Exit codes: 0 compared, 2 the runs cannot be compared.
+    """
+    from osmosis_grpc.cli.compare import run_compare
+
+    raise typer.Exit(run_compare(first, second, json=json))
+
+
+@commands.command()
+@with_source
+def rescore(
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="The folder of a run of eval or test, or `last`.")
+    ] = None,
+    eval_fn: EvalFunctions = None,
+    author: Annotated[str, typer.Option("--author", metavar="NAME", help="The author of the annotations.")] = "rescore",
+    agent: Annotated[str, typer.Option("--agent", metavar="NAME", help="Only this agent loop.")] = "",
+    group: Annotated[str, typer.Option("--group", metavar="ID", help="Only this group.")] = "",
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", metavar="N", min=1, max=1000, help="The rollouts at once.")
+    ] = 4,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, max=604_800, help="The most time of a score.")
+    ] = 1800.0,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Only failed scores and the summary.")] = False,
+    json: Json = False,
+    *,
+    source: SourceOptions,
+) -> None:
+    """Score recorded rollouts with other eval functions. Each score is an annotation; the old rewards stay.
+
+    The rollouts are in the folder of a run, in a state folder that no server uses, or on a running server. A score
+    that a rollout has already is not computed again.
+
+    Exit codes: 0 all scored, 1 some scores failed, 2 usage.
+    """
+    from osmosis_grpc.cli.rescore import RescoreOptions, run_rescore
+
+    options = RescoreOptions(
+        run=run,
+        eval_fn=tuple(eval_fn or ()),
+        author=author,
+        agent=agent,
+        group=group,
         concurrency=concurrency,
         timeout=timeout,
         quiet=quiet,
-        plain=plain,
-        debug=debug,
         json=json,
     )
-    raise typer.Exit(run_test(options))
+    raise typer.Exit(run_rescore(options, source))

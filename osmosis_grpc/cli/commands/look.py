@@ -125,3 +125,45 @@ def events(
     from osmosis_grpc.cli.events import run_events
 
     raise typer.Exit(run_events(rollout, attempt, source, follow=follow, json=json))
+
+
+@commands.command()
+def query(
+    sql: Annotated[
+        str | None, typer.Argument(metavar="SQL", help="One SELECT; - reads it from stdin. Without it, list the views.")
+    ] = None,
+    file: Annotated[str | None, typer.Option("--file", metavar="FILE", help="Read the SELECT from a file.")] = None,
+    state_dir: Annotated[
+        str | None,
+        typer.Option(
+            "--state-dir",
+            metavar="DIR",
+            help="The folder of the journal; a server may be using it. Default: ./.osmosis/state",
+        ),
+    ] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="RUN", help="The folder of a run of test or eval instead, or last.")
+    ] = None,
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit", metavar="N", min=0, help="Print at most N rows; 0 prints all. Default: 100 in a table, else all."
+        ),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="Give up after this many seconds.")
+    ] = 60.0,
+    json: Json = False,
+) -> None:
+    """Ask a journal anything with SQL: which tool is slow, why rollouts failed, how rewards differ in a group.
+
+    The views rollouts, chats, tools, samples, rewards, annotations, logs and events can be read, and nothing can be
+    changed. docs/query.md has examples. With --json, each row has a record.
+
+    Exit codes: 0 answered, 2 a wrong query or option, or no answer in time, 130 Ctrl-C.
+    """
+    from osmosis_grpc.cli.query import QueryOptions, run_query
+
+    given = QueryOptions(sql=sql, file=file, state_dir=state_dir, run=run, csv=csv, limit=limit, timeout=timeout)
+    raise typer.Exit(run_query(given, json=json))

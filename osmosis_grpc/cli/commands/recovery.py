@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from osmosis_grpc.cli.commands.shared import Attempt, ConfigFile, GraderClass, GraderConfig, Json, WorkflowConfig
+from osmosis_grpc.cli.commands.shared import Attempt, Json
+from osmosis_grpc.cli.config_options import ConfigFile, GraderClass, GraderConfig, WorkflowConfig
 
 commands = typer.Typer()
 
@@ -57,11 +58,13 @@ def doctor(
     ledger: Annotated[str | None, typer.Option("--ledger", metavar="FILE", help="A trainer's ledger.")] = None,
     json: Json = False,
 ) -> None:
-    """Report the damage in a journal or a ledger: the rollouts, the rows, and what is wrong with them.
+    """Check this machine, and report the damage in a journal or a ledger.
 
-    It changes nothing, and a server or trainer may be using the file. With --ledger alone it examines no journal.
+    It checks the versions of packages, the extras, the state folder and the ports. Without options it also examines
+    the journal of the state folder if there is one, and with --ledger alone no journal. It changes nothing, and a
+    server or trainer may be using the files.
 
-    Exit codes: 0 no damage, 1 damage, 2 a file cannot be read.
+    Exit codes: 0 no problem, 1 a wrong version, a folder that cannot be written, or damage, 2 a file cannot be read.
     """
     from osmosis_grpc.cli.doctor import examine_all
 

@@ -7,19 +7,4 @@ import typer
 Attempt = Annotated[
     int | None, typer.Option("--attempt", metavar="N", min=1, help="Which attempt. Default: the newest.")
 ]
-ConfigFile = Annotated[
-    str | None, typer.Option("--config", metavar="FILE", help="TOML file with [workflow.config] and [grader.config].")
-]
-WorkflowConfig = Annotated[
-    list[str] | None,
-    typer.Option("--workflow-config", metavar="KEY=VALUE", help="A value of the workflow's configuration; repeatable."),
-]
-GraderConfig = Annotated[
-    list[str] | None,
-    typer.Option("--grader-config", metavar="KEY=VALUE", help="A value of the grader's configuration; repeatable."),
-]
-GraderClass = Annotated[
-    str | None,
-    typer.Option("--grader", metavar="MODULE:CLASS", help="The grader, instead of the one in the workflow's file."),
-]
 Json = Annotated[bool, typer.Option("--json", help="Only JSON records on stdout.")]

@@ -17,11 +17,11 @@ NEWEST = 100_000
 """The number of positions that are read at the end of the journal."""
 FIRST = 4096
 """The number of positions that are read after the acceptance of an older rollout."""
-_ACCEPTED = """SELECT sequence, rollout_id, attempt, accepted FROM rollouts
+_ACCEPTED = """SELECT sequence, rollout_id, attempt, accepted FROM main.rollouts
     WHERE sequence IN (SELECT value FROM json_each(?)) ORDER BY sequence"""
-_BETWEEN = """SELECT * FROM events WHERE position > ? AND position <= ?
+_BETWEEN = """SELECT * FROM main.events WHERE position > ? AND position <= ?
     AND sequence IN (SELECT value FROM json_each(?)) ORDER BY position"""
-_TIME = "SELECT time FROM events WHERE position > ? ORDER BY position LIMIT 1"
+_TIME = "SELECT time FROM main.events WHERE position > ? ORDER BY position LIMIT 1"
 
 
 class OpenTrail(NamedTuple):
@@ -37,7 +37,7 @@ def open_trails(database: sqlite3.Connection, sequences: Sequence[int]) -> dict[
     rows = database.execute(_ACCEPTED, (json.dumps(list(sequences)),)).fetchall()
     if not rows:
         return {}
-    (last,) = database.execute("SELECT max(position) FROM events").fetchone()
+    (last,) = database.execute("SELECT max(position) FROM main.events").fetchone()
     newest = max((last or 0) - NEWEST, 0)
     first = database.execute(_TIME, (newest,)).fetchone()
     found, names, spans = {}, {}, []

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.storage.data_loss import data_loss
@@ -46,13 +46,13 @@ A check of all these events at once would block the event loop.
 WINDOW = 4096
 """One call of all_events looks at this many positions at most."""
 _SELECT = "SELECT * FROM rollouts "
-_EVENT = "SELECT * FROM events WHERE position = ?"
+_EVENT = "SELECT * FROM main.events WHERE position = ?"
 _ANNOTATED = """SELECT * FROM events WHERE position IN (SELECT value FROM json_each(?)) AND kind = ?
     ORDER BY position"""
 _OWNED = """SELECT rollout_id, attempt, events.* FROM events JOIN rollouts USING (sequence)
     WHERE owner = ? AND position > ? AND position <= ? ORDER BY position LIMIT ?"""
 _NEW = """SELECT rollout_id, attempt, events.* FROM events JOIN rollouts USING (sequence)
-    WHERE position > ? AND (? = '' OR rollout_id = ? AND attempt = ?) ORDER BY position LIMIT ?"""
+    WHERE position > ? AND position <= ? AND (? = '' OR rollout_id = ? AND attempt = ?) ORDER BY position LIMIT ?"""
 _OPEN = """SELECT * FROM events
     WHERE position >= (SELECT min(accepted) FROM rollouts WHERE NOT settled)
     AND sequence IN (SELECT sequence FROM rollouts WHERE NOT settled) ORDER BY position"""
@@ -81,11 +81,14 @@ def unavailable() -> Iterator[None]:
 class Reader:
     """Reads rollouts and events over a connection. The entries that it returns contain no credentials."""
 
-    def __init__(self, database: sqlite3.Connection) -> None:
+    def __init__(self, database: sqlite3.Connection, *, frozen: bool = False) -> None:
+        """`frozen` says that all reads over the connection see the same commit."""
         self._database = database
+        self._trails: dict[int, Trail] | None = {} if frozen else None
+        """The trails of unfinished rollouts, by sequence. To find one of them takes a look at all later events."""
 
     @classmethod
-    def look(cls, folder: Path) -> "Reader":
+    def look(cls, folder: Path) -> Self:
         """Return a Reader that sees the present content of the journal in a folder. Raises JournalError.
 
         A server can have the journal open at the same time.
@@ -94,7 +97,7 @@ class Reader:
         if not path.exists():
             raise schema.JournalError(f"there is no journal {path}")
         try:
-            return cls(look(path, schema.JOURNAL))
+            return cls(look(path, schema.JOURNAL), frozen=True)
         except sqlite3.Error as error:
             raise schema.JournalError(f"{path} cannot be read as a journal: {error}") from None
 
@@ -269,16 +272,18 @@ class Reader:
     def new_events(self, after: int, rollout_id: str = "", attempt: int = 0) -> tuple[list[TrajectoryEvent], int]:
         """Return events of an attempt, or of all owners, with positions above `after`. Leaves damaged events out.
 
-        Return also the `after` of the next call. It stays the same if there is no new event.
+        Return also the `after` of the next call. It stays the same if the journal has no new event.
         """
+        last, count = self.last_position(), 0
         found: list[TrajectoryEvent] = []
-        with closing(self._database.execute(_NEW, (after, rollout_id, rollout_id, attempt, WINDOW))) as rows:
+        with closing(self._database.execute(_NEW, (after, last, rollout_id, rollout_id, attempt, WINDOW))) as rows:
             for name, of, *values in rows:
                 row = EventRow._make(values)
                 after = row.position
+                count += 1
                 if row.sound:
                     found.append(TrajectoryEvent(name, of, row.event_number, row.time, row.read()))
-        return found, after
+        return found, after if count == WINDOW else max(after, last)
 
     def fact(self, name: str) -> Any:
         """Return the value of a fact, or None if there is no such fact."""
@@ -291,6 +296,9 @@ class Reader:
 
     def _trail(self, row: RolloutRow) -> Trail:
         """Return the Trail of a rollout's events. Reads only positions and numbers if the rollout is large."""
+        known = self._trails.get(row.sequence) if self._trails is not None else None
+        if known is not None:
+            return known
         trail = Trail()
         where = "position >= ? AND sequence = ?"
         values: tuple[Any, ...] = row.accepted, row.sequence
@@ -305,6 +313,8 @@ class Reader:
                     trail.put(*found)
                 else:
                     trail.add(EventRow._make(found))
+        if self._trails is not None and row.positions is None:
+            self._trails[row.sequence] = trail
         return trail
 
     def entry(self, row: RolloutRow, damage: str, *, outcome: bool = True) -> JournaledRollout:

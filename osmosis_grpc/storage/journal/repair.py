@@ -33,7 +33,11 @@ def mend(database: sqlite3.Connection, path: Path) -> bool:
         log.error("the fact %r is damaged in the journal %s and replaced", name, path)
     for _, rollout_id, *_ in schema.JOURNAL.tables["tombstones"].delete_damaged(database):
         log.error("the cancel of rollout %s is damaged in the journal %s and deleted", rollout_id, path)
-    for row in map(RolloutRow._make, database.execute("SELECT * FROM rollouts NOT INDEXED").fetchall()):
+    rollouts = schema.JOURNAL.tables["rollouts"]
+    for found in database.execute("SELECT * FROM rollouts NOT INDEXED").fetchall():
+        if not rollouts.wrong(found):  # nearly every row
+            continue
+        row = RolloutRow._make(found)
         wrong = row.wrong()
         if wrong.startswith("accept_sum"):
             row = _name(database, row)

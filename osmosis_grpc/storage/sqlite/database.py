@@ -9,6 +9,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 from osmosis_grpc.storage.lock_file import Lock, Locked
@@ -170,5 +171,5 @@ def _prepare(database: sqlite3.Connection, schema: Schema) -> None:
 
 def _lenient(database: sqlite3.Connection) -> sqlite3.Connection:
     """Make a connection return damaged texts without an error. The checksum of the row reports the damage."""
-    database.text_factory = lambda data: data.decode("utf-8", "replace")
+    database.text_factory = partial(str, encoding="utf-8", errors="replace")
     return database

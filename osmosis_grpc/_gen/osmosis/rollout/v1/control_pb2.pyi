@@ -447,6 +447,7 @@ class GetServerInfoResponse(google.protobuf.message.Message):
     LIMITS_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
     FEATURES_FIELD_NUMBER: builtins.int
+    CURRENT_TIME_FIELD_NUMBER: builtins.int
     version: builtins.str
     """The version of osmosis_grpc, or the name and version of another
     implementation.
@@ -483,6 +484,12 @@ class GetServerInfoResponse(google.protobuf.message.Message):
     def features(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The features that the server has; services.proto lists them."""
 
+    @property
+    def current_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """The time of the answer. A caller sees from it how far the two clocks are
+        apart.
+        """
+
     def __init__(
         self,
         *,
@@ -497,9 +504,10 @@ class GetServerInfoResponse(google.protobuf.message.Message):
         limits: global___Limits | None = ...,
         draining: builtins.bool = ...,
         features: collections.abc.Iterable[builtins.str] | None = ...,
+        current_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["capacity", b"capacity", "limits", b"limits", "start_time", b"start_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent_loops", b"agent_loops", "capacity", b"capacity", "draining", b"draining", "features", b"features", "journal_id", b"journal_id", "limits", b"limits", "process_id", b"process_id", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "start_time", b"start_time", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["capacity", b"capacity", "current_time", b"current_time", "limits", b"limits", "start_time", b"start_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agent_loops", b"agent_loops", "capacity", b"capacity", "current_time", b"current_time", "draining", b"draining", "features", b"features", "journal_id", b"journal_id", "limits", b"limits", "process_id", b"process_id", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "start_time", b"start_time", "version", b"version"]) -> None: ...
 
 global___GetServerInfoResponse = GetServerInfoResponse
 

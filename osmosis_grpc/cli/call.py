@@ -1,0 +1,132 @@
+"""The call command: calls a method of a service with a request in JSON, and prints the replies as JSON."""
+
+import asyncio
+import json as json_text
+import sys
+from collections.abc import Iterator
+from contextlib import aclosing
+from difflib import get_close_matches
+from pathlib import Path
+
+from google.protobuf.message import Message
+from google.rpc import code_pb2
+
+from osmosis_grpc.cli.server_choice import ChosenServer, chosen_server
+from osmosis_grpc.cli.source_options import SourceOptions
+from osmosis_grpc.errors import CallError, DeadlineExceeded, InvalidArgument, Unavailable
+from osmosis_grpc.link.connection_errors import explained
+from osmosis_grpc.link.method_calls import replies
+from osmosis_grpc.serve.json_output import Records, escaped, records, say_error
+from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.types.outcome import printable
+from osmosis_grpc.wire.methods import METHODS, Method, as_json
+
+CALL_TIMEOUT = 30.0
+"""Seconds that a call without --timeout may take, unless it is a stream."""
+
+
+def run_call(name: str | None, data: str, timeout: float | None, options: SourceOptions, *, json: bool) -> int:
+    """Call a method, or without a name list the methods. Return the exit code."""
+    with records(json) as out:
+        if name is None:
+            _list(out)
+            return 0
+        method = _method(name)
+        try:
+            request = method.read(_text(data))
+        except InvalidArgument as error:
+            usage_error(
+                "call", f"--data is no {method.request.DESCRIPTOR.name}: {printable(' '.join(str(error).split()))}"
+            )
+        if timeout is None and not method.streams_responses:
+            timeout = CALL_TIMEOUT
+        server = chosen_server("call", options)
+        try:
+            return asyncio.run(_call(server, method, request, timeout, out))
+        except KeyboardInterrupt:
+            return 130
+
+
+def _list(out: Records) -> None:
+    for method in METHODS.values():
+        out.write(
+            "method",
+            name=method.name,
+            service=method.service,
+            request=method.request.DESCRIPTOR.full_name,
+            response=method.response.DESCRIPTOR.full_name,
+            callable=not method.streams_requests,
+        )
+    for service in dict.fromkeys(method.service for method in METHODS.values()):
+        out.say(service)
+        for method in METHODS.values():
+            if method.service == service and not method.streams_requests:
+                out.say(f"  {method}")
+
+
+def _method(name: str) -> Method:
+    """Return the method of a name or of a full name. An unknown one ends the command with exit code 2."""
+    service, _, short = name.rpartition("/")
+    method = METHODS.get(short)
+    if method is None or not method.path.removeprefix("/").endswith(f"{service}/{short}".removeprefix("/")):
+        near = get_close_matches(short, METHODS, 1)
+        advice = f"is {near[0]} meant?" if near else "call without a method lists them"
+        usage_error("call", f"there is no method {printable(name)}; {advice}")
+    if method.streams_requests:
+        usage_error("call", f"{short} is a stream of requests; call sends one request")
+    return method
+
+
+def _text(data: str) -> str:
+    """Return the text of --data. A file that cannot be read ends the command with exit code 2."""
+    try:
+        if data == "-":
+            return sys.stdin.read()
+        return Path(data[1:]).read_text(encoding="utf-8") if data.startswith("@") else data
+    except (OSError, UnicodeDecodeError) as error:
+        usage_error("call", f"--data: {printable(data)} cannot be read: {printable(str(error))}")
+
+
+async def _call(server: ChosenServer, method: Method, request: Message, timeout: float | None, out: Records) -> int:
+    credentials = server.credentials
+    async with server.channel() as channel:
+        try:
+            async with aclosing(
+                replies(channel, method, request, timeout=timeout, metadata=credentials.metadata)
+            ) as found:
+                async for reply in found:
+                    message = as_json(reply)
+                    out.write("reply", method=method.name, message=message)
+                    for line in _lines(message, whole=not method.streams_responses):
+                        out.say(line)
+            return 0
+        except CallError as error:
+            if isinstance(error, Unavailable | DeadlineExceeded) and not error.reason:  # no server has answered
+                say_error(f"call: {printable(server.told(await explained(server.target, credentials, error)))}")
+                return 2
+            _refused(method, error, out)
+            return 1
+
+
+def _lines(message: dict[str, object], *, whole: bool) -> Iterator[str]:
+    """Yield the lines of a message: indented if it is the whole answer, else one."""
+    text = json_text.dumps(message, indent=2 if whole else None, ensure_ascii=False)
+    yield from map(escaped, text.split("\n"))
+
+
+def _refused(method: Method, error: CallError, out: Records) -> None:
+    status = code_pb2.Code.Name(error.code)
+    violations = error.violations if isinstance(error, InvalidArgument) else ()
+    out.write(
+        "refused",
+        method=method.name,
+        status=status,
+        reason=error.reason or None,
+        message=str(error),
+        fields=[{"field": field, "problem": problem} for field, problem in violations],
+        retry_after=error.retry_after,
+    )
+    reason = f", reason {error.reason}" if error.reason else ""
+    say_error(f"call: {method.name}: {status}{printable(reason)}: {printable(str(error))}")
+    if error.retry_after is not None:
+        say_error(f"call: retry after {error.retry_after:g} s")

@@ -1,0 +1,142 @@
+"""Commands that control a running server."""
+
+from typing import Annotated
+
+import typer
+
+from osmosis_grpc.cli.commands import look
+from osmosis_grpc.cli.commands.shared import Json
+from osmosis_grpc.cli.source_options import SourceOptions, with_credentials, with_server
+
+commands = typer.Typer()
+
+PING_TIMEOUT = 5.0
+"""Default of ping's --timeout, in seconds."""
+
+
+@commands.command()
+@with_credentials
+def ping(
+    target: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The server.")] = "127.0.0.1:50051",
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="How long an answer may take.")
+    ] = PING_TIMEOUT,
+    json: Json = False,
+    *,
+    source: SourceOptions,
+) -> None:
+    """Say whether a server is ready, its version, limits and load, and how far its clock is off.
+
+    Exit codes: 0 it accepts rollouts, 1 it does not, 2 it cannot be reached, or a wrong option.
+    """
+    from osmosis_grpc.cli.ping import run_ping
+
+    raise typer.Exit(run_ping(target, timeout, source, json=json))
+
+
+@commands.command()
+@with_server
+def call(
+    method: Annotated[
+        str | None, typer.Argument(metavar="METHOD", help="Such as GetServerInfo. Without it, the methods are listed.")
+    ] = None,
+    data: Annotated[str, typer.Option("--data", metavar="JSON|@FILE|-", help="The request; - reads stdin.")] = "{}",
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", metavar="SECONDS", min=0.001, help="Default: 30. A stream has no limit."),
+    ] = None,
+    json: Json = False,
+    *,
+    source: SourceOptions,
+) -> None:
+    """Call a method of the protocol, and print its reply as JSON. A stream prints one line for each reply.
+
+    The server is 127.0.0.1:50051, unless --server names another one.
+
+    Exit codes: 0 the replies are printed, 1 the call is refused, 2 a wrong option, or the server cannot be reached.
+    """
+    from osmosis_grpc.cli.call import run_call
+
+    raise typer.Exit(run_call(method, data, timeout, source, json=json))
+
+
+ctl = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+commands.add_typer(ctl, name="ctl")
+
+
+@ctl.callback()
+def top() -> None:
+    """Control a running server: cancel its rollouts, drain it, show its configuration.
+
+    The server is 127.0.0.1:50051, unless --server names another one.
+    """
+
+
+@ctl.command()
+@with_server
+def cancel(
+    rollouts: Annotated[list[str] | None, typer.Argument(metavar="ROLLOUT", help="Ids of rollouts.")] = None,
+    group: Annotated[str, typer.Option("--group", metavar="ID", help="All unfinished rollouts of this group.")] = "",
+    everything: Annotated[bool, typer.Option("--all", help="All unfinished rollouts of the token's owner.")] = False,
+    attempt: Annotated[
+        int | None, typer.Option("--attempt", metavar="N", min=1, help="The highest attempt to cancel. Default: any.")
+    ] = None,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="The server records it.")] = "",
+    json: Json = False,
+    *,
+    source: SourceOptions,
+) -> None:
+    """Cancel rollouts. They end CANCELLED, and their slots are free.
+
+    Exit codes: 0 they are cancelled or had ended, 1 the server does not know one of them, 2 a wrong option, or the
+    server cannot be reached.
+    """
+    from osmosis_grpc.cli.ctl import CancelOptions, run_cancel
+
+    given = CancelOptions(
+        rollouts=tuple(rollouts or ()), group=group, everything=everything, attempt=attempt or 0, reason=reason
+    )
+    raise typer.Exit(run_cancel(given, source, json=json))
+
+
+@ctl.command()
+@with_server
+def drain(
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout", metavar="SECONDS", min=0, help="Wait at most this long; 0 does not wait. Default: no limit."
+        ),
+    ] = None,
+    undo: Annotated[bool, typer.Option("--undo", help="End a drain: the server accepts rollouts again.")] = False,
+    json: Json = False,
+    *,
+    source: SourceOptions,
+) -> None:
+    """Let a server finish its rollouts and accept no new ones, and wait until it has no work.
+
+    It needs an administrator's token (serve --admin-token-file), or no token if the server has none and runs on this
+    machine. The server does not stop; SIGTERM stops it. After Ctrl-C the drain goes on.
+
+    Exit codes: 0 no work is left, 1 work is left after --timeout, 2 a wrong option, or the server refuses or cannot
+    be reached, 130 Ctrl-C.
+    """
+    from osmosis_grpc.cli.ctl import run_drain
+
+    raise typer.Exit(run_drain(timeout, source, undo=undo, json=json))
+
+
+@ctl.command()
+@with_server
+def config(json: Json = False, *, source: SourceOptions) -> None:
+    """Show a server's effective configuration: agent loops, features, load, limits and times. It has no secrets.
+
+    Exit codes: 0 shown, 2 a wrong option, or the server cannot be reached.
+    """
+    from osmosis_grpc.cli.ctl import run_config
+
+    raise typer.Exit(run_config(source, json=json))
+
+
+for name, command in (("list", look.list_), ("show", look.show), ("events", look.events)):
+    ctl.command(name)(command)

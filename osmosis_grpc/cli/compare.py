@@ -1,0 +1,61 @@
+"""The compare command: prints how the scores of two runs over the same dataset differ."""
+
+from collections.abc import Iterator, Sequence
+
+from osmosis_grpc.cli.score_text import estimate_text
+from osmosis_grpc.cli.screen import Line, Screen, wrapped
+from osmosis_grpc.cli.transcript import counted
+from osmosis_grpc.evaluate import RunError, RunFolder
+from osmosis_grpc.evaluate.comparison import Comparison, RowPair, compare, differences
+from osmosis_grpc.evaluate.run_folder import SCHEMA_VERSION
+from osmosis_grpc.serve.json_output import records
+from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.types.outcome import printable
+
+MOST_ROWS = 10
+"""At most this many rows that got better, or worse, are printed."""
+
+
+def run_compare(first: str, second: str, *, json: bool) -> int:
+    """Print the comparison, and return the exit code."""
+    with records(json) as out:
+        try:
+            runs = RunFolder.open(first), RunFolder.open(second)
+            found, different = compare(*runs), differences(*runs)
+        except (RunError, OSError) as error:
+            usage_error("compare", printable(str(error)))
+        names = [str(run.path) for run in runs]
+        out.write("runs", schema_version=SCHEMA_VERSION, a=names[0], b=names[1], different=different)
+        screen = Screen.of(out)
+        for letter, name in zip("AB", names, strict=True):
+            screen.say(f"{letter}: {name}")
+        for line in wrapped(f"other inputs: {'; '.join(different) or 'none'}", screen.width):
+            screen.say(line)
+        for each in found:
+            out.write("comparison", **each.record())
+            for text in _lines(each, screen.width):
+                screen.say(text)
+        screen.say("Intervals: 95 %, t over rows; that of a difference is paired by row.", "note")
+    return 0
+
+
+def _lines(found: Comparison, width: int) -> Iterator[Line]:
+    yield Line()
+    means = f"A {found.before.mean:.3g}, B {found.after.mean:.3g}"
+    difference = estimate_text(found.difference)
+    text = f"{found.name}: {means}, B - A {difference} over {counted(len(found.rows), 'row')}"
+    for piece in wrapped(text, width):
+        yield Line.of(piece, "head")
+    if any(found.only):
+        yield Line.of(f"rows with a score in A only: {found.only[0]}, in B only: {found.only[1]}", indent=2)
+    same = len(found.rows) - len(found.better) - len(found.worse)
+    yield Line.of(f"{len(found.better)} better, {len(found.worse)} worse, {same} the same", indent=2)
+    for title, kind, rows in (("better", "good", found.better), ("worse", "bad", found.worse)):
+        yield from _rows(title, kind, rows)
+
+
+def _rows(title: str, kind: str, rows: Sequence[RowPair]) -> Iterator[Line]:
+    for pair in rows[:MOST_ROWS]:
+        yield Line.of(f"{title}: row {pair.row}  {pair.before:.3g} to {pair.after:.3g}", kind, 2)
+    if len(rows) > MOST_ROWS:
+        yield Line.of(f"and {len(rows) - MOST_ROWS} more; --json has all", "note", 2)

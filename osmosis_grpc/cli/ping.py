@@ -1,0 +1,146 @@
+"""The ping command: says whether a server is ready, its version and limits, and how far away it and its clock are."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from osmosis_grpc.cli.ctl import protocol_range
+from osmosis_grpc.cli.record_values import plain
+from osmosis_grpc.cli.screen import Line, Screen
+from osmosis_grpc.cli.server_choice import ChosenServer, chosen_server
+from osmosis_grpc.cli.source_options import SourceOptions
+from osmosis_grpc.cli.state_folder import SourceError
+from osmosis_grpc.errors import CallError
+from osmosis_grpc.link.client_calls import Metadata, error_of
+from osmosis_grpc.link.connection_errors import explained
+from osmosis_grpc.link.method_calls import replies
+from osmosis_grpc.serve.json_output import records
+from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.types.server_info import ServerInfo
+from osmosis_grpc.wire.control import PROTOCOL, SERVER_INFO
+from osmosis_grpc.wire.methods import METHODS
+
+CALLS = 5
+"""The round-trip time is that of the fastest of so many calls."""
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Pinged:
+    """The answers of a server."""
+
+    target: str
+    health: str
+    """The status of its health service; empty if it has none."""
+    info: ServerInfo
+    round_trip: float
+    """Seconds."""
+    clock_skew: float | None
+    """Seconds that the server's clock is ahead; None if the server does not say its time."""
+
+    @property
+    def problem(self) -> str:
+        """Why a trainer cannot use the server now; empty if it can."""
+        if self.info.protocol_min > PROTOCOL[1] or self.info.protocol_max < PROTOCOL[0]:
+            return f"it speaks protocol {protocol_range(self.info)}, and this version {PROTOCOL[0]} to {PROTOCOL[1]}"
+        if self.info.draining:
+            return "it drains: it finishes its rollouts and accepts no new ones"
+        return "" if self.health in ("", "SERVING") else f"its health is {self.health}"
+
+
+def run_ping(target: str, timeout: float, options: SourceOptions, *, json: bool) -> int:
+    """Ask a server, print its answers, and return the exit code."""
+    with records(json) as out:
+        server = chosen_server("ping", replace(options, server=target))
+        try:
+            found = asyncio.run(_ping(server, timeout))
+        except SourceError as error:
+            usage_error("ping", str(error))
+        except KeyboardInterrupt:
+            return 130
+        info = found.info
+        out.write(
+            "ping",
+            server=target,
+            ready=not found.problem,
+            problem=found.problem or None,
+            health=found.health or None,
+            round_trip=found.round_trip,
+            clock_skew=found.clock_skew,
+            **plain(info, without=frozenset({"agent_loops"})),
+            agent_loops=[loop.name for loop in info.agent_loops],
+        )
+        screen = Screen.of(out)
+        for line in _lines(found):
+            screen.say(line)
+        return int(bool(found.problem))
+
+
+async def _ping(server: ChosenServer, timeout: float) -> Pinged:
+    credentials = server.credentials
+    async with server.channel() as channel:
+        try:
+            health = await _health(channel, timeout)
+            asked = [await _asked(channel, credentials.metadata, timeout) for _ in range(CALLS)]
+            round_trip, skew, info = min(asked, key=lambda each: each[0])
+            return Pinged(server.target, health, info, round_trip, skew)
+        except CallError as error:
+            raise SourceError(server.told(await explained(server.target, credentials, error))) from None
+
+
+async def _asked(
+    channel: grpc.aio.Channel, metadata: Metadata, timeout: float
+) -> tuple[float, float | None, ServerInfo]:
+    """Return the round-trip time of a call, the skew of the server's clock, and the answer. Raises CallError."""
+    method = METHODS["GetServerInfo"]
+    clock, begin = time.time(), time.perf_counter()
+    async with aclosing(replies(channel, method, method.request(), timeout=timeout, metadata=metadata)) as found:
+        answer = await anext(found)
+    took = time.perf_counter() - begin
+    info: ServerInfo = SERVER_INFO.from_wire(answer)
+    return took, None if info.current_time is None else info.current_time - (clock + took / 2), info
+
+
+async def _health(channel: grpc.aio.Channel, timeout: float) -> str:
+    """Return the name of the server's health; empty if it has no health service. Raises CallError."""
+    try:
+        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return ""
+        raise error_of(error) from None
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+
+
+def _lines(found: Pinged) -> Iterator[Line]:
+    info, limits, load = found.info, found.info.limits, found.info.capacity
+    state = f"is not ready: {found.problem}" if found.problem else "is ready"
+    yield Line.of(f"{found.target} {state}", "bad" if found.problem else "good")
+    skew = "unknown" if found.clock_skew is None else _skew(found.clock_skew, found.round_trip)
+    rows = {
+        "health": found.health or "unknown: it has no health service",
+        "version": f"{info.version}, protocol {protocol_range(info)}",
+        "agents": ", ".join(loop.name for loop in info.agent_loops) or "none",
+        "load": f"{load.running} of {load.max_concurrent} rollouts run, {load.queued} of {load.max_queued} wait",
+        "limits": f"messages of {limits.max_message_bytes / MIB:.4g} MiB, "
+        f"{'no limit for agents' if limits.agent_timeout is None else f'agents of {limits.agent_timeout:g} s'}",
+        "round trip": _milliseconds(found.round_trip),
+        "clock": skew,
+    }
+    for name, text in rows.items():
+        yield Line.of(f"{name:<10}  {text}", indent=2)
+
+
+def _skew(skew: float, round_trip: float) -> str:
+    if abs(skew) <= round_trip / 2 + 0.001:
+        return "the same as here"
+    return f"{_milliseconds(abs(skew))} {'ahead of' if skew > 0 else 'behind'} the clock here"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.3f} s"

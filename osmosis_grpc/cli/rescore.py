@@ -1,0 +1,176 @@
+"""The rescore command: scores recorded rollouts with eval functions, and keeps each score as an annotation.
+
+The rewards that a rollout has stay as they are. A score has the id of its function and of the function's source, so a
+second run of the command adds nothing.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+from osmosis_grpc.agent.loader import LoadError
+from osmosis_grpc.cli.annotator import Annotator, open_annotator
+from osmosis_grpc.cli.history import history_of
+from osmosis_grpc.cli.score_text import score_lines
+from osmosis_grpc.cli.screen import Screen
+from osmosis_grpc.cli.source import Source, open_source
+from osmosis_grpc.cli.source_options import SourceOptions
+from osmosis_grpc.cli.state_folder import SourceError
+from osmosis_grpc.cli.transcript import counted
+from osmosis_grpc.evaluate import RunError, RunFolder
+from osmosis_grpc.evaluate.errors import EvalFunctionError
+from osmosis_grpc.evaluate.eval_functions import EvalFunction, Scored, Scorer, load_eval_functions
+from osmosis_grpc.evaluate.stats import Scores
+from osmosis_grpc.serve.json_output import Records, records
+from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.types import OutcomeStatus, RolloutFilter, RolloutInfo, RolloutState
+from osmosis_grpc.types.outcome import printable
+
+PAGE = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RescoreOptions:
+    """The options of the command."""
+
+    run: str | None
+    eval_fn: tuple[str, ...]
+    author: str
+    agent: str
+    group: str
+    concurrency: int
+    timeout: float
+    quiet: bool
+    json: bool
+
+
+def run_rescore(options: RescoreOptions, source: SourceOptions) -> int:
+    """Score the rollouts, print the scores, and return the exit code."""
+    if not options.eval_fn:
+        usage_error("rescore", "--eval-fn names a function that scores: --eval-fn MODULE:FUNCTION; it is repeatable")
+    if options.run is not None and (source.server is not None or source.state_dir is not None):
+        usage_error("rescore", "RUN, --state-dir and --server exclude each other; name one of them")
+    with records(options.json) as out:
+        try:
+            if options.run is not None:
+                source = replace(source, state_dir=str(RunFolder.open(options.run).path))
+            functions = load_eval_functions(options.eval_fn)
+            return asyncio.run(_Rescore(options, functions, open_source("rescore", source), out).run())
+        except (RunError, LoadError, EvalFunctionError, SourceError) as error:
+            usage_error("rescore", printable(str(error)))
+        except KeyboardInterrupt:
+            return 130
+
+
+class _Rescore:
+    """One run of the command."""
+
+    def __init__(self, options: RescoreOptions, functions: list[EvalFunction], source: Source, out: Records) -> None:
+        self._options = options
+        self._functions = functions
+        self._source = source
+        self._out = out
+        self._screen = Screen.of(out)
+        self._scorer = Scorer(functions, options.timeout)
+        self._scores = {function.name: Scores() for function in functions}
+        self._rewards = Scores()
+        self._rows: dict[str, int] = {}
+        """A number for each group, and for each rollout without one. Rollouts of a group are not independent."""
+        self._rollouts = self._added = self._known = self._failed = 0
+
+    async def run(self) -> int:
+        """Score all rollouts that completed."""
+        async with self._source, open_annotator(self._source) as annotator:
+            waiting = [info async for info in self._completed()]
+            if not waiting:
+                raise SourceError(f"{self._source.where} has no rollout that completed")
+            waiting.reverse()
+
+            async def work() -> None:
+                while waiting:
+                    await self._rescore(annotator, waiting.pop())
+
+            await asyncio.gather(*(work() for _ in range(self._options.concurrency)))
+        self._scorer.close()
+        self._end()
+        return int(self._failed > 0)
+
+    async def _completed(self) -> AsyncIterator[RolloutInfo]:
+        """Yield the newest attempts that completed, in the order of acceptance."""
+        where = RolloutFilter(
+            states=[RolloutState.COMPLETED], agent_loop=self._options.agent, group_id=self._options.group
+        )
+        token, more = "", True
+        while more:
+            page, token = await self._source.page(where, token, limit=PAGE)
+            for info in page:
+                yield info
+            more = bool(token)
+
+    async def _rescore(self, annotator: Annotator, info: RolloutInfo) -> None:
+        """Score one rollout, and annotate it with the scores that it does not have."""
+        info = await self._source.get(info.rollout_id, info.attempt)
+        outcome = info.outcome
+        if outcome is None or outcome.status is not OutcomeStatus.COMPLETED:
+            return
+        history = await history_of(self._source.events(info.rollout_id, info.attempt))
+        request = history.request
+        if request is None:
+            return
+        given = [event.annotation for event in history.annotated]
+        known = {each.id: each.reward for each in given if each.reward is not None}
+        scored = Scored(messages=outcome.messages, label=request.label, metadata=request.metadata)
+        scores, errors = await self._scorer.score(scored, known)
+        for function in self._functions:
+            if function.name in scores and function.annotation_id not in known:
+                note = function.annotation(scores[function.name], self._options.author)
+                try:
+                    added = await annotator.annotate(info.rollout_id, info.attempt, note)
+                except SourceError as error:
+                    del scores[function.name]
+                    errors[function.name] = str(error)
+                else:
+                    self._added += added
+            self._known += function.annotation_id in known
+        self._rollouts += 1
+        self._failed += len(errors)
+        row = self._rows.setdefault(request.group.id if request.group else request.rollout_id, len(self._rows))
+        if outcome.reward is not None:
+            self._rewards.add(row, outcome.reward, completed=True)
+        for name, each in self._scores.items():
+            each.add(row, scores.get(name), completed=True)
+        self._say(info, outcome.reward, scores, errors)
+
+    def _say(self, info: RolloutInfo, reward: float | None, scores: dict[str, float], errors: dict[str, str]) -> None:
+        self._out.write(
+            "rollout", rollout_id=info.rollout_id, attempt=info.attempt, reward=reward, scores=scores, errors=errors
+        )
+        if self._options.quiet and not errors:
+            return
+        own = "no reward" if reward is None else f"reward {reward:g}"
+        texts = [f"{name} {score:g}" for name, score in scores.items()]
+        self._screen.say("  ".join([info.rollout_id, own, *texts]))
+        for name, error in errors.items():
+            self._screen.say(f"{info.rollout_id}  {name} has no score: {error.partition(chr(10))[0]}", "bad")
+
+    def _end(self) -> None:
+        found = {name: scores.summary() for name, scores in self._scores.items()}
+        self._out.write(
+            "summary",
+            where=self._source.where,
+            author=self._options.author,
+            rollouts=self._rollouts,
+            added=self._added,
+            known=self._known,
+            failed=self._failed,
+            reward=self._rewards.summary().record(),
+            eval_fns={name: each.record() for name, each in found.items()},
+        )
+        rewards = self._rewards.summary()
+        own = {"reward of the agent": rewards} if rewards.scored else {}
+        for name, each in {**own, **found}.items():
+            for line in score_lines(name, replace(each, pass_at_k={}), self._rollouts, self._screen.width):
+                self._screen.say(line)
+        parts = [counted(self._added, "annotation") + " added", f"{self._known} known already"]
+        failed = [counted(self._failed, "score") + " failed"] if self._failed else []
+        self._screen.say(", ".join([*parts, *failed]))

@@ -1,0 +1,126 @@
+"""Compares two runs over the same dataset, row by row."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from osmosis_grpc.evaluate.errors import RunError
+from osmosis_grpc.evaluate.inputs import Inputs, changes
+from osmosis_grpc.evaluate.results import RowResult
+from osmosis_grpc.evaluate.run_folder import RunFolder
+from osmosis_grpc.evaluate.stats import Estimate, Scores, estimate
+
+REWARD = "reward"
+"""The name of the agent's own reward."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowPair:
+    """The mean scores of one row in both runs."""
+
+    row: int
+    before: float
+    after: float
+
+    @property
+    def difference(self) -> float:
+        """The second mean minus the first one."""
+        return self.after - self.before
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The scores of one eval function, or the agent's own rewards, in two runs."""
+
+    name: str
+    rows: tuple[RowPair, ...]
+    """The rows that have a score in both runs."""
+    before: Estimate
+    after: Estimate
+    difference: Estimate
+    """The mean of the rows' differences, with a paired t interval."""
+    only: tuple[int, int]
+    """The number of rows that have a score in the first run only, and in the second run only."""
+
+    @property
+    def better(self) -> list[RowPair]:
+        """The rows that got better. The largest difference comes first."""
+        return sorted((pair for pair in self.rows if pair.difference > 0), key=lambda pair: -pair.difference)
+
+    @property
+    def worse(self) -> list[RowPair]:
+        """The rows that got worse. The largest difference comes first."""
+        return sorted((pair for pair in self.rows if pair.difference < 0), key=lambda pair: pair.difference)
+
+    def record(self) -> dict[str, Any]:
+        """Return the comparison as JSON."""
+        return {
+            "name": self.name,
+            "rows": len(self.rows),
+            "only_a": self.only[0],
+            "only_b": self.only[1],
+            "a": self.before.record(),
+            "b": self.after.record(),
+            "difference": {**self.difference.record(), "method": "paired t interval over rows"},
+            "better": [_record(pair) for pair in self.better],
+            "worse": [_record(pair) for pair in self.worse],
+            "same": len(self.rows) - len(self.better) - len(self.worse),
+        }
+
+
+def compare(first: RunFolder, second: RunFolder) -> list[Comparison]:
+    """Return a comparison for each eval function that both runs have, and for the rewards of the agents.
+
+    Raises RunError if the runs are over different datasets, or have no scores in common.
+    """
+    different = [text for text in differences(first, second) if text.startswith("dataset ")]
+    if different:
+        raise RunError(
+            f"{first.path} and {second.path} are runs over different datasets, so their rows are not the same: "
+            f"{different[0]}"
+        )
+    results = [list(folder.newest_results().values()) for folder in (first, second)]
+    scores = [_scores(each) for each in results]
+    names = [name for name in scores[0] if name in scores[1]]
+    found = [made for name in names if (made := _compared(name, scores[0][name], scores[1][name]))]
+    if not found:
+        known = (", ".join(each) or "none" for each in scores)
+        raise RunError("no row has a score of the same function in both runs; they have: " + "; ".join(known))
+    return found
+
+
+def differences(first: RunFolder, second: RunFolder) -> list[str]:
+    """Return a text for each group of inputs that differs. A group that a run does not know is left out."""
+    then, now = (folder.about.get("inputs", {}) for folder in (first, second))
+    known: Inputs = {name: parts for name, parts in now.items() if name in then}
+    return changes(then, known)
+
+
+def _scores(results: Iterable[RowResult]) -> dict[str, Mapping[int, float]]:
+    """Return the mean scores of the rows, by name."""
+    found: dict[str, Scores] = {}
+    for result in results:
+        given = dict(result.scores or {})
+        if result.reward is not None:
+            given[REWARD] = result.reward
+        for name, score in given.items():
+            found.setdefault(name, Scores()).add(result.row_index, score, completed=True)
+    return {name: scores.means() for name, scores in found.items()}
+
+
+def _compared(name: str, before: Mapping[int, float], after: Mapping[int, float]) -> Comparison | None:
+    rows = tuple(RowPair(row, before[row], after[row]) for row in sorted(before.keys() & after.keys()))
+    if not rows:
+        return None
+    return Comparison(
+        name,
+        rows,
+        estimate([[pair.before] for pair in rows]),
+        estimate([[pair.after] for pair in rows]),
+        estimate([[pair.difference] for pair in rows]),
+        (len(before) - len(rows), len(after) - len(rows)),
+    )
+
+
+def _record(pair: RowPair) -> dict[str, Any]:
+    return {"row_index": pair.row, "a": pair.before, "b": pair.after, "difference": pair.difference}

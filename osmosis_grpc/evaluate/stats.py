@@ -1,0 +1,170 @@
+"""The statistics of scores: pass@k, means with confidence intervals, and the difference of two runs.
+
+The runs of one row are not independent of each other. So the rows are the units of every interval: each interval is a
+t interval over rows, with one degree of freedom less than there are rows.
+"""
+
+import functools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+LEVEL = 0.95
+"""The level of the confidence intervals."""
+NORMAL_FROM = 1000
+"""From this many degrees of freedom on, the normal quantile is used. It differs from the t quantile by 0.1 %."""
+
+
+@functools.lru_cache(100_000)
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Return the probability that at least one of k runs passes, if c of n runs passed: 1 - C(n-c, k) / C(n, k).
+
+    The k runs are drawn from the n runs without replacement. The result is rounded once. Raises ValueError unless
+    1 <= k <= n and 0 <= c <= n.
+    """
+    if not 1 <= k <= n or not 0 <= c <= n:
+        raise ValueError(f"pass@{k} of {c} of {n} is not defined")
+    draws = math.comb(n, k)
+    return (draws - math.comb(n - c, k)) / draws
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean with its uncertainty. The error and the interval are None with fewer than two rows."""
+
+    mean: float
+    stderr: float | None
+    """The standard error of the mean."""
+    ci95: tuple[float, float] | None
+
+    def record(self) -> dict[str, Any]:
+        """Return the estimate as JSON."""
+        return {"mean": self.mean, "stderr": self.stderr, "ci95": None if self.ci95 is None else list(self.ci95)}
+
+
+def estimate(rows: Sequence[Sequence[float]], bounds: tuple[float, float] = (-math.inf, math.inf)) -> Estimate:
+    """Return the mean of all values. `rows` has the values of each row, at least one.
+
+    The standard error is that of a mean of clusters. If all rows have the same number of values, it is the standard
+    deviation of the rows' means, divided by the root of the number of rows. `bounds` limit the interval.
+    """
+    count = sum(map(len, rows))
+    mean = math.fsum(value for row in rows for value in row) / count
+    if len(rows) < 2:
+        return Estimate(mean, None, None)
+    squares = math.fsum(math.fsum(value - mean for value in row) ** 2 for row in rows)
+    stderr = math.sqrt(len(rows) / (len(rows) - 1) * squares) / count
+    reach = t_quantile(len(rows) - 1) * stderr
+    return Estimate(mean, stderr, (max(bounds[0], mean - reach), min(bounds[1], mean + reach)))
+
+
+def t_quantile(freedom: int) -> float:
+    """Return the x for which a t variable is between -x and x with the probability LEVEL."""
+    if freedom >= NORMAL_FROM:
+        return statistics.NormalDist().inv_cdf((1 + LEVEL) / 2)
+    low, high = 0.0, math.pi / 2
+    while True:
+        middle = (low + high) / 2
+        if middle in (low, high):
+            return math.sqrt(freedom) * math.tan(middle)
+        if _central(middle, freedom) < LEVEL:
+            low = middle
+        else:
+            high = middle
+
+
+def _central(angle: float, freedom: int) -> float:
+    """Return the probability that a t variable is between -x and x, where x is sqrt(freedom) * tan(angle).
+
+    It is the finite series of Abramowitz and Stegun, 26.7.3 and 26.7.4.
+    """
+    odd = freedom % 2
+    term, total = (math.cos(angle), 0.0) if odd else (1.0, 0.0)
+    for step in range(2 + odd, freedom + 1, 2):
+        total += term
+        term *= math.cos(angle) ** 2 * (step - 1) / step
+    series = math.sin(angle) * total
+    return 2 / math.pi * (angle + series) if odd else series
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreSummary:
+    """The statistics of one eval function."""
+
+    scored: int
+    """The number of runs with a score."""
+    failed: int
+    """The number of completed runs whose score failed."""
+    mean: Estimate | None
+    """None without a score."""
+    std: float | None
+    """The standard deviation of the scores of all runs."""
+    low: float | None
+    high: float | None
+    pass_at_k: Mapping[int, Estimate]
+    """For each k from 1 on for which a row has enough runs."""
+
+    def record(self) -> dict[str, Any]:
+        """Return the summary as JSON. `pass_at_K` are the fields of the Osmosis SDK."""
+        mean = Estimate(math.nan, None, None) if self.mean is None else self.mean
+        return {
+            "scored": self.scored,
+            "failed": self.failed,
+            **mean.record(),
+            "mean": None if self.mean is None else mean.mean,
+            "std": self.std,
+            "min": self.low,
+            "max": self.high,
+            **{f"pass_at_{k}": found.mean for k, found in self.pass_at_k.items()},
+            "pass_at_k": {str(k): found.record() for k, found in self.pass_at_k.items()},
+        }
+
+
+class Scores:
+    """The scores of one eval function, by row. `threshold` is the least score that passes."""
+
+    def __init__(self, threshold: float = 1.0) -> None:
+        self._threshold = threshold
+        self._rows: dict[int, list[float]] = {}
+        self._missed: dict[int, int] = {}
+        """The number of failed rollouts of each row. They did not pass."""
+        self._failed = 0
+
+    def add(self, row: int, score: float | None, *, completed: bool) -> None:
+        """Add a run of a row. A rollout that did not complete has not passed; a score that failed does not count."""
+        if score is not None:
+            self._rows.setdefault(row, []).append(score)
+        elif completed:
+            self._failed += 1
+        else:
+            self._missed[row] = self._missed.get(row, 0) + 1
+
+    def means(self) -> dict[int, float]:
+        """Return the mean score of each row that has one."""
+        return {row: math.fsum(scores) / len(scores) for row, scores in self._rows.items()}
+
+    def summary(self) -> ScoreSummary:
+        """Return the statistics."""
+        scores = [score for row in self._rows.values() for score in row]
+        return ScoreSummary(
+            scored=len(scores),
+            failed=self._failed,
+            mean=estimate(list(self._rows.values())) if scores else None,
+            std=statistics.stdev(scores) if len(scores) > 1 else None,
+            low=min(scores, default=None),
+            high=max(scores, default=None),
+            pass_at_k=self._pass_at_k(),
+        )
+
+    def _pass_at_k(self) -> dict[int, Estimate]:
+        rows = []
+        for row in self._rows.keys() | self._missed.keys():
+            scores = self._rows.get(row, [])
+            rows.append((len(scores) + self._missed.get(row, 0), sum(each >= self._threshold for each in scores)))
+        found = {}
+        for k in range(1, max((n for n, _ in rows), default=0) + 1):
+            values = [[pass_at_k(n, c, k)] for n, c in rows if n >= k]
+            found[k] = estimate(values, (0.0, 1.0))
+        return found

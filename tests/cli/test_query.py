@@ -1,0 +1,465 @@
+"""The query command, as a user runs it: on the state folder of a server that runs, and on a journal with secrets."""
+
+import asyncio
+import csv
+import io
+import json
+import os
+import re
+import runpy
+import signal
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+from osmosis_grpc.cli.journal_views import VIEWS, VIEWS_VERSION
+from osmosis_grpc.cli.query import QueryOptions, run_query
+from osmosis_grpc.cli.query_database import QueryDatabase, QueryError
+from osmosis_grpc.storage import SqliteJournal
+from osmosis_grpc.types import (
+    Annotation,
+    Callback,
+    ChatResponse,
+    Group,
+    InitRequest,
+    JournaledRollout,
+    OutcomeStatus,
+    Receipt,
+    RolloutOutcome,
+    RolloutRequest,
+    TrajectoryEvent,
+    events,
+)
+from tests.processes import ROOT, run
+
+ENDLESS = """WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)
+    SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT count(*) FROM n"""
+KNOWN = {
+    "rollouts": """
+        agent_loop TEXT, state TEXT, group_id TEXT, group_index INTEGER, reward REAL, failure_reason TEXT,
+        failure_summary TEXT, failure_message TEXT, failure_place TEXT, boundary TEXT, retryable INTEGER,
+        finish_reason TEXT, chats INTEGER, tool_calls INTEGER, prompt_tokens INTEGER, response_tokens INTEGER,
+        accept_time REAL, start_time REAL, end_time REAL, seconds REAL, queue_seconds REAL, model_seconds REAL,
+        tool_seconds REAL, agent_seconds REAL, activity TEXT, progress_time REAL, undelivered INTEGER, label TEXT,
+        metadata JSON, messages JSON, evaluation INTEGER, agent_version TEXT""",
+    "chats": """
+        sample TEXT, chat_number INTEGER, parent_chat INTEGER, purpose TEXT, policy TEXT, state TEXT, request_time
+        REAL, seconds REAL, finish_reason TEXT, prompt_tokens INTEGER, response_tokens INTEGER, tool_calls INTEGER,
+        text TEXT, reasoning TEXT, reply JSON, new_messages JSON, params JSON, tries_failed INTEGER, error TEXT""",
+    "tools": """
+        sample TEXT, chat_number INTEGER, tool_call_id TEXT, name TEXT, arguments JSON, state TEXT, call_time REAL,
+        seconds REAL, result TEXT, error TEXT""",
+    "samples": """
+        sample TEXT, policy TEXT, reward REAL, trainable INTEGER, not_trainable_reason TEXT, train INTEGER,
+        parent_sample TEXT, parent_chat INTEGER, segments INTEGER, tokens INTEGER, sampled_tokens INTEGER""",
+    "rewards": """
+        sample TEXT, chat_number INTEGER, name TEXT, reward REAL""",
+    "annotations": """
+        annotation_id TEXT, author TEXT, time REAL, reward REAL, sample TEXT, advantage REAL, trained INTEGER,
+        dropped_reason TEXT, weight_step TEXT, labels JSON, note TEXT""",
+    "logs": """
+        sample TEXT, chat_number INTEGER, time REAL, name TEXT, data JSON""",
+    "events": """
+        event_number INTEGER, time REAL, kind TEXT, text TEXT, data JSON""",
+}
+"""The columns of version 1 after the ids. New columns may come; if one is changed or removed, VIEWS_VERSION grows."""
+
+
+@pytest.fixture
+def query(forked, looked_at):
+    """Runs the command on the state folder of a server that is running."""
+
+    def command(*arguments):
+        return forked.run("-m", "osmosis_grpc", "query", *arguments, "--state-dir", str(looked_at.folder / "state"))
+
+    return command
+
+
+def test_the_views_are_those_of_their_version():
+    assert VIEWS_VERSION == 1
+    ids = "rollout_id TEXT, attempt INTEGER, "
+    known = {name: ids + " ".join(columns.split()) for name, columns in KNOWN.items()}
+    found = {name: ", ".join(f"{each.name} {each.type}" for each in view.columns) for name, view in VIEWS.items()}
+    assert found == known
+
+
+def test_the_committed_page_has_the_views(monkeypatch, tmp_path, capsys):
+    script = runpy.run_path(str(ROOT / "scripts" / "views.py"))
+    assert script["main"](True) == 0
+    stale = tmp_path / "query.md"
+    stale.write_text(f"above\n{script['BEGIN']}old\n{script['END']}below\n")
+    monkeypatch.setitem(script["main"].__globals__, "PAGE", stale)
+    assert script["main"](True) == 1
+    assert "python scripts/views.py" in capsys.readouterr().err
+    script["main"](False)
+    assert script["main"](True) == 0
+    assert re.fullmatch(r"above\n.*\| `rollout_id` \|.*below\n", stale.read_text(), re.S)
+
+
+QUESTIONS = {
+    "SELECT rollout_id, state, activity FROM rollouts": [
+        ("good", "COMPLETED", None),
+        ("bad", "FAILED", None),
+        ("evil", "COMPLETED", None),
+        ("stuck", "RUNNING", "tool forever"),
+    ],
+    "SELECT count(*) FROM rollouts WHERE state = 'failed'": [(1,)],
+    "SELECT failure_reason, failure_place, boundary FROM rollouts WHERE failure_reason = 'agent_exception'": [
+        ("AGENT_EXCEPTION", "agents.py:11 in read", "agent")
+    ],
+    "SELECT name, state, count(*), sum(seconds) BETWEEN 0 AND 600 FROM tools WHERE rollout_id <> 'evil' "
+    "GROUP BY 1, 2 ORDER BY 1": [("forever", "open", 1, 1), ("weather", "returned", 4, 1)],
+    "SELECT chat_number, result FROM tools WHERE rollout_id = 'bad' ORDER BY 1 DESC LIMIT 1": [
+        (2, "no such city: Atlantis")
+    ],
+    "SELECT sample, chat_number, finish_reason, text, json_extract(params, '$.temperature') FROM chats "
+    "WHERE rollout_id = 'good' AND tool_calls = 0 ORDER BY 2": [
+        ("critic", 1, "stop", "It is right.", None),
+        ("main", 3, "stop", "It is sunny in Paris.", 0.5),
+    ],
+    "SELECT sum(c.response_tokens) = r.response_tokens, count(*) = r.chats FROM chats c "
+    "JOIN rollouts r USING (rollout_id, attempt) GROUP BY rollout_id": [(1, 1)] * 4,
+    "SELECT sample, train, parent_sample, sampled_tokens <= tokens FROM samples WHERE rollout_id = 'good'": [
+        ("main", 1, None, 1),
+        ("critic", 0, "main", 1),
+    ],
+    "SELECT sample, name, reward FROM rewards WHERE rollout_id = 'good'": [
+        (None, None, 1.0),
+        ("main", "format", 1.0),
+        ("critic", None, 0.5),
+    ],
+    "SELECT name, data FROM logs": [("graded", '{"by": "hand"}')],
+    "SELECT kind, count(*) FROM events WHERE rollout_id = 'stuck' GROUP BY 1 HAVING kind LIKE 'tool%'": [
+        ("tool_called", 1)
+    ],
+    "SELECT count(*) FROM annotations": [(0,)],
+    "SELECT count(*), author, max(reward) FROM annotations": [(0, None, None)],
+    "SELECT DISTINCT a.author FROM rollouts r LEFT JOIN annotations a USING (rollout_id)": [(None,)],
+}
+
+
+def asked(folder, sql, timeout=20):
+    """The rows of a query."""
+    with QueryDatabase(folder) as database, database.select(sql, timeout) as answer:
+        return list(answer.rows)
+
+
+@pytest.mark.parametrize("sql", QUESTIONS)
+def test_a_question_is_answered_while_a_server_uses_the_folder(looked_at, sql):
+    assert asked(looked_at.folder / "state", sql) == QUESTIONS[sql]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_column_of_every_view_can_be_read(looked_at, view):
+    found = asked(looked_at.folder / "state", f"SELECT * FROM {view}")
+    assert all(len(row) == len(VIEWS[view].columns) for row in found)
+
+
+def test_rows_are_records(query):
+    done = query("--json", "SELECT rollout_id, reward, reward, x'00' AS bytes FROM rollouts WHERE state = 'failed'")
+    row, end = (json.loads(line) for line in done.stdout.splitlines())
+    assert row == {"event": "row", "row": {"rollout_id": "bad", "reward": None, "reward_2": None, "bytes": "AA=="}}
+    assert end == {
+        "event": "queried",
+        "rows": 1,
+        "more": False,
+        "columns": ["rollout_id", "reward", "reward_2", "bytes"],
+        "views_version": VIEWS_VERSION,
+    }
+
+
+def test_a_table_for_people_has_no_escape_sequence_and_fits(query):
+    done = query(
+        "SELECT rollout_id, text, length(text) AS size FROM chats WHERE rollout_id = 'evil' ORDER BY chat_number"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "..." not in done.stdout
+    head, *lines, count = done.stdout.splitlines()
+    assert re.fullmatch(r"rollout_id  text +size", head)
+    assert lines[0].startswith(r"evil        \x1b[2J\x1b]0;owned\x07 \x9b31m hidden\u202e")
+    assert count == "(2 rows)"
+    wide = query("SELECT * FROM chats WHERE rollout_id = 'evil'")
+    assert wide.stdout.startswith("row 1\n  rollout_id       evil\n")
+    for text in (done.stdout, wide.stdout):
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
+
+
+@pytest.fixture
+def printed(looked_at, monkeypatch, capsys):
+    """Runs a query in this process, and returns the lines that it prints on a terminal with 60 columns."""
+
+    def command(sql):
+        monkeypatch.setenv("COLUMNS", "60")
+        monkeypatch.setenv("NO_COLOR", "1")
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        assert run_query(QueryOptions(sql=sql, state_dir=str(looked_at.folder / "state")), json=False) == 0
+        return capsys.readouterr().out.splitlines()
+
+    return command
+
+
+LONG_ID = "x" * 45
+
+
+def test_a_table_on_a_terminal_cuts_only_long_texts_and_says_so(printed):
+    words = "word " * 20
+    head, line, count = printed(f"SELECT '{LONG_ID[:24]}' AS id, '{words}' AS a_text, 1 AS a_long_name")
+    assert head.split() == ["id", "a_text", "a_long_name"]
+    assert line.startswith(f"{LONG_ID[:24]}  word ")
+
+    assert len(head) <= 60
+    assert count == "(1 row; long texts are cut, and --csv and --json print them whole)"
+
+
+def test_a_row_whose_ids_do_not_fit_a_terminal_has_one_value_a_line(printed):
+    assert printed(f"SELECT '{LONG_ID}' AS id, '{LONG_ID}' AS other") == [
+        "row 1",
+        f"  id     {LONG_ID}",
+        f"  other  {LONG_ID}",
+    ]
+
+
+def test_a_pipe_has_whole_texts(query):
+    words = " ".join(["word"] * 30)
+    done = query(f"SELECT '{LONG_ID}' AS id, '{words}' AS a_text")
+    assert done.stdout.splitlines()[1] == f"{LONG_ID}  {words}"
+    done = query(f"SELECT '{LONG_ID}' AS id, '{words * 2}' AS a_text")
+    assert done.stdout.splitlines() == ["row 1", f"  id      {LONG_ID}", f"  a_text  {words * 2}"]
+
+
+def test_csv_has_the_texts_as_they_are(query):
+    done = query(
+        "--csv", "SELECT rollout_id, result, error FROM tools WHERE rollout_id = 'evil' ORDER BY call_time LIMIT 1"
+    )
+    found = list(csv.reader(io.StringIO(done.stdout)))
+    assert found == [["rollout_id", "result", "error"], ["evil", "\x1b[2J\x1b]0;owned\x07\x9b31mred\u202e", ""]]
+
+
+def test_a_table_is_cut_at_its_limit_and_says_so(query):
+    done = query("SELECT * FROM json_each('[1, 2, 3]')", "--limit", "2")
+    assert "(2 rows)" in done.stdout
+    assert done.stderr == "query: there are more rows; --limit 4 shows more, and --limit 0 shows all\n"
+    records = query("--json", "--limit", "2", "SELECT value FROM json_each('[1, 2, 3]')").stdout
+    assert json.loads(records.splitlines()[-1])["more"] is True
+
+
+WRONG = {
+    "SELECT nam FROM tools": "no such column: nam; near are: name",
+    "SELECT reward FROM tools": "no such column: reward; the views rollouts, samples, rewards, annotations have it",
+    "SELECT * FROM tool": "no such table: tool; near are: tools",
+    "SELECT * FROM xyz": "no such table: xyz; the views are rollouts, chats, tools",
+    "SELECT mean(1)": "no such function: mean; SQLite's functions are at",
+    "SELEC 1": 'near "SELEC": syntax error',
+    "SELECT 1; SELECT 2": "You can only execute one statement at a time.",
+    "-- nothing": "there is no SELECT; osmosis-grpc query lists the views",
+    "SELECT * FROM main.events": "events is not a view; osmosis-grpc query lists the views",
+    "SELECT count(*) FROM facts": "facts is not a view",
+    "WITH chats AS (SELECT * FROM main.rollouts) SELECT * FROM chats": "rollouts is not a view",
+    "SELECT * FROM (SELECT owner FROM main.rollouts) AS tools": "rollouts is not a view",
+    "SELECT sql FROM sqlite_master": "sqlite_master is not a view",
+    "SELECT * FROM pragma_table_info('rollouts')": "only SELECT is allowed",
+    "DELETE FROM rollouts": "cannot modify rollouts because it is a view",
+    "DELETE FROM main.rollouts": "only SELECT is allowed",
+    "CREATE TABLE x (y)": "only SELECT is allowed",
+    "CREATE TEMP TABLE x (y)": "only SELECT is allowed",
+    "ATTACH 'x' AS y": "only SELECT is allowed",
+    "PRAGMA query_only = 0": "only SELECT is allowed",
+    "BEGIN": "only SELECT is allowed",
+    "VACUUM INTO 'x'": "cannot VACUUM from within a transaction",
+    "SELECT load_extension('x')": "the function load_extension is not allowed",
+    "SELECT zeroblob(1000000000)": "a value has more than 256 MiB",
+}
+
+
+@pytest.mark.parametrize("sql", WRONG)
+def test_a_wrong_query_is_an_error_that_says_what_to_do(looked_at, sql):
+    with pytest.raises(QueryError) as raised:
+        asked(looked_at.folder / "state", sql)
+    assert str(raised.value).startswith(WRONG[sql])
+
+
+def test_a_wrong_query_is_one_line_and_exit_code_2(query):
+    done = query("SELECT \x1b[1m FROM rollouts")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == 'query: unrecognized token: "\\x1b"\n'
+
+
+WRONG_OPTIONS = {
+    "both formats": (["SELECT 1", "--json", "--csv"], "--json and --csv exclude each other"),
+    "two queries": (["SELECT 1", "--file", "x"], "SQL and --file exclude each other"),
+    "no file": (["--file", "x.sql"], "--file x.sql cannot be read: "),
+    "two folders": (["SELECT 1", "--run", "last", "--state-dir", "y"], "--run and --state-dir exclude each other"),
+    "no run": (
+        ["SELECT 1", "--run", "last"],
+        "there is no run in .osmosis/runs; --run names the folder of a run of test or eval",
+    ),
+    "no journal": (["SELECT 1", "--state-dir", "y"], "there is no journal y/journal.db; --state-dir names the folder"),
+}
+
+
+@pytest.mark.parametrize(("options", "told"), WRONG_OPTIONS.values(), ids=WRONG_OPTIONS)
+def test_a_wrong_option_is_one_line_and_exit_code_2(forked, tmp_path, options, told):
+    done = forked.run("-m", "osmosis_grpc", "query", *options, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"query: {told}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_without_a_journal_the_newest_run_is_proposed(forked, tmp_path):
+    (tmp_path / ".osmosis" / "runs" / "1").mkdir(parents=True)
+    (tmp_path / ".osmosis" / "runs" / "1" / "journal.db").touch()
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("OSMOSIS_")}
+    done = forked.run("-m", "osmosis_grpc", "query", "SELECT 1", cwd=tmp_path, env=variables)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "query: there is no journal in .osmosis/state; --run last asks the newest run in .osmosis/runs\n"
+    )
+
+
+def test_a_query_can_come_from_a_file(query, tmp_path):
+    (tmp_path / "question.sql").write_text("SELECT count(*) AS n FROM rollouts;\n-- the end")
+    assert query("--csv", "--file", str(tmp_path / "question.sql")).stdout == "n\n4\n"
+
+
+def test_without_a_query_the_views_are_listed(forked, tmp_path):
+    done = forked.run("-m", "osmosis_grpc", "query", cwd=tmp_path)
+    assert done.returncode == 0
+    for view in VIEWS.values():
+        assert f"\n{view.name}\n" in f"\n{done.stdout}"
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    found = [json.loads(line) for line in forked.run("-m", "osmosis_grpc", "query", "--json").stdout.splitlines()]
+    assert [each["name"] for each in found] == list(VIEWS)
+    assert {"name", "type", "meaning"} == set(found[0]["columns"][0])
+
+
+def test_a_query_that_takes_too_long_ends(looked_at):
+    told = "no answer within 0.2 s; select fewer rollouts, or allow more with --timeout SECONDS"
+    with pytest.raises(QueryError, match=told):
+        asked(looked_at.folder / "state", ENDLESS, 0.2)
+
+
+def test_c07_ctrl_c_ends_a_query_with_130(looked_at):
+    command = [sys.executable, "-m", "osmosis_grpc", "query", "--json", ENDLESS]
+    folder = str(looked_at.folder / "state")
+    with subprocess.Popen([*command, "--state-dir", folder], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert b'"row"' in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+        assert process.stderr.read() == b""
+
+
+def test_c12_a_query_imports_no_library_that_it_does_not_need(looked_at):
+    done = run(
+        *("-X", "importtime", "-m", "osmosis_grpc", "query", "--state-dir", str(looked_at.folder / "state")),
+        "SELECT count(*) FROM tools",
+    )
+    assert done.returncode == 0
+    imported = {name.split(".")[0] for name in re.findall(r"\|\s+([\w.]+)\s*$", done.stderr, re.M)}
+    assert not imported & {"grpc", "fastapi", "litellm", "pyarrow", "openai", "pydantic_settings", "rich"}
+
+
+# A journal with secrets, annotations and a restart.
+
+CANARY = "canary-6d1f"
+
+
+@pytest.fixture
+async def journal(tmp_path):
+    """A folder with a journal of one ended rollout, whose request has secrets."""
+    callback = Callback(target="127.0.0.1:1", credential=CANARY)
+    request = RolloutRequest(
+        rollout_id="one",
+        messages=[{"role": "user", "content": "hi"}],
+        group=Group("g", 3, 8),
+        metadata={"area": "n\u00f6rth"},
+        api_key=CANARY,
+        server_url=f"http://{CANARY}",
+    )
+    init = InitRequest(request=request, callback=callback, digest=b"d")
+    entry = JournaledRollout(
+        init=init, tools=(), owner="me", attachment_id="", sequence=1, agent_loop="x", accept_time=1.0
+    )
+    reply = ChatResponse(message={"role": "assistant", "content": "ho"})
+    call = {"id": "c", "type": "function", "function": {"name": "find", "arguments": "{}"}}
+    outcome = RolloutOutcome(rollout_id="one", status=OutcomeStatus.COMPLETED, reward=0.5)
+    correction = Annotation(id="a1", author="ann", reward=1.0, labels=("checked",), trained=True)
+    kinds = [
+        events.Accepted(init),
+        events.Started(),
+        events.Logged("lost"),
+        events.ToolCalled(call),
+        events.Resumed(4),
+        events.Logged("kept", {"n": 1}),
+        events.ToolCalled(call),
+        events.ToolReturned(tool_call_id="c", name="find", error="boom", latency=0.5),
+        events.ChatRequested(sample="main", chat_number=1, messages=[{"role": "user", "content": "hi"}]),
+        events.ChatFailed(sample="main", chat_number=1, message="busy", will_retry=True),
+        events.ChatAnswered(sample="main", chat_number=1, response=reply),
+        events.Ended(outcome),
+        events.Delivered(Receipt.RECORDED, "", 1),
+        events.Annotated(correction),
+    ]
+    written = SqliteJournal(tmp_path)
+    for number, kind in enumerate(kinds, 1):
+        written.append(TrajectoryEvent("one", 1, number, 2.0, kind), 0, None, entry if number == 1 else None)
+    written.close()
+    return tmp_path
+
+
+RESTARTED = {
+    "SELECT name, sample, state, seconds, error FROM tools": [("find", None, "failed", 0.5, "boom")],
+    "SELECT name, data FROM logs": [("kept", '{"n": 1}')],
+    "SELECT state, tries_failed, error FROM chats": [("answered", 1, "busy")],
+    "SELECT annotation_id, author, reward, labels, trained FROM annotations": [("a1", "ann", 1.0, '["checked"]', 1)],
+    "SELECT group_id, group_index, metadata, undelivered FROM rollouts": [("g", 3, '{"area": "n\u00f6rth"}', 0)],
+}
+
+
+async def test_only_the_last_run_of_the_agent_counts_after_a_restart(journal):
+    assert {sql: asked(journal, sql) for sql in RESTARTED} == RESTARTED
+
+
+async def test_no_output_has_a_secret(forked, journal):
+    for view in VIEWS:
+        assert CANARY not in repr(asked(journal, f"SELECT * FROM {view}"))
+    for option in ("--json", "--csv", "--limit=9"):
+        done = forked.run("-m", "osmosis_grpc", "query", option, "SELECT * FROM events", "--state-dir", str(journal))
+        assert done.returncode == 0
+        assert CANARY not in done.stdout + done.stderr
+
+
+async def test_a_query_sees_one_moment_of_a_journal_that_a_server_writes(tmp_path):
+    init = InitRequest(request=RolloutRequest(rollout_id="one", messages=[]), digest=b"d")
+    entry = JournaledRollout(
+        init=init, tools=(), owner="me", attachment_id="", sequence=1, agent_loop="x", accept_time=1.0
+    )
+    written = SqliteJournal(tmp_path)
+
+    async def append(first, *kinds):
+        for number, kind in enumerate(kinds, first):
+            written.append(TrajectoryEvent("one", 1, number, 2.0, kind), 0, None, entry if number == 1 else None)
+        committed = asyncio.get_running_loop().create_future()
+        written.barrier(committed.set_result)
+        assert await committed
+
+    await append(1, events.Accepted(init), events.Started())
+    with QueryDatabase(tmp_path) as database:
+        outcome = RolloutOutcome(rollout_id="one", status=OutcomeStatus.COMPLETED, reward=0.5)
+        await append(3, events.Ended(outcome), events.Delivered(Receipt.RECORDED, "", 1))
+        written.close()
+        with database.select("SELECT state, activity, reward, finish_reason FROM rollouts", 20) as answer:
+            assert list(answer.rows) == [("RUNNING", "agent", None, None)]
+    assert asked(tmp_path, "SELECT state, activity, reward FROM rollouts") == [("COMPLETED", None, 0.5)]
+
+
+async def test_damaged_rollouts_are_counted(forked, journal):
+    with sqlite3.connect(journal / "journal.db") as database:
+        database.execute("UPDATE events SET body = x'00' WHERE number = 6")
+    database.close()
+    done = forked.run("-m", "osmosis_grpc", "query", "--csv", "SELECT name FROM logs", "--state-dir", str(journal))
+    assert (done.returncode, done.stdout) == (0, "name\n")
+    assert done.stderr == (
+        "query: 1 of the rollouts are damaged, and values are missing; run osmosis-grpc doctor for details\n"
+    )
