@@ -6,8 +6,9 @@ restarted server begin anew.
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 from osmosis_gateway.contracts import has_lease, lease_name, polled_terms
@@ -40,6 +41,7 @@ class Leases:
     def __init__(self, engine: Engine, times: LeaseTimes | None = None) -> None:
         self._engine = engine
         self.times = times or LeaseTimes()
+        self._beginning: set[str] = set()
         self._until: dict[Record, float] = {}
         """The end of the lease of each unfinished rollout, by the clock of the event loop."""
         self._waits: dict[tuple[str, int], asyncio.Event] = {}
@@ -52,10 +54,16 @@ class Leases:
         self._engine.end_sinks.append(self._ended)
         self._engine.supervisor.every(SWEEP_LEASES, min(self.times.lease / 8, 5.0), self._sweep)
 
-    def check_new(self, rollout_id: str) -> None:
-        """Raise AlreadyExists for an id that is in use."""
-        if self._engine.context.table.highest(rollout_id) is not None:
+    @contextmanager
+    def beginning(self, rollout_id: str) -> Iterator[None]:
+        """Admit a rollout in a `with` block. Raises AlreadyExists for an id that is in use."""
+        if rollout_id in self._beginning or self._engine.context.table.highest(rollout_id) is not None:
             raise AlreadyExists(f"rollout {rollout_id} exists", rollout_id=rollout_id)
+        self._beginning.add(rollout_id)
+        try:
+            yield
+        finally:
+            self._beginning.discard(rollout_id)
 
     async def taken(self, outcome: RolloutOutcome) -> Receipt:
         """Wait until a trainer got the result. Raises Aborted if none has asked for it after `times.keep` seconds."""
@@ -105,7 +113,8 @@ class Leases:
         outcome = (await self._engine.rollouts.info(record)).outcome
         if outcome is None:
             return {"rollout_id": rollout_id, "status": status_of(record)}
-        verdict = polled_verdict(outcome, polled_terms(record.init))
+        terms = polled_terms(record.init)
+        verdict = polled_verdict(outcome, terms if has_lease(record.init) else replace(terms, grade=False))
         row = {"status": verdict.status, "reward": outcome.mean_reward, "err_message": verdict.message}
         return {"rollout_id": rollout_id} | {name: value for name, value in row.items() if value is not None}
 

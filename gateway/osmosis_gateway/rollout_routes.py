@@ -1,5 +1,6 @@
 """The routes of the Osmosis SDK's POST /rollout: 0.2.18 with two callbacks, and 0.3.x with a polling lease."""
 
+import contextlib
 import secrets
 from typing import Annotated, Any
 
@@ -63,10 +64,10 @@ def add_rollout_routes(app: FastAPI, access: HttpAccess) -> None:
         read = read_rollout(body, size, access.max_metadata_bytes, trace_of(request), lease)
         caller = {"authenticated": access.guarded, "loopback": bound_to_loopback(request.scope, access.loopback)}
         leases = _leases(request) if read.contract.polled else None
-        if leases is not None:
-            leases.check_new(read.init.request.rollout_id)
+        rollout_id = read.init.request.rollout_id
         try:
-            rollout_id, _ = await rollouts_of(request).init(read.init, owner=_owner(request), **caller)
+            with contextlib.nullcontext() if leases is None else leases.beginning(rollout_id):
+                await rollouts_of(request).init(read.init, owner=_owner(request), **caller)
         except CallError as error:
             raise init_refusal(error, FIELDS) from None
         if leases is None:

@@ -7,6 +7,7 @@ import aiohttp
 import pytest
 
 from tests.legacy.old_controller import OldController, answer
+from tests.legacy.polling_client import Admission, PollingClient, Refused
 from tests.legacy.test_controllers import multiplies
 from tests.processes import serving
 from tests.waiting import until
@@ -54,3 +55,46 @@ async def test_r69_r80_a_server_that_is_killed_delivers_both_callbacks_once_it_i
     may_repeat = place in ("chat.open:2", "result.before")  # the reply was not in the journal
     assert len(asked) in ((2, 3) if may_repeat else (2,)), "no recorded chat is asked again"
     assert calls == [("completed", "r1"), ("grader", "r1")] * (2 if place == "outcome.before" else 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", [WORKFLOW, LOOP], ids=["workflow", "agent-loop"])
+async def test_gap_s15_serve_plays_with_a_trainer_that_polls(agent):
+    async with PollingClient(multiplies if agent is LOOP else answer) as client:
+        with serving("-m", agent, "-p", "0", "--max-concurrent", "4", "--no-journal") as (_, ready):
+            results = await asyncio.gather(*(client.run(ready["http"], f"r{number}") for number in range(20)))
+    assert {(result.status, result.sample.reward) for result in results} == {("success", 1.0)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [*PLACES[2:], "after"])
+async def test_r69_gap_s15_a_lease_outlives_a_killed_server(place, tmp_path):
+    """The kill comes within the rollout, between its end and its delivery, or after the delivery."""
+    state = ("--state-dir", str(tmp_path / "state"))
+    async with PollingClient(multiplies) as client:
+        environment = os.environ if place == "after" else os.environ | {"OSMOSIS_FAILPOINT": place}
+        with serving("-m", LOOP, "-p", "0", *state, env=environment) as (process, ready):
+            admission = await client.admit(ready["http"])
+            try:
+                await client.result(ready["http"], admission)
+            except aiohttp.ClientError:
+                assert place != "after"
+            if place == "after":
+                await until(lambda: _delivered(client, ready["http"]))
+                process.kill()
+            await asyncio.to_thread(process.wait, 30)
+        port = ready["http"].rpartition(":")[2]
+        with serving("-m", LOOP, "-p", port, *state) as (_, ready):
+            result = await client.result(ready["http"], admission)
+            wrong = Admission(**admission.model_dump() | {"polling_lease_token": "wrong"})
+            with pytest.raises(Refused, match="403"):
+                await client.poll(ready["http"], wrong)
+            with pytest.raises(Refused, match="409"):
+                await client.admit(ready["http"])
+            await until(lambda: _delivered(client, ready["http"]))
+    assert (result.status, result.sample.reward) == ("success", 1.0)
+
+
+async def _delivered(client, address):
+    health = await client.call(address, "GET", "/health")
+    return not health["undelivered"] and not health["active_rollouts"]
