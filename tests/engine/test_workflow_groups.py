@@ -83,7 +83,10 @@ async def test_an_exception_fails_the_whole_group(hosting, ranks):
     async with hosting(WorkflowRunnable(Asks, None, ranks)) as h:
         for record in await start(h, 2):
             outcome = await h.settled(record)
-            assert (outcome.failure.reason, outcome.failure.message) == (FailureReason.GRADER_EXCEPTION, "no model")
+            assert (outcome.failure.reason, outcome.failure.message) == (
+                FailureReason.GRADER_EXCEPTION,
+                "LookupError: no model",
+            )
             assert list(outcome.samples) == ["main"]
 
 
@@ -94,7 +97,7 @@ async def test_a_rollout_whose_group_never_comes_ends_at_the_graders_time_limit(
         monkeypatch.setattr(grader_groups, "MAX_WAIT", 0.1)
         outcome = await h.run("r1", **fields(1, group="other"))
         assert outcome.failure.message.startswith(
-            "1 of 3 rollouts of the group 'other' came within 0.1 s; all rollouts"
+            "TimeoutError: 1 of 3 rollouts of the group 'other' came within 0.1 s; all rollouts"
         )
         assert ranks.seen == []
 
