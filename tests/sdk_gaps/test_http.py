@@ -81,13 +81,8 @@ def test_gap_s02_the_test_client_is_a_caller_on_this_machine():
 
 def test_gap_s02_the_test_client_without_a_block_reports_health_and_says_what_is_missing():
     client = TestClient(create_app(CalculatorAgent()))
-    assert client.get("/health").json() == {
-        "status": "healthy",
-        "agent_loop": "calculator",
-        "active_rollouts": 0,
-        "completed_rollouts": 0,
-        "undelivered": 0,
-    }
+    counts = {"active_rollouts": 0, "completed_rollouts": 0, "undelivered": 0}
+    assert client.get("/health").json().items() >= ({"status": "healthy", "agent_loop": "calculator"} | counts).items()
     answer = client.post("/v1/rollout/init", json=HELLO)
     assert (answer.status_code, "with TestClient(app)" in answer.text) == (503, True)
 
