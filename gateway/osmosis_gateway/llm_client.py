@@ -7,6 +7,8 @@ from typing import Any
 from osmosis_gateway import http_bodies
 from osmosis_gateway.outgoing_calls import Base, Calls
 from osmosis_grpc.agent import CompletionsResult
+from osmosis_grpc.agent.model_client import with_positional
+from osmosis_grpc.agent.sdk_schemas import RolloutMetrics as CountedMetrics
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.settings import RolloutClientSettings, get_settings
 from osmosis_grpc.types import (
@@ -52,7 +54,11 @@ class OsmosisLLMClient:
             known.model_dump() | {name: value for name, value in given.items() if value is not None}
         )
         self._base = Base.of(server_url, "server_url")
+        self.server_url = server_url.rstrip("/")
         self.rollout_id = rollout_id
+        self.timeout_seconds = self._settings.timeout_seconds
+        self.max_retries = self._settings.max_retries
+        self.complete_rollout_retries = self._settings.complete_rollout_retries
         self._key = check_header(api_key or "", "api_key")
         self._calls = Calls(self._settings)
         self._metrics = RolloutMetrics()
@@ -68,11 +74,15 @@ class OsmosisLLMClient:
         """Close the connections."""
         await self._calls.__aexit__()
 
-    async def chat_completions(self, messages: Sequence[Mapping[str, Any]], **params: Any) -> CompletionsResult:
+    async def chat_completions(
+        self, messages: Sequence[Mapping[str, Any]], *values: Any, **params: Any
+    ) -> CompletionsResult:
         """Return the model's reply to the history. `params` are sampling parameters; unknown parameters are forwarded.
 
-        Raises InvalidArgument for a value that the contract cannot carry.
+        `values` are temperature, top_p, max_tokens, stop and logprobs, in this order. Each can be left out. Raises
+        InvalidArgument for a value that the contract cannot carry.
         """
+        params = with_positional(values, params)
         await self.__aenter__()
         tools = params.pop("tools", None)
         request = ChatRequest(
@@ -108,10 +118,13 @@ class OsmosisLLMClient:
         final_messages: Sequence[Mapping[str, Any]],
         finish_reason: str = "stop",
         error_message: str | None = None,
-        metrics: RolloutMetrics | None = None,
+        metrics: Any = None,
         reward: float | None = None,
     ) -> None:
-        """Report the result with status COMPLETED or ERROR. Any 2xx answer acknowledges the report."""
+        """Report the result with status COMPLETED or ERROR. Any 2xx answer acknowledges the report.
+
+        `metrics` are RolloutMetrics of osmosis_grpc.rollout or of osmosis_grpc.types.
+        """
         await self.__aenter__()
         if status not in ("COMPLETED", "ERROR"):
             raise InvalidArgument("status", f"is {status!r}, neither COMPLETED nor ERROR")
@@ -139,9 +152,9 @@ class OsmosisLLMClient:
             retries=self._settings.complete_rollout_retries,
         )
 
-    def get_metrics(self) -> RolloutMetrics:
+    def get_metrics(self) -> CountedMetrics:
         """Return the latency and token counts of the chats so far."""
-        return self._metrics
+        return CountedMetrics.model_validate(self._metrics)
 
     def _count(self, usage: Mapping[str, Any], milliseconds: float) -> None:
         before = self._metrics

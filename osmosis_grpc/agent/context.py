@@ -153,14 +153,15 @@ class RolloutContext(RolloutScope):
                 messages, sample=sample, purpose=self._purpose or purpose, tools=tools, params=params
             )
             return made
-        number, response = await self._session.chat(
+        session = self._session
+        number, response = await session.chat(
             messages, sample=sample, purpose=self._purpose or purpose, tools=tools, params=params
         )
         block = response.tokens
         ids: Any = None if block is None else block.ids
         logprobs: Any = None if block is None else block.logprobs
         message = jsontext.copy(response.message, "message")
-        self._session.calls.add(message, sample, number)
+        session.calls.add(message, sample, number)
         return CompletionsResult(
             message=message,
             token_ids=ids,

@@ -86,7 +86,9 @@ class Conversation:
                 break
             node, known = child, known + 1
         new = messages[known:]
-        return self._grow(node, [copy_message(m, f"{field}[{known + i}]", self._any_role) for i, m in enumerate(new)])
+        if new:
+            new = [copy_message(m, f"{field}[{known + i}]", self._any_role) for i, m in enumerate(new)]
+        return self._grow(node, new)
 
     def insert_after(self, chat: int, messages: Sequence[Message]) -> Position | None:
         """Returns the position of messages that follow the reply of an answered chat, and copies them into the tree.

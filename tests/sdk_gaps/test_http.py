@@ -12,7 +12,7 @@ from osmosis_gateway import app as app_module
 from osmosis_gateway.http_bodies import read_reply
 from osmosis_gateway.http_server import serve_http
 from osmosis_grpc.policies import EchoPolicy
-from osmosis_grpc.rollout import RolloutAgentLoop, create_app, serve_agent_loop
+from osmosis_grpc.rollout import OsmosisLLMClient, RolloutAgentLoop, RolloutMetrics, create_app, serve_agent_loop
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.server.tracelog import DebugLog
 from osmosis_grpc.testing import run_rollout
@@ -81,8 +81,8 @@ def test_gap_s02_the_test_client_is_a_caller_on_this_machine():
 
 def test_gap_s02_the_test_client_without_a_block_reports_health_and_says_what_is_missing():
     client = TestClient(create_app(CalculatorAgent()))
-    counts = {"active_rollouts": 0, "completed_rollouts": 0, "undelivered": 0}
-    assert client.get("/health").json().items() >= ({"status": "healthy", "agent_loop": "calculator"} | counts).items()
+    health = client.get("/health").json()
+    assert (health["status"], health["agent_loop"], health["active_rollouts"]) == ("healthy", "calculator", 0)
     answer = client.post("/v1/rollout/init", json=HELLO)
     assert (answer.status_code, "with TestClient(app)" in answer.text) == (503, True)
 
@@ -355,6 +355,22 @@ def test_gap_s13_odd_ids_name_no_file(tmp_path, rollout_id, plain):
     name = DebugLog(tmp_path).path(rollout_id).name
     assert (name == f"{rollout_id}.jsonl") is plain
     assert name.isascii()
+
+
+# S8
+
+
+async def test_gap_s08_the_client_has_the_parameters_and_attributes_of_the_sdk():
+    async with LegacyTrainer() as trainer, OsmosisLLMClient(trainer.url + "/", "r8", None, 5.0, 1) as client:
+        assert (client.server_url, client.rollout_id) == (trainer.url, "r8")
+        assert (client.timeout_seconds, client.max_retries, client.complete_rollout_retries) == (5.0, 1, 2)
+        reply = await client.chat_completions(HELLO["messages"], 0.25, 0.5, 7, "END", logprobs=True)
+        counted = client.get_metrics()
+        await client.complete_rollout("COMPLETED", [*HELLO["messages"], reply.message], metrics=counted)
+    (chat,) = trainer.chats
+    assert (chat["temperature"], chat["top_p"], chat["max_tokens"], chat["stop"]) == (0.25, 0.5, 7, ["END"])
+    assert (type(counted), counted.num_llm_calls) == (RolloutMetrics, 1)
+    assert trainer.outcomes[0]["metrics"]["num_llm_calls"] == 1
 
 
 # S1
