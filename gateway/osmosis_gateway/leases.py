@@ -47,7 +47,10 @@ class Leases:
         self._waits: dict[tuple[str, int], asyncio.Event] = {}
         """Set when a rollout ends. Only rollouts for which a poll waits have one."""
         self._taken: dict[tuple[str, int], asyncio.Event] = {}
-        """Set when a trainer got the result of a rollout. Only rollouts with an undelivered result have one."""
+        """Set when a trainer got the result of a rollout. Only rollouts with an undelivered result have one.
+
+        After a restart, a poll can come before the outbox waits for it.
+        """
 
     def start(self) -> None:
         """Watch the leases until the engine's supervisor ends."""
@@ -99,9 +102,8 @@ class Leases:
         outcome = (await self._engine.rollouts.info(record)).outcome
         if outcome is None:
             return {"rollout_id": rollout_id, "status": status_of(record)}
-        taken = self._taken.get((record.rollout_id, record.attempt))
-        if taken is not None and not await gone():
-            taken.set()
+        if record.delivery.undelivered and not await gone():
+            self._taken.setdefault((record.rollout_id, record.attempt), asyncio.Event()).set()
         return polled_body(outcome, polled_terms(record.init))
 
     async def status(self, owner: str, rollout_id: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from osmosis_gateway.base_url.open_chats import OpenChats, Waits
 from osmosis_gateway.base_url.requests import Asked, ModelRequest
 from osmosis_gateway.http1 import BoundedProtocol
 from osmosis_gateway.http_server import HttpServer
+from osmosis_gateway.leases import Leases, LeaseTimes
 from osmosis_gateway.relay import Relay
 from osmosis_gateway.routes import gateway_app
 from osmosis_grpc.agent.message_keys import History
@@ -202,6 +203,13 @@ async def serve_http(h, fail):
             pass
 
 
+async def sweep_leases(h, fail):
+    leases = Leases(h.server.engine, LeaseTimes(wait=0.05, lease=0.2))
+    fail()
+    leases.start()
+    await h.until(lambda: h.failed("gateway.sweep_leases"))
+
+
 async def work(h, fail):
     threads = DaemonThreads()
     fail()
@@ -280,6 +288,7 @@ SCENARIOS = {
     "gateway.relay_chat": relay_chat,
     "gateway.serve_endpoints": serve_endpoints,
     "gateway.serve_http": serve_http,
+    "gateway.sweep_leases": sweep_leases,
     "integrations.mcp_connection": mcp_connection,
     "supervise.work": work,
     "serve.end": end,
