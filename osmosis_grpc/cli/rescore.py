@@ -159,9 +159,9 @@ class _Rescore:
                 scores[self._grader.name] = regraded.score
             if regraded.error:
                 errors[self._grader.name] = regraded.error
-        for name, each in notes.items():
+        for name, added_notes in notes.items():
             try:
-                for note in each:
+                for note in added_notes:
                     added = await annotator.annotate(info.rollout_id, info.attempt, note)
                     self._added += added
             except SourceError as error:
