@@ -68,7 +68,7 @@ class Leases:
     async def taken(self, outcome: RolloutOutcome) -> Receipt:
         """Wait until a trainer got the result. Raises Aborted if none has asked for it after `times.keep` seconds."""
         key = outcome.rollout_id, outcome.attempt
-        taken = self._taken.setdefault(key, asyncio.Event())
+        taken = self._taken_event(key)
         try:
             async with asyncio.timeout(self.times.keep):
                 await taken.wait()
@@ -99,9 +99,8 @@ class Leases:
         outcome = (await self._engine.rollouts.info(record)).outcome
         if outcome is None:
             return {"rollout_id": rollout_id, "status": status_of(record)}
-        taken = self._taken.get((record.rollout_id, record.attempt))
-        if taken is not None and not await gone():
-            taken.set()
+        if record.delivery.undelivered and not await gone():
+            self._taken_event((record.rollout_id, record.attempt)).set()
         return polled_body(outcome, polled_terms(record.init))
 
     async def status(self, owner: str, rollout_id: str) -> dict[str, Any]:
@@ -117,6 +116,10 @@ class Leases:
         verdict = polled_verdict(outcome, terms if has_lease(record.init) else replace(terms, grade=False))
         row = {"status": verdict.status, "reward": outcome.mean_reward, "err_message": verdict.message}
         return {"rollout_id": rollout_id} | {name: value for name, value in row.items() if value is not None}
+
+    def _taken_event(self, key: tuple[str, int]) -> asyncio.Event:
+        """Return the event of an undelivered result. A poll can come before taken()."""
+        return self._taken.setdefault(key, asyncio.Event())
 
     def _renew(self, record: Record) -> None:
         now = asyncio.get_running_loop().time()

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from osmosis_gateway.leases import LeaseTimes
+from osmosis_gateway.leases import Leases, LeaseTimes
 from osmosis_grpc.link.server_security import ServerSecurity
 from tests.legacy.old_controller import answer
 from tests.legacy.polling_client import Admission, PollingClient, Refused
@@ -246,3 +246,18 @@ async def test_r75_gap_s15_every_route_needs_the_token_and_a_drain_an_administra
         with pytest.raises(Refused, match="403"):
             await one.call(address, "POST", "/drain", {})
         assert (await admin.call(address, "POST", "/drain", {}))["drained"]
+
+
+async def test_gap_s15_a_result_that_is_polled_before_its_delivery_begins_is_delivered(monkeypatch):
+    begins, taken = asyncio.Event(), Leases.taken
+
+    async def late(self, outcome):
+        await begins.wait()
+        return await taken(self, outcome)
+
+    monkeypatch.setattr(Leases, "taken", late)
+    async with serving() as (server, address), PollingClient() as client:
+        assert (await client.result(address, await client.admit(address))).status == "success"
+        assert server.engine.capacity().undelivered == 1
+        begins.set()
+        await until(lambda: not server.engine.capacity().undelivered)
