@@ -47,7 +47,10 @@ class Leases:
         self._waits: dict[tuple[str, int], asyncio.Event] = {}
         """Set when a rollout ends. Only rollouts for which a poll waits have one."""
         self._taken: dict[tuple[str, int], asyncio.Event] = {}
-        """Set when a trainer got the result of a rollout. Only rollouts with an undelivered result have one."""
+        """Set when a trainer got the result of a rollout. Only rollouts with an undelivered result have one.
+
+        After a restart, a poll can come before the outbox waits for it.
+        """
 
     def start(self) -> None:
         """Watch the leases until the engine's supervisor ends."""
@@ -68,7 +71,7 @@ class Leases:
     async def taken(self, outcome: RolloutOutcome) -> Receipt:
         """Wait until a trainer got the result. Raises Aborted if none has asked for it after `times.keep` seconds."""
         key = outcome.rollout_id, outcome.attempt
-        taken = self._taken_event(key)
+        taken = self._taken.setdefault(key, asyncio.Event())
         try:
             async with asyncio.timeout(self.times.keep):
                 await taken.wait()
@@ -100,7 +103,7 @@ class Leases:
         if outcome is None:
             return {"rollout_id": rollout_id, "status": status_of(record)}
         if record.delivery.undelivered and not await gone():
-            self._taken_event((record.rollout_id, record.attempt)).set()
+            self._taken.setdefault((record.rollout_id, record.attempt), asyncio.Event()).set()
         return polled_body(outcome, polled_terms(record.init))
 
     async def status(self, owner: str, rollout_id: str) -> dict[str, Any]:
@@ -116,10 +119,6 @@ class Leases:
         verdict = polled_verdict(outcome, terms if has_lease(record.init) else replace(terms, grade=False))
         row = {"status": verdict.status, "reward": outcome.mean_reward, "err_message": verdict.message}
         return {"rollout_id": rollout_id} | {name: value for name, value in row.items() if value is not None}
-
-    def _taken_event(self, key: tuple[str, int]) -> asyncio.Event:
-        """Return the event of an undelivered result. A poll can come before taken()."""
-        return self._taken.setdefault(key, asyncio.Event())
 
     def _renew(self, record: Record) -> None:
         now = asyncio.get_running_loop().time()

@@ -14,7 +14,16 @@ from osmosis_gateway.guard import bound_to_loopback
 from osmosis_gateway.http_bodies import Body, validated
 from osmosis_gateway.leases import Leases
 from osmosis_gateway.lifecycle import Lifecycle
-from osmosis_gateway.routes import HttpAccess, bearer_of, body_of, invalid, responses, rollouts_of, trace_of
+from osmosis_gateway.routes import (
+    HttpAccess,
+    bearer_of,
+    body_of,
+    invalid,
+    note_test_client,
+    responses,
+    rollouts_of,
+    trace_of,
+)
 from osmosis_grpc.errors import CallError, InvalidArgument, Unimplemented
 
 LEASE_HEADER = "X-Osmosis-Rollout-Lease"
@@ -70,6 +79,7 @@ def add_rollout_routes(app: FastAPI, access: HttpAccess) -> None:
                 await rollouts_of(request).init(read.init, owner=_owner(request), **caller)
         except CallError as error:
             raise init_refusal(error, FIELDS) from None
+        note_test_client(request)
         if leases is None:
             return JSONResponse({}, read.contract.status)
         answer = {

@@ -138,8 +138,7 @@ def add_routes(app: FastAPI, access: HttpAccess) -> None:
             )
         except CallError as error:
             raise init_refusal(error) from None
-        if from_test_client(request.scope):
-            request.app.state.called_by_test_client = True
+        note_test_client(request)
         return JSONResponse(http_bodies.init_answer(rollout_id, tools), 202)
 
     @app.get("/health", response_model=Health, responses=responses(503))
@@ -203,6 +202,12 @@ def rollouts_of(request: Request) -> Rollouts:
     """Return the port that the routes call."""
     rollouts: Rollouts = request.app.state.rollouts
     return rollouts
+
+
+def note_test_client(request: Request) -> None:
+    """Note that a TestClient has started a rollout: at its end, the application then does not wait for rollouts."""
+    if from_test_client(request.scope):
+        request.app.state.called_by_test_client = True
 
 
 def gateway_app(title: str, **more: Any) -> FastAPI:

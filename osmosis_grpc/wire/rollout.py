@@ -59,7 +59,6 @@ def init_from_wire(message: pb.InitRequest, *, any_role: bool = False) -> InitRe
     spec = message.spec
     if spec.idempotency_key:
         check_id(spec.idempotency_key, "spec.idempotency_key")
-    callback = _CALLBACK.field_of(message, "callback")
     request = RolloutRequest(
         rollout_id=message.rollout_id,
         attempt=message.attempt or 1,
@@ -83,8 +82,8 @@ def init_from_wire(message: pb.InitRequest, *, any_role: bool = False) -> InitRe
         tool_server_url=spec.tool_server_url or None,
         idempotency_key=spec.idempotency_key or None,
         evaluation=spec.evaluation,
-        server_url=callback.target if callback is not None and "://" in callback.target else "",
     )
+    callback = _CALLBACK.field_of(message, "callback")
     trace = _TRACE.field_of(message, "trace_context")
     return InitRequest(
         request=request, callback=callback, trace=trace, digest=spec_digest(request), size=message.ByteSize()

@@ -3,8 +3,10 @@
 import asyncio
 
 import pytest
+from starlette.testclient import TestClient
 
-from osmosis_gateway.leases import Leases, LeaseTimes
+from osmosis_gateway.app import create_app
+from osmosis_gateway.leases import LeaseTimes
 from osmosis_grpc.link.server_security import ServerSecurity
 from tests.legacy.old_controller import answer
 from tests.legacy.polling_client import Admission, PollingClient, Refused
@@ -248,16 +250,16 @@ async def test_r75_gap_s15_every_route_needs_the_token_and_a_drain_an_administra
         assert (await admin.call(address, "POST", "/drain", {}))["drained"]
 
 
-async def test_gap_s15_a_result_that_is_polled_before_its_delivery_begins_is_delivered(monkeypatch):
-    begins, taken = asyncio.Event(), Leases.taken
-
-    async def late(self, outcome):
-        await begins.wait()
-        return await taken(self, outcome)
-
-    monkeypatch.setattr(Leases, "taken", late)
-    async with serving() as (server, address), PollingClient() as client:
-        assert (await client.result(address, await client.admit(address))).status == "success"
-        assert server.engine.capacity().undelivered == 1
-        begins.set()
-        await until(lambda: not server.engine.capacity().undelivered)
+def test_gap_s15_an_application_in_a_test_client_has_leases():
+    body = {"rollout_id": "r1", "initial_messages": [], "chat_completions_url": "http://localhost:8080", "label": "6"}
+    app = create_app(Loop())
+    with TestClient(app) as client:
+        admission = client.post("/rollout", json=body)
+        assert (admission.status_code, admission.json()["status"]) == (202, "queued")
+        assert client.post("/rollout/cancel", json={"prefix": "r"}).json() == {
+            "dispositions": {"r1": "cancelled_running"}
+        }
+        lease = {"X-Osmosis-Rollout-Lease": admission.json()["polling_lease_token"]}
+        assert client.get("/rollout/r1/result", headers=lease).json()["status"] == "cancelled"
+        assert client.post("/drain", json={"timeout_sec": 1}).json()["drained"] is True
+    assert TestClient(create_app(Loop())).post("/rollout", json=body).status_code == 501

@@ -60,6 +60,7 @@ def routes(app):
 async def test_every_route_asks_everybody(deployment):
     app, client = deployment
     guarded = {"/v1/rollout/init", "/platform/health", "/openapi.json", "/metrics"}
+    guarded |= {"/rollout", "/rollout/{rollout_id}/result", "/rollout/{rollout_id}/status", "/rollout/cancel", "/drain"}
     assert {path for _, path in routes(app)} == {"/health", *guarded}
     asked = [row for row in routes(app) if row[1] != "/health"] + [("GET", path) for path in ODD]
     answers = set()

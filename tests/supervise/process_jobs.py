@@ -12,10 +12,12 @@ from osmosis_gateway.base_url.open_chats import OpenChats, Waits
 from osmosis_gateway.base_url.requests import Asked, ModelRequest
 from osmosis_gateway.http1 import BoundedProtocol
 from osmosis_gateway.http_server import HttpServer
+from osmosis_gateway.leases import Leases, LeaseTimes
 from osmosis_gateway.relay import Relay
 from osmosis_gateway.routes import gateway_app
 from osmosis_grpc.agent.message_keys import History
 from osmosis_grpc.agent.tools import execute_tool_calls
+from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
 from osmosis_grpc.cli.trial import try_out
 from osmosis_grpc.console.logs import BackgroundHandler
@@ -23,14 +25,17 @@ from osmosis_grpc.errors import ToolExecutionError
 from osmosis_grpc.integrations.mcp import McpTools
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.serve.rollout_log import RolloutLog
+from osmosis_grpc.server import AgentServer
 from osmosis_grpc.supervise import DaemonThreads
 from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.tools.process import run_process
 from osmosis_grpc.tools.workspace import Workspace
-from osmosis_grpc.types import OutcomeStatus
+from osmosis_grpc.trainer import RolloutClient
+from osmosis_grpc.types import FailureReason, Group, OutcomeStatus
 from tests.deployment import PATIENCE, USER, Talk
 from tests.processes import run
+from tests.workflows.made import Asks, Ones, post
 
 
 async def tool_call(h, fail):
@@ -65,6 +70,42 @@ async def ask_chat(h, fail):
     fail()
     outcome = await run_rollout(Asks(), EchoPolicy(), [USER])
     assert "injected" in outcome.failure.message
+
+
+async def serve_endpoints(h, fail):
+    """A request of the agent waits until the job runs again."""
+
+    class OverHttp(Talk):
+        async def run(self, ctx):
+            reply = await asyncio.to_thread(post, ctx.chat_completions_url, ctx.api_key, "main")
+            return ctx.complete([USER, {"role": "assistant", "content": reply}])
+
+    fail()
+    async with asyncio.timeout(PATIENCE):
+        outcome = await run_rollout(OverHttp(), EchoPolicy(), [USER])
+    assert outcome.status is OutcomeStatus.COMPLETED
+
+
+async def grade_group(h, fail):
+    """All rollouts of the group fail."""
+
+    class Ranks(Ones):
+        async def grade_group(self, contexts):
+            raise AssertionError("it is not called")
+
+    fail()
+    callback = h.trainer.callback()
+    async with (
+        AgentServer([WorkflowRunnable(Asks, grader=Ranks)], port=0) as server,
+        RolloutClient(server.address) as client,
+    ):
+        for index in range(2):
+            request = {"rollout_id": f"g{index}", "group": Group("g", index, 2), "label": ""}
+            await client.init(agent_loop="Asks", messages=[USER], callback=callback, **request)
+        for index in range(2):
+            failure = (await h.end(f"g{index}")).failure
+            assert (failure.boundary, failure.reason) == ("grader", FailureReason.GRADER_EXCEPTION)
+            assert "injected" in failure.message
 
 
 async def await_disconnect(h, fail):
@@ -162,6 +203,13 @@ async def serve_http(h, fail):
             pass
 
 
+async def sweep_leases(h, fail):
+    leases = Leases(h.server.engine, LeaseTimes(wait=0.05, lease=0.2))
+    fail()
+    leases.start()
+    await h.until(lambda: h.failed("gateway.sweep_leases"))
+
+
 async def work(h, fail):
     threads = DaemonThreads()
     fail()
@@ -225,6 +273,7 @@ SCENARIOS = {
     "tools.clean_up": clean_up,
     "tools.read_output": read_output,
     "tools.run_process": run_a_process,
+    "agent.grade_group": grade_group,
     "agent.sync_call": sync_call,
     "agent.tool_call": tool_call,
     "cli.demo_server": lambda h, fail: demo(h, fail, "cli.demo_server"),
@@ -237,7 +286,9 @@ SCENARIOS = {
     "gateway.await_head": await_head,
     "gateway.drop_chat": drop_chat,
     "gateway.relay_chat": relay_chat,
+    "gateway.serve_endpoints": serve_endpoints,
     "gateway.serve_http": serve_http,
+    "gateway.sweep_leases": sweep_leases,
     "integrations.mcp_connection": mcp_connection,
     "supervise.work": work,
     "serve.end": end,

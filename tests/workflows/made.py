@@ -1,5 +1,8 @@
 """Workflows and graders that the tests share."""
 
+import json
+import urllib.request
+
 from osmosis_grpc.rollout import AgentWorkflow, Grader, get_rollout_context
 
 QUESTION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
@@ -26,3 +29,11 @@ class Ones(Grader):
     async def grade(self, ctx):
         for name in ctx.samples:
             ctx.set_sample_reward(name, 1)
+
+
+def post(url, key, sample):
+    """Asks a model at the base URL of a rollout, and returns the text of the reply."""
+    body = json.dumps({"model": "osmosis-rollout", "messages": QUESTION}).encode()
+    headers = {"authorization": f"Bearer {key}", "x-sample-id": sample, "content-type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(f"{url}/chat/completions", body, headers)) as response:
+        return json.load(response)["choices"][0]["message"]["content"]

@@ -1,27 +1,21 @@
 """The base URL of a rollout: ctx.chat_completions_url and ctx.api_key."""
 
 import asyncio
-import json
 import urllib.error
-import urllib.request
 from typing import ClassVar
 
 import pytest
 
+from osmosis_gateway.http_server import Uvicorn
 from osmosis_grpc.errors import RolloutEndedError
 from osmosis_grpc.policies import EchoPolicy
 from osmosis_grpc.rollout import AgentWorkflow, Grader, RolloutContext, WorkflowRunnable, get_rollout_context
 from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.types import ChatPurpose
+from tests.waiting import until
+from tests.workflows.made import post
 
 QUESTION = [{"role": "user", "content": "hello"}]
-
-
-def post(url, key, sample):
-    body = json.dumps({"model": "osmosis-rollout", "messages": QUESTION}).encode()
-    headers = {"authorization": f"Bearer {key}", "x-sample-id": sample, "content-type": "application/json"}
-    with urllib.request.urlopen(urllib.request.Request(f"{url}/chat/completions", body, headers)) as response:
-        return json.load(response)["choices"][0]["message"]["content"]
 
 
 class OverHttp(AgentWorkflow):
@@ -43,6 +37,32 @@ async def test_r34_a_rollout_has_a_base_url_and_a_key_of_its_own():
     assert key != other
     with pytest.raises(urllib.error.URLError):  # the server ends with its last rollout
         await asyncio.to_thread(post, first, key, "late")
+
+
+async def test_r34_a_base_url_whose_server_fails_serves_again_at_the_same_port(monkeypatch):
+    main_loop, failures = Uvicorn.main_loop, [OSError("the first run fails")]
+
+    async def fails_once(server):
+        if failures:
+            raise failures.pop()
+        await main_loop(server)
+
+    class Patient(AgentWorkflow):
+        async def run(self, ctx):
+            rollout = get_rollout_context()
+            url = rollout.chat_completions_url
+            await until(lambda: not failures)
+            while True:
+                try:
+                    assert await asyncio.to_thread(post, url, rollout.api_key, "main") == "hello"
+                except OSError:
+                    await asyncio.sleep(0.01)  # the port is closed until the next run
+                else:
+                    break
+
+    monkeypatch.setattr(Uvicorn, "main_loop", fails_once)
+    outcome = await asyncio.wait_for(run_rollout(Patient, EchoPolicy(), QUESTION), 20)
+    assert (outcome.failure, list(outcome.samples)) == (None, ["main"])
 
 
 def test_r34_without_a_rollout_the_variables_fill_the_blanks(monkeypatch):

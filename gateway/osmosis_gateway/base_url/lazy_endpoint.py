@@ -10,40 +10,54 @@ from osmosis_gateway.base_url.app import base_url_app
 from osmosis_gateway.base_url.endpoints import Endpoint, Endpoints
 from osmosis_gateway.http_server import Uvicorn, listen_on, uvicorn_config
 from osmosis_grpc.agent import RolloutContext
-from osmosis_grpc.supervise import OnFailure, child, job
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
 
-SERVE_ENDPOINTS = job("gateway.serve_endpoints", OnFailure.RAISE)
+SERVE_ENDPOINTS = job("gateway.serve_endpoints", OnFailure.RESTART)
 
 HOST = "127.0.0.1"
 
 
 class _Server:
-    """The server of all endpoints of one event loop. It runs while at least one endpoint is open."""
+    """The server of all endpoints of one event loop. It runs while at least one endpoint is open.
+
+    If it fails, it runs again on the same port. A client that connects meanwhile waits, or is refused.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._supervisor = Supervisor("the base URLs of the rollouts")
         self._listening: socket.socket = listen_on(HOST, 0)
-        port = self._listening.getsockname()[1]
-        self.endpoints = Endpoints(lambda: f"http://{HOST}:{port}")
+        self._port: int = self._listening.getsockname()[1]
+        self.endpoints = Endpoints(lambda: f"http://{HOST}:{self._port}")
         self.users = 0
-        self._uvicorn = Uvicorn(uvicorn_config(base_url_app(self.endpoints)))
-        self._task: asyncio.Task[None] | None = None
+        self._app = base_url_app(self.endpoints)
+        self._uvicorn: Uvicorn | None = None
+        self._stopping = False
 
     def start(self) -> None:
         """Serve. A client that connects before this has happened waits."""
-        self._loop.call_soon_threadsafe(self._start)
+        self._loop.call_soon_threadsafe(self._supervisor.start, SERVE_ENDPOINTS, self._serve)
 
     def stop(self) -> None:
         """Stop after the open requests."""
-        self._uvicorn.should_exit = True
-
-    def _start(self) -> None:
-        self._task = child(SERVE_ENDPOINTS, self._serve())
+        self._stopping = True
+        if self._uvicorn is not None:
+            self._uvicorn.should_exit = True
 
     async def _serve(self) -> None:
+        """Run uvicorn until stop(). Raises RuntimeError if uvicorn ends by itself."""
+        uvicorn = self._uvicorn = Uvicorn(uvicorn_config(self._app))
         try:
-            await self._uvicorn.serve(sockets=[self._listening])
+            if self._stopping:
+                return
+            if self._listening.fileno() < 0:
+                self._listening = listen_on(HOST, self._port)
+            await uvicorn.serve(sockets=[self._listening])
+            if not self._stopping:
+                raise RuntimeError("the HTTP server has stopped by itself")
         finally:
+            for server in getattr(uvicorn, "servers", ()):  # still open if uvicorn failed
+                server.close()
             self._listening.close()
 
 
