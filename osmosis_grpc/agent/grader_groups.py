@@ -33,6 +33,10 @@ class _Group:
     """Set when the group is complete."""
     task: "asyncio.Task[None] | None" = None
     waiting: int = 0
+    members: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """The rollout id and the newest attempt, by index."""
+    running: int = 0
+    """The number of accepted attempts that have not ended."""
 
     @property
     def complete(self) -> bool:
@@ -43,20 +47,40 @@ class Groups:
     """The groups of one workflow's rollouts."""
 
     def __init__(self) -> None:
-        self._groups: dict[Key, _Group] = {}
-        self._members: dict[tuple[str, int], tuple[Key, int]] = {}
-        """The accepted rollouts of groups, by rollout id and attempt."""
+        self._groups: dict[Key, list[_Group]] = {}
+        """The groups with the same id and prompt: another run of the trainer can use an id again."""
+        self._members: dict[tuple[str, int], tuple[Key, _Group, int]] = {}
+        """The key, the group and the index of accepted rollouts, by rollout id and attempt."""
+        self._kept: dict[_Group, Key] = {}
+        """The graded groups whose rollouts have ended, the newest last."""
 
     def accepted(self, request: RolloutRequest) -> None:
-        """Note that a rollout of a group is going to run."""
-        group = request.group
-        if group is None or group.size < 2:
+        """Note that a rollout of a group is going to run. Idempotent."""
+        group, member = request.group, (request.rollout_id, request.attempt)
+        if group is None or group.size < 2 or member in self._members:
             return
         prompt = hashlib.sha256(jsontext.render(list(request.messages)).encode()).hexdigest()
         key = group.id, group.size, prompt
-        found = self._groups.setdefault(key, _Group(group.size))
+        found = self._find(key, group.index, request.rollout_id)
         found.over.discard(group.index)
-        self._members[request.rollout_id, request.attempt] = key, group.index
+        if found.task is None:  # an earlier attempt that waits is not graded
+            found.contexts.pop(group.index, None)
+        found.members[group.index] = member
+        found.running += 1
+        self._kept.pop(found, None)
+        self._members[member] = key, found, group.index
+
+    def _find(self, key: Key, index: int, rollout_id: str) -> _Group:
+        """Return the group with an earlier attempt of a rollout, a group that waits for its index, or a new group."""
+        groups = self._groups.setdefault(key, [])
+        for group in groups:
+            if index in group.members and group.members[index][0] == rollout_id:
+                return group
+        for group in groups:
+            if index not in group.members and group.task is None:
+                return group
+        groups.append(_Group(key[1]))
+        return groups[-1]
 
     def has(self, request: RolloutRequest) -> bool:
         """Return whether a rollout belongs to a group of at least two rollouts."""
@@ -64,16 +88,17 @@ class Groups:
 
     def ended(self, rollout_id: str, attempt: int) -> None:
         """Note that a rollout has ended. The others no longer wait for it."""
-        key, index = self._members.pop((rollout_id, attempt), (None, 0))
-        group = self._groups.get(key) if key is not None else None
-        if key is None or group is None:
+        member = rollout_id, attempt
+        if member not in self._members:
             return
-        if group.task is None:  # it was not graded
+        key, group, index = self._members.pop(member)
+        group.running -= 1
+        if group.task is None and group.members[index] == member:  # it was not graded, and has no later attempt
             group.contexts.pop(index, None)
             group.over.add(index)
             if group.complete:
                 group.changed.set()
-        if not any(key == other for other, _ in self._members.values()):
+        if not group.running:
             self._forget(key, group)
 
     async def grade(self, request: RolloutRequest, context: GraderContext, grade: GradeGroup) -> None:
@@ -83,8 +108,7 @@ class Groups:
         contexts of the others. Raises the exception of `grade`, and TimeoutError after MAX_WAIT without a
         grader_timeout.
         """
-        key, index = self._members[request.rollout_id, request.attempt]
-        group = self._groups[key]
+        key, group, index = self._members[request.rollout_id, request.attempt]
         if group.task is not None and group.task.done():
             group.task, group.changed = None, asyncio.Event()
         group.contexts[index] = context
@@ -116,13 +140,15 @@ class Groups:
 
     def _forget(self, key: Key, group: _Group) -> None:
         """Keep a graded group for later attempts, and forget the oldest one. Forget a group that was never graded."""
-        del self._groups[key]
+        self._kept.pop(group, None)
         if group.task is not None:
-            self._groups[key] = group
-        used = {used for used, _ in self._members.values()}
-        idle = [other for other in self._groups if other not in used]
-        for other in idle[: max(0, len(idle) - KEPT)]:
-            del self._groups[other]
+            self._kept[group] = key
+        over = {group: key} if group.task is None else dict(list(self._kept.items())[:-KEPT])
+        for other, name in over.items():
+            self._kept.pop(other, None)
+            self._groups[name].remove(other)
+            if not self._groups[name]:
+                del self._groups[name]
 
 
 async def _call(grade: GradeGroup, contexts: Sequence[GraderContext]) -> None:

@@ -86,6 +86,8 @@ class WorkflowRunnable:
         """Run the workflow, and then its grader. The result has the rewards of the samples."""
         request, session = context.request, current_session.get()
         assert session is not None
+        if self._grades_groups:  # the server may have restarted since the acceptance
+            self._groups.accepted(request)
         config = self._config(request)
         prompt = copy.deepcopy([dict(message) for message in request.messages])
         workflow = self.workflow(config)

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from functools import cache
 from typing import Any
 from urllib.parse import unquote
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, proxy
 
 from osmosis_grpc.agent.context import RolloutContext, get_rollout_context
 from osmosis_grpc.agent.history_chats import HistoryChats
@@ -108,7 +108,7 @@ class PolicyCalls:
             raise InvalidArgument("n", "is not 1: a chat has one reply; ask again for another one")
         chats = self._chats.get(context)
         if chats is None:
-            chats = self._chats[context] = HistoryChats(context)
+            chats = self._chats[context] = HistoryChats(proxy(context))  # a value must not keep its key alive
         return await chats.ask(
             History.of([_without_nulls(dump_model(message)) for message in call["messages"]]),
             tools=given.get("tools"),

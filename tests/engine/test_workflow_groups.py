@@ -83,10 +83,8 @@ async def test_an_exception_fails_the_whole_group(hosting, ranks):
     async with hosting(WorkflowRunnable(Asks, None, ranks)) as h:
         for record in await start(h, 2):
             outcome = await h.settled(record)
-            assert (outcome.failure.reason, outcome.failure.message) == (
-                FailureReason.GRADER_EXCEPTION,
-                "LookupError: no model",
-            )
+            assert outcome.failure.reason is FailureReason.GRADER_EXCEPTION
+            assert outcome.failure.message == "LookupError: no model"
             assert list(outcome.samples) == ["main"]
 
 
@@ -134,3 +132,38 @@ async def test_few_graded_groups_are_kept(hosting, ranks):
             for record in records:
                 await h.settled(record)
         assert len(ranks.seen) == grader_groups.KEPT + 2
+
+
+async def test_another_run_with_the_same_group_ids_has_groups_of_its_own(hosting, ranks):
+    async with hosting(WorkflowRunnable(Asks, None, ranks), max_queued=9) as h:
+        for run in ("first", "second"):
+            for record in [await h.start(f"{run}-{n}", **fields(n, 2)) for n in range(2)]:
+                assert (await h.settled(record)).failure is None
+        for record in [await h.start(f"{run}-{n}", **fields(n, 2)) for n in range(2) for run in "ab"]:
+            assert (await h.settled(record)).failure is None
+    assert ranks.seen[:2] == [["first-0", "first-1"], ["second-0", "second-1"]]
+    assert sorted(ranks.seen[2:]) == [["a-0", "a-1"], ["b-0", "b-1"]]
+
+
+async def test_a_group_waits_for_a_later_attempt_that_replaces_a_waiting_one(hosting, ranks):
+    async with hosting(WorkflowRunnable(Asks, None, ranks), max_queued=9) as h:
+        first = await h.start("r0", **fields(0, 2))
+        await until(lambda: first.activity().description == "grader")
+        second = await h.start("r0", attempt=2, **fields(0, 2, metadata={"waits": True}))
+        other = await h.start("r1", **fields(1, 2))
+        await until(lambda: other.activity().description == "grader" and not first.live)
+        assert ranks.seen == []
+        h.engine.cancel("me", rollout_id="r0")
+        assert (await h.settled(second)).status == "CANCELLED"
+        assert (await h.settled(other)).reward == 0.0
+    assert ranks.seen == [["r1"]]
+
+
+async def test_the_rollouts_of_a_group_find_each_other_after_a_restart(hosting, ranks):
+    workflow = WorkflowRunnable(Asks, None, ranks)
+    workflow.tools = lambda request: None  # the server does not ask again for the tools of a rollout that it continues
+    async with hosting(workflow, max_queued=9) as h:
+        for record in await start(h, 2):
+            assert (await h.settled(record)).failure is None
+        assert ranks.seen == [["r0", "r1"]]
+        assert not workflow._groups._members

@@ -1,12 +1,14 @@
 """The LiteLLM provider `osmosis`: any library on LiteLLM reaches the policy of its rollout."""
 
 import asyncio
+import gc
+import weakref
 
 import numpy as np
 import pytest
 
 from osmosis_grpc.errors import FailedPrecondition, InvalidArgument, OsmosisRolloutError, ResourceExhausted
-from osmosis_grpc.rollout import AgentWorkflow, RolloutAgentLoop, register_litellm_provider
+from osmosis_grpc.rollout import AgentWorkflow, RolloutAgentLoop, get_rollout_context, register_litellm_provider
 from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.types import ChatRef, OutcomeStatus
 from tests.integrations.strands_policy import Replies, calls
@@ -210,3 +212,16 @@ async def test_no_http_request_is_made_and_no_key_is_needed(litellm, monkeypatch
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     outcome = await ran(lambda messages: litellm.acompletion(model=MODEL, messages=messages), Replies("x"))
     assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
+
+
+async def test_ended_rollouts_are_forgotten(litellm):
+    contexts = weakref.WeakSet()
+
+    async def asks(messages):
+        contexts.add(get_rollout_context())
+        await plain(litellm, messages)
+
+    for _ in range(8):
+        assert (await ran(asks, Replies("hi"))).failure is None
+    gc.collect()
+    assert len(contexts) < 4, "LiteLLM itself keeps the context variables of its newest calls"
