@@ -186,7 +186,7 @@ def test_c05_a_name_leads_to_a_function(tmp_path, monkeypatch):
 def test_c05_another_source_is_another_annotation(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ids = []
-    for module, source in (("one", "1"), ("two", "2"), ("six", "1")):
+    for module, source in (("c05_one", "1"), ("c05_two", "2"), ("c05_three", "1")):
         (tmp_path / f"{module}.py").write_text(f"def f(solution_str): return {source}\n")
         (function,) = load_eval_functions([f"{module}:f"])
         assert set(function.version.parts) == {f"{module}.py"}
