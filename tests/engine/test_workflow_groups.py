@@ -1,13 +1,15 @@
 """A grader of groups gets all rollouts of a group at once."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from osmosis_grpc.agent import grader_groups
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
+from osmosis_grpc.engine.record import Tenant
 from osmosis_grpc.rollout import AgentWorkflow, Grader, get_rollout_context
-from osmosis_grpc.types import ChatPurpose, FailureReason, Group
+from osmosis_grpc.types import ChatPurpose, FailureReason, Group, InitRequest, RolloutRequest
 from tests.waiting import until
 
 PROMPT = [{"role": "user", "content": "hello"}]
@@ -167,3 +169,15 @@ async def test_the_rollouts_of_a_group_find_each_other_after_a_restart(hosting, 
             assert (await h.settled(record)).failure is None
         assert ranks.seen == [["r0", "r1"]]
         assert not workflow._groups._members
+
+
+async def test_a_rollout_that_waits_without_a_slot_can_move_to_another_tenant(hosting, ranks):
+    async with hosting(WorkflowRunnable(Asks, None, ranks), max_queued=9) as h:
+        tenants = [Tenant(), Tenant()]
+        peers = [replace(h.Trainer(key=str(n)).peer, tenant=tenant) for n, tenant in enumerate(tenants)]
+        init = InitRequest(request=RolloutRequest(rollout_id="r0", **fields(0, 2)), digest=b"r0")
+        waits, _ = await h.engine.init(init, owner="me", peer=peers[0])
+        await until(lambda: waits.activity().description == "grader")
+        await h.engine.init(init, owner="me", peer=peers[1])
+        assert waits.tenant is tenants[1]
+        assert [tenant.running for tenant in tenants] == [0, 0]
