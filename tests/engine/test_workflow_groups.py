@@ -181,3 +181,23 @@ async def test_a_rollout_that_waits_without_a_slot_can_move_to_another_tenant(ho
         await h.engine.init(init, owner="me", peer=peers[1])
         assert waits.tenant is tenants[1]
         assert [tenant.running for tenant in tenants] == [0, 0]
+
+
+async def test_another_rollout_grades_the_group_if_the_one_that_does_is_cancelled(hosting, ranks):
+    may_ask, graders = asyncio.Event(), []
+
+    async def grade_group(self, contexts):
+        graders.append(get_rollout_context().rollout_id)
+        await may_ask.wait()
+        await get_rollout_context().chat([{"role": "user", "content": "which is best?"}], sample="judge")
+        await Ranks.grade_group(self, contexts)
+
+    ranks.grade_group = grade_group
+    async with hosting(WorkflowRunnable(Asks, None, ranks), max_queued=9) as h:
+        records = {record.rollout_id: record for record in await start(h, 3)}
+        await until(lambda: graders)
+        h.engine.cancel("me", rollout_id=graders[0])
+        assert (await h.settled(records.pop(graders[0]))).status == "CANCELLED"
+        may_ask.set()
+        assert [(await h.settled(record)).reward for record in records.values()] == [0.0, 0.5]
+    assert (ranks.seen, len(graders)) == ([sorted(records)], 2)
