@@ -61,6 +61,11 @@ def discover(module: ModuleType, entry_point: str, workflow: type[AgentWorkflow[
     )
 
 
+def grader_config_of(module: ModuleType) -> GraderConfig | None:
+    """Return the configuration that a module has for its grader. Raises DiscoveryError if it has several."""
+    return _only(_instances(module, GraderConfig), module.__name__, "GraderConfig instances")
+
+
 def _only(found: dict[str, T], entry_point: str, what: str) -> T | None:
     if len(found) > 1:
         names = ", ".join(sorted(found))

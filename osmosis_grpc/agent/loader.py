@@ -11,12 +11,14 @@ from typing import Any
 
 from osmosis_grpc.agent.discovery import DiscoveryError, FoundWorkflow, discover
 from osmosis_grpc.agent.entry_points import EntryPointError, check_path, import_file, is_path
+from osmosis_grpc.agent.grader import Grader
 from osmosis_grpc.agent.loop import RolloutAgentLoop
 from osmosis_grpc.agent.missing_names import missing_module, of_the_sdk
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.agent.validator import one_line, place_of_error
 from osmosis_grpc.agent.workflow import AgentWorkflow
-from osmosis_grpc.agent.workflow_sources import ConfigSources, configured
+from osmosis_grpc.agent.workflow_config import GraderConfig
+from osmosis_grpc.agent.workflow_sources import ConfigSources, configured, configured_grader
 
 
 class LoadError(ValueError):
@@ -136,6 +138,19 @@ def configure(items: Sequence[Any], sources: ConfigSources | None) -> list[Any]:
     return [next(ready) if isinstance(item, FoundWorkflow) else item for item in items]
 
 
+def load_grader(spec: str, values: Sequence[str] = ()) -> tuple[type[Grader[Any]], GraderConfig | None]:
+    """Return the grader that MODULE:CLASS names, and the configuration of its module with KEY=VALUE texts in it.
+
+    Raises LoadError.
+    """
+    try:
+        return configured_grader(spec, values, lambda text: load_object(text, _suggest_graders))
+    except LoadError:
+        raise
+    except ValueError as error:
+        raise LoadError(str(error)) from None
+
+
 def _agent(item: Any, spec: str) -> Any:
     """Return an agent loop, a Runnable or a FoundWorkflow. Raises LoadError."""
     if isinstance(item, type) and issubclass(item, RolloutAgentLoop):
@@ -204,6 +219,17 @@ def _suggest(found: Any) -> str:
     file = getattr(found, "__file__", None)
     loops_found = f"; it has: {', '.join(sorted(loops))}" if loops else ", and no agent loop"
     return loops_found + (f" ({file})" if isinstance(file, str) else "")
+
+
+def _suggest_graders(found: Any) -> str:
+    """Return a text with the graders of a module."""
+    values = getattr(found, "__dict__", {}).items()
+    graders = [name for name, value in values if _is_grader(value)]
+    return f"; it has: {', '.join(graders)}" if graders else ", and no grader"
+
+
+def _is_grader(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, Grader) and value is not Grader
 
 
 def _as_module(path: str, attribute: str) -> str:

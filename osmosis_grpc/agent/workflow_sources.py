@@ -6,15 +6,16 @@ request are put in when its rollout runs (see WorkflowRunnable).
 
 import contextlib
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from osmosis_grpc.agent.config_values import ConfigValueError, built, config_class, overlaid
-from osmosis_grpc.agent.discovery import FoundWorkflow
+from osmosis_grpc.agent.discovery import FoundWorkflow, grader_config_of
 from osmosis_grpc.agent.grader import Grader
 from osmosis_grpc.agent.workflow import AgentWorkflow
-from osmosis_grpc.agent.workflow_config import BaseConfig
+from osmosis_grpc.agent.workflow_config import BaseConfig, GraderConfig
 from osmosis_grpc.agent.workflow_toml import WorkflowToml
 
 TBase = TypeVar("TBase", bound=BaseConfig)
@@ -71,6 +72,18 @@ def _configured(
             (sources.grader, "--grader-config"),
         ),
     )
+
+
+def configured_grader(
+    spec: str, texts: Sequence[str], load: Callable[[str], Any]
+) -> tuple[type[Grader[Any]], GraderConfig | None]:
+    """Return the grader of a text MODULE:CLASS, and the configuration of its module with the values of KEY=VALUE texts.
+
+    `load` and the errors are those of configured(). Raises DiscoveryError if the module has several configurations.
+    """
+    cls = _grader(spec, load)
+    config = grader_config_of(sys.modules[cls.__module__])
+    return cls, _with(config, config_class(cls, Grader), ({}, ""), (texts, "--grader-config"))
 
 
 def parsed(texts: Iterable[str], flag: str) -> tuple[dict[str, Any], dict[str, str]]:

@@ -55,9 +55,14 @@ def validate_workflow(
             _make("MISSING_GRADER", f"there is no grader for {name}, so its samples get no reward", workflow)
         )
     else:
-        wrong = list(_class(grader, Grader, "grade", ("INVALID_GRADER_CLASS", "GRADER_GRADE_NOT_ASYNC")))
-        findings += wrong or _instance(grader, grader_config, "GRADER_INIT_FAILED", copied=False)
+        findings += validate_grader(grader, grader_config)
     return ValidationResult(None if problem else str(name), tuple(findings))
+
+
+def validate_grader(grader: object, config: Any = None) -> list[Finding]:
+    """Return all problems of a grader and its configuration. The class is called, and not run. Raises nothing."""
+    wrong = list(_class(grader, Grader, "grade", ("INVALID_GRADER_CLASS", "GRADER_GRADE_NOT_ASYNC")))
+    return wrong or _instance(grader, config, "GRADER_INIT_FAILED", copied=False)
 
 
 def _class(cls: Any, base: type, method: str, codes: tuple[str, str]) -> Iterator[Finding]:

@@ -1,6 +1,6 @@
-"""The rescore command: scores recorded rollouts with eval functions, and keeps each score as an annotation.
+"""The rescore command: scores recorded rollouts with eval functions or a grader. Each score is an annotation.
 
-The rewards that a rollout has stay as they are. A score has the id of its function and of the function's source, so a
+The rewards that a rollout has stay as they are. A score has the id of its function or grader and of the source, so a
 second run of the command adds nothing.
 """
 
@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from osmosis_grpc.agent.loader import LoadError
 from osmosis_grpc.cli.annotator import Annotator, open_annotator
-from osmosis_grpc.cli.history import history_of
+from osmosis_grpc.cli.history import History
+from osmosis_grpc.cli.recorded_grader import RecordedGrader
 from osmosis_grpc.cli.score_text import score_lines
 from osmosis_grpc.cli.screen import Screen
 from osmosis_grpc.cli.source import Source, open_source
@@ -23,7 +24,7 @@ from osmosis_grpc.evaluate.eval_functions import EvalFunction, Scored, Scorer, l
 from osmosis_grpc.evaluate.stats import Scores
 from osmosis_grpc.serve.json_output import Records, records
 from osmosis_grpc.serve.startup import usage_error
-from osmosis_grpc.types import OutcomeStatus, RolloutFilter, RolloutInfo, RolloutState
+from osmosis_grpc.types import OutcomeStatus, RolloutFilter, RolloutInfo, RolloutState, events
 from osmosis_grpc.types.outcome import printable
 
 PAGE = 100
@@ -35,6 +36,8 @@ class RescoreOptions:
 
     run: str | None
     eval_fn: tuple[str, ...]
+    grader: str | None
+    grader_config: tuple[str, ...]
     author: str
     agent: str
     group: str
@@ -46,8 +49,12 @@ class RescoreOptions:
 
 def run_rescore(options: RescoreOptions, source: SourceOptions) -> int:
     """Score the rollouts, print the scores, and return the exit code."""
-    if not options.eval_fn:
-        usage_error("rescore", "--eval-fn names a function that scores: --eval-fn MODULE:FUNCTION; it is repeatable")
+    if not options.eval_fn and options.grader is None:
+        usage_error(
+            "rescore", "--eval-fn MODULE:FUNCTION names a function that scores, and --grader MODULE:CLASS a grader"
+        )
+    if options.grader_config and options.grader is None:
+        usage_error("rescore", "--grader-config goes with --grader MODULE:CLASS")
     if options.run is not None and (source.server is not None or source.state_dir is not None):
         usage_error("rescore", "RUN, --state-dir and --server exclude each other; name one of them")
     with records(options.json) as out:
@@ -55,7 +62,11 @@ def run_rescore(options: RescoreOptions, source: SourceOptions) -> int:
             if options.run is not None:
                 source = replace(source, state_dir=str(RunFolder.open(options.run).path))
             functions = load_eval_functions(options.eval_fn)
-            return asyncio.run(_Rescore(options, functions, open_source("rescore", source), out).run())
+            grader = None
+            if options.grader is not None:
+                given = options.author, options.timeout
+                grader = RecordedGrader(options.grader, options.grader_config, author=given[0], timeout=given[1])
+            return asyncio.run(_Rescore(options, functions, grader, open_source("rescore", source), out).run())
         except (RunError, LoadError, EvalFunctionError, SourceError) as error:
             usage_error("rescore", printable(str(error)))
         except KeyboardInterrupt:
@@ -65,14 +76,23 @@ def run_rescore(options: RescoreOptions, source: SourceOptions) -> int:
 class _Rescore:
     """One run of the command."""
 
-    def __init__(self, options: RescoreOptions, functions: list[EvalFunction], source: Source, out: Records) -> None:
+    def __init__(
+        self,
+        options: RescoreOptions,
+        functions: list[EvalFunction],
+        grader: RecordedGrader | None,
+        source: Source,
+        out: Records,
+    ) -> None:
         self._options = options
         self._functions = functions
+        self._grader = grader
         self._source = source
         self._out = out
         self._screen = Screen.of(out)
         self._scorer = Scorer(functions, options.timeout)
-        self._scores = {function.name: Scores() for function in functions}
+        names = [function.name for function in functions] + ([grader.name] if grader is not None else [])
+        self._scores = {name: Scores() for name in names}
         self._rewards = Scores()
         self._rows: dict[str, int] = {}
         """A number for each group, and for each rollout without one. Rollouts of a group are not independent."""
@@ -113,7 +133,11 @@ class _Rescore:
         outcome = info.outcome
         if outcome is None or outcome.status is not OutcomeStatus.COMPLETED:
             return
-        history = await history_of(self._source.events(info.rollout_id, info.attempt))
+        history, logged = History(), []
+        async for event in self._source.events(info.rollout_id, info.attempt):
+            history.add(event)
+            if isinstance(event.kind, events.Logged):
+                logged.append(event)
         request = history.request
         if request is None:
             return
@@ -121,17 +145,28 @@ class _Rescore:
         known = {each.id: each.reward for each in given if each.reward is not None}
         scored = Scored(messages=outcome.messages, label=request.label, metadata=request.metadata)
         scores, errors = await self._scorer.score(scored, known)
-        for function in self._functions:
-            if function.name in scores and function.annotation_id not in known:
-                note = function.annotation(scores[function.name], self._options.author)
-                try:
+        notes = {
+            function.name: [function.annotation(scores[function.name], self._options.author)]
+            for function in self._functions
+            if function.name in scores and function.annotation_id not in known
+        }
+        self._known += sum(function.annotation_id in known for function in self._functions)
+        if self._grader is not None:
+            regraded = await self._grader.grade(request, outcome, logged, known)
+            self._known += regraded.known
+            notes[self._grader.name] = list(regraded.added)
+            if regraded.score is not None:
+                scores[self._grader.name] = regraded.score
+            if regraded.error:
+                errors[self._grader.name] = regraded.error
+        for name, added_notes in notes.items():
+            try:
+                for note in added_notes:
                     added = await annotator.annotate(info.rollout_id, info.attempt, note)
-                except SourceError as error:
-                    del scores[function.name]
-                    errors[function.name] = str(error)
-                else:
                     self._added += added
-            self._known += function.annotation_id in known
+            except SourceError as error:
+                del scores[name]
+                errors[name] = str(error)
         self._rollouts += 1
         self._failed += len(errors)
         row = self._rows.setdefault(request.group.id if request.group else request.rollout_id, len(self._rows))

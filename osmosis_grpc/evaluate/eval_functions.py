@@ -89,10 +89,7 @@ class EvalFunction:
     @property
     def annotation_id(self) -> str:
         """The id of the annotation with a score of this function. Another source is another function."""
-        name = self.name
-        if len(name) > MOST_NAME_CHARS:
-            name = f"{name[:MOST_NAME_CHARS]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-        return f"{name}@{self.version.digest}"
+        return score_id(self.name, self.version.digest)
 
     def annotation(self, score: float, author: str) -> Annotation:
         """Return the annotation for a score."""
@@ -120,6 +117,13 @@ class EvalFunction:
         if not is_reward(score):
             raise EvalFunctionError(f"it returned {reprlib.repr(score)}, not a finite number")
         return float(score)
+
+
+def score_id(name: str, digest: str) -> str:
+    """Return the id of an annotation with a score: the name of what scored, and the digest of its source."""
+    if len(name) > MOST_NAME_CHARS:
+        name = f"{name[:MOST_NAME_CHARS]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"{name}@{digest}"
 
 
 def load_eval_functions(names: Sequence[str]) -> list[EvalFunction]:

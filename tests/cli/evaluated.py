@@ -36,6 +36,22 @@ def fails(solution_str, ground_truth):
         raise ValueError("\\x1b[31mI cannot judge\\nthis")
     return float("nan") if ground_truth == "9" else 1
 """
+GRADERS = """
+from osmosis_grpc.rollout import Grader, GraderConfig
+
+class Strictness(GraderConfig):
+    name: str = "strictness"
+    right: float = 1.0
+
+class Exact(Grader[Strictness]):
+    async def grade(self, ctx):
+        if ctx.label == "9":
+            raise ValueError("I cannot judge\\nthis")
+        for name, sample in ctx.samples.items():
+            ctx.set_sample_reward(name, self.config.right * (ctx.label in sample.messages[-1]["content"]))
+
+strictness = Strictness()
+"""
 ROWS = [
     {"user_prompt": "What is 6 / 2?", "ground_truth": "3"},
     {"user_prompt": "What is 1 / 0?", "ground_truth": "9"},
@@ -49,6 +65,7 @@ def write(folder: Path, rows=ROWS) -> None:
     """Write all files into a folder."""
     (folder / "agent.py").write_text(AGENT)
     (folder / "rewards.py").write_text(REWARDS)
+    (folder / "graders.py").write_text(GRADERS)
     (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "script.json").write_text(json.dumps(SCRIPT))
 

@@ -2,9 +2,27 @@
 
 import pytest
 
+from osmosis_grpc.cli.recorded_grader import RecordedGrader
+from osmosis_grpc.policies import EchoPolicy
+from osmosis_grpc.testing import collect_rollout
+from osmosis_grpc.types import RolloutRequest
 from tests.cli.evaluated import MODEL, REWARDS, arguments, environment, records, results_of, write
 from tests.processes import run, server_process
+from tests.workflows.made import QUESTION, AsksTwice
 
+BY_SAMPLE = """
+import asyncio
+from osmosis_grpc.rollout import Grader
+
+class BySample(Grader):
+    async def grade(self, ctx):
+        ctx.set_sample_reward("first", 4)
+        ctx.samples["second"].remove_sample = True
+
+class Slow(Grader):
+    async def grade(self, ctx):
+        await asyncio.Event().wait()
+"""
 STRICT = ("--eval-fn", "rewards:strict")
 
 
@@ -64,10 +82,52 @@ def test_c11_a_score_that_fails_adds_nothing_and_the_exit_code_is_1(forked, fold
     assert (summary["reward"]["mean"], summary["eval_fns"]["rewards:fails"]["mean"]) == (0.25, 1.0)
 
 
+def test_c11_a_grader_scores_recorded_rollouts(forked, folder):
+    grader = ("--grader", "graders:Exact")
+    done = rescore(forked, folder, "run", *grader, "--grader-config", "right=0.5", "--json")
+    assert (done.returncode, done.stderr) == (1, "")
+    *rollouts, summary = records(done.stdout)
+    assert sorted(record["scores"].get("graders:Exact", -1) for record in rollouts) == [-1, -1, 0, 0.5, 0.5, 0.5]
+    problems = [record["errors"]["graders:Exact"] for record in rollouts if record["errors"]]
+    assert problems == ["ValueError: I cannot judge\nthis at graders.py:11"] * 2
+    assert {name: summary[name] for name in ("added", "known", "failed")} == {"added": 4, "known": 0, "failed": 2}
+    assert summary["eval_fns"]["graders:Exact"]["scored"] == 4
+    again = rescore(forked, folder, "run", *grader, "--grader-config", "right=0.5", "--author", "ada")
+    assert again.stdout.splitlines()[-1] == "0 annotations added, 4 known already, 2 scores failed"
+    other = rescore(forked, folder, "run", *grader, *STRICT, "--author", "ada")
+    assert other.stdout.splitlines()[-1] == "10 annotations added, 0 known already, 2 scores failed"
+    rollout = next(record["rollout_id"] for record in rollouts if record["scores"].get("graders:Exact") == 0.5)
+    shown = forked.run("-m", "osmosis_grpc", "show", rollout, "--state-dir", "run", cwd=folder).stdout
+    assert "annotated by rescore: reward 0.5, labels graders:Exact\n" in shown
+    assert "annotated by ada: reward 1, labels graders:Exact\n" in shown
+
+
+async def test_c11_each_sample_that_a_grader_rewards_has_an_annotation(tmp_path, monkeypatch):
+    (tmp_path / "by_sample.py").write_text(BY_SAMPLE)
+    monkeypatch.chdir(tmp_path)
+    grader = RecordedGrader("by_sample:BySample", (), author="ada", timeout=10)
+    outcome, trail = await collect_rollout(AsksTwice, EchoPolicy(), QUESTION)
+    request = RolloutRequest(rollout_id=outcome.rollout_id, label="x")
+    regraded = await grader.grade(request, outcome, trail, {})
+    assert (regraded.score, regraded.known, regraded.error) == (4.0, 0, "")
+    (note,) = regraded.added
+    assert (note.sample, note.reward, note.author) == ("first", 4.0, "ada")
+    assert note.id.startswith("by_sample:BySample@")
+    assert note.id.endswith("/first")
+    again = await grader.grade(request, outcome, trail, {note.id: 3.0})
+    assert (again.score, again.added, again.known) == (3.0, (), 1)
+    slow = RecordedGrader("by_sample:Slow", (), author="ada", timeout=0.01)
+    assert (await slow.grade(request, outcome, trail, {})).error == "it took longer than 0.01 s"
+
+
 @pytest.mark.slow
 def test_c11_a_usage_error_is_one_line(forked, folder):
     for options, problem in (
-        (("run",), "--eval-fn names a function that scores"),
+        (("run",), "--eval-fn MODULE:FUNCTION names a function that scores, and --grader MODULE:CLASS a grader"),
+        (("run", *STRICT, "--grader-config", "right=1"), "--grader-config goes with --grader MODULE:CLASS"),
+        (("run", "--grader", "rewards:exact"), "rewards:exact is not a subclass of Grader: it is a function"),
+        (("run", "--grader", "graders:Exakt"), "graders has no attribute 'Exakt'; it has: Exact"),
+        (("run", "--grader", "graders:Exact", "--grader-config", "right=no"), "--grader-config: right: Input should"),
         (("run", "--state-dir", "run", *STRICT), "RUN, --state-dir and --server exclude each other"),
         (("none", *STRICT), "none is not the folder of a run"),
         (("run", *STRICT, "--agent", "nobody"), "the state folder run has no rollout that completed"),

@@ -126,7 +126,7 @@ async def test_r69_every_accepted_rollout_has_exactly_one_end(hosting, way):
         assert list(outcome.samples) == ([] if way == "bad configuration" else ["agent"])
         assert outcome.reward is None
         if way == "bad configuration":
-            assert outcome.failure.message.startswith("the configuration of agent cannot be copied, and each rollout ")
+            assert outcome.failure.message.startswith("TypeError: the configuration of agent cannot be copied, ")
 
 
 async def test_r70_an_equal_init_finds_the_rollout_and_another_one_is_refused(hosting):

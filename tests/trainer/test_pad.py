@@ -336,7 +336,9 @@ async def test_t04_the_loop_of_a_trainer_takes_only_what_completed(serve):
     assert all(outcome.samples["main"].segments for outcome in seen), "the failed ones have tokens, too"
     assert sorted(name for name, _, _ in trained) == sorted(f"r{n}-{index}" for n in range(3) for index in (0, 2))
     assert {reward for _, _, reward in trained} == {1.0}
-    with pytest.raises(InvalidArgument, match=r"rollout r\d-\d is not trained on: it ended FAILED: the weather"):
+    with pytest.raises(
+        InvalidArgument, match=r"rollout r\d-\d is not trained on: it ended FAILED: RuntimeError: the weather"
+    ):
         pad(seen)
     assert len(pad(seen, untrainable="skip")) == 6
 

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from osmosis_grpc.cli.commands.shared import Json
+from osmosis_grpc.cli.config_options import GraderConfig
 from osmosis_grpc.cli.run_options import RunOptions, with_run_options
 from osmosis_grpc.cli.source_options import SourceOptions, with_source
 
@@ -108,7 +109,14 @@ def rescore(
     run: Annotated[
         str | None, typer.Argument(metavar="[RUN]", help="The folder of a run of eval or test, or `last`.")
     ] = None,
-    eval_fn: EvalFunctions = None,
+    eval_fn: Annotated[
+        list[str] | None,
+        typer.Option("--eval-fn", metavar="MODULE:FUNCTION", help="A function that scores; repeatable."),
+    ] = None,
+    grader: Annotated[
+        str | None, typer.Option("--grader", metavar="MODULE:CLASS", help="A grader that scores.")
+    ] = None,
+    grader_config: GraderConfig = None,
     author: Annotated[str, typer.Option("--author", metavar="NAME", help="The author of the annotations.")] = "rescore",
     agent: Annotated[str, typer.Option("--agent", metavar="NAME", help="Only this agent loop.")] = "",
     group: Annotated[str, typer.Option("--group", metavar="ID", help="Only this group.")] = "",
@@ -123,10 +131,10 @@ def rescore(
     *,
     source: SourceOptions,
 ) -> None:
-    """Score recorded rollouts with other eval functions. Each score is an annotation; the old rewards stay.
+    """Score recorded rollouts with other eval functions, or with a grader. Each score is an annotation.
 
-    The rollouts are in the folder of a run, in a state folder that no server uses, or on a running server. A score
-    that a rollout has already is not computed again.
+    The rollouts are in the folder of a run, in a state folder that no server uses, or on a running server. Their old
+    rewards stay. A score that a rollout has already is not computed again.
 
     Exit codes: 0 all scored, 1 some scores failed, 2 usage.
     """
@@ -135,6 +143,8 @@ def rescore(
     options = RescoreOptions(
         run=run,
         eval_fn=tuple(eval_fn or ()),
+        grader=grader,
+        grader_config=tuple(grader_config or ()),
         author=author,
         agent=agent,
         group=group,
