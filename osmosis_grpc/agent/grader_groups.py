@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from osmosis_grpc.agent.grader import GraderContext
+from osmosis_grpc.errors import RolloutEndedError
 from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.types import RolloutRequest, jsontext
 
@@ -32,6 +33,8 @@ class _Group:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the group is complete."""
     task: "asyncio.Task[None] | None" = None
+    grader: GraderContext | None = None
+    """The context of the rollout that grades the group."""
     waiting: int = 0
     members: dict[int, tuple[str, int]] = field(default_factory=dict)
     """The rollout id and the newest attempt, by index."""
@@ -117,14 +120,32 @@ class Groups:
         group.waiting += 1
         try:
             await self._complete(request, group)
-            if group.task is None:
-                contexts = [group.contexts[number] for number in sorted(group.contexts)]
-                group.task = child(GRADE_GROUP, _call(grade, contexts), name=f"grade group {key[0]}"[:80])
-            await asyncio.shield(group.task)
+            while not await self._graded(key[0], group, context, grade):
+                pass
         finally:
             group.waiting -= 1
             if not group.waiting and group.task is not None:
                 group.task.cancel()
+
+    async def _graded(self, name: str, group: _Group, own: GraderContext, grade: GradeGroup) -> bool:
+        """Return True when the group is graded, and False if the rollout that grades it has ended."""
+        if group.task is None:
+            contexts = [group.contexts[number] for number in sorted(group.contexts)]
+            group.grader = own
+            group.task = child(GRADE_GROUP, _call(grade, contexts), name=f"grade group {name}"[:80])
+        task, grader = group.task, group.grader
+        try:
+            await asyncio.shield(task)
+        except RolloutEndedError:
+            if grader is own:
+                raise
+            if group.task is task:
+                group.task = None
+                for index in [index for index, context in group.contexts.items() if context is grader]:
+                    del group.contexts[index]
+                    group.over.add(index)
+            return False
+        return True
 
     async def _complete(self, request: RolloutRequest, group: _Group) -> None:
         limit = MAX_WAIT if request.grader_timeout is None else None

@@ -155,7 +155,7 @@ class Acceptance:
         if tenant is not record.tenant and record.live:
             record.tenant.open -= record.counted
             tenant.open += record.counted
-            self._context.admission.move(record, tenant, runs=record.run.task is not None)
+            self._context.admission.move(record, tenant, runs=record.slot)
         record.restart_calls()
 
     async def _accept_later(self, record: Record, tools: Awaitable[Any]) -> None:

@@ -1,13 +1,15 @@
 """A grader of groups gets all rollouts of a group at once."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from osmosis_grpc.agent import grader_groups
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
+from osmosis_grpc.engine.record import Tenant
 from osmosis_grpc.rollout import AgentWorkflow, Grader, get_rollout_context
-from osmosis_grpc.types import ChatPurpose, FailureReason, Group
+from osmosis_grpc.types import ChatPurpose, FailureReason, Group, InitRequest, RolloutRequest
 from tests.waiting import until
 
 PROMPT = [{"role": "user", "content": "hello"}]
@@ -167,3 +169,35 @@ async def test_the_rollouts_of_a_group_find_each_other_after_a_restart(hosting, 
             assert (await h.settled(record)).failure is None
         assert ranks.seen == [["r0", "r1"]]
         assert not workflow._groups._members
+
+
+async def test_a_rollout_that_waits_without_a_slot_can_move_to_another_tenant(hosting, ranks):
+    async with hosting(WorkflowRunnable(Asks, None, ranks), max_queued=9) as h:
+        tenants = [Tenant(), Tenant()]
+        peers = [replace(h.Trainer(key=str(n)).peer, tenant=tenant) for n, tenant in enumerate(tenants)]
+        init = InitRequest(request=RolloutRequest(rollout_id="r0", **fields(0, 2)), digest=b"r0")
+        waits, _ = await h.engine.init(init, owner="me", peer=peers[0])
+        await until(lambda: waits.activity().description == "grader")
+        await h.engine.init(init, owner="me", peer=peers[1])
+        assert waits.tenant is tenants[1]
+        assert [tenant.running for tenant in tenants] == [0, 0]
+
+
+async def test_another_rollout_grades_the_group_if_the_one_that_does_is_cancelled(hosting, ranks):
+    may_ask, graders = asyncio.Event(), []
+
+    async def grade_group(self, contexts):
+        graders.append(get_rollout_context().rollout_id)
+        await may_ask.wait()
+        await get_rollout_context().chat([{"role": "user", "content": "which is best?"}], sample="judge")
+        await Ranks.grade_group(self, contexts)
+
+    ranks.grade_group = grade_group
+    async with hosting(WorkflowRunnable(Asks, None, ranks), max_queued=9) as h:
+        records = {record.rollout_id: record for record in await start(h, 3)}
+        await until(lambda: graders)
+        h.engine.cancel("me", rollout_id=graders[0])
+        assert (await h.settled(records.pop(graders[0]))).status == "CANCELLED"
+        may_ask.set()
+        assert [(await h.settled(record)).reward for record in records.values()] == [0.0, 0.5]
+    assert (ranks.seen, len(graders)) == ([sorted(records)], 2)
