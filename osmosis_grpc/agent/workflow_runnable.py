@@ -59,7 +59,7 @@ class WorkflowRunnable:
         self.config, self.grader, self.grader_config = config, grader, grader_config
         self.replayable = workflow.replayable
         self._folder = _current_folder()
-        self._groups = Groups()
+        self.groups = Groups()
         self._grades_groups = grader is not None and grader.grade_group is not Grader.grade_group
         self._slots: WeakKeyDictionary[Any, asyncio.Semaphore] = WeakKeyDictionary()
         """How many graders may still run at once, by event loop."""
@@ -80,14 +80,14 @@ class WorkflowRunnable:
         if CONFIG_KEY in request.metadata:
             self._config(request)
         if self._grades_groups:
-            self._groups.accepted(request)
+            self.groups.accepted(request)
 
     async def run(self, context: RolloutContext) -> RunOutcome:
         """Run the workflow, and then its grader. The result has the rewards of the samples."""
         request, session = context.request, current_session.get()
         assert session is not None
         if self._grades_groups:  # the server may have restarted since the acceptance
-            self._groups.accepted(request)
+            self.groups.accepted(request)
         config = self._config(request)
         prompt = copy.deepcopy([dict(message) for message in request.messages])
         workflow = self.workflow(config)
@@ -104,9 +104,9 @@ class WorkflowRunnable:
             return _with_native(RunOutcome(messages=None, extra_fields={"grading": why}), context, samples)
         graded_context = grader_context(request, samples, self._folder)
         with context.for_grader() as judge:
-            if self._grades_groups and self._groups.has(request):
+            if self._grades_groups and self.groups.has(request):
                 session.free_slot()
-                work = self._groups.grade(request, graded_context, self._grade_group)
+                work = self.groups.grade(request, graded_context, self._grade_group)
             else:
                 work = self._grade(graded_context)
             outcome = (await graded(work, graded_context)).apply(judge)
@@ -114,7 +114,7 @@ class WorkflowRunnable:
 
     def ended(self, rollout_id: str, attempt: int) -> None:
         """Let the other rollouts of the group no longer wait for this one."""
-        self._groups.ended(rollout_id, attempt)
+        self.groups.ended(rollout_id, attempt)
 
     async def _grade(self, context: GraderContext) -> None:
         assert self.grader is not None

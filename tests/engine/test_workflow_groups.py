@@ -165,10 +165,11 @@ async def test_the_rollouts_of_a_group_find_each_other_after_a_restart(hosting, 
     workflow = WorkflowRunnable(Asks, None, ranks)
     workflow.tools = lambda request: None  # the server does not ask again for the tools of a rollout that it continues
     async with hosting(workflow, max_queued=9) as h:
-        for record in await start(h, 2):
+        records = await start(h, 2)
+        for record in records:
             assert (await h.settled(record)).failure is None
         assert ranks.seen == [["r0", "r1"]]
-        assert not workflow._groups._members
+        assert not any(workflow.groups.has(record.init.request) for record in records)
 
 
 async def test_a_rollout_that_waits_without_a_slot_can_move_to_another_tenant(hosting, ranks):
