@@ -60,8 +60,8 @@ def _lines(found: Comparison, width: int) -> Iterator[Line]:
     for without, run in _without(found):
         if without:
             more = f" and {len(without) - MOST_ROWS} more" if len(without) > MOST_ROWS else ""
-            text = f"no score in {run}: {'row' if len(without) == 1 else 'rows'} {', '.join(map(str, without[:MOST_ROWS]))}"
-            for piece in wrapped(f"{text}{more}; not in the means above", width - 2):
+            names = f"{'row' if len(without) == 1 else 'rows'} {', '.join(map(str, without[:MOST_ROWS]))}{more}"
+            for piece in wrapped(f"no score in {run}: {names}; not in the means above", width - 2):
                 yield Line.of(piece, "bad", 2)
     for title, kind, rows in (("better", "good", found.better), ("worse", "bad", found.worse)):
         yield from _rows(title, kind, rows)

@@ -17,6 +17,7 @@ from osmosis_grpc.cli.daemon_thread import Interruptible, run_in_daemon_thread
 from osmosis_grpc.cli.program import program
 from osmosis_grpc.cli.run_display import Display, failed_lines, figures, row_lines, shown
 from osmosis_grpc.cli.run_options import RunOptions
+from osmosis_grpc.cli.screen import say_wrapped
 from osmosis_grpc.cli.transcript import counted, transcript
 from osmosis_grpc.errors import CallError, InvalidArgument
 from osmosis_grpc.evaluate import (
@@ -93,7 +94,9 @@ class Prepared:
             run_in_daemon_thread(lambda: model.probe(self.config.completion_params))
 
 
-def prepare(command: str, options: RunOptions, rows: Rows, given: frozenset[str], *, runs: int = 1) -> Prepared:
+def prepare(
+    command: str, options: RunOptions, rows: Rows, given: frozenset[str] = frozenset(), *, runs: int = 1
+) -> Prepared:
     """Check the options, and read the rows for the first time. A wrong option ends the command with exit code 2.
 
     `given` has the names of the options on the command line, and `runs` is how often each row runs.
@@ -150,7 +153,7 @@ def _check_output(command: str, path: str | None) -> None:
     """End the command with exit code 2 if the file of -o cannot be written, before a model is asked."""
     if not path:
         return
-    folder = Path(path).absolute().parent
+    folder = Path(path).parent
     problem = ""
     if Path(path).is_dir():
         problem = "is a folder; name a file in it"
@@ -319,13 +322,15 @@ class DatasetRun(ABC):
         if self.options.quiet:
             for result in self._failed:
                 for text in failed_lines(result, self.options.dataset or ""):
-                    self.out.say(text)
+                    say_wrapped(self.out, text)
         sums = [done, *figures(summary, scores=False), counted(summary.num_llm_calls, "chat"), f"{seconds:.1f} s"]
-        self.out.say(f"{self.unfinished}: " * bool(self.unfinished) + ", ".join(sums))
+        say_wrapped(self.out, f"{self.unfinished}: " * bool(self.unfinished) + ", ".join(sums))
         continued = self.continued if self.unfinished else None
         again = self.prepared.model is not None and not continued
         if summary.passed or self.show or continued:
-            self.out.say(f"The run is in {folder}." + f" To run it again without a model: --replay {folder}" * again)
+            self.out.say(f"The run is in {folder}.")
+        if again and (summary.passed or self.show):
+            self.out.say(f"To run it again without a model: --replay {folder}")
         if self.show:
             several = summary.failed + summary.unscored > 1
             self.out.say("To see the first failure:" if several else "To see the failure:")

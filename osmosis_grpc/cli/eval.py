@@ -224,7 +224,7 @@ class _Eval(DatasetRun):
         """Print the folder, so that a run that is killed can continue."""
         if not self.options.quiet and not self._known:
             folder = shlex.quote(str(self.folder.path))
-            self.out.say(f"The run is in {folder}. If it is stopped, --resume {folder} continues it.")
+            self.out.say(f"If it is stopped, continue it: --resume {folder}")
 
     @property
     def continued(self) -> str:

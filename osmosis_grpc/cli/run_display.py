@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from osmosis_grpc.cli.screen import pieces, say_wrapped
 from osmosis_grpc.cli.transcript import counted
 from osmosis_grpc.engine import runner
 from osmosis_grpc.evaluate import RowResult, Summary
-from osmosis_grpc.serve.json_output import Records, harmless, say_error
+from osmosis_grpc.serve.json_output import Records, say_error
 from osmosis_grpc.types.outcome import printable
 
 MOST_CHARS = 300
@@ -37,7 +38,7 @@ class Lines:
     def row(self, text: str, result: RowResult, summary: Summary) -> None:
         """Write the lines of a row."""
         if not self._quiet:
-            self._out.say(text)
+            say_wrapped(self._out, text)
 
     def note(self, text: str) -> None:
         """Write a line to stderr."""
@@ -66,7 +67,9 @@ class Bar:
 
     def note(self, text: str) -> None:
         """Write a line above the bar."""
-        self.progress.console.print(harmless(text), markup=False, highlight=False, soft_wrap=True)
+        console = self.progress.console
+        for line in pieces(text, console.width):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
