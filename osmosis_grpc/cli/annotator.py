@@ -38,7 +38,7 @@ async def _in_folder(folder: Path) -> AsyncIterator[Annotator]:
     """Open the journal in a folder, with an engine that hosts no agents and drops nothing."""
     from osmosis_grpc.engine import Engine, EngineConfig
     from osmosis_grpc.errors import CallError, NotFound
-    from osmosis_grpc.evaluate.run import KEPT
+    from osmosis_grpc.evaluate.run import BUDGET, KEPT
     from osmosis_grpc.storage import JournalError, SqliteJournal
     from osmosis_grpc.supervise import Supervisor
 
@@ -66,7 +66,3 @@ async def _in_folder(folder: Path) -> AsyncIterator[Annotator]:
         engine = Engine([], EngineConfig(record_ttl=KEPT, blocked_after=KEPT), journal=journal, supervisor=supervisor)
         await stack.enter_async_context(engine)
         yield InFolder()
-
-
-BUDGET = 2**62
-"""The disk budget of the journal, in bytes. A journal over its budget drops rollouts."""

@@ -32,7 +32,7 @@ from osmosis_grpc.evaluate import (
     open_model,
 )
 from osmosis_grpc.evaluate.columns import parse_map
-from osmosis_grpc.evaluate.dataset import Chosen
+from osmosis_grpc.evaluate.dataset import Chosen, every
 from osmosis_grpc.evaluate.inputs import Inputs, agent_inputs, digest_of
 from osmosis_grpc.evaluate.models import Model, check_url
 from osmosis_grpc.evaluate.price import Price
@@ -61,7 +61,7 @@ class Rows:
 
     offset: int = 0
     limit: int | None = None
-    chosen: Chosen = lambda number: True
+    chosen: Chosen = every
 
 
 @dataclass(frozen=True, slots=True)

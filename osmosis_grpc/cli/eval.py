@@ -242,7 +242,7 @@ class _Eval(DatasetRun):
 
     def say_summary(self, seconds: float) -> None:
         """See DatasetRun."""
-        found, summary = self._summaries(), self.summary
+        found, summary = self._summaries, self.summary
         record = {
             **summary.record(),
             **self._counts(),
@@ -262,7 +262,7 @@ class _Eval(DatasetRun):
         for _, result in sorted(self._results.items()):
             tokens = result.token_usage.get("total_tokens", 0)
             rows.setdefault(result.row_index, []).append({**result.record(), "tokens": tokens})
-        found = {name: each.record() for name, each in self._summaries().items()}
+        found = {name: each.record() for name, each in self._summaries.items()}
         return {
             "schema_version": SCHEMA_VERSION,
             "config": {
@@ -285,8 +285,9 @@ class _Eval(DatasetRun):
         rows = {row for row, _ in self._results}
         return {"total_rows": len(rows), "total_runs": self.summary.total, "unscored": self.summary.unscored}
 
+    @cached_property
     def _summaries(self) -> dict[str, ScoreSummary]:
-        """Return the statistics of each eval function, over all results in the folder."""
+        """The statistics of each eval function, over all results in the folder."""
         scores = {function.name: Scores(self._threshold) for function in self._evaluation.functions}
         for result in self._results.values():
             for name, each in scores.items():

@@ -192,9 +192,14 @@ _CHATS = (
     ),
     Column("purpose", "TEXT", "policy, or judge for a grader.", lambda chat: chat.asked.purpose.value),
     Column("policy", "TEXT", "The name of the policy; NULL for the only one.", lambda chat: chat.asked.policy or None),
-    Column("state", "TEXT", "answered, failed or open.", values.chat_state),
+    Column("state", "TEXT", "answered, failed, or open: it has no end.", values.chat_state),
     Column("request_time", "REAL", "When the agent asked.", lambda chat: chat.began),
-    Column("seconds", "REAL", "Until the reply.", lambda chat: chat.answered.latency if chat.answered else None),
+    Column(
+        "seconds",
+        "REAL",
+        "Until the reply or the last failure. An open chat lasts until the rollout's end, or until now.",
+        values.seconds,
+    ),
     Column(
         "finish_reason",
         "TEXT",
@@ -257,9 +262,14 @@ _TOOLS = (
         "The arguments, as the model wrote them.",
         lambda tool: mapping(tool.call.get("function")).get("arguments"),
     ),
-    Column("state", "TEXT", "returned, failed or open.", values.tool_state),
+    Column("state", "TEXT", "returned, failed, or open: it did not return.", values.tool_state),
     Column("call_time", "REAL", "When it was called.", lambda tool: tool.began),
-    Column("seconds", "REAL", "Until it returned.", lambda tool: tool.returned.latency if tool.returned else None),
+    Column(
+        "seconds",
+        "REAL",
+        "Until it returned. An open call lasts until the rollout's end, or until now.",
+        values.seconds,
+    ),
     Column("result", "TEXT", "The text of the result.", values.tool_result),
     Column("error", "TEXT", "What it raised.", lambda tool: (tool.returned.error or None) if tool.returned else None),
 )

@@ -29,10 +29,10 @@ TABLE_ROWS = 100
 MEASURED = 1000
 """The widths of a table's columns are those of its first rows, at most this many."""
 GAP = "  "
-NARROWEST = 8
-"""No column of a table is cut to fewer characters. Rows that do not fit are printed one value a line."""
-WIDEST = 60
-"""No column of a table is wider, unless it is the only one."""
+NARROWEST = 20
+"""No text of a table is cut to fewer columns. Rows that do not fit are printed one value a line."""
+PIPE_WIDTH = 200
+"""In a pipe, nothing is cut. Rows that are wider are printed one value a line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,40 +169,57 @@ def _print_table(names: Sequence[str], rows: "_Limited", screen: Screen) -> None
     """Print a table whose lines fit the screen, or one value a line if there are too many columns for that."""
     found = iter(rows)
     first = list(itertools.islice(found, MEASURED))
-    widths = _widths(names, first, screen.width)
-    if widths is None:
+    table = _Columns.fitted(names, first, screen.width if sys.stdout.isatty() else None)
+    if table is None:
         _print_values(names, itertools.chain(first, found), screen)
         return
-    numbers = [any(isinstance(row[at], int | float) for row in first) for at in range(len(names))]
-    screen.say(_line(names, widths, numbers), "head")
+    screen.say(table.line(names), "head")
     for row in itertools.chain(first, found):
-        screen.say(_line([cell(value) for value in row], widths, numbers))
-    screen.say(f"({rows.count} row{'' if rows.count == 1 else 's'})", "note")
+        screen.say(table.line([cell(value) for value in row]))
+    told = "; long texts are cut, and --csv and --json print them whole" if table.has_cut else ""
+    screen.say(f"({rows.count} row{'' if rows.count == 1 else 's'}{told})", "note")
 
 
-def _widths(names: Sequence[str], rows: Sequence[tuple[Any, ...]], most: int) -> list[int] | None:
-    """Return the widths of the columns, or None if a line cannot fit."""
-    widths = [
-        max([columns(printable(name)), *(columns(cell(row[at])) for row in rows)]) for at, name in enumerate(names)
-    ]
-    room = most - len(GAP) * (len(names) - 1)
-    if len(names) > 1:
-        widths = [min(width, WIDEST) for width in widths]
-    if sum(min(width, NARROWEST) for width in widths) > room:
-        return None
-    while sum(widths) > room:
-        widest = widths.index(max(widths))
-        widths[widest] -= 1
-    return widths
+@dataclass(slots=True)
+class _Columns:
+    """The columns of a table."""
 
+    widths: list[int]
+    numbers: list[bool]
+    """Numbers are at the right of their column."""
+    texts: list[bool]
+    """Texts with blanks may be cut; ids and other words may not."""
+    has_cut: bool = False
 
-def _line(cells: Sequence[str], widths: Sequence[int], numbers: Sequence[bool]) -> str:
-    parts = []
-    for text, width, right in zip(cells, widths, numbers, strict=True):
-        cut = _cut(text, width)
-        blank = " " * (width - columns(cut))
-        parts.append(blank + cut if right else cut + blank)
-    return GAP.join(parts).rstrip()
+    @classmethod
+    def fitted(cls, names: Sequence[str], rows: Sequence[tuple[Any, ...]], most: int | None) -> "_Columns | None":
+        """Return columns for lines of `most` columns, or None if lines do not fit. None as `most` means a pipe."""
+        shown = [[cell(row[at]) for row in rows] for at in range(len(names))]
+        heads = [columns(printable(name)) for name in names]
+        widths = [max([head, *map(columns, cells)]) for head, cells in zip(heads, shown, strict=True)]
+        texts = [most is not None and any(" " in text for text in cells) for cells in shown]
+        least = [
+            min(width, max(head, NARROWEST)) if text else width
+            for width, head, text in zip(widths, heads, texts, strict=True)
+        ]
+        room = (most or PIPE_WIDTH) - len(GAP) * (len(names) - 1)
+        if sum(least) > room:
+            return None
+        while sum(widths) > room:
+            widest = max((at for at in range(len(names)) if widths[at] > least[at]), key=widths.__getitem__)
+            widths[widest] -= 1
+        numbers = [any(isinstance(row[at], int | float) for row in rows) for at in range(len(names))]
+        return cls(widths, numbers, texts)
+
+    def line(self, cells: Sequence[str]) -> str:
+        """Return one line."""
+        parts = []
+        for text, width, right, may_cut in zip(cells, self.widths, self.numbers, self.texts, strict=True):
+            shown = _cut(text, width) if may_cut else text
+            self.has_cut |= shown != text
+            blank = " " * (width - columns(shown))
+            parts.append(blank + shown if right else shown + blank)
+        return GAP.join(parts).rstrip()
 
 
 def _cut(text: str, width: int) -> str:
@@ -224,12 +241,13 @@ def cell(value: Any) -> str:
 
 
 def _print_values(names: Sequence[str], rows: Iterable[tuple[Any, ...]], screen: Screen) -> None:
-    """Print each row as a block with one value a line."""
+    """Print each row as a block with one value a line. On a terminal, long values are wrapped."""
     width = max(columns(printable(name)) for name in names)
+    room = screen.width - 2 if sys.stdout.isatty() else sys.maxsize
     for number, row in enumerate(rows, 1):
         screen.say(f"row {number}", "head")
         for name, value in zip(names, row, strict=True):
-            for line in wrapped(f"{name.ljust(width)}  {cell(value)}", screen.width - 2, width + 2):
+            for line in wrapped(f"{name.ljust(width)}  {cell(value)}", room, width + 2):
                 screen.say(f"  {line}".rstrip())
 
 

@@ -70,6 +70,8 @@ class QueryDatabase:
         self._rows = lru_cache(KEPT)(self._read_rows)
         self._own = False
         """Whether the statements that are prepared now are ours, and not the user's."""
+        self._read: set[tuple[str | None, str | None, str | None]] = set()
+        """The views, and the tables and columns that each of them reads."""
         self._denied = ""
         self._interrupted = False
         self._deadline = float("inf")
@@ -149,6 +151,10 @@ class QueryDatabase:
         database.execute(
             "SELECT 1 FROM json_each('[]'), json_tree('[]')"
         ).fetchall()  # the first use makes their tables
+        database.set_authorizer(self._note)
+        for view in VIEWS.values():
+            database.execute(f"SELECT * FROM {view.name} LIMIT 0").close()  # noqa: S608 - a name of ours
+        database.set_authorizer(None)
         for pragma in ("query_only = 1", f"hard_heap_limit = {MEMORY}"):
             database.execute(f"PRAGMA {pragma}").fetchall()
         database.set_authorizer(self._authorize)
@@ -157,8 +163,13 @@ class QueryDatabase:
     def _over(self) -> bool:
         return self._interrupted or time.monotonic() > self._deadline
 
-    def _value(self, view: str, column: str, sequence: int, number: int) -> Any:
-        """Return a value of a view: of the row `number` of a rollout."""
+    def _value(self, view: str, column: str, sequence: int | None, number: int | None) -> Any:
+        """Return a value of a view: of the row `number` of a rollout.
+
+        SQLite asks with NULL for a column beside an aggregate, such as count(*), if the view has no rows.
+        """
+        if sequence is None or number is None:
+            return None
         with self._reading():
             row = self._rows(view, sequence)[number]
             return None if row is None else _clean(_VALUES[view, column](row))
@@ -188,17 +199,26 @@ class QueryDatabase:
             return [facts]
         return [] if facts is None else list(view.rows(facts, facts.events(view.kinds)))
 
+    def _note(self, action: int, first: str | None, second: str | None, database: str | None, view: str | None) -> int:
+        """Note a column that a view reads."""
+        if action == sqlite3.SQLITE_READ and view is not None:
+            self._read.add((view, first, second))
+        return sqlite3.SQLITE_OK
+
     def _authorize(
         self, action: int, first: str | None, second: str | None, database: str | None, view: str | None
     ) -> int:
-        """Allow a query to read the views, and nothing else. `view` is the view that asks."""
+        """Allow a query to read the views, and nothing else.
+
+        `view` is the view that asks, or a subquery of the user that has the same name as a view.
+        """
         if self._own or action in _READS:
             return sqlite3.SQLITE_OK
         if action == sqlite3.SQLITE_FUNCTION:
             allowed = second not in _FORBIDDEN
             self._denied = self._denied or ("" if allowed else f"the function {second} is not allowed")
         elif action == sqlite3.SQLITE_READ and first is not None:
-            seen = view in VIEWS or database != "main" or first in ("json_each", "json_tree")
+            seen = (view, first, second) in self._read or database != "main" or first in ("json_each", "json_tree")
             allowed = not _HIDDEN.fullmatch(first) and (seen or (first, second) == ("rollouts", ""))
             self._denied = self._denied or ("" if allowed else f"{first} is not a view; {_HELP}")
         else:

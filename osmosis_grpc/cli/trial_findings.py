@@ -139,7 +139,7 @@ def _raised(trial: Trial, text: str, *, failed: bool) -> Row:
     if error is None or not failed:
         return "RUN_FAILED", text, None
     if isinstance(error, BadRewardError):
-        return _reward_code(error.reward), text, None
+        return _reward_code(error.reward), describe(error), None
     codes = {
         "MESSAGE_IS_A_DICT": isinstance(error, AttributeError) and isinstance(error.obj, dict),
         "TOOL_NOT_ASYNC": isinstance(error, ToolRunnerNotAsyncError),

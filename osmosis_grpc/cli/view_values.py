@@ -1,6 +1,7 @@
 """Computes the rows of the views from the events of a rollout, and values of their columns."""
 
 import json
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -39,13 +40,24 @@ def history_of_events(trail: Events, history: History | None = None) -> History:
 
 
 def chats(facts: RolloutFacts, trail: Events) -> Iterable[Chat]:
-    """Return the chats of a rollout."""
-    return history_of_events(trail).chats.values()
+    """Return the chats of a rollout. An open one gets the time until which it lasted as its end."""
+    found = list(history_of_events(trail).chats.values())
+    for chat in found:
+        chat.ended = _end(facts) if chat.ended is None else chat.ended
+    return found
 
 
 def tools(facts: RolloutFacts, trail: Events) -> Iterable[ToolCall]:
-    """Return the tool calls of a rollout."""
-    return history_of_events(trail, Exactly()).tools
+    """Return the tool calls of a rollout. An open one gets the time until which it lasted as its end."""
+    found = history_of_events(trail, Exactly()).tools
+    for tool in found:
+        tool.ended = _end(facts) if tool.ended is None else tool.ended
+    return found
+
+
+def _end(facts: RolloutFacts) -> float:
+    """Return the time until which open chats and tool calls last: the rollout's end, or now."""
+    return time.time() if facts.row.end_time is None else facts.row.end_time
 
 
 def samples(facts: RolloutFacts, trail: Events) -> Iterable[tuple[str, Sample]]:
@@ -92,7 +104,15 @@ def chat_state(chat: Chat) -> str:
     """Return answered, failed or open."""
     if chat.answered is not None:
         return "answered"
-    return "open" if chat.ended is None else "failed"
+    return "failed" if chat.failures and not chat.failures[-1].will_retry else "open"
+
+
+def seconds(row: Chat | ToolCall) -> float | None:
+    """Return the seconds of a chat or a tool call of chats() and tools()."""
+    end = row.answered if isinstance(row, Chat) else row.returned
+    if end is not None:
+        return end.latency
+    return None if row.ended is None else max(0.0, row.ended - row.began)
 
 
 def of_reply(chat: Chat, read: Callable[[Any], Any]) -> Any:

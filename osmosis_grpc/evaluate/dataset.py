@@ -13,6 +13,11 @@ from osmosis_grpc.types import Message
 Chosen = Callable[[int], bool]
 
 
+def every(number: int) -> bool:
+    """Choose every row."""
+    return True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """A row of a dataset, as a rollout needs it."""
@@ -56,7 +61,7 @@ class Dataset:
             raise DatasetError(str(path), "there is no such file")
         self._read = reader
 
-    def rows(self, offset: int = 0, limit: int | None = None, chosen: Chosen = lambda number: True) -> Iterator[Row]:
+    def rows(self, offset: int = 0, limit: int | None = None, chosen: Chosen = every) -> Iterator[Row]:
         """Yield rows, from row `offset`, out of at most `limit`. Raises DatasetError at a row that is not usable.
 
         `chosen` says of each number whether the row is wanted. Other rows are not checked.
@@ -72,11 +77,12 @@ class Dataset:
         except OSError as error:
             raise DatasetError(str(self.path), f"cannot be read: {error.strerror or error}") from None
 
-    def check(self, offset: int = 0, limit: int | None = None, chosen: Chosen = lambda number: True) -> int:
+    def check(self, offset: int = 0, limit: int | None = None, chosen: Chosen = every) -> int:
         """Read the rows, and return how many there are. Raises DatasetError also if there are none."""
         count = sum(1 for _ in self.rows(offset, limit, chosen))
         if not count:
-            raise DatasetError(str(self.path), f"has no row {offset}" if offset else "has no rows")
+            none = "has no rows" if chosen is every else "has none of the chosen rows"
+            raise DatasetError(str(self.path), f"has no row {offset}" if offset else none)
         return count
 
     def _row(self, raw: Raw, number: int) -> Row:

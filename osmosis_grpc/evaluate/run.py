@@ -12,7 +12,8 @@ from typing import Any
 
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.engine import Engine, EngineConfig, Peer
-from osmosis_grpc.errors import AlreadyExists, CallError
+from osmosis_grpc.engine.record import Record
+from osmosis_grpc.errors import AlreadyExists, CallError, ResourceExhausted
 from osmosis_grpc.evaluate.dataset import Row
 from osmosis_grpc.evaluate.eval_functions import Scored, Scorer
 from osmosis_grpc.evaluate.models import entered
@@ -41,6 +42,12 @@ _logger = logging.getLogger(__name__)
 
 KEPT = 10 * 365 * 86_400.0
 """The journal of a run keeps its rollouts for this many seconds."""
+BUDGET = 2**62
+"""The disk budget of the journal of a run, in bytes. A journal over its budget drops rollouts."""
+QUEUED = 1_000_000
+"""The most rollouts that wait. A run that a crash has stopped may have left many."""
+FULL_RETRY = 0.2
+"""While the running rollouts fill the memory, the next one is tried again after this many seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +116,8 @@ class Run:
         self._scorer = scorer
         self._running: Engine | None = None
         self._supervisor = Supervisor("the run")
+        self._active = 0
+        """The number of rollouts that are being accepted, or whose outcome the run waits for."""
         self._waiting: dict[tuple[str, int], _Waiting] = {}
         self._warned = False
 
@@ -154,10 +163,11 @@ class Run:
         supervisor = self._supervisor
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(entered(self._policy))
-            journal = SqliteJournal(self._folder.path, record_ttl=KEPT, supervisor=supervisor)
+            journal = SqliteJournal(self._folder.path, record_ttl=KEPT, budget=BUDGET, supervisor=supervisor)
             stack.callback(journal.close)
             config = EngineConfig(
                 max_concurrent=self._config.concurrency,
+                max_queued=QUEUED,
                 agent_timeout=self._config.agent_timeout,
                 trainer_grace=self._config.trainer_grace,
                 stalled_after=self._config.stalled_after,
@@ -215,9 +225,12 @@ class Run:
         key = request.rollout_id, attempt
         waiting = self._waiting.get(key) or _Waiting(asyncio.get_running_loop().create_future())
         try:
-            record, _ = await engine.init(InitRequest(request=request), owner="", peer=self._peer(waiting))
-            if not record.delivery.settled or waiting.done.done():
-                return await waiting.done
+            record = await self._init(engine, request, self._peer(waiting))
+            try:
+                if not record.delivery.settled or waiting.done.done():
+                    return await waiting.done
+            finally:
+                self._active -= 1
             # An earlier process stopped after the delivery, and before it wrote the result.
             waiting.costs += self._paid(engine.log.trajectory(*key))
             outcome = (await engine.rollouts.info(record)).outcome
@@ -226,6 +239,20 @@ class Run:
         finally:
             self._waiting.pop(key, None)
             costs += waiting.costs
+
+    async def _init(self, engine: Engine, request: RolloutRequest, peer: Peer) -> Record:
+        """Accept a rollout, which is active then. Wait first while other rollouts fill the memory. Raises CallError."""
+        while True:
+            self._active += 1
+            try:
+                record, _ = await engine.init(InitRequest(request=request), owner="", peer=peer)
+            except BaseException as error:
+                self._active -= 1
+                if not isinstance(error, ResourceExhausted) or not self._active:
+                    raise
+            else:
+                return record
+            await asyncio.sleep(FULL_RETRY)
 
     def _peer_of(self, engine: Engine, entry: JournaledRollout) -> Peer:
         """Return the peer of a rollout that an earlier process left."""

@@ -92,12 +92,9 @@ class Failure:
     def of(cls, error: BaseException) -> "Failure":
         """Returns the failure for an exception that escaped from an agent."""
         known = _first_blamed(error)
-        text = (
-            f"KeyError: {_text(error)}" if type(error) is KeyError else describe(error)
-        )  # the key alone explains nothing
         failure = cls(
             known.boundary if known else "agent",
-            clip(text),
+            clip(describe(error) if error is known else with_type(error)),
             known.retryable if known else False,
             tuple(Cause(type(e).__name__, clip(_text(e))) for e in _chain(error)),
             reason=reason_of(known),
@@ -263,6 +260,15 @@ def is_reward(value: object) -> bool:
 def describe(error: BaseException) -> str:
     """Returns the text of an exception, or the name of the exception's type if the text is empty."""
     return _text(error) or type(error).__name__
+
+
+def with_type(error: BaseException) -> str:
+    """Returns "TYPE: TEXT" for an exception, or the name of the exception's type if the text is empty.
+
+    A text such as 'score' or "list index out of range" explains little without the type.
+    """
+    text, kind = _text(error), type(error).__name__
+    return text if text.startswith(f"{kind}:") else f"{kind}: {text}" if text else kind
 
 
 def log_traceback(error: BaseException) -> str:

@@ -95,7 +95,9 @@ async def test_a_plain_run_that_returns_a_coroutine_fails_with_what_to_write():
         pass
 
     outcome = await run_rollout(agent(later), EchoPolicy(), [USER])
-    assert outcome.failure.message == "run is a plain function, and returned a coroutine: write `async def run`"
+    assert outcome.failure.message == (
+        "RunNotAsyncError: run is a plain function, and returned a coroutine: write `async def run`"
+    )
 
 
 async def test_an_error_of_the_trainer_is_raised_in_the_thread():

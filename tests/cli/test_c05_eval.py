@@ -122,7 +122,10 @@ def test_c05_failed_scores_have_their_texts_and_the_exit_code_is_1(evaluate, for
     place = re.escape("rewards:fails has no score: ValueError: \\x1b[31mI cannot judge")
     assert re.search(rf"^row 0 \(data\.jsonl:1\)  {place}$", done.stdout, re.M), done.stdout
     assert "row 1 (data.jsonl:2)  rewards:fails has no score: it returned nan, not a finite number" in done.stdout
-    assert "row 3 (data.jsonl:4)  FAILED  AGENT_EXCEPTION: \\x1b[31mI fail at agent.py:11 in Asker.run" in done.stdout
+    assert (
+        "row 3 (data.jsonl:4)  FAILED  AGENT_EXCEPTION: ValueError: \\x1b[31mI fail at agent.py:11 in Asker.run"
+        in done.stdout
+    )
     assert "rewards:fails: mean 1, 1 of 4 scored, 2 failed\n  pass@1 0.5 (0 to 1)\n" in done.stdout
     assert "1 of 4 rollouts scored, 1 failed, 2 without a score, " in done.stdout
     command = shlex.split(done.stdout.splitlines()[-1])

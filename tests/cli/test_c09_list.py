@@ -37,7 +37,7 @@ def test_c09_the_newest_rollout_is_first_and_has_all_columns(listing):
     assert good["elapsed"] == pytest.approx(good["end_time"] - good["accept_time"])
     assert (bad["failure_reason"], bad["failure_summary"]) == (
         "AGENT_EXCEPTION",
-        "cannot read 'no such city: Atlantis'",
+        "LookupError: cannot read 'no such city: Atlantis'",
     )
     assert (stuck["state"], stuck["activity"]["description"], stuck["chats"]) == ("RUNNING", "tool forever", 1)
     assert 0 < stuck["idle"] <= stuck["elapsed"]
@@ -75,7 +75,7 @@ def test_c09_a_stuck_tool_is_in_the_table_with_its_name(listing):
 
 def test_c09_the_table_has_rewards_and_failures_and_no_escape_sequence(listing):
     done = listing()
-    assert "AGENT_EXCEPTION: cannot read 'no such city: Atlantis'" in done.stdout
+    assert "AGENT_EXCEPTION: LookupError: cannot read 'no such city: Atlantis'" in done.stdout
     assert done.stdout.replace("\n", "").isprintable()
     assert "more rollouts match; --limit 2 shows more" in listing("--limit", "1").stdout
     assert "no rollout matches in the s" in listing("--agent", "other").stdout

@@ -15,6 +15,7 @@ import sys
 import pytest
 
 from osmosis_grpc.cli.journal_views import VIEWS, VIEWS_VERSION
+from osmosis_grpc.cli.query import QueryOptions, run_query
 from osmosis_grpc.cli.query_database import QueryDatabase, QueryError
 from osmosis_grpc.storage import SqliteJournal
 from osmosis_grpc.types import (
@@ -108,10 +109,8 @@ QUESTIONS = {
     "SELECT failure_reason, failure_place, boundary FROM rollouts WHERE failure_reason = 'agent_exception'": [
         ("AGENT_EXCEPTION", "agents.py:11 in read", "agent")
     ],
-    "SELECT name, state, count(*), sum(seconds) < 1 FROM tools WHERE rollout_id <> 'evil' GROUP BY 1, 2 ORDER BY 1": [
-        ("forever", "open", 1, None),
-        ("weather", "returned", 4, 1),
-    ],
+    "SELECT name, state, count(*), sum(seconds) BETWEEN 0 AND 600 FROM tools WHERE rollout_id <> 'evil' "
+    "GROUP BY 1, 2 ORDER BY 1": [("forever", "open", 1, 1), ("weather", "returned", 4, 1)],
     "SELECT chat_number, result FROM tools WHERE rollout_id = 'bad' ORDER BY 1 DESC LIMIT 1": [
         (2, "no such city: Atlantis")
     ],
@@ -136,6 +135,8 @@ QUESTIONS = {
         ("tool_called", 1)
     ],
     "SELECT count(*) FROM annotations": [(0,)],
+    "SELECT count(*), author, max(reward) FROM annotations": [(0, None, None)],
+    "SELECT DISTINCT a.author FROM rollouts r LEFT JOIN annotations a USING (rollout_id)": [(None,)],
 }
 
 
@@ -174,6 +175,7 @@ def test_a_table_for_people_has_no_escape_sequence_and_fits(query):
         "SELECT rollout_id, text, length(text) AS size FROM chats WHERE rollout_id = 'evil' ORDER BY chat_number"
     )
     assert (done.returncode, done.stderr) == (0, "")
+    assert "..." not in done.stdout
     head, *lines, count = done.stdout.splitlines()
     assert re.fullmatch(r"rollout_id  text +size", head)
     assert lines[0].startswith(r"evil        \x1b[2J\x1b]0;owned\x07 \x9b31m hidden\u202e")
@@ -182,7 +184,49 @@ def test_a_table_for_people_has_no_escape_sequence_and_fits(query):
     assert wide.stdout.startswith("row 1\n  rollout_id       evil\n")
     for text in (done.stdout, wide.stdout):
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
-        assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.fixture
+def printed(looked_at, monkeypatch, capsys):
+    """Runs a query in this process, and returns the lines that it prints on a terminal with 60 columns."""
+
+    def command(sql):
+        monkeypatch.setenv("COLUMNS", "60")
+        monkeypatch.setenv("NO_COLOR", "1")
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        assert run_query(QueryOptions(sql=sql, state_dir=str(looked_at.folder / "state")), json=False) == 0
+        return capsys.readouterr().out.splitlines()
+
+    return command
+
+
+LONG_ID = "x" * 45
+
+
+def test_a_table_on_a_terminal_cuts_only_long_texts_and_says_so(printed):
+    words = "word " * 20
+    head, line, count = printed(f"SELECT '{LONG_ID[:24]}' AS id, '{words}' AS a_text, 1 AS a_long_name")
+    assert head.split() == ["id", "a_text", "a_long_name"]
+    assert line.startswith(f"{LONG_ID[:24]}  word ")
+
+    assert len(head) <= 60
+    assert count == "(1 row; long texts are cut, and --csv and --json print them whole)"
+
+
+def test_a_row_whose_ids_do_not_fit_a_terminal_has_one_value_a_line(printed):
+    assert printed(f"SELECT '{LONG_ID}' AS id, '{LONG_ID}' AS other") == [
+        "row 1",
+        f"  id     {LONG_ID}",
+        f"  other  {LONG_ID}",
+    ]
+
+
+def test_a_pipe_has_whole_texts(query):
+    words = " ".join(["word"] * 30)
+    done = query(f"SELECT '{LONG_ID}' AS id, '{words}' AS a_text")
+    assert done.stdout.splitlines()[1] == f"{LONG_ID}  {words}"
+    done = query(f"SELECT '{LONG_ID}' AS id, '{words * 2}' AS a_text")
+    assert done.stdout.splitlines() == ["row 1", f"  id      {LONG_ID}", f"  a_text  {words * 2}"]
 
 
 def test_csv_has_the_texts_as_they_are(query):
@@ -212,6 +256,8 @@ WRONG = {
     "-- nothing": "there is no SELECT; osmosis-grpc query lists the views",
     "SELECT * FROM main.events": "events is not a view; osmosis-grpc query lists the views",
     "SELECT count(*) FROM facts": "facts is not a view",
+    "WITH chats AS (SELECT * FROM main.rollouts) SELECT * FROM chats": "rollouts is not a view",
+    "SELECT * FROM (SELECT owner FROM main.rollouts) AS tools": "rollouts is not a view",
     "SELECT sql FROM sqlite_master": "sqlite_master is not a view",
     "SELECT * FROM pragma_table_info('rollouts')": "only SELECT is allowed",
     "DELETE FROM rollouts": "cannot modify rollouts because it is a view",

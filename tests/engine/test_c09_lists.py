@@ -47,7 +47,7 @@ async def test_a_row_has_reward_failure_and_counts(hosting):
         done, failed, waiting = await listed(h)
         assert (done.state, done.reward, done.failure_reason, done.chats) == (RolloutState.COMPLETED, 0.5, "", 1)
         assert (failed.reward, failed.failure_reason) == (None, "AGENT_EXCEPTION")
-        assert failed.failure_summary == "no such city: Atlantis"
+        assert failed.failure_summary == "LookupError: no such city: Atlantis"
         assert done.progress_time is failed.progress_time is None
         assert (waiting.reward, waiting.chats, waiting.activity.description) == (None, 1, "agent")
         assert waiting.accept_time <= waiting.progress_time
@@ -86,7 +86,7 @@ async def test_filters_go_over_memory_and_disk(host):
     assert await names(host, agent_loop="agent", states=[RolloutState.RUNNING]) == ["wait"]
     assert await names(host, agent_loop="other") == []
     assert [row.failure_summary for row in await listed(host, states=[RolloutState.FAILED])] == [
-        "no such city: Atlantis"
+        "LookupError: no such city: Atlantis"
     ]
 
 

@@ -544,7 +544,7 @@ async def test_what_cannot_be_asked_is_a_value_error_in_the_agent(hosting, messa
         assert [type(error) for error in raised] == [ValueError]
         assert isinstance(raised[0].__cause__, InvalidArgument)
         assert (outcome.status, outcome.failure.boundary) == (OutcomeStatus.FAILED, "agent")
-        assert outcome.failure.message == str(raised[0])
+        assert outcome.failure.message == f"ValueError: {raised[0]}"
         assert places(h) == [(1, 0, 0), (2, 0, 0)]
         assert len(h.kinds(record, events.ChatRequested)) == 2
         assert [kind.sample for kind in h.kinds(record, events.SampleAdded)] == ["main"]

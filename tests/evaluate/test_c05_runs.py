@@ -306,3 +306,11 @@ def test_c03_a_dataset_whose_name_is_not_utf_8_has_a_run(tmp_path):
     name = "d\udcff ü.jsonl"  # Python's name for a byte that is not UTF-8
     RunFolder.create(tmp_path / "run", {"dataset": name})
     assert RunFolder.open(str(tmp_path / "run")).about["dataset"] == name
+
+
+async def test_c05_rollouts_that_a_crash_has_left_refuse_no_other_row(tmp_path, dataset):
+    path, policy = tmp_path / "run", Stuck(0)
+    await stopped(dataset, folder_of(path), policy, rows=rows_of(dataset, 2), concurrency=6)
+    folder = folder_of(path)
+    await run(dataset, folder, rows=(row for row in rows_of(dataset, 3) if row.run_index == 2), concurrency=1)
+    assert [result["status"] for result in folder.results()] == ["COMPLETED"] * 3

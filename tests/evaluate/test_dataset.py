@@ -127,6 +127,8 @@ def test_f1_offset_and_limit_choose_rows(tmp_path):
     assert (dataset.check(), dataset.check(8, 5)) == (10, 2)
     with pytest.raises(DatasetError, match=r"d.jsonl: has no row 10"):
         dataset.check(10)
+    with pytest.raises(DatasetError, match=r"d.jsonl: has none of the chosen rows"):
+        dataset.check(0, 100, lambda number: number == 99)
 
 
 def test_f1_a_json_file_may_have_one_object_after_another(tmp_path):

@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from osmosis_grpc.engine.resolve_references import resolve_references
-from osmosis_grpc.errors import Unavailable
+from osmosis_grpc.errors import ResourceExhausted, Unavailable
 from osmosis_grpc.evaluate import Dataset, DatasetError, RecordedReplies, Run, RunConfig, RunError, RunFolder, Summary
 from osmosis_grpc.evaluate.price import Price
 from osmosis_grpc.policies import EchoPolicy, ToolCallingMock
@@ -71,7 +71,11 @@ async def test_c03_a_row_that_fails_leaves_the_others_alone(tmp_path):
     dataset = made(tmp_path, [{"user_prompt": text} for text in ("a", "fail", "c")])
     _, results, summary = await run(Picky(), EchoPolicy(), dataset, tmp_path / "run")
     assert [results[row].status for row in range(3)] == ["COMPLETED", "FAILED", "COMPLETED"]
-    assert (results[1].reason, results[1].error, results[1].line) == ("AGENT_EXCEPTION", "I do not like this", 2)
+    assert (results[1].reason, results[1].error, results[1].line) == (
+        "AGENT_EXCEPTION",
+        "ValueError: I do not like this",
+        2,
+    )
     assert results[1].where.endswith(" in Picky.run")
     assert results[1].reward is None
     assert (summary.passed, summary.failed) == (2, 1)
@@ -244,3 +248,29 @@ def test_f3_a_folder_that_is_no_run_is_refused(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match=r"cannot be made: .*; name another folder with --save-dir"):
         RunFolder.create(tmp_path / "file" / "run", {})
+
+
+class OneAtATime(Picky):
+    """Accepts a rollout if no other one runs, as an engine whose memory is full."""
+
+    def __init__(self, most):
+        self.left = most
+
+    def get_tools(self, request):
+        if not self.left:
+            raise ResourceExhausted("the memory is full")
+        self.left -= 1
+        return []
+
+    async def run(self, ctx):
+        outcome = await super().run(ctx)
+        self.left += 1
+        return outcome
+
+
+async def test_c03_a_row_waits_while_the_other_rollouts_fill_the_memory(tmp_path, dataset, monkeypatch):
+    monkeypatch.setattr("osmosis_grpc.evaluate.run.FULL_RETRY", 0.01)
+    _, results, _ = await run(OneAtATime(1), EchoPolicy(), dataset, tmp_path / "run", concurrency=3)
+    assert {result.status for result in results.values()} == {"COMPLETED"}
+    _, results, _ = await run(OneAtATime(0), EchoPolicy(), dataset, tmp_path / "none", concurrency=3)
+    assert {result.status for result in results.values()} == {"REFUSED"}

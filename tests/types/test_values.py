@@ -231,8 +231,26 @@ class Mute(Exception):
 )
 def test_a_failure_names_its_boundary(error, boundary, retryable):
     failure = Failure.of(error)
-    assert (failure.boundary, failure.message, failure.retryable) == (boundary, "x", retryable)
+    text = "x" if isinstance(error, errors.OsmosisRolloutError) else f"{type(error).__name__}: x"
+    assert (failure.boundary, failure.message, failure.retryable) == (boundary, text, retryable)
     assert failure.causes == (Cause(type(error).__name__, "x"),)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (IndexError("list index out of range"), "IndexError: list index out of range"),
+        (KeyError("score"), "KeyError: 'score'"),
+        (IndexError(), "IndexError"),
+        (ValueError("ValueError: once"), "ValueError: once"),
+        (ExceptionGroup("two", [errors.Internal("x")]), "ExceptionGroup: two (1 sub-exception)"),
+    ],
+)
+def test_a_failure_begins_with_the_type_of_the_exception(error, text):
+    failure = Failure.of(error)
+    assert failure.message == text
+    outcome = types.RolloutOutcome(rollout_id="r", status=types.OutcomeStatus.FAILED, failure=failure)
+    assert types.OutcomeSummary.of(outcome).failure_summary == text
 
 
 def test_a_failure_tells_the_chain():
