@@ -15,6 +15,8 @@ from osmosis_grpc.types import Failure, FailureReason, Message, OutcomeStatus, R
 
 MOST_LINES = 12
 """The most lines of one text in a conversation. --turn shows all lines of a turn."""
+MOST_CHARS = 1000
+"""The most characters of an annotation."""
 MOST_FAILING_LINES = 40
 """The most lines of one text in the turn that failed."""
 
@@ -118,7 +120,8 @@ class RolloutText:
         outcome = info.outcome
         now = info.end_time if info.end_time is not None else self._now
         for annotated in history.annotated:
-            yield self._one_line(one_line(annotated))
+            text = one_line(annotated)
+            yield from self._wrapped(text if len(text) <= MOST_CHARS else f"{text[: MOST_CHARS - 4]} ...")
         for logged in history.logged:
             yield self._one_line(one_line(logged))
         times = history.times(now, outcome)

@@ -88,6 +88,21 @@ def available_width() -> int:
     return WIDTH
 
 
+def say_wrapped(out: Records, text: str) -> None:
+    """Print lines of text. On a terminal, they are wrapped at its width; elsewhere, they stay whole."""
+    if not sys.stdout.isatty():
+        out.say(text)
+        return
+    for line in pieces(text, Screen.of(out).width):
+        out.say(line)
+
+
+def pieces(text: str, width: int) -> Iterator[str]:
+    """Yield the pieces of lines of text. The pieces of an indented line are indented further."""
+    for line in text.split("\n"):
+        yield from wrapped(line, width, more=len(line) - len(line.lstrip(" ")) + 2)
+
+
 def columns(text: str) -> int:
     """Return the columns that a printable text takes on a terminal."""
     return len(text) if text.isascii() else sum(map(_columns, text))

@@ -44,5 +44,3 @@ with_source = with_options(SourceOptions, "source")
 """Gives a command the options of SourceOptions. The function gets them as its parameter `source`."""
 with_server = with_options(SourceOptions, "source", without=("state_dir",))
 """Gives a command the options that name a running server."""
-with_credentials = with_options(SourceOptions, "source", without=("server", "state_dir"))
-"""Gives a command the options that are credentials for a server."""

@@ -176,7 +176,7 @@ def test_c09_a_failure_is_legible_at_80_columns():
     assert lines[2] == "  AGENT_EXCEPTION: IndexError: list index out of range"
     lines = list(table([failed("3f" * 18, "ValueError: " + "long text " * 10), *rows], 9.0, 80))
     assert max(map(len, lines)) <= 80
-    assert lines[2] + lines[3][1:] == "  AGENT_EXCEPTION: ValueError: " + ("long text " * 10).rstrip()
+    assert f"{lines[2]} {lines[3].strip()}" == "  AGENT_EXCEPTION: ValueError: " + ("long text " * 10).rstrip()
 
 
 async def test_c09_an_empty_folder_has_no_rollouts(forked, tmp_path):

@@ -6,7 +6,7 @@ import typer
 
 from osmosis_grpc.cli.commands import look
 from osmosis_grpc.cli.commands.shared import Json
-from osmosis_grpc.cli.source_options import SourceOptions, with_credentials, with_server
+from osmosis_grpc.cli.source_options import SourceOptions, with_server
 
 commands = typer.Typer()
 
@@ -15,9 +15,12 @@ PING_TIMEOUT = 5.0
 
 
 @commands.command()
-@with_credentials
+@with_server
 def ping(
-    target: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The server.")] = "127.0.0.1:50051",
+    target: Annotated[
+        str | None,
+        typer.Argument(metavar="[HOST:PORT]", help="The server, as with --server. Default: 127.0.0.1:50051."),
+    ] = None,
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="How long an answer may take.")
     ] = PING_TIMEOUT,
