@@ -69,7 +69,7 @@ class RunOptions:
         str | None,
         typer.Option("--replay", metavar="RUN", help="Reply from a run's folder, or from the `last` run. No model."),
     ] = None
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Only the summary.")] = False
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Only the summary, and at most 10 failed rows.")] = False
     plain: Annotated[bool, typer.Option("--plain", help="A line for each rollout, also on a terminal.")] = False
     debug: Annotated[bool, typer.Option("--debug", help="Show each rollout's conversation and the log.")] = False
 
