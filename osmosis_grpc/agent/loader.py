@@ -58,7 +58,8 @@ def _own_code(spec: str) -> Iterator[None]:
     except BaseException as error:
         text = missing_module(error.name or "") if isinstance(error, ModuleNotFoundError) else None
         file, line = place_of_error(error)
-        raise LoadError(f"{spec}: {text or one_line(error)}" + (f" at {file}:{line}" if file else "")) from error
+        at = "; it is imported at" if text and "pip install" in text else " at"  # a command ends the text
+        raise LoadError(f"{spec}: {text or one_line(error)}" + (f"{at} {file}:{line}" if file else "")) from error
 
 
 def load_agent_loops(specs: Iterable[str]) -> list[RolloutAgentLoop]:
