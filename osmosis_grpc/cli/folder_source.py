@@ -59,6 +59,14 @@ class FolderSource(Source):
     def _opened(self) -> AbstractContextManager[Reader]:
         return opened(self.folder) if self._kept is None else nullcontext(self._kept)
 
+    async def as_of(self) -> float | None:
+        """See Source."""
+        if Reader.in_use(self.folder) is not False:
+            return None
+        with self._opened() as reader:
+            newest = reader.newest_time()
+        return time.time() if newest is None else newest
+
     async def page(
         self, where: RolloutFilter, token: str = "", *, limit: int = 100, newest_first: bool = False
     ) -> tuple[list[RolloutInfo], str]:

@@ -268,13 +268,13 @@ def _near(what: str, name: str, sql: str) -> str:
     short = name.rpartition(".")[2].strip("\"'`[] ").lower()
     if what == "table":
         near = difflib.get_close_matches(short, VIEWS, 2, 0.5)
-        return f"near are: {', '.join(near)}" if near else f"the views are {', '.join(VIEWS)}"
+        return f"similar: {', '.join(near)}" if near else f"the views are {', '.join(VIEWS)}"
     named = [view for view in VIEWS if re.search(rf"\b{view}\b", sql, re.I)]
     known = {view: [column.name for column in VIEWS[view].columns] for view in VIEWS}
     columns = [column for view in named for column in known[view]]
     near = list(dict.fromkeys(difflib.get_close_matches(short, columns, 3, 0.6)))
     others = [view for view in VIEWS if short in known[view] and view not in named]
-    parts = [f"near are: {', '.join(near)}"] if near else []
+    parts = [f"similar: {', '.join(near)}"] if near else []
     parts += [
         f"the view{'s' * (len(others) > 1)} {', '.join(others)} {'have' if len(others) > 1 else 'has'} it"
     ] * bool(others)

@@ -5,11 +5,11 @@ imported only when they are used, because a command that reads a folder needs no
 """
 
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.cli.source_port import Events, Source
+from osmosis_grpc.cli.source_port import Events, Source, stopped_text
 from osmosis_grpc.cli.usual_folder import state_folder, usual_folder
 from osmosis_grpc.serve.startup import usage_error
 
-__all__ = ["Events", "Source", "open_source"]
+__all__ = ["Events", "Source", "open_source", "stopped_text"]
 
 
 def open_source(command: str, options: SourceOptions) -> Source:

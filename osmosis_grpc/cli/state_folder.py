@@ -56,5 +56,5 @@ def _near(rollout_id: str, known: list[str]) -> str:
     near = difflib.get_close_matches(rollout_id, known, NEAR, 0.5)
     near = near or [name for name in known if rollout_id in name][:NEAR]
     if near:
-        return f"near are: {', '.join(near)}"
+        return f"similar ids: {', '.join(near)}"
     return f"the newest are: {', '.join(known[:NEAR])}" if known else "there is none at all"

@@ -246,9 +246,9 @@ def test_a_table_is_cut_at_its_limit_and_says_so(query):
 
 
 WRONG = {
-    "SELECT nam FROM tools": "no such column: nam; near are: name",
+    "SELECT nam FROM tools": "no such column: nam; similar: name",
     "SELECT reward FROM tools": "no such column: reward; the views rollouts, samples, rewards, annotations have it",
-    "SELECT * FROM tool": "no such table: tool; near are: tools",
+    "SELECT * FROM tool": "no such table: tool; similar: tools",
     "SELECT * FROM xyz": "no such table: xyz; the views are rollouts, chats, tools",
     "SELECT mean(1)": "no such function: mean; SQLite's functions are at",
     "SELEC 1": 'near "SELEC": syntax error',

@@ -35,7 +35,7 @@ def list_(
         str | None, typer.Option("--since", metavar="TIME", help="Only those accepted in the last 10m, 2h, 1d.")
     ] = None,
     before: Annotated[
-        str | None, typer.Option("--before", metavar="TIME", help="Only those accepted before the last 10m, 2h, 1d.")
+        str | None, typer.Option("--before", metavar="TIME", help="Only those accepted longer ago than 10m, 2h, 1d.")
     ] = None,
     stalled: Annotated[
         str | None,
