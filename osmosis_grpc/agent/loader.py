@@ -62,7 +62,8 @@ def _own_code(spec: str) -> Iterator[None]:
             hint = f"{one_line(error)}; install its package with {install('PACKAGE')}, or correct the import"
             text = missing_module(error.name or "") or hint
         file, line = place_of_error(error)
-        raise LoadError(f"{spec}: {text or one_line(error)}" + (f" at {file}:{line}" if file else "")) from error
+        at = "; it is imported at" if text and "pip install" in text else " at"  # a command ends the text
+        raise LoadError(f"{spec}: {text or one_line(error)}" + (f"{at} {file}:{line}" if file else "")) from error
 
 
 def load_agent_loops(specs: Iterable[str]) -> list[RolloutAgentLoop]:

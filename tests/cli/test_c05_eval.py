@@ -206,6 +206,15 @@ def test_c05_a_name_that_is_no_run_gets_the_names_of_the_runs(tmp_path, monkeypa
     assert RunFolder.open("run-03").path == RUNS / "run-03"
 
 
+def test_c05_the_last_run_to_resume_is_one_of_eval(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, command in (("1", "eval"), ("2", "test")):
+        RunFolder.create(RUNS / name, {"command": command}).unlock()
+        (RUNS / name / "journal.db").touch()
+    assert RunFolder.open("last", command="eval").path == RUNS / "1"
+    assert RunFolder.open("last").path == RUNS / "2"
+
+
 def test_c05_the_same_command_continues_a_run_and_only_missing_rows_run(evaluate, folder):
     command = (*EXACT, "--n", "2", "--save-dir", "run", *MODEL)
     assert evaluate(*command, "--rows", "0").returncode == 0
