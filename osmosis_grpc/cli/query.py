@@ -268,4 +268,4 @@ def _print_views(out: Records) -> None:
             text = f"{each.name:<21}{each.type:<9}{each.meaning}"
             for line in wrapped(text, screen.width - 4, 30):
                 screen.say(f"    {line}")
-    screen.say(f"views version {VIEWS_VERSION}; docs/query.md has examples", "note")
+    screen.say(f"views version {VIEWS_VERSION}; osmosis-grpc docs query has examples", "note")

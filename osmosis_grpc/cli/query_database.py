@@ -100,7 +100,7 @@ class QueryDatabase:
             try:
                 cursor.execute(sql)
                 if cursor.description is None:
-                    raise QueryError(f"there is no SELECT; {_HELP}, and docs/query.md has examples")
+                    raise QueryError(f"there is no SELECT; {_HELP}, and osmosis-grpc docs query has examples")
                 yield Answer(_unique([column[0] for column in cursor.description]), cursor)
             except (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError) as error:
                 raise self._explained(error, sql, timeout) from None

@@ -168,7 +168,7 @@ class RolloutText:
         for line in more[:MOST_FAILING_LINES]:
             yield from (each.indented(2) for each in self._wrapped(line))
         known = isinstance(failure.reason, FailureReason)
-        help_text = f"; docs/errors.md#{failure.reason.lower()} explains it" if known else ""
+        help_text = f"; see osmosis-grpc docs {failure.reason}" if known else ""
         for piece in wrapped(f"reason {reason}{help_text}", self._screen.width - 2):
             yield Line.of(piece, "note", 2)
         for cause in failure.causes[1:]:

@@ -160,7 +160,7 @@ def query(
     """Ask a journal anything with SQL: which tool is slow, why rollouts failed, how rewards differ in a group.
 
     The views rollouts, chats, tools, samples, rewards, annotations, logs and events can be read, and nothing can be
-    changed. docs/query.md has examples. With --json, each row has a record.
+    changed. `osmosis-grpc docs query` has examples. With --json, each row has a record.
 
     Exit codes: 0 answered, 2 a wrong query or option, or no answer in time, 130 Ctrl-C.
     """
@@ -170,3 +170,23 @@ def query(
         sql=sql, file=file, state_dir=state_dir, run=run, server=server, csv=csv, limit=limit, timeout=timeout
     )
     raise typer.Exit(run_query(given, json=json))
+
+
+@commands.command()
+def docs(
+    topic: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[TOPIC]",
+            help="A page such as query, or a heading such as AGENT_EXCEPTION. Without it, list the pages.",
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Print a page of the documentation, or one section of a page.
+
+    Exit codes: 0 printed, 2 there is no such page and no such heading.
+    """
+    from osmosis_grpc.cli.docs import run_docs
+
+    raise typer.Exit(run_docs(topic, json=json))
