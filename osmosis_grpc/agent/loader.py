@@ -10,6 +10,7 @@ from typing import Any
 from osmosis_grpc.agent.loop import RolloutAgentLoop
 from osmosis_grpc.agent.missing_names import missing_module, of_the_sdk
 from osmosis_grpc.agent.validator import one_line, place_of_error
+from osmosis_grpc.errors import install
 
 
 class LoadError(ValueError):
@@ -56,9 +57,13 @@ def _own_code(spec: str) -> Iterator[None]:
     except (LoadError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        text = missing_module(error.name or "") if isinstance(error, ModuleNotFoundError) else None
+        text = None
+        if isinstance(error, ModuleNotFoundError):
+            hint = f"{one_line(error)}; install its package with {install('PACKAGE')}, or correct the import"
+            text = missing_module(error.name or "") or hint
         file, line = place_of_error(error)
-        raise LoadError(f"{spec}: {text or one_line(error)}" + (f" at {file}:{line}" if file else "")) from error
+        at = "; it is imported at" if text and "pip install" in text else " at"  # a command ends the text
+        raise LoadError(f"{spec}: {text or one_line(error)}" + (f"{at} {file}:{line}" if file else "")) from error
 
 
 def load_agent_loops(specs: Iterable[str]) -> list[RolloutAgentLoop]:

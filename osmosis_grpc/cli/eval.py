@@ -84,7 +84,7 @@ def _earlier(run: RunOptions, options: EvalOptions) -> RunFolder | None:
         usage_error(COMMAND, "--fresh begins again, and --retry-failed keeps what is good; give one of them")
     found = None
     if options.resume:
-        found = RunFolder.open(options.resume)
+        found = RunFolder.open(options.resume, command=COMMAND)
     elif run.save_dir and RunFolder.exists(Path(run.save_dir)):
         found = RunFolder.open(run.save_dir)
     if found is not None and found.about.get("command") != COMMAND:

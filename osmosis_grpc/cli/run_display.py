@@ -153,7 +153,7 @@ def failed_lines(result: RowResult, dataset: str) -> list[str]:
 def _failures(result: RowResult) -> Iterator[str]:
     """Yield a line for a rollout that failed, or for each of its scores that failed."""
     if not result.completed:
-        where = f" at {result.where}" if result.where else ""
+        where = f" (at {result.where})" if result.where else ""
         text = f"{_first_line(result.error or '')}{where}"
         yield printable(f"{result.status}  {result.reason}: {text}" if result.reason else f"{result.status}  {text}")
     for name, error in (result.score_errors or {}).items():

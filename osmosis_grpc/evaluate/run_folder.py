@@ -59,18 +59,19 @@ class RunFolder:
         return folder
 
     @classmethod
-    def open(cls, name: str, *, replays: bool = True) -> "RunFolder":
+    def open(cls, name: str, *, replays: bool = True, command: str = "") -> "RunFolder":
         """Open the folder of an earlier run. `last` is the newest run below RUNS, and any name may be one there.
 
-        Raises RunError. Without `replays`, `last` is the newest run that asked a model.
+        Raises RunError. Without `replays`, `last` is the newest run that asked a model; with `command`, it
+        is the newest run of this command.
         """
         path = Path(name)
         if name == NEWEST and not path.exists():
             runs = sorted(found.parent for found in RUNS.glob(f"*/{FILE}") if _ARCHIVE not in found.parent.name)
-            while runs and not replays and cls.open(str(runs[-1])).about.get("replay"):
+            while runs and not cls.open(str(runs[-1]))._is(command, replays):
                 runs.pop()
             if not runs:
-                raise RunError(f"there is no run in {RUNS}")
+                raise RunError(f"there is no run{f' of {command}' * bool(command)} in {RUNS}")
             path = runs[-1]
         elif not path.exists() and (RUNS / name / _RUN).exists():
             path = RUNS / name
@@ -84,6 +85,9 @@ class RunFolder:
             raise RunError(f"{path} is not the folder of a run: it has no {_RUN}{cls._others()}") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"{path / _RUN} cannot be read: {error}") from None
+
+    def _is(self, command: str, replays: bool) -> bool:
+        return command in ("", self.about.get("command")) and (replays or not self.about.get("replay"))
 
     @classmethod
     def _others(cls) -> str:

@@ -123,7 +123,7 @@ def test_c05_failed_scores_have_their_texts_and_the_exit_code_is_1(evaluate, for
     assert re.search(rf"^row 0 \(data\.jsonl:1\)  {place}$", done.stdout, re.M), done.stdout
     assert "row 1 (data.jsonl:2)  rewards:fails has no score: it returned nan, not a finite number" in done.stdout
     assert (
-        "row 3 (data.jsonl:4)  FAILED  AGENT_EXCEPTION: ValueError: \\x1b[31mI fail at agent.py:11 in Asker.run"
+        "row 3 (data.jsonl:4)  FAILED  AGENT_EXCEPTION: ValueError: \\x1b[31mI fail (at agent.py:11 in Asker.run)"
         in done.stdout
     )
     assert "rewards:fails: mean 1, 1 of 4 scored, 2 failed\n  pass@1 0.5 (0 to 1)\n" in done.stdout
@@ -204,6 +204,15 @@ def test_c05_a_name_that_is_no_run_gets_the_names_of_the_runs(tmp_path, monkeypa
     assert "; the runs in .osmosis/runs are run-11, run-10, " in str(refused.value)
     assert str(refused.value).endswith("run-02, and 2 more")
     assert RunFolder.open("run-03").path == RUNS / "run-03"
+
+
+def test_c05_the_last_run_to_resume_is_one_of_eval(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, command in (("1", "eval"), ("2", "test")):
+        RunFolder.create(RUNS / name, {"command": command}).unlock()
+        (RUNS / name / "journal.db").touch()
+    assert RunFolder.open("last", command="eval").path == RUNS / "1"
+    assert RunFolder.open("last").path == RUNS / "2"
 
 
 def test_c05_the_same_command_continues_a_run_and_only_missing_rows_run(evaluate, folder):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_grpc.agent.missing_names import missing_module
+from osmosis_grpc.agent.loader import LoadError, load_object
 from osmosis_grpc.cli.init import run_init
 
 FILES = ["README.md", "agent.py", "data.jsonl", "pyproject.toml", "rewards.py"]
@@ -48,7 +48,10 @@ def test_c06_a_template_that_needs_a_package_names_it(tmp_path, capsys, monkeypa
     readme = Path("mine/README.md").read_text()
     assert "\n    pip install openai\n" in readme
     assert "{{" not in readme
-    assert "needs the extra 'openai': pip install " in missing_module("openai.types")
+    monkeypatch.setitem(sys.modules, "openai", None)
+    Path("needs_openai.py").write_text("import openai\n")
+    with pytest.raises(LoadError, match=r"needs the extra 'openai': pip install .*; it is imported at .*openai\.py:1$"):
+        load_object("needs_openai:agent_loop")
 
 
 def test_c06_the_names_are_those_of_the_folder(init, tmp_path):

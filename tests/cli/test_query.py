@@ -289,7 +289,11 @@ def test_a_wrong_query_is_one_line_and_exit_code_2(query):
 WRONG_OPTIONS = {
     "both formats": (["SELECT 1", "--json", "--csv"], "--json and --csv exclude each other"),
     "two queries": (["SELECT 1", "--file", "x"], "SQL and --file exclude each other"),
-    "no file": (["--file", "x.sql"], "--file x.sql cannot be read: "),
+    "no file": (["--file", "x.sql"], "--file x.sql cannot be read: No such file or directory\n"),
+    "a server": (
+        ["SELECT 1", "--server", "here:1"],
+        "it asks a folder and no server; --state-dir names the state folder",
+    ),
     "two folders": (["SELECT 1", "--run", "last", "--state-dir", "y"], "--run and --state-dir exclude each other"),
     "no run": (
         ["SELECT 1", "--run", "last"],

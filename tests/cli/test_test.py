@@ -99,7 +99,7 @@ def test_c03_some_rows_fail_and_the_last_line_shows_the_first_of_them(test, fold
     done = test("--model", "mock:echo", "--concurrency", "1")
     assert done.returncode == 1
     assert (
-        "row 3 (data.jsonl:4)  FAILED  AGENT_EXCEPTION: ValueError: \\x1b[31mI fail at agent.py:19 in Divider.run\n"
+        "row 3 (data.jsonl:4)  FAILED  AGENT_EXCEPTION: ValueError: \\x1b[31mI fail (at agent.py:19 in Divider.run)\n"
         in done.stdout
     )
     assert "\x1b" not in done.stdout + done.stderr
@@ -381,7 +381,7 @@ def test_c08_a_terminal_has_a_bar_and_the_rows_that_failed(on_a_terminal, folder
     assert code == 1
     assert "\x1b[?1049h" not in text  # the alternate screen
     assert "4 of 4 rows, 1 failed, mean reward" in plain(text)
-    assert "row 3 (data.jsonl:4)  FAILED  AGENT_EXCEPTION: ValueError: \\x1b[31mI fail at agent.py:19" in plain(text)
+    assert "row 3 (data.jsonl:4)  FAILED  AGENT_EXCEPTION: ValueError: \\x1b[31mI fail (at agent.py:19" in plain(text)
     assert "row 0  COMPLETED" not in text
     assert text.splitlines()[-1].partition("show ")[1]
 

@@ -6,7 +6,7 @@ import typer
 
 from osmosis_grpc.cli.commands.shared import Json
 from osmosis_grpc.cli.run_options import RunOptions, with_run_options
-from osmosis_grpc.cli.source_options import SourceOptions, with_source
+from osmosis_grpc.cli.source_options import SourceOptions, with_journal
 
 commands = typer.Typer()
 
@@ -109,7 +109,7 @@ def compare(
 
 
 @commands.command()
-@with_source
+@with_journal
 def rescore(
     run: Annotated[
         str | None, typer.Argument(metavar="[RUN]", help="The folder of a run of eval or test, or `last`.")

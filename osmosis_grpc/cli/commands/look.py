@@ -144,6 +144,7 @@ def query(
     run: Annotated[
         str | None, typer.Option("--run", metavar="RUN", help="The folder of a run of test or eval instead, or last.")
     ] = None,
+    server: Annotated[str | None, typer.Option("--server", hidden=True)] = None,
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
     limit: Annotated[
         int | None,
@@ -165,5 +166,7 @@ def query(
     """
     from osmosis_grpc.cli.query import QueryOptions, run_query
 
-    given = QueryOptions(sql=sql, file=file, state_dir=state_dir, run=run, csv=csv, limit=limit, timeout=timeout)
+    given = QueryOptions(
+        sql=sql, file=file, state_dir=state_dir, run=run, server=server, csv=csv, limit=limit, timeout=timeout
+    )
     raise typer.Exit(run_query(given, json=json))
