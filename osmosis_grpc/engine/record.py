@@ -315,8 +315,8 @@ class Record:
         if self.live:
             stages = {RolloutState.RUNNING: "stopping", RolloutState.REPORTING: "reporting"}
             return Activity(stages.get(self.state, "queued"), self.accept_time)
-        words = f"delivering{self._away()}" if self.delivery.undelivered else "ended"
-        return Activity(words, self.delivery.end_time or self.accept_time)
+        stage = f"delivering{self._away()}" if self.delivery.undelivered else "ended"
+        return Activity(stage, self.delivery.end_time or self.accept_time)
 
     def _away(self) -> str:
         """Return since when the trainer is not connected; empty if it is."""
