@@ -15,7 +15,7 @@ from osmosis_grpc.cli.journal_views import VIEWS, VIEWS_VERSION
 from osmosis_grpc.cli.query_database import Answer, Interrupted, QueryDatabase, QueryError
 from osmosis_grpc.cli.record_values import plain
 from osmosis_grpc.cli.screen import Screen, columns, wrapped
-from osmosis_grpc.cli.state_folder import SourceError
+from osmosis_grpc.cli.state_folder import SourceError, doctor_hint
 from osmosis_grpc.cli.usual_folder import run_folder, state_folder
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
@@ -69,7 +69,7 @@ def run_query(given: QueryOptions, *, json: bool) -> int:
                 if database.damaged:
                     say_error(
                         f"query: {database.damaged} of the rollouts are damaged, and values are missing; "
-                        "run osmosis-grpc doctor for details"
+                        f"{doctor_hint(folder)}"
                     )
         except (QueryError, SourceError) as error:
             usage_error("query", printable(str(error)))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from osmosis_grpc.cli.journal_views import VIEWS, Column, View
 from osmosis_grpc.cli.rollout_facts import KEPT, JournalFacts
-from osmosis_grpc.cli.state_folder import SourceError
+from osmosis_grpc.cli.state_folder import SourceError, doctor_hint
 from osmosis_grpc.storage import JournalError
 from osmosis_grpc.storage.journal import schema
 from osmosis_grpc.storage.journal.event_reader import EventReader
@@ -59,6 +59,7 @@ class QueryDatabase:
     """
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         path = folder / schema.FILE
         try:
             if not path.exists():
@@ -114,7 +115,7 @@ class QueryDatabase:
                 f"no answer within {timeout:g} s; select fewer rollouts, or allow more with --timeout SECONDS"
             )
         if self._error is not None:
-            return SourceError(f"the journal cannot be read: {self._error}; run osmosis-grpc doctor for details")
+            return SourceError(f"the journal cannot be read: {self._error}; {doctor_hint(self._folder)}")
         if self._denied:
             return QueryError(self._denied)
         text = " ".join(str(error).split())

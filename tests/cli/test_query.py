@@ -465,5 +465,6 @@ async def test_damaged_rollouts_are_counted(forked, journal):
     done = forked.run("-m", "osmosis_grpc", "query", "--csv", "SELECT name FROM logs", "--state-dir", str(journal))
     assert (done.returncode, done.stdout) == (0, "name\n")
     assert done.stderr == (
-        "query: 1 of the rollouts are damaged, and values are missing; run osmosis-grpc doctor for details\n"
+        "query: 1 of the rollouts are damaged, and values are missing; "
+        f"run osmosis-grpc doctor --state-dir {journal} for details\n"
     )

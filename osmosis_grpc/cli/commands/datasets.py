@@ -22,7 +22,7 @@ def _given(context: typer.Context) -> frozenset[str]:
     return frozenset(name for name, found in sources.items() if found is not None and found.name == "COMMANDLINE")
 
 
-@commands.command("test")
+@commands.command("test", short_help="Run an agent loop over a dataset, and keep the run.")
 @with_run_options
 def run_dataset(
     context: typer.Context,
@@ -46,7 +46,7 @@ def run_dataset(
     raise typer.Exit(run_test(run, TestOptions(row=row, interactive=interactive, json=json), _given(context)))
 
 
-@commands.command("eval")
+@commands.command("eval", short_help="Score an agent loop over a dataset with eval functions.")
 @with_run_options
 def evaluate_dataset(
     context: typer.Context,
@@ -93,7 +93,7 @@ def evaluate_dataset(
     raise typer.Exit(run_eval(run, options, _given(context)))
 
 
-@commands.command()
+@commands.command(short_help="Compare the scores of two runs over the same dataset.")
 def compare(
     first: Annotated[str, typer.Argument(metavar="RUN_A", help="The folder of a run of eval or test.")],
     second: Annotated[str, typer.Argument(metavar="RUN_B", help="The folder of another run, or `last`.")],

@@ -10,7 +10,7 @@ from osmosis_grpc.cli.source_options import SourceOptions, with_source
 commands = typer.Typer()
 
 
-@commands.command("list")
+@commands.command("list", short_help="List rollouts, what they do now, and how they ended.")
 @with_source
 def list_(
     state: Annotated[
@@ -73,7 +73,7 @@ def list_(
     raise typer.Exit(run_list(given, source, json=json))
 
 
-@commands.command()
+@commands.command(short_help="Show a rollout: conversations, tools, rewards, times, its end.")
 @with_source
 def show(
     rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="The rollout's id.")],
@@ -127,7 +127,7 @@ def events(
     raise typer.Exit(run_events(rollout, attempt, source, follow=follow, json=json))
 
 
-@commands.command()
+@commands.command(short_help="Ask a journal anything with SQL.")
 def query(
     sql: Annotated[
         str | None, typer.Argument(metavar="SQL", help="One SELECT; - reads it from stdin. Without it, list the views.")
