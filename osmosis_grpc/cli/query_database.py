@@ -67,7 +67,7 @@ class QueryDatabase:
             self._database = look(path, schema.JOURNAL)
         except (JournalError, sqlite3.Error, OSError) as error:
             raise SourceError(f"{error}; --state-dir names the folder that serve was given") from None
-        self._facts = JournalFacts(EventReader(self._database))
+        self._facts = JournalFacts(EventReader(self._database), folder)
         self._rows = lru_cache(KEPT)(self._read_rows)
         self._own = False
         """Whether the statements that are prepared now are ours, and not the user's."""

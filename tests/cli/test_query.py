@@ -412,6 +412,22 @@ async def journal(tmp_path):
     return tmp_path
 
 
+async def test_an_open_call_of_a_stopped_server_lasts_until_its_newest_event(tmp_path):
+    request = RolloutRequest(rollout_id="one", messages=[{"role": "user", "content": "hi"}])
+    init = InitRequest(request=request, callback=Callback(target="127.0.0.1:1", credential="c"), digest=b"d")
+    entry = JournaledRollout(
+        init=init, tools=(), owner="me", attachment_id="", sequence=1, agent_loop="x", accept_time=1.0
+    )
+    call = {"id": "c", "type": "function", "function": {"name": "find", "arguments": "{}"}}
+    written = SqliteJournal(tmp_path)
+    kinds = events.Accepted(init), events.Started(), events.ToolCalled(call), events.Logged("alive")
+    for number, kind in enumerate(kinds, 1):
+        event = TrajectoryEvent("one", 1, number, float(number**2), kind)
+        written.append(event, 0, None, entry if number == 1 else None)
+    written.close()
+    assert asked(tmp_path, "SELECT state, seconds FROM tools") == [("open", 7.0)]
+
+
 RESTARTED = {
     "SELECT name, sample, state, seconds, error FROM tools": [("find", None, "failed", 0.5, "boom")],
     "SELECT name, data FROM logs": [("kept", '{"n": 1}')],

@@ -126,7 +126,7 @@ class Reader:
 
     def newest_time(self) -> float | None:
         """Return the time of the newest event, in Unix seconds; None without events."""
-        found = self._database.execute("SELECT time FROM events ORDER BY position DESC LIMIT 1").fetchone()
+        found = self._database.execute("SELECT time FROM main.events ORDER BY position DESC LIMIT 1").fetchone()
         return None if found is None else float(found[0])
 
     def find(self, rollout_id: str) -> list[JournaledRollout]:
