@@ -38,7 +38,7 @@ the trainer's.
 - A rollout id runs once. The same request again joins it; another request under the id is refused. A higher `attempt`
   replaces a lower one.
 - A failed rollout is a value with a `failure.reason`. A refused call is an exception with a `reason`. docs/errors.md
-  explains every reason. Switch on reasons, not on messages.
+  explains every reason, as does `osmosis-grpc docs REASON`. Switch on reasons, not on messages.
 - Every command takes `--json`: one JSON object a line on stdout, everything else on stderr. Exit codes: 0 all right,
   1 the rollouts or the agent are bad, 2 wrong usage, 130 Ctrl-C.
 - To find an error: `osmosis-grpc test` on a few rows, then the `osmosis-grpc show` line that it prints last. For many

@@ -19,6 +19,7 @@ from osmosis_grpc.agent.validator import one_line, place_of_error
 from osmosis_grpc.agent.workflow import AgentWorkflow
 from osmosis_grpc.agent.workflow_config import GraderConfig
 from osmosis_grpc.agent.workflow_sources import ConfigSources, configured, configured_grader
+from osmosis_grpc.errors import install
 
 
 class LoadError(ValueError):
@@ -68,9 +69,13 @@ def _own_code(spec: str) -> Iterator[None]:
     except (LoadError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        text = missing_module(error.name or "") if isinstance(error, ModuleNotFoundError) else None
+        text = None
+        if isinstance(error, ModuleNotFoundError):
+            hint = f"{one_line(error)}; install its package with {install('PACKAGE')}, or correct the import"
+            text = missing_module(error.name or "") or hint
         file, line = place_of_error(error)
-        raise LoadError(f"{spec}: {text or one_line(error)}" + (f" at {file}:{line}" if file else "")) from error
+        at = "; it is imported at" if text and "pip install" in text else " at"  # a command ends the text
+        raise LoadError(f"{spec}: {text or one_line(error)}" + (f"{at} {file}:{line}" if file else "")) from error
 
 
 def load_items(spec: str) -> list[Any]:

@@ -3,6 +3,8 @@
 Each text is one sentence. It says where the name is, or what to use until osmosis_grpc has the name.
 """
 
+from osmosis_grpc.errors import missing_extra
+
 _LOOP = "write the agent as a RolloutAgentLoop of osmosis_grpc.rollout"
 _REWARD = "compute the reward in the agent and pass it to ctx.complete(messages, reward=...)"
 _SERVE = "serve the workflow with osmosis-grpc serve -m entrypoint.py, or run it with osmosis_grpc.testing.run_rollout"
@@ -54,6 +56,9 @@ _MODULES = {
     f"does not have it yet: {_LOOP}",
 }
 
+_EXTRAS = {"openai": "openai", "litellm": "litellm", "mcp": "mcp", "pyarrow": "parquet"}
+"""The extra of osmosis-grpc that has a module."""
+
 _SDK = "osmosis_ai"
 _PREFIX = "change the prefix 'osmosis_ai' to 'osmosis_grpc' in its imports"
 
@@ -74,6 +79,9 @@ def missing_module(name: str) -> str | None:
     for module, sentence in _MODULES.items():
         if f"{name}.".startswith(f"{module}."):
             return sentence
+    extra = _EXTRAS.get(name.partition(".")[0])
+    if extra:
+        return missing_extra(f"the module {name!r} is missing: the agent", extra)
     if name.startswith("osmosis_grpc."):
         return f"there is no module {name!r}: the names for agents are in osmosis_grpc.rollout"
     return None

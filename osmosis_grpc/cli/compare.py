@@ -8,6 +8,7 @@ from osmosis_grpc.cli.transcript import counted
 from osmosis_grpc.evaluate import RunError, RunFolder
 from osmosis_grpc.evaluate.comparison import Comparison, RowPair, compare, differences
 from osmosis_grpc.evaluate.run_folder import SCHEMA_VERSION
+from osmosis_grpc.evaluate.stats import shown_k
 from osmosis_grpc.serve.json_output import records
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.types.outcome import printable
@@ -46,12 +47,29 @@ def _lines(found: Comparison, width: int) -> Iterator[Line]:
     text = f"{found.name}: {means}, B - A {difference} over {counted(len(found.rows), 'row')}"
     for piece in wrapped(text, width):
         yield Line.of(piece, "head")
-    if any(found.only):
-        yield Line.of(f"rows with a score in A only: {found.only[0]}, in B only: {found.only[1]}", indent=2)
+    for k in shown_k(found.passes):
+        pair = found.passes[k]
+        means = f"A {pair.before.mean:.3g}, B {pair.after.mean:.3g}, B - A {estimate_text(pair.difference)}"
+        for piece in wrapped(f"pass@{k}: {means} over {counted(pair.rows, 'row')}", width - 2):
+            yield Line.of(piece, indent=2)
     same = len(found.rows) - len(found.better) - len(found.worse)
-    yield Line.of(f"{len(found.better)} better, {len(found.worse)} worse, {same} the same", indent=2)
+    missing = [f"{len(without)} without a score in {run}" for without, run in _without(found) if without]
+    counts = [f"{len(found.better)} better", f"{len(found.worse)} worse", f"{same} the same", *missing]
+    for piece in wrapped(", ".join(counts), width - 2):
+        yield Line.of(piece, indent=2)
+    for without, run in _without(found):
+        if without:
+            more = f" and {len(without) - MOST_ROWS} more" if len(without) > MOST_ROWS else ""
+            names = f"{'row' if len(without) == 1 else 'rows'} {', '.join(map(str, without[:MOST_ROWS]))}{more}"
+            for piece in wrapped(f"no score in {run}: {names}; not in the means above", width - 2):
+                yield Line.of(piece, "bad", 2)
     for title, kind, rows in (("better", "good", found.better), ("worse", "bad", found.worse)):
         yield from _rows(title, kind, rows)
+
+
+def _without(found: Comparison) -> tuple[tuple[Sequence[int], str], ...]:
+    """Return the rows without a score in A, and those without one in B."""
+    return (found.only[1], "A"), (found.only[0], "B")
 
 
 def _rows(title: str, kind: str, rows: Sequence[RowPair]) -> Iterator[Line]:

@@ -1,6 +1,7 @@
 """A run of an agent over a dataset, for the commands test and eval: its preparation, its progress, and its end."""
 
 import json as json_module
+import os
 import shlex
 import time
 from abc import ABC, abstractmethod
@@ -17,8 +18,9 @@ from osmosis_grpc.agent.workflow_sources import ConfigSources
 from osmosis_grpc.cli.agent_sources import SourceOptions
 from osmosis_grpc.cli.daemon_thread import Interruptible, run_in_daemon_thread
 from osmosis_grpc.cli.program import program
-from osmosis_grpc.cli.run_display import Display, failures, figures, row_lines, shown
+from osmosis_grpc.cli.run_display import Display, failed_lines, figures, row_lines, shown
 from osmosis_grpc.cli.run_options import RunOptions
+from osmosis_grpc.cli.screen import say_wrapped
 from osmosis_grpc.cli.transcript import counted, transcript
 from osmosis_grpc.errors import CallError, InvalidArgument
 from osmosis_grpc.evaluate import (
@@ -95,9 +97,12 @@ class Prepared:
             run_in_daemon_thread(lambda: model.probe(self.config.completion_params))
 
 
-def prepare(command: str, options: RunOptions, rows: Rows) -> Prepared:
+def prepare(
+    command: str, options: RunOptions, rows: Rows, given: frozenset[str] = frozenset(), *, runs: int = 1
+) -> Prepared:
     """Check the options, and read the rows for the first time. A wrong option ends the command with exit code 2.
 
+    `given` has the names of the options on the command line, and `runs` is how often each row runs.
     Raises DatasetError, ModelError, RunError and LoadError.
     """
     if not options.module:
@@ -111,6 +116,12 @@ def prepare(command: str, options: RunOptions, rows: Rows) -> Prepared:
     except InvalidArgument as error:
         path, problem = error.violations[0]
         usage_error(command, f"--{path.strip('.').replace('_', '-')} {problem}")
+    _check_output(command, options.output)
+    if options.replay:
+        models = [f"--{name.replace('_', '-')}" for name in ("model", "base_url", "api_key") if name in given]
+        if models:
+            wrong = " and ".join(models)
+            usage_error(command, f"--replay takes the replies of a run, and asks no model; leave out {wrong}")
     if options.base_url:
         check_url(options.base_url)
     columns = parsed(command, "--map", parse_map, tuple(options.columns or ()))
@@ -121,6 +132,7 @@ def prepare(command: str, options: RunOptions, rows: Rows) -> Prepared:
     dataset = Dataset(options.dataset, columns)
     recorded = RunFolder.open(options.replay, replays=False) if options.replay else None
     if recorded is not None:
+        _check_runs(recorded, runs)
         params = {**recorded.about.get("completion_params", {}), **params}
     return Prepared(
         loops[0],
@@ -160,6 +172,33 @@ def _configuration(options: RunOptions) -> dict[str, Any]:
         "grader": options.grader,
     }
     return {name: value for name, value in parts.items() if value}
+
+
+def _check_output(command: str, path: str | None) -> None:
+    """End the command with exit code 2 if the file of -o cannot be written, before a model is asked."""
+    if not path:
+        return
+    folder = Path(path).parent
+    problem = ""
+    if Path(path).is_dir():
+        problem = "is a folder; name a file in it"
+    elif not folder.is_dir():
+        problem = f"there is no folder {folder}; make it first"
+    elif not os.access(path if Path(path).exists() else folder, os.W_OK):
+        problem = "cannot be written; name another file"
+    if problem:
+        usage_error(command, printable(f"-o {path}: {problem}"))
+
+
+def _check_runs(recorded: RunFolder, runs: int) -> None:
+    """Raise RunError if the rows of a recorded run ran another number of times, so that it has other rollouts."""
+    known = int(recorded.about.get("n", 1))
+    if known != runs and (min(known, runs) == 1 or known < runs):
+        command = recorded.about.get("command")
+        raise RunError(
+            f"{recorded.path} is a run of {command} with {counted(known, 'run')} of each row, not {runs}; "
+            f"replay it with eval --n {known}"
+        )
 
 
 def parsed(command: str, option: str, parse: Callable[[Any], T], value: Any) -> T:
@@ -225,6 +264,8 @@ class DatasetRun(ABC):
         """The number of results at the end."""
         self._failed: list[RowResult] = []
         """The first results that failed."""
+        self.unfinished = ""
+        """Why the run ended before its last row, in one word."""
 
     @abstractmethod
     async def rows(self, display: Display) -> None:
@@ -242,6 +283,7 @@ class DatasetRun(ABC):
         """Run the rows, print the end, and return the exit code: 0, 1, 2 or 130."""
         options, began = self.options, time.monotonic()
         self.out.write("started", run=str(self.folder.path), **self.folder.about)
+        self.say_start()
         interrupted, problem = False, ""
         show: dict[str, Any] = {"quiet": options.quiet, "json": json, "debug": options.debug, "unit": self.unit}
         with shown(self.out, self.total, plain=plain or options.plain, **show) as display:
@@ -257,12 +299,21 @@ class DatasetRun(ABC):
             self.folder.end("interrupted" if interrupted or problem else "finished", self.summary.record())
         except OSError as error:
             problem = problem or printable(str(error))
+        self.unfinished = "interrupted" if interrupted else "stopped" if problem else ""
         self.say_summary(time.monotonic() - began)
         if options.output and not self._write_output(options.output):
             return 2
         if problem:
             usage_error(self.command, problem)
         return INTERRUPTED if interrupted else int(bool(self.summary.failed or self.summary.unscored))
+
+    def say_start(self) -> None:  # noqa: B027
+        """Print a line before the first row. By default, print none."""
+
+    @property
+    def continued(self) -> str | None:
+        """The command that continues the run; None if no command does."""
+        return None
 
     @property
     def command(self) -> str:
@@ -292,24 +343,27 @@ class DatasetRun(ABC):
         return f"{program()} show {failed.rollout_id} --state-dir {folder}" if failed else None
 
     def say_end(self, seconds: float, done: str) -> None:
-        """Print the last lines. The very last one is the command that shows the first failure."""
+        """Print the last lines. The very last one is the command to use next."""
         summary, folder = self.summary, shlex.quote(str(self.folder.path))
         if self.options.quiet:
             for result in self._failed:
-                for text in failures(result):
-                    self.out.say(f"{self.unit} {result.name}: {text}")
-        self.out.say(
-            ", ".join(
-                [done, *figures(summary, scores=False), counted(summary.num_llm_calls, "chat"), f"{seconds:.1f} s"]
-            )
-        )
-        again = "" if self.prepared.model is None else f" To run it again without a model: --replay {folder}"
-        if summary.passed or self.show:
-            self.out.say(f"The run is in {folder}.{again}")
+                for text in failed_lines(result, self.options.dataset or ""):
+                    say_wrapped(self.out, text)
+        sums = [done, *figures(summary, scores=False), counted(summary.num_llm_calls, "chat"), f"{seconds:.1f} s"]
+        say_wrapped(self.out, f"{self.unfinished}: " * bool(self.unfinished) + ", ".join(sums))
+        continued = self.continued if self.unfinished else None
+        again = self.prepared.model is not None and not continued
+        if summary.passed or self.show or continued:
+            self.out.say(f"The run is in {folder}.")
+        if again and (summary.passed or self.show):
+            self.out.say(f"To run it again without a model: --replay {folder}")
         if self.show:
             several = summary.failed + summary.unscored > 1
             self.out.say("To see the first failure:" if several else "To see the failure:")
             self.out.say(self.show)
+        if continued:
+            self.out.say("To continue it:")
+            self.out.say(continued)
 
     def _write_output(self, path: str) -> bool:
         """Write the JSON of -o. Print the problem and return False if the file cannot be written."""

@@ -55,9 +55,10 @@ Next:
       serve it
   {program} demo -m MODULE:ATTR, or --command "python my_agent.py"
       run eight rollouts of your own agent
-  examples/calculator/server.py    an agent loop to begin from
-  examples/trainer_minimal.py      a trainer in under 40 lines
-  docs/architecture.md             how one rollout travels"""
+  {program} init my-agent
+      write an agent to begin from
+  {program} docs trainers
+      write a trainer; docs without a page lists all pages"""
 
 
 LIMIT = 60.0

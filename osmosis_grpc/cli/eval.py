@@ -1,9 +1,11 @@
 """The eval command: runs each row several times, scores the rollouts with eval functions, and computes pass@k.
 
-A run that was stopped continues with the same command. It is refused if something else would run now.
+A run that was stopped continues with --resume, or with the same command if that has --save-dir. It is refused if
+something else would run now.
 """
 
 import math
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,6 +14,7 @@ from typing import Any
 
 from osmosis_grpc.agent.loader import LoadError
 from osmosis_grpc.cli.dataset_run import DatasetRun, Prepared, Rows, about, inputs, parsed, prepare, stored
+from osmosis_grpc.cli.program import program
 from osmosis_grpc.cli.run_display import Display
 from osmosis_grpc.cli.run_options import RunOptions
 from osmosis_grpc.cli.score_text import score_lines
@@ -57,7 +60,7 @@ def run_eval(run: RunOptions, options: EvalOptions, given: frozenset[str]) -> in
             old = _earlier(run, options)
             if options.resume and old is not None:
                 run, options = _with_stored(run, options, old, given)
-            evaluation = _Preparation(run, options)
+            evaluation = _Preparation(run, options, given)
             results = evaluation.results(old)
             prepared, total = evaluation.prepared, evaluation.prepared.total * options.n
             pending = evaluation.pending(results)
@@ -81,7 +84,7 @@ def _earlier(run: RunOptions, options: EvalOptions) -> RunFolder | None:
         usage_error(COMMAND, "--fresh begins again, and --retry-failed keeps what is good; give one of them")
     found = None
     if options.resume:
-        found = RunFolder.open(options.resume)
+        found = RunFolder.open(options.resume, command=COMMAND)
     elif run.save_dir and RunFolder.exists(Path(run.save_dir)):
         found = RunFolder.open(run.save_dir)
     if found is not None and found.about.get("command") != COMMAND:
@@ -111,7 +114,7 @@ def _with_stored(
 class _Preparation:
     """Checks the options, and compares the inputs with those of an earlier run."""
 
-    def __init__(self, run: RunOptions, options: EvalOptions) -> None:
+    def __init__(self, run: RunOptions, options: EvalOptions, given: frozenset[str]) -> None:
         self.run = run
         self.options = options
         if not options.eval_fn:
@@ -123,7 +126,7 @@ class _Preparation:
             usage_error(COMMAND, "--rows chooses rows by number; leave out --offset and --limit")
         self.functions = load_eval_functions(options.eval_fn)
         rows = Rows(run.offset, run.limit) if chosen is None else Rows(0, chosen.last + 1, chosen)
-        prepared = prepare(COMMAND, run, rows)
+        prepared = prepare(COMMAND, run, rows, given, runs=options.n)
         missing = None if chosen is None else chosen.after(prepared.total)
         if missing is not None:
             usage_error(COMMAND, printable(f"--rows {options.rows}: {prepared.dataset.path} has no row {missing}"))
@@ -207,6 +210,7 @@ class _Eval(DatasetRun):
     ) -> None:
         super().__init__(evaluation.run, evaluation.prepared, folder, out)
         self._evaluation = evaluation
+        self._again = options.retry_failed
         self._n = options.n
         self._threshold = options.pass_threshold
         self._known = results
@@ -215,6 +219,18 @@ class _Eval(DatasetRun):
         self.total = len(kept) + (len(again) if results else self.prepared.total * self._n)
         for result in kept:
             self.count(result)
+
+    def say_start(self) -> None:
+        """Print the folder, so that a run that is killed can continue."""
+        if not self.options.quiet and not self._known:
+            folder = shlex.quote(str(self.folder.path))
+            self.out.say(f"If it is stopped, continue it: --resume {folder}")
+
+    @property
+    def continued(self) -> str:
+        """See DatasetRun. The key is in no file, so the user gives it again."""
+        more = " --retry-failed" * self._again + " --api-key KEY" * bool(self.options.api_key)
+        return f"{program()} eval --resume {shlex.quote(str(self.folder.path))}{more}"
 
     async def rows(self, display: Display) -> None:
         """See DatasetRun."""

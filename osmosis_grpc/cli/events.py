@@ -8,10 +8,10 @@ from osmosis_grpc.cli.event_text import name_of, one_line
 from osmosis_grpc.cli.history import sampled
 from osmosis_grpc.cli.record_values import plain
 from osmosis_grpc.cli.screen import Screen
-from osmosis_grpc.cli.source import Source, open_source
+from osmosis_grpc.cli.source import Source, open_source, stopped_text
 from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.cli.state_folder import SourceError
-from osmosis_grpc.serve.json_output import Records, records
+from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.types import OutcomeStatus, TrajectoryEvent, events
 
@@ -43,6 +43,9 @@ def run_events(rollout: str | None, attempt: int | None, options: SourceOptions,
 async def _print(source: Source, out: Records, rollout: str | None, attempt: int, follow: bool) -> None:
     screen = Screen.of(out)
     async with source:
+        as_of = await source.as_of() if follow else None
+        if as_of is not None:
+            say_error(f"events: {stopped_text(source.where, as_of)}; new events come when a server uses it")
         trail = source.all_events() if rollout is None else source.events(rollout, attempt, follow=follow)
         async with aclosing(trail) as found:
             async for event in found:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from osmosis_grpc.cli.journal_info import damaged_info, ended_info, unfinished_info
 from osmosis_grpc.cli.source_port import Events, Source
-from osmosis_grpc.cli.state_folder import find_attempt, opened
+from osmosis_grpc.cli.state_folder import doctor_hint, find_attempt, opened
 from osmosis_grpc.storage import Reader
 from osmosis_grpc.types import JournaledRollout, RolloutFilter, RolloutInfo, TrajectoryEvent
 
@@ -59,6 +59,14 @@ class FolderSource(Source):
     def _opened(self) -> AbstractContextManager[Reader]:
         return opened(self.folder) if self._kept is None else nullcontext(self._kept)
 
+    async def as_of(self) -> float | None:
+        """See Source."""
+        if Reader.in_use(self.folder) is not False:
+            return None
+        with self._opened() as reader:
+            newest = reader.newest_time()
+        return time.time() if newest is None else newest
+
     async def page(
         self, where: RolloutFilter, token: str = "", *, limit: int = 100, newest_first: bool = False
     ) -> tuple[list[RolloutInfo], str]:
@@ -67,7 +75,7 @@ class FolderSource(Source):
         after = last = int(token or 0)
         with self._opened() as reader:
             while entries := reader.entries(None, after, limit + 1, where, newest_first=newest_first):
-                for entry, info in zip(entries, _infos(reader, entries), strict=True):
+                for entry, info in zip(entries, _infos(reader, entries, doctor_hint(self.folder)), strict=True):
                     after = entry.sequence
                     if not where.matches(info, time.time()):
                         continue
@@ -121,15 +129,15 @@ class FolderSource(Source):
                 await asyncio.sleep(POLL)
 
 
-def _infos(reader: Reader, entries: Sequence[JournaledRollout]) -> list[RolloutInfo]:
-    """Return the states of rollouts in a journal."""
+def _infos(reader: Reader, entries: Sequence[JournaledRollout], hint: str) -> list[RolloutInfo]:
+    """Return the states of rollouts in a journal. `hint` says what to do about a damaged one."""
     trails = reader.open_trails([entry.sequence for entry in entries if entry.end_time is None])
     found = []
     for entry in entries:
         if entry.end_time is not None:
             found.append(ended_info(entry))
         elif entry.damage:
-            found.append(damaged_info(entry))
+            found.append(damaged_info(entry, hint))
         else:
             trail = trails[entry.sequence]
             info = unfinished_info(entry, trail.events)

@@ -5,9 +5,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from osmosis_grpc.cli.conversation import CallName, ToolEnd, mapping
-from osmosis_grpc.types import ChatRequest, Message, RolloutOutcome, RolloutRequest, Sample, TrajectoryEvent, events
+from osmosis_grpc.types import (
+    ChatRequest,
+    FailureReason,
+    Message,
+    RolloutOutcome,
+    RolloutRequest,
+    Sample,
+    TrajectoryEvent,
+    events,
+)
 
 MAIN = "main"
+ENDED_BY_START = (FailureReason.RESTART, FailureReason.CRASHED_SERVER, FailureReason.AGENT_LOOP_NOT_FOUND)
+"""A start of the server ends rollouts for these reasons, and their agents did not run until then."""
 ChatName = tuple[str, int]
 
 
@@ -70,11 +81,13 @@ class Times:
     """With a running tool and no open chat."""
     agent: float
     """The rest: the agent's own time."""
+    restart: float = 0.0
+    """Between the last event before a restart of the server and the first one after it."""
 
 
 @dataclass(slots=True)
 class History:
-    """What the events of an attempt say. Only the run after the last restart counts."""
+    """What the events of an attempt say. Only the run after the last restart counts, except in times()."""
 
     request: RolloutRequest | None = None
     agent_version: str = ""
@@ -88,16 +101,29 @@ class History:
     annotated: list[events.Annotated] = field(default_factory=list)
     last: ChatName | None = None
     """The chat of the newest chat or tool event."""
+    cancel_reason: str = ""
+    """The reason that the newest cancel gave."""
+    earlier: list[Times] = field(default_factory=list)
+    """The times before each restart of the server."""
+    began: float = 0.0
+    """When the present run began: at the acceptance, or at the last restart, in Unix seconds."""
+    newest: float = 0.0
+    """The time of the newest event."""
+    before_end: float = 0.0
+    """The time of the newest event before the end."""
 
     def add(self, event: TrajectoryEvent) -> None:
         """Add the next event."""
         kind = event.kind
+        before, self.newest = self.newest, event.time
         match kind:
             case events.Accepted():
-                self.request, self.accepted = kind.init.request, event.time
+                self.request, self.accepted, self.began = kind.init.request, event.time, event.time
             case events.Started():
                 self.agent_version, self.started = kind.agent_version, event.time
             case events.Resumed():  # the following events repeat all chats
+                self.earlier.append(replace(self._spent(before), restart=event.time - before))
+                self.began = event.time
                 for each in (self.chats, self.tools, self.added, self.graded, self.logged):
                     each.clear()
                 self.last = None
@@ -117,6 +143,10 @@ class History:
                 self.graded.append(kind)
             case events.Logged():
                 self.logged.append(kind)
+            case events.Ended():
+                self.before_end = before
+            case events.CancelAsked():
+                self.cancel_reason = kind.reason
             case events.Annotated():
                 self.annotated.append(kind)
             case _:
@@ -219,16 +249,31 @@ class History:
         return {number: note(chat) for (name, number), chat in self.chats.items() if name == sample and chat.answered}
 
     def times(self, end: float, outcome: RolloutOutcome | None) -> Times:
-        """Return how the time until `end` was used: from the metrics of the outcome, or else from the events."""
-        if outcome is not None:
+        """Return how the time until `end` was used: from the metrics of the outcome, or else from the events.
+
+        The metrics of a rollout that had a restart of the server do not have the time before the restart.
+        """
+        ran = self.ran_until(end, outcome)
+        if outcome is not None and not self.earlier and ran == end:
             metrics = outcome.metrics
             total = metrics.total_latency_ms / 1000
             return Times(total, metrics.queue_time, metrics.model_time, metrics.tool_time, metrics.overhead_time)
-        started = self.started if self.started is not None else end
+        parts = [*self.earlier, replace(self._spent(ran), restart=end - ran)]
+        names = ("queue", "model", "tools", "agent", "restart")
+        return Times(max(0.0, end - self.accepted), *(sum(getattr(each, name) for each in parts) for name in names))
+
+    def ran_until(self, end: float, outcome: RolloutOutcome | None) -> float:
+        """Return `end`. If a start of the server ended the rollout, return the time of its newest event before that."""
+        failure = outcome.failure if outcome is not None else None
+        return self.before_end or end if failure is not None and failure.reason in ENDED_BY_START else end
+
+    def _spent(self, end: float) -> Times:
+        """Return how the time of the present run until `end` was used."""
+        started = max(self.began, self.started if self.started is not None else end)
         model = [(chat.began, chat.ended or end) for chat in self.chats.values()]
         tools = [(tool.began, tool.ended or end) for tool in self.tools]
         with_model, with_any = _covered(model), _covered([*model, *tools])
-        total, queue = max(0.0, end - self.accepted), max(0.0, started - self.accepted)
+        total, queue = max(0.0, end - self.began), max(0.0, started - self.began)
         return Times(total, queue, with_model, with_any - with_model, max(0.0, total - queue - with_any))
 
 

@@ -13,8 +13,11 @@ from osmosis_grpc.types.outcome import printable
 
 TEMPLATES = {"minimal": "server", "tools": "server", "openai": "server,openai"}
 """The templates, and the extras of osmosis-grpc that each needs."""
+NEEDED = {"openai": "openai"}
+"""The templates whose agents import a package that the command does not need, and this package."""
 ENDING = ".template"
 """Ends the names of the files in a template, so that no tool takes them for modules of this package."""
+_INSTALL = "Install the package that the agent uses:\n\n    pip install {}\n\n"
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 
 
@@ -35,7 +38,9 @@ def run_init(target: str, template: str, *, force: bool, json: bool) -> int:
     name_of_program = program()
     if os.sep in name_of_program:  # it is relative to the folder of now
         name_of_program = shlex.quote(os.path.abspath(name_of_program))
+    needed = NEEDED.get(template)
     commands = [
+        *([f"pip install {needed}"] if needed else []),
         f"{name_of_program} validate --run -m agent:agent_loop",
         f"{name_of_program} test -m agent:agent_loop -d data.jsonl --model mock:tools",
         f"{name_of_program} serve -m agent:agent_loop",
@@ -58,6 +63,7 @@ def _texts(template: str, name: str) -> dict[str, str]:
             if source.name.endswith(ENDING):
                 text = source.read_text(encoding="utf-8")
                 text = text.replace("{{name}}", name).replace("{{extras}}", TEMPLATES[template])
+                text = text.replace("{{install}}", _INSTALL.format(NEEDED[template]) if template in NEEDED else "")
                 found[source.name.removesuffix(ENDING)] = text
     return found
 

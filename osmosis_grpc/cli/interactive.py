@@ -84,7 +84,7 @@ class Session:
                 return True
             if word == "q":
                 return False
-            _say(BETWEEN_ROWS)
+            _say(*_unknown(word), BETWEEN_ROWS)
 
     def stop(self, request: ChatRequest) -> Message | ChatRequest | None:
         """Show the new messages of a chat, and ask what to do.
@@ -114,7 +114,7 @@ class Session:
                 self._next, self._asks = (None if word == "q" else int(rest)), False
                 return None
             else:
-                _say(HELP)
+                _say(*_unknown(word), HELP)
         return request
 
     def stop_again(self) -> None:
@@ -180,6 +180,12 @@ def _ask(prompt: str) -> tuple[str, str]:
         return "q", ""
     word, _, rest = raw.decode(errors="replace").strip().partition(" ")
     return word, rest.strip()
+
+
+def _unknown(word: str) -> list[str]:
+    """Return why a line of the user is no command; nothing if it asks for the help."""
+    needed = {"e": "e needs a text", "i": "i needs a text", "r": "r needs the number of a row"}
+    return [] if word == "?" else [needed.get(word, f"There is no command {printable(word)} here.")]
 
 
 def _say(*lines: str) -> None:

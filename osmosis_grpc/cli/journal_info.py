@@ -41,9 +41,9 @@ def unfinished_info(entry: JournaledRollout, trail: Iterable[TrajectoryEvent]) -
     )
 
 
-def damaged_info(entry: JournaledRollout) -> RolloutInfo:
-    """Return the state of an unfinished rollout whose rows are damaged."""
-    words = f"damaged: {entry.damage}; run osmosis-grpc doctor"
+def damaged_info(entry: JournaledRollout, hint: str) -> RolloutInfo:
+    """Return the state of an unfinished rollout whose rows are damaged. `hint` says what to do."""
+    words = f"damaged: {entry.damage}; {hint}"
     return _info(entry, RolloutState.ACCEPTED, Activity(words, entry.accept_time))
 
 

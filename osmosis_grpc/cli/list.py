@@ -1,6 +1,7 @@
 """The list command: prints rollouts as a table for people, or as records."""
 
 import asyncio
+import difflib
 import math
 import re
 import time
@@ -8,17 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from osmosis_grpc.cli.list_table import table
-from osmosis_grpc.cli.source import Source, open_source
+from osmosis_grpc.cli.screen import Screen, available_width, wrapped
+from osmosis_grpc.cli.source import Source, open_source, stopped_text
 from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.cli.state_folder import SourceError
-from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.serve.json_output import Records, records
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.types import RolloutFilter, RolloutInfo, RolloutState
-from osmosis_grpc.types.failure_reasons import read_reason
+from osmosis_grpc.types.failure_reasons import FailureReason
 
-REASON = "AGENT_EXCEPTION"
-"""An example."""
 PAGE = 500
 """A page has at most this many rollouts."""
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -63,23 +62,28 @@ async def _list(source: Source, where: RolloutFilter, given: ListOptions, out: R
     shown: list[RolloutInfo] = []
     token, more = "", True
     async with source:
+        as_of = await source.as_of()
         while more and len(shown) < limit:
             size = int(min(PAGE, limit - len(shown)))
             rows, token = await source.page(where, token, limit=size, newest_first=not given.oldest)
-            now = time.time()
+            now = time.time() if as_of is None else as_of
             for info in rows:
                 out.write("rollout", **record(info, now))
             shown += rows
             more = bool(token)
-    out.write("listed", rollouts=len(shown), more=more)
+    out.write("listed", rollouts=len(shown), more=more, as_of=as_of)
     if not shown:
         none = "no rollout matches" if where != RolloutFilter() else "there are no rollouts yet"
         out.say(f"{none} in {source.where}")
         return
-    for line in table(shown, time.time()):
+    screen = Screen.of(out)
+    for line in table(shown, time.time() if as_of is None else as_of, available_width()):
         out.say(line)
     if more:
         out.say(f"more rollouts match; --limit {2 * given.limit} shows more, and --limit 0 shows all")
+    if as_of is not None and any(info.end_time is None or info.undelivered for info in shown):
+        for line in wrapped(stopped_text(source.where, as_of), screen.width):
+            screen.say(line, "note")
 
 
 def record(info: RolloutInfo, now: float) -> dict[str, Any]:
@@ -151,10 +155,9 @@ def _state(text: str) -> RolloutState:
 
 
 def _reason(text: str) -> str:
-    try:
-        reason = read_reason(text.upper(), "--reason")
-    except InvalidArgument:
-        reason = ""
-    if not reason:
-        usage_error("list", f"--reason: {text!r} is not a reason; the column FAILURE shows reasons, such as {REASON}")
-    return reason
+    name = text.upper().replace("-", "_")
+    if name not in tuple(FailureReason):
+        near = difflib.get_close_matches(name, FailureReason, 3, 0.6)
+        which = f"do you mean {' or '.join(near)}?" if near else f"the reasons are {', '.join(FailureReason)}"
+        usage_error("list", f"--reason: {text!r} is not a reason; {which}")
+    return name

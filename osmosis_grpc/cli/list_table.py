@@ -1,37 +1,57 @@
-"""Formats rollouts as a table. A column without values is left out. On a terminal, lines have the terminal's width."""
+"""Formats rollouts as a table. A column without values is left out.
 
-import shutil
-import sys
+If a line is too wide, a failure and an activity are in lines below their row, and some columns are left out.
+"""
+
 from collections.abc import Callable, Iterator, Sequence
 
+from osmosis_grpc.cli.screen import wrapped
 from osmosis_grpc.types import RolloutInfo
 from osmosis_grpc.types.outcome import printable
 
 GAP = "  "
 NARROWEST = 12
-"""No column is cut to fewer characters."""
-CUT_FIRST = ("FAILURE", "ACTIVITY", "AGENT")
-"""The columns that are cut if a line is too wide, in this order. The others are never cut."""
+"""The column AGENT is not cut to fewer characters."""
+BELOW = ("FAILURE", "ACTIVITY")
+"""The columns whose values are below their row if a line is too wide, in this order."""
+LEFT_OUT = ("TOKENS", "IDLE", "CHATS")
+"""The columns that are left out if a line is still too wide, in this order."""
 
 
-def table(rows: Sequence[RolloutInfo], now: float) -> Iterator[str]:
-    """Yield the lines of a table. `now` is in Unix seconds. Control characters in texts are escaped."""
+def table(rows: Sequence[RolloutInfo], now: float, width: int) -> Iterator[str]:
+    """Yield the lines of a table. `now` is in Unix seconds. Control characters in texts are escaped.
+
+    Lines have at most `width` columns, unless the ids and the states alone are wider.
+    """
     cells = {name: [printable(cell(info, now)) for info in rows] for name, cell in COLUMNS.items()}
     cells = {name: column for name, column in cells.items() if any(column) or name in ALWAYS}
     widths = {name: max(len(name), *map(len, column)) for name, column in cells.items()}
-    if sys.stdout.isatty():
-        _narrow(widths, shutil.get_terminal_size().columns)
-    yield _line([(name, name, width) for name, width in widths.items()])
-    for values in zip(*cells.values(), strict=True):
-        yield _line([(name, value, widths[name]) for name, value in zip(cells, values, strict=True)])
+    below = _narrow(widths, width)
+    yield _line([(name, name, size) for name, size in widths.items()])
+    for at in range(len(rows)):
+        yield _line([(name, cells[name][at], size) for name, size in widths.items()])
+        for name in below:
+            if cells[name][at]:
+                yield from (f"  {piece}" for piece in wrapped(cells[name][at], width - 2))
 
 
-def _narrow(widths: dict[str, int], most: int) -> None:
-    """Make columns narrower until a line fits."""
-    for name in CUT_FIRST:
-        over = sum(widths.values()) + len(GAP) * (len(widths) - 1) - most
-        if over > 0 and name in widths:
-            widths[name] = max(min(NARROWEST, widths[name]), widths[name] - over)
+def _narrow(widths: dict[str, int], most: int) -> list[str]:
+    """Make a line narrower until it fits. Return the columns that are below the row."""
+
+    def over() -> int:
+        return sum(widths.values()) + len(GAP) * (len(widths) - 1) - most
+
+    below = []
+    for name in BELOW:
+        if over() > 0 and name in widths:
+            del widths[name]
+            below.append(name)
+    if over() > 0:
+        widths["AGENT"] = max(min(NARROWEST, widths["AGENT"]), widths["AGENT"] - over())
+    for name in LEFT_OUT:
+        if over() > 0:
+            widths.pop(name, None)
+    return below
 
 
 def _line(cells: Sequence[tuple[str, str, int]]) -> str:

@@ -53,10 +53,12 @@ class Pinged:
         return "" if self.health in ("", "SERVING") else f"its health is {self.health}"
 
 
-def run_ping(target: str, timeout: float, options: SourceOptions, *, json: bool) -> int:
+def run_ping(target: str | None, timeout: float, options: SourceOptions, *, json: bool) -> int:
     """Ask a server, print its answers, and return the exit code."""
     with records(json) as out:
-        server = chosen_server("ping", replace(options, server=target))
+        if target is not None and options.server not in (None, target):
+            usage_error("ping", "HOST:PORT and --server exclude each other; name one of them")
+        server = chosen_server("ping", replace(options, server=target or options.server))
         try:
             found = asyncio.run(_ping(server, timeout))
         except SourceError as error:
@@ -66,7 +68,7 @@ def run_ping(target: str, timeout: float, options: SourceOptions, *, json: bool)
         info = found.info
         out.write(
             "ping",
-            server=target,
+            server=found.target,
             ready=not found.problem,
             problem=found.problem or None,
             health=found.health or None,
@@ -83,6 +85,7 @@ def run_ping(target: str, timeout: float, options: SourceOptions, *, json: bool)
 
 async def _ping(server: ChosenServer, timeout: float) -> Pinged:
     credentials = server.credentials
+    await server.check_listens()
     async with server.channel() as channel:
         try:
             health = await _health(channel, timeout)

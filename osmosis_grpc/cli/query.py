@@ -15,8 +15,8 @@ from osmosis_grpc.cli.journal_views import VIEWS, VIEWS_VERSION
 from osmosis_grpc.cli.query_database import Answer, Interrupted, QueryDatabase, QueryError
 from osmosis_grpc.cli.record_values import plain
 from osmosis_grpc.cli.screen import Screen, columns, wrapped
-from osmosis_grpc.cli.state_folder import SourceError
-from osmosis_grpc.cli.usual_folder import state_folder
+from osmosis_grpc.cli.state_folder import SourceError, doctor_hint
+from osmosis_grpc.cli.usual_folder import run_folder, state_folder
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.storage.journal.schema import FILE
@@ -43,6 +43,7 @@ class QueryOptions:
     file: str | None = None
     state_dir: str | None = None
     run: str | None = None
+    server: str | None = None
     csv: bool = False
     limit: int | None = None
     """0 means all."""
@@ -53,6 +54,8 @@ def run_query(given: QueryOptions, *, json: bool) -> int:
     """Run the query, print its rows, and return the exit code. Without a query, print the views."""
     if json and given.csv:
         usage_error("query", "--json and --csv exclude each other; name one of them")
+    if given.server is not None:
+        usage_error("query", "it asks a folder and no server; --state-dir names the state folder of the server")
     with records(json) as out, _quiet_when_the_reader_is_gone():
         sql = _sql(given)
         if sql is None:
@@ -66,7 +69,7 @@ def run_query(given: QueryOptions, *, json: bool) -> int:
                 if database.damaged:
                     say_error(
                         f"query: {database.damaged} of the rollouts are damaged, and values are missing; "
-                        "run osmosis-grpc doctor for details"
+                        f"{doctor_hint(folder)}"
                     )
         except (QueryError, SourceError) as error:
             usage_error("query", printable(str(error)))
@@ -95,7 +98,8 @@ def _sql(given: QueryOptions) -> str | None:
         try:
             text = Path(given.file).read_text()
         except (OSError, UnicodeDecodeError) as error:
-            usage_error("query", f"--file {given.file} cannot be read: {error}")
+            why = error.strerror if isinstance(error, OSError) else error
+            usage_error("query", f"--file {given.file} cannot be read: {why}")
     else:
         return given.sql
     if not text.strip():
@@ -113,13 +117,7 @@ def _folder(given: QueryOptions) -> Path:
         return folder
     if given.state_dir is not None:
         usage_error("query", "--run and --state-dir exclude each other; name one of them")
-    from osmosis_grpc.evaluate.errors import RunError
-    from osmosis_grpc.evaluate.run_folder import RunFolder
-
-    try:
-        return RunFolder.open(given.run).path
-    except RunError as error:
-        usage_error("query", f"{error}; --run names the folder of a run of test or eval, or last")
+    return run_folder("query", given.run)
 
 
 def _print(answer: Answer, given: QueryOptions, out: Records, *, json: bool) -> None:
@@ -270,4 +268,4 @@ def _print_views(out: Records) -> None:
             text = f"{each.name:<21}{each.type:<9}{each.meaning}"
             for line in wrapped(text, screen.width - 4, 30):
                 screen.say(f"    {line}")
-    screen.say(f"views version {VIEWS_VERSION}; docs/query.md has examples", "note")
+    screen.say(f"views version {VIEWS_VERSION}; osmosis-grpc docs query has examples", "note")

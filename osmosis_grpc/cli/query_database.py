@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from osmosis_grpc.cli.journal_views import VIEWS, Column, View
 from osmosis_grpc.cli.rollout_facts import KEPT, JournalFacts
-from osmosis_grpc.cli.state_folder import SourceError
+from osmosis_grpc.cli.state_folder import SourceError, doctor_hint
 from osmosis_grpc.storage import JournalError
 from osmosis_grpc.storage.journal import schema
 from osmosis_grpc.storage.journal.event_reader import EventReader
@@ -59,6 +59,7 @@ class QueryDatabase:
     """
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         path = folder / schema.FILE
         try:
             if not path.exists():
@@ -66,7 +67,7 @@ class QueryDatabase:
             self._database = look(path, schema.JOURNAL)
         except (JournalError, sqlite3.Error, OSError) as error:
             raise SourceError(f"{error}; --state-dir names the folder that serve was given") from None
-        self._facts = JournalFacts(EventReader(self._database))
+        self._facts = JournalFacts(EventReader(self._database), folder)
         self._rows = lru_cache(KEPT)(self._read_rows)
         self._own = False
         """Whether the statements that are prepared now are ours, and not the user's."""
@@ -100,7 +101,7 @@ class QueryDatabase:
             try:
                 cursor.execute(sql)
                 if cursor.description is None:
-                    raise QueryError(f"there is no SELECT; {_HELP}, and docs/query.md has examples")
+                    raise QueryError(f"there is no SELECT; {_HELP}, and osmosis-grpc docs query has examples")
                 yield Answer(_unique([column[0] for column in cursor.description]), cursor)
             except (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError) as error:
                 raise self._explained(error, sql, timeout) from None
@@ -114,7 +115,7 @@ class QueryDatabase:
                 f"no answer within {timeout:g} s; select fewer rollouts, or allow more with --timeout SECONDS"
             )
         if self._error is not None:
-            return SourceError(f"the journal cannot be read: {self._error}; run osmosis-grpc doctor for details")
+            return SourceError(f"the journal cannot be read: {self._error}; {doctor_hint(self._folder)}")
         if self._denied:
             return QueryError(self._denied)
         text = " ".join(str(error).split())
@@ -268,13 +269,13 @@ def _near(what: str, name: str, sql: str) -> str:
     short = name.rpartition(".")[2].strip("\"'`[] ").lower()
     if what == "table":
         near = difflib.get_close_matches(short, VIEWS, 2, 0.5)
-        return f"near are: {', '.join(near)}" if near else f"the views are {', '.join(VIEWS)}"
+        return f"similar: {', '.join(near)}" if near else f"the views are {', '.join(VIEWS)}"
     named = [view for view in VIEWS if re.search(rf"\b{view}\b", sql, re.I)]
     known = {view: [column.name for column in VIEWS[view].columns] for view in VIEWS}
     columns = [column for view in named for column in known[view]]
     near = list(dict.fromkeys(difflib.get_close_matches(short, columns, 3, 0.6)))
     others = [view for view in VIEWS if short in known[view] and view not in named]
-    parts = [f"near are: {', '.join(near)}"] if near else []
+    parts = [f"similar: {', '.join(near)}"] if near else []
     parts += [
         f"the view{'s' * (len(others) > 1)} {', '.join(others)} {'have' if len(others) > 1 else 'has'} it"
     ] * bool(others)

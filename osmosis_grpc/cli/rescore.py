@@ -174,12 +174,17 @@ class _Rescore:
             self._rewards.add(row, outcome.reward, completed=True)
         for name, each in self._scores.items():
             each.add(row, scores.get(name), completed=True)
-        self._say(info, outcome.reward, scores, errors)
+        self._write(info, outcome.reward, scores, errors)
+        if not all(function.annotation_id in known for function in self._functions):
+            self._say(info, outcome.reward, scores, errors)
 
-    def _say(self, info: RolloutInfo, reward: float | None, scores: dict[str, float], errors: dict[str, str]) -> None:
+    def _write(self, info: RolloutInfo, reward: float | None, scores: dict[str, float], errors: dict[str, str]) -> None:
         self._out.write(
             "rollout", rollout_id=info.rollout_id, attempt=info.attempt, reward=reward, scores=scores, errors=errors
         )
+
+    def _say(self, info: RolloutInfo, reward: float | None, scores: dict[str, float], errors: dict[str, str]) -> None:
+        """Print the scores of a rollout that did not have all of them."""
         if self._options.quiet and not errors:
             return
         own = "no reward" if reward is None else f"reward {reward:g}"

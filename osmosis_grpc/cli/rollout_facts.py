@@ -1,8 +1,10 @@
 """Reads the rollouts of a journal one at a time, for the rows of the views. It keeps only a few of them in memory."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
+from pathlib import Path
 
 from osmosis_grpc.cli.journal_info import unfinished_info
 from osmosis_grpc.errors import DataLoss, InvalidArgument
@@ -42,6 +44,11 @@ class RolloutFacts:
         """The state of an unfinished rollout; None after the end."""
         return self._journal.info(self.row) if self.row.end_time is None else None
 
+    @property
+    def end(self) -> float:
+        """The end in Unix seconds. For an unfinished rollout, it is now, or the newest event of a stopped server."""
+        return self._journal.now if self.row.end_time is None else self.row.end_time
+
     def events(self, kinds: Sequence[type[EventKind]]) -> list[TrajectoryEvent]:
         """Return its events of these kinds, or all of them. Leaves damaged events out."""
         return self._journal.events(self.row, kinds)
@@ -50,13 +57,20 @@ class RolloutFacts:
 class JournalFacts:
     """The rollouts of a journal by their sequence."""
 
-    def __init__(self, reader: EventReader) -> None:
+    def __init__(self, reader: EventReader, folder: Path) -> None:
         self._reader = reader
+        self._folder = folder
         self._open: dict[int, OpenTrail] = {}
         self.damaged: set[int] = set()
         """The sequences of the rollouts with a damaged row or event."""
         self.rollout = lru_cache(KEPT)(self._read)
         """Return the rollout with a sequence; None if its row is damaged, or the server has dropped it since."""
+
+    @cached_property
+    def now(self) -> float:
+        """The present time in Unix seconds, or the time of the newest event if no process uses the folder."""
+        newest = self._reader.newest_time() if self._reader.in_use(self._folder) is False else None
+        return time.time() if newest is None else newest
 
     def _read(self, sequence: int) -> RolloutFacts | None:
         row = self._reader.row_at(sequence)

@@ -14,13 +14,13 @@ HEAVY = frozenset({"segments", "tokens", "prompt_ids", "prompt_extras", "chats"}
 
 
 def rollout_record(
-    info: RolloutInfo, history: History, samples: Mapping[str, Sample], *, tokens: bool
+    info: RolloutInfo, history: History, samples: Mapping[str, Sample], *, as_of: float | None, tokens: bool
 ) -> dict[str, Any]:
-    """Return the record of a rollout."""
+    """Return the record of a rollout. `as_of` is that of its source."""
     outcome, request = info.outcome, history.request
     without = frozenset() if tokens else HEAVY
     ended = info.end_time is not None
-    now = info.end_time if info.end_time is not None else time.time()
+    now = info.end_time if info.end_time is not None else as_of if as_of is not None else time.time()
     return {
         "rollout_id": info.rollout_id,
         "attempt": info.attempt,
@@ -38,6 +38,7 @@ def rollout_record(
         "evaluation": request is not None and request.evaluation,
         "status": None if outcome is None else outcome.status.value,
         "finish_reason": None if outcome is None else outcome.finish_reason,
+        "cancel_reason": history.cancel_reason or None,
         "reward": None if outcome is None else outcome.reward,
         "reward_components": {} if outcome is None else dict(outcome.reward_components),
         "failure": None if outcome is None else plain(outcome.failure),
@@ -51,7 +52,7 @@ def rollout_record(
                 "sample": tool.sample,
                 "turn": tool.chat_number,
                 "returned": tool.returned is not None,
-                "seconds": tool.seconds(now),
+                "seconds": tool.seconds(history.ran_until(now, outcome)),
                 "error": tool.returned.error if tool.returned else "",
             }
             for tool in history.tools
@@ -59,6 +60,7 @@ def rollout_record(
         "samples": {name: plain(sample, without=without) for name, sample in samples.items()},
         "annotations": [plain(each.annotation) for each in history.annotated],
         "logs": [plain(each) for each in history.logged],
+        "as_of": as_of,
     }
 
 

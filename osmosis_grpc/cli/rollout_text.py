@@ -15,6 +15,8 @@ from osmosis_grpc.types import Failure, FailureReason, Message, OutcomeStatus, R
 
 MOST_LINES = 12
 """The most lines of one text in a conversation. --turn shows all lines of a turn."""
+MOST_CHARS = 1000
+"""The most characters of an annotation."""
 MOST_FAILING_LINES = 40
 """The most lines of one text in the turn that failed."""
 
@@ -32,11 +34,13 @@ class Wanted:
 class RolloutText:
     """One rollout, and what is wanted of it."""
 
-    def __init__(self, info: RolloutInfo, history: History, wanted: Wanted, screen: Screen) -> None:
+    def __init__(self, info: RolloutInfo, history: History, wanted: Wanted, screen: Screen, *, now: float) -> None:
+        """`now` is in Unix seconds. Times of an unfinished rollout end there."""
         self._info = info
         self._history = history
         self._wanted = wanted
         self._screen = screen
+        self._now = now
         self._ended = info.end_time is not None
         samples = history.samples(info.outcome)
         chosen = {name: each for name, each in samples.items() if wanted.sample in (None, name)}
@@ -89,7 +93,7 @@ class RolloutText:
 
     def _conversation(self, name: str, sample: Sample) -> Iterator[Line]:
         history = self._history
-        now = None if self._ended else time.time()
+        now = None if self._ended else self._now
         known = Conversation(
             sample.messages, tools=history.tool_ends(name, now), notes=history.notes(name), view=self._view
         )
@@ -107,30 +111,34 @@ class RolloutText:
             again = ", asked again" if failure.will_retry else ""
             yield from self._wrapped(f"{number} assistant failed: {failure.message}{again}", "error")
         if chat.ended is None:
-            waited = "was not answered" if self._ended else f"is waited for, for {time.time() - chat.began:.1f} s"
+            waited = "was not answered" if self._ended else f"is waited for, for {self._now - chat.began:.1f} s"
             yield Line.of(f"{number} assistant: the reply {waited}", "note")
 
     def _end(self) -> Iterator[Line]:
         """Yield the rewards, the times, and the end with the turn that failed."""
         info, history = self._info, self._history
         outcome = info.outcome
-        now = info.end_time if info.end_time is not None else time.time()
+        now = info.end_time if info.end_time is not None else self._now
         for annotated in history.annotated:
-            yield self._one_line(one_line(annotated))
+            text = one_line(annotated)
+            yield from self._wrapped(text if len(text) <= MOST_CHARS else f"{text[: MOST_CHARS - 4]} ...")
         for logged in history.logged:
             yield self._one_line(one_line(logged))
         times = history.times(now, outcome)
         parts = [("queue", times.queue), ("model", times.model), ("tools", times.tools), ("agent", times.agent)]
         split = ", ".join(f"{name} {value:.2f} s{_share(value, times.total)}" for name, value in parts)
+        if times.restart:
+            split += f", server away {times.restart:.2f} s{_share(times.restart, times.total)}"
         yield from self._wrapped(f"time {times.total:.2f} s: {split}")
-        for name, tools in by_tool(history.tools, now):
-            yield from self._wrapped(_tool_text(name, tools, now))
+        ran = history.ran_until(now, outcome)
+        for name, tools in by_tool(history.tools, ran):
+            yield from self._wrapped(_tool_text(name, tools, ran))
         if outcome is None and self._ended:
             yield from self._wrapped(f"{info.state}: it has no outcome", "bad")
             return
         if outcome is None:
             doing = info.activity
-            since = time.time() - doing.start_time
+            since = self._now - doing.start_time
             yield from self._wrapped(f"{info.state}: {doing.description}, for {max(0.0, since):.1f} s", "bad")
             return
         metrics = outcome.metrics
@@ -144,7 +152,9 @@ class RolloutText:
             yield from self._wrapped(reward_text(outcome) + (f" ({components})" if components else ""), "head")
         if outcome.failure is None:
             kind = "good" if outcome.status is OutcomeStatus.COMPLETED else "bad"
-            yield from self._wrapped(f"{outcome.status} ({outcome.finish_reason})", kind)
+            cancelled = outcome.status is OutcomeStatus.CANCELLED and history.cancel_reason
+            why = f": {history.cancel_reason}" if cancelled else ""
+            yield from self._wrapped(f"{outcome.status} ({outcome.finish_reason}){why}", kind)
         else:
             yield from self._failure(outcome.status, outcome.failure)
 
@@ -158,8 +168,9 @@ class RolloutText:
         for line in more[:MOST_FAILING_LINES]:
             yield from (each.indented(2) for each in self._wrapped(line))
         known = isinstance(failure.reason, FailureReason)
-        help_text = f"; docs/errors.md#{failure.reason.lower()} explains it" if known else ""
-        yield Line.of(f"reason {reason}{help_text}", "note", 2)
+        help_text = f"; see osmosis-grpc docs {failure.reason}" if known else ""
+        for piece in wrapped(f"reason {reason}{help_text}", self._screen.width - 2):
+            yield Line.of(piece, "note", 2)
         for cause in failure.causes[1:]:
             yield from (each.indented(2) for each in self._wrapped(f"caused by {cause.type}: {cause.message}"))
         for frame in failure.frames:
@@ -216,7 +227,7 @@ class RolloutText:
         name, number = chat.name
         view = replace(self._view, lines=lines, reasoning=self._view.reasoning or lines is None)
         messages = [chat.answered.response.message, *self._results(chat)]
-        now = None if self._ended else time.time()
+        now = None if self._ended else self._now
         tools = self._history.tool_ends(name, now)
         yield from Conversation(messages, {0: number}, tools, self._history.notes(name), view).lines()
 

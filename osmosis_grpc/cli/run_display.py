@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from osmosis_grpc.cli.screen import pieces, say_wrapped
 from osmosis_grpc.cli.transcript import counted
 from osmosis_grpc.engine import runner
 from osmosis_grpc.evaluate import RowResult, Summary
-from osmosis_grpc.serve.json_output import Records, harmless, say_error
+from osmosis_grpc.serve.json_output import Records, say_error
 from osmosis_grpc.types.outcome import printable
 
 MOST_CHARS = 300
@@ -37,7 +38,7 @@ class Lines:
     def row(self, text: str, result: RowResult, summary: Summary) -> None:
         """Write the lines of a row."""
         if not self._quiet:
-            self._out.say(text)
+            say_wrapped(self._out, text)
 
     def note(self, text: str) -> None:
         """Write a line to stderr."""
@@ -66,7 +67,9 @@ class Bar:
 
     def note(self, text: str) -> None:
         """Write a line above the bar."""
-        self.progress.console.print(harmless(text), markup=False, highlight=False, soft_wrap=True)
+        console = self.progress.console
+        for line in pieces(text, console.width):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -131,22 +134,26 @@ def _log_to(display: Display, *, debug: bool) -> Iterator[None]:
 def row_lines(result: RowResult, dataset: str) -> list[str]:
     """Return the line of a row that has ended. Each score that failed has a line of its own."""
     usage = result.token_usage
-    place = f"row {result.name} ({printable(dataset)}:{result.line})"
     if not result.completed:
-        return [f"{place}  {text}" for text in failures(result)]
+        return failed_lines(result, dataset)
     rewards = [] if result.reward is None else [f"reward {result.reward:g}"]
     rewards += [f"{printable(name)} {score:g}" for name, score in (result.scores or {}).items()]
     chats, tokens = usage.get("num_llm_calls", 0), usage.get("total_tokens", 0)
     parts = [f"row {result.name}", result.status, *(rewards or ["no reward"])]
     parts += [counted(chats, "chat"), f"{tokens:,} tokens", *price_text(result.cost)]
     first = "  ".join([*parts, f"{result.duration_ms / 1000:.2f} s"])
-    return [first, *(f"{place}  {text}" for text in failures(result))]
+    return [first, *failed_lines(result, dataset)]
 
 
-def failures(result: RowResult) -> Iterator[str]:
+def failed_lines(result: RowResult, dataset: str) -> list[str]:
+    """Return the line of a rollout that failed, or a line for each of its scores that failed."""
+    return [f"row {result.name} ({printable(dataset)}:{result.line})  {text}" for text in _failures(result)]
+
+
+def _failures(result: RowResult) -> Iterator[str]:
     """Yield a line for a rollout that failed, or for each of its scores that failed."""
     if not result.completed:
-        where = f" at {result.where}" if result.where else ""
+        where = f" (at {result.where})" if result.where else ""
         text = f"{_first_line(result.error or '')}{where}"
         yield printable(f"{result.status}  {result.reason}: {text}" if result.reason else f"{result.status}  {text}")
     for name, error in (result.score_errors or {}).items():
@@ -164,11 +171,19 @@ def figures(summary: Summary, *, scores: bool = True) -> list[str]:
     return [
         *([f"{summary.failed} failed"] if summary.failed else []),
         *([f"{summary.unscored} without a score"] if summary.unscored else []),
-        *([] if mean is None else [f"mean reward {mean:.3g}"]),
+        *([] if mean is None else [f"mean reward {mean:.3g}{_of(summary)}"]),
         *(f"mean {printable(name)} {total / count:.3g}" for name, (count, total) in summary.scores.items() if scores),
         f"{summary.prompt_tokens:,} + {summary.completion_tokens:,} tokens",
         *price_text(summary.cost),
     ]
+
+
+def _of(summary: Summary) -> str:
+    """Return which rollouts a mean reward is of; empty if it is of all."""
+    if summary.rewarded == summary.total:
+        return ""
+    which = "completed" if summary.rewarded == summary.passed else "have a reward"
+    return f" of the {summary.rewarded} that {which}"
 
 
 def price_text(cost: Any) -> list[str]:

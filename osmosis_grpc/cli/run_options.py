@@ -75,7 +75,7 @@ class RunOptions:
     workflow_config: WorkflowConfig = None
     grader_config: GraderConfig = None
     grader: GraderClass = None
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Only the summary.")] = False
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Only the summary, and at most 10 failed rows.")] = False
     plain: Annotated[bool, typer.Option("--plain", help="A line for each rollout, also on a terminal.")] = False
     debug: Annotated[bool, typer.Option("--debug", help="Show each rollout's conversation and the log.")] = False
 

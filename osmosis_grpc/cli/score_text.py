@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from osmosis_grpc.cli.screen import Line, wrapped
-from osmosis_grpc.evaluate.stats import Estimate, ScoreSummary
+from osmosis_grpc.evaluate.stats import Estimate, ScoreSummary, shown_k
 
 
 def score_lines(name: str, found: ScoreSummary, total: int, width: int) -> Iterator[Line]:
@@ -16,8 +16,7 @@ def score_lines(name: str, found: ScoreSummary, total: int, width: int) -> Itera
     failed = [f"{found.failed} failed"] if found.failed else []
     for piece in wrapped(f"{name}: {', '.join([*parts, *failed])}", width):
         yield Line.of(piece, "head")
-    shown = [k for k in found.pass_at_k if k.bit_count() == 1 or k == max(found.pass_at_k)]
-    passes = ", ".join(f"pass@{k} {estimate_text(found.pass_at_k[k])}" for k in shown)
+    passes = ", ".join(f"pass@{k} {estimate_text(found.pass_at_k[k])}" for k in shown_k(found.pass_at_k))
     if passes:
         for piece in wrapped(passes, width - 2):
             yield Line.of(piece, indent=2)

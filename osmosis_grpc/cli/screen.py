@@ -65,8 +65,7 @@ class Screen:
         """
         terminal = sys.stdout.isatty()
         plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM", "dumb") == "dumb"
-        width = shutil.get_terminal_size((WIDTH, 24)).columns if terminal or "COLUMNS" in os.environ else WIDTH
-        return cls(out, min(max(width, NARROWEST), WIDEST), terminal and not plain)
+        return cls(out, min(max(available_width(), NARROWEST), WIDEST), terminal and not plain)
 
     def say(self, line: str, kind: str = "") -> None:
         """Print one line. Control characters in it are escaped."""
@@ -80,6 +79,28 @@ class Screen:
         if _end_of_piece(text, 0, self.width) == len(text):
             return text
         return text[: _end_of_piece(text, 0, self.width - 4)] + " ..."
+
+
+def available_width() -> int:
+    """Return the columns of the terminal. A pipe has WIDTH columns, unless COLUMNS is set."""
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        return shutil.get_terminal_size((WIDTH, 24)).columns
+    return WIDTH
+
+
+def say_wrapped(out: Records, text: str) -> None:
+    """Print lines of text. On a terminal, they are wrapped at its width; elsewhere, they stay whole."""
+    if not sys.stdout.isatty():
+        out.say(text)
+        return
+    for line in pieces(text, Screen.of(out).width):
+        out.say(line)
+
+
+def pieces(text: str, width: int) -> Iterator[str]:
+    """Yield the pieces of lines of text. The pieces of an indented line are indented further."""
+    for line in text.split("\n"):
+        yield from wrapped(line, width, more=len(line) - len(line.lstrip(" ")) + 2)
 
 
 def columns(text: str) -> int:

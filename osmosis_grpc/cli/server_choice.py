@@ -14,6 +14,7 @@ from osmosis_grpc.cli.state_folder import SourceError
 from osmosis_grpc.console.option import host_port, split_host_port
 from osmosis_grpc.errors import CallError, NotFound
 from osmosis_grpc.link.channel_options import client_options
+from osmosis_grpc.link.connection_errors import REFUSES
 from osmosis_grpc.link.credentials import Credentials, channel
 from osmosis_grpc.serve.security_options import credentials_from_options
 from osmosis_grpc.serve.startup import usage_error
@@ -34,6 +35,7 @@ _OPTIONS = {
     "pass tls=ClientTls(cert=..., key=...)": "pass --cert and --key",
     "name its CA with ClientTls(ca=...)": "name its CA with --ca",
     "leave out `tls`": "leave out --tls",
+    REFUSES: f"{REFUSES} with --server",
 }
 """Advice for programs, and the same for a command line."""
 
@@ -53,8 +55,7 @@ class ChosenServer:
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[RolloutClient]:
         """Yield a client of the server. Raises SourceError if the server refuses connections."""
-        if await asyncio.to_thread(refuses, self.target):
-            raise SourceError(f"{self.why}{self} refuses connections; start it, or name another with --server")
+        await self.check_listens()
         shown = self.credentials
         async with RolloutClient(
             self.target,
@@ -65,6 +66,11 @@ class ChosenServer:
             insecure=shown.insecure,
         ) as client:
             yield client
+
+    async def check_listens(self) -> None:
+        """Raise SourceError if the server refuses connections."""
+        if await asyncio.to_thread(refuses, self.target):
+            raise SourceError(f"{self.why}{self} {_OPTIONS[REFUSES]}")
 
     def channel(self) -> grpc.aio.Channel:
         """Return a channel to the server, which does not retry calls. Needs a running event loop."""
@@ -86,6 +92,8 @@ class ChosenServer:
         text = str(error)
         for ours, option in _OPTIONS.items():
             text = text.replace(ours, option)
+        if text.startswith("server "):
+            return f"the {text}"
         return text if f"server {self.target}" in text else f"{self}: {text}"
 
 

@@ -4,12 +4,13 @@ history.py rebuilds the rollout from its events. rollout_text.py and rollout_rec
 """
 
 import asyncio
+import time
 
 from osmosis_grpc.cli.history import history_of
 from osmosis_grpc.cli.rollout_record import rollout_record, turn_record
 from osmosis_grpc.cli.rollout_text import RolloutText, Wanted
-from osmosis_grpc.cli.screen import Screen
-from osmosis_grpc.cli.source import Source, open_source
+from osmosis_grpc.cli.screen import Screen, wrapped
+from osmosis_grpc.cli.source import Source, open_source, stopped_text
 from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.cli.state_folder import SourceError
 from osmosis_grpc.serve.json_output import Records, records
@@ -36,15 +37,19 @@ async def _show(source: Source, out: Records, rollout_id: str, attempt: int, wan
     async with source:
         info = await source.get(rollout_id, attempt)
         history = await history_of(source.events(rollout_id, info.attempt))
+        as_of = await source.as_of()
     screen = Screen.of(out)
-    shown = RolloutText(info, history, wanted, screen)
+    shown = RolloutText(info, history, wanted, screen, now=time.time() if as_of is None else as_of)
     problem = shown.problem()
     if problem:
         usage_error("show", problem)
     if wanted.turn is None:
-        out.write("rollout", **rollout_record(info, history, shown.samples, tokens=wanted.tokens))
+        out.write("rollout", **rollout_record(info, history, shown.samples, as_of=as_of, tokens=wanted.tokens))
     for chat in shown.turns():
         out.write("turn", **turn_record(info, history, chat, tokens=wanted.tokens))
     for line in shown.lines():
         screen.say(line)
+    if as_of is not None and (info.end_time is None or info.undelivered):
+        for piece in wrapped(stopped_text(source.where, as_of), screen.width):
+            screen.say(piece, "note")
     return int(info.outcome is not None and info.outcome.status in BAD)

@@ -1,28 +1,32 @@
-"""Opens the source that a command's options name: a running server, or a server's state folder.
+"""Opens the source that a command's options name: a running server, a server's state folder, or a run.
 
 A Source is used as `async with open_source("show", options) as source`. server_source.py and folder_source.py are
 imported only when they are used, because a command that reads a folder needs no gRPC.
 """
 
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.cli.source_port import Events, Source
-from osmosis_grpc.cli.usual_folder import state_folder, usual_folder
+from osmosis_grpc.cli.source_port import Events, Source, stopped_text
+from osmosis_grpc.cli.usual_folder import run_folder, state_folder, usual_folder
 from osmosis_grpc.serve.startup import usage_error
 
-__all__ = ["Events", "Source", "open_source"]
+__all__ = ["Events", "Source", "open_source", "stopped_text"]
 
 
 def open_source(command: str, options: SourceOptions) -> Source:
     """Return the source that the options name. A wrong option ends the command with exit code 2.
 
-    Without --server and --state-dir, the source is the state folder of the settings if it has a journal, else the
-    server at 127.0.0.1:50051.
+    Without --server, --state-dir and --run, the source is the state folder of the settings if it has a journal, else
+    the server at 127.0.0.1:50051.
     """
-    if options.server is not None and options.state_dir is not None:
-        usage_error(command, "--server and --state-dir exclude each other; name one of them")
+    named = {"--server": options.server, "--state-dir": options.state_dir, "--run": options.run}
+    given = [name for name, value in named.items() if value is not None]
+    if len(given) > 1:
+        usage_error(command, f"{' and '.join(given)} exclude each other; name one of them")
     folder, why = None, ""
     if options.state_dir is not None:
         folder = state_folder(command, options.state_dir)
+    elif options.run is not None:
+        folder = run_folder(command, options.run)
     elif options.server is None:
         usual = usual_folder(command)
         if usual is not None and (usual / "journal.db").exists():

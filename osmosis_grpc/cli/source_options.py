@@ -1,4 +1,4 @@
-"""Declares the options that say where rollouts are: a running server or a state folder. Imports only typer."""
+"""Declares the options that say where rollouts are: a running server, a state folder or a run. Imports only typer."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -24,6 +24,9 @@ class SourceOptions:
             "Default: ./.osmosis/state if it has a journal, else the server 127.0.0.1:50051.",
         ),
     ] = None
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="RUN", help="Read the folder of this run of test or eval, or last.")
+    ] = None
     token: Annotated[
         str | None,
         typer.Option("--token", metavar="SECRET", help="Token to show to the server. Prefer the file or the variable."),
@@ -42,7 +45,7 @@ class SourceOptions:
 
 with_source = with_options(SourceOptions, "source")
 """Gives a command the options of SourceOptions. The function gets them as its parameter `source`."""
-with_server = with_options(SourceOptions, "source", without=("state_dir",))
+with_journal = with_options(SourceOptions, "source", without=("run",))
+"""Gives a command the same options without --run."""
+with_server = with_options(SourceOptions, "source", without=("state_dir", "run"))
 """Gives a command the options that name a running server."""
-with_credentials = with_options(SourceOptions, "source", without=("server", "state_dir"))
-"""Gives a command the options that are credentials for a server."""

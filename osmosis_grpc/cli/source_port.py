@@ -1,11 +1,17 @@
 """The Source port: rollouts and their events, from a server or from a state folder."""
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 
 from osmosis_grpc.types import RolloutFilter, RolloutInfo, TrajectoryEvent
 
 Events = AsyncGenerator[TrajectoryEvent, None]
+
+
+def stopped_text(where: str, as_of: float) -> str:
+    """Return the line that says that no server uses a source."""
+    return f"no server uses {where}; shown as of {time.strftime('%Y-%m-%d %H:%M:%SZ', time.gmtime(as_of))}"
 
 
 class Source(ABC):
@@ -18,6 +24,10 @@ class Source(ABC):
         return self
 
     async def __aexit__(self, *exc: object) -> None:
+        return None
+
+    async def as_of(self) -> float | None:
+        """Return None if a server answers or writes. Else return the time of the newest event, in Unix seconds."""
         return None
 
     @abstractmethod

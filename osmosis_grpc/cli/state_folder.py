@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import shlex
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,11 @@ NEAR = 5
 """The message about an unknown id names at most this many known ids."""
 LOOKED_AT = 10_000
 """These known ids come from at most this many of the newest rollouts."""
+
+
+def doctor_hint(folder: Path) -> str:
+    """Return the advice to examine a folder."""
+    return f"run osmosis-grpc doctor --state-dir {shlex.quote(str(folder))} for details"
 
 
 class SourceError(Exception):
@@ -32,7 +38,7 @@ def opened(folder: Path) -> Iterator[Reader]:
     except JournalError as error:
         raise SourceError(f"{error}; --state-dir names the folder that serve was given") from None
     except (sqlite3.Error, InvalidArgument, DataLoss) as error:
-        raise SourceError(f"{folder} cannot be read: {error}; run osmosis-grpc doctor for details") from None
+        raise SourceError(f"{folder} cannot be read: {error}; {doctor_hint(folder)}") from None
 
 
 def find_attempt(reader: Reader, folder: Path, rollout_id: str, attempt: int = 0) -> JournaledRollout:
@@ -47,7 +53,7 @@ def find_attempt(reader: Reader, folder: Path, rollout_id: str, attempt: int = 0
         known = ", ".join(map(str, sorted(entries)))
         raise SourceError(f"rollout {rollout_id} has no attempt {attempt}; it has: {known}")
     if entry.damage:
-        raise SourceError(f"rollout {rollout_id} is damaged: {entry.damage}; run osmosis-grpc doctor for details")
+        raise SourceError(f"rollout {rollout_id} is damaged: {entry.damage}; {doctor_hint(folder)}")
     return entry
 
 
@@ -56,5 +62,5 @@ def _near(rollout_id: str, known: list[str]) -> str:
     near = difflib.get_close_matches(rollout_id, known, NEAR, 0.5)
     near = near or [name for name in known if rollout_id in name][:NEAR]
     if near:
-        return f"near are: {', '.join(near)}"
+        return f"similar ids: {', '.join(near)}"
     return f"the newest are: {', '.join(known[:NEAR])}" if known else "there is none at all"

@@ -29,12 +29,15 @@ class TestOptions:
     json: bool
 
 
-def run_test(run: RunOptions, options: TestOptions) -> int:
-    """Run the rows, print the results, and return the exit code: 0, 1, 2 or 130."""
+def run_test(run: RunOptions, options: TestOptions, given: frozenset[str] = frozenset()) -> int:
+    """Run the rows, print the results, and return the exit code: 0, 1, 2 or 130.
+
+    `given` has the names of the options that are on the command line.
+    """
     with records(options.json) as out:
         _check(run, options)
         try:
-            prepared = _prepare(run, options)
+            prepared = _prepare(run, options, given)
             prepared.probe()
             facts = {**about("test", run, prepared), "inputs": inputs(run, prepared)}
             folder = RunFolder.create(Path(run.save_dir) if run.save_dir else None, facts)
@@ -57,10 +60,10 @@ def _check(run: RunOptions, options: TestOptions) -> None:
         usage_error("test", "--row runs one row; leave out --offset and --limit")
 
 
-def _prepare(run: RunOptions, options: TestOptions) -> Prepared:
+def _prepare(run: RunOptions, options: TestOptions, given: frozenset[str]) -> Prepared:
     """Check the options. A session can go to every row."""
     rows = Rows(run.offset, run.limit) if options.row is None or options.interactive else Rows(options.row, 1)
-    prepared = prepare("test", run, rows)
+    prepared = prepare("test", run, rows, given)
     if not options.interactive:
         return prepared
     config = replace(prepared.config, concurrency=1, agent_timeout=LONGEST, stalled_after=LONGEST)

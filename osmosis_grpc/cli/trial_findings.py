@@ -43,7 +43,7 @@ HINTS = {
     "RUN_TIMED_OUT": "give every wait a timeout of its own; --timeout SECONDS gives a slow agent longer",
     "MAX_TURNS_IGNORED": "end the loop after ctx.request.max_turns chats: for _ in range(ctx.request.max_turns): ...",
     "TOOL_RAISED": "correct the tool; a tool that refuses its arguments raises ValueError",
-    "TOOL_REFUSED": "fine if it is right to refuse; to see it run, give the property of its schema `examples` it takes",
+    "TOOL_REFUSED": "it may be right to refuse; to see it run, put a value that it takes into `examples` in its schema",
     "TOOL_NOT_ASYNC": "write async def, and await asyncio.to_thread(...) in it for code that blocks",
     "TOOL_ARGUMENTS_DIFFER": "make the properties of the tool's schema and the parameters of its function agree",
     "TOOL_UNKNOWN": "make the names that get_tools returns and the names that run looks up agree",

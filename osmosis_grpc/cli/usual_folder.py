@@ -21,6 +21,21 @@ def state_folder(command: str, state_dir: str | None) -> Path:
     return folder
 
 
+def run_folder(command: str, run: str) -> Path:
+    """Return the folder of a run of test or eval. `last` is the newest run.
+
+    If there is no such run, the command ends with exit code 2.
+    """
+    from osmosis_grpc.evaluate.errors import RunError
+    from osmosis_grpc.evaluate.run_folder import RunFolder
+    from osmosis_grpc.types.outcome import printable
+
+    try:
+        return RunFolder.open(run).path
+    except RunError as error:
+        usage_error(command, printable(f"{error}; --run names the folder of a run of test or eval, or last"))
+
+
 def usual_folder(command: str) -> Path | None:
     """Return the folder of the settings, or None if they name a journal in memory.
 

@@ -31,6 +31,7 @@ from osmosis_grpc.agent.workflow import AgentWorkflow
 from osmosis_grpc.agent.workflow_sources import ConfigSources
 from osmosis_grpc.agent.workflow_validator import validate_agent
 from osmosis_grpc.cli.agent_sources import SourceOptions
+from osmosis_grpc.cli.screen import say_wrapped
 from osmosis_grpc.cli.transcript import counted, transcript
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
@@ -103,14 +104,14 @@ class _Report:
         for finding in result.findings:
             self._out.write("finding", module=spec, agent=name, **dataclasses.asdict(_readable(finding)))
         self._out.write("validated", module=spec, agent=name, valid=result.valid, errors=errors, warnings=warnings)
-        self._out.say(f"{name or 'no name'} ({spec}): {'valid' if result.valid else 'not valid'}")
+        say_wrapped(self._out, f"{name or 'no name'} ({spec}): {'valid' if result.valid else 'not valid'}")
         for finding in map(_readable, result.findings):
             place = f"{finding.file}:{finding.line}" if finding.file else "no source"
-            self._out.say(f"  {finding.severity} {finding.code} {place}")
-            self._out.say(f"    {finding.message}\n    hint: {finding.hint}")
+            say_wrapped(self._out, f"  {finding.severity} {finding.code} {place}")
+            say_wrapped(self._out, f"    {finding.message}\n    hint: {finding.hint}")
         if trial is not None and trial.outcome is not None:
             for line in transcript(trial.outcome, trial.runs, trial.chats):
-                self._out.say(f"  {line}")
+                say_wrapped(self._out, f"  {line}")
 
     def end(self) -> None:
         """Print the last line of the text."""

@@ -1,7 +1,6 @@
 """Computes the rows of the views from the events of a rollout, and values of their columns."""
 
 import json
-import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -43,7 +42,7 @@ def chats(facts: RolloutFacts, trail: Events) -> Iterable[Chat]:
     """Return the chats of a rollout. An open one gets the time until which it lasted as its end."""
     found = list(history_of_events(trail).chats.values())
     for chat in found:
-        chat.ended = _end(facts) if chat.ended is None else chat.ended
+        chat.ended = facts.end if chat.ended is None else chat.ended
     return found
 
 
@@ -51,13 +50,8 @@ def tools(facts: RolloutFacts, trail: Events) -> Iterable[ToolCall]:
     """Return the tool calls of a rollout. An open one gets the time until which it lasted as its end."""
     found = history_of_events(trail, Exactly()).tools
     for tool in found:
-        tool.ended = _end(facts) if tool.ended is None else tool.ended
+        tool.ended = facts.end if tool.ended is None else tool.ended
     return found
-
-
-def _end(facts: RolloutFacts) -> float:
-    """Return the time until which open chats and tool calls last: the rollout's end, or now."""
-    return time.time() if facts.row.end_time is None else facts.row.end_time
 
 
 def samples(facts: RolloutFacts, trail: Events) -> Iterable[tuple[str, Sample]]:

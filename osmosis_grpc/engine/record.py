@@ -1,6 +1,7 @@
 """One attempt of one rollout: its record in the engine, and the states of its life."""
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,6 +59,8 @@ class Tenant:
     undelivered: int = 0
     lost: bool = False
     """Whether the trainer was away for longer than the grace period."""
+    away_since: float | None = None
+    """The time since when the trainer is not connected, in Unix seconds. None if it is, and for callbacks."""
 
 
 ChatKey = tuple[str, int, str, int]
@@ -314,13 +317,19 @@ class Record:
                 called = f"agent (called: {', '.join(self.run.called)})"
             since = self.run.progress_time or self.run.start_time or self.accept_time
             words, since = next(reversed(self.run.doing.values()), ((called,), since))
-            return Activity(" ".join(map(str, words)), since)
+            return Activity(" ".join(map(str, words)) + self._away(), since)
         if self.live:
             stages = {RolloutState.RUNNING: "stopping", RolloutState.REPORTING: "reporting"}
             return Activity(stages.get(self.state, "queued"), self.accept_time)
-        return Activity(
-            "delivering" if self.delivery.undelivered else "ended", self.delivery.end_time or self.accept_time
-        )
+        stage = f"delivering{self._away()}" if self.delivery.undelivered else "ended"
+        return Activity(stage, self.delivery.end_time or self.accept_time)
+
+    def _away(self) -> str:
+        """Return since when the trainer is not connected; empty if it is."""
+        since = self.tenant.away_since
+        if since is None:
+            return ""
+        return f" (its trainer is not connected since {time.strftime('%H:%M:%SZ', time.gmtime(since))})"
 
     def info(self) -> RolloutInfo:
         """Return the state of the rollout, without the outcome."""

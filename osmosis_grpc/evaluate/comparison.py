@@ -1,14 +1,14 @@
 """Compares two runs over the same dataset, row by row."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from osmosis_grpc.evaluate.errors import RunError
 from osmosis_grpc.evaluate.inputs import Inputs, changes
 from osmosis_grpc.evaluate.results import RowResult
 from osmosis_grpc.evaluate.run_folder import RunFolder
-from osmosis_grpc.evaluate.stats import Estimate, Scores, estimate
+from osmosis_grpc.evaluate.stats import Estimate, Scores, bounds, estimate
 
 REWARD = "reward"
 """The name of the agent's own reward."""
@@ -29,6 +29,31 @@ class RowPair:
 
 
 @dataclass(frozen=True, slots=True)
+class PassPair:
+    """pass@k for one k, over the rows that have enough runs in both runs."""
+
+    rows: int
+    before: Estimate
+    after: Estimate
+    difference: Estimate
+
+    @classmethod
+    def of(cls, before: Mapping[int, float], after: Mapping[int, float]) -> "PassPair | None":
+        """Return the pair for pass@k of the rows of both runs; None if they have no row in common."""
+        pairs = [(before[row], after[row]) for row in sorted(before.keys() & after.keys())]
+        return cls(len(pairs), *_estimates(pairs)) if pairs else None
+
+    def record(self) -> dict[str, Any]:
+        """Return the pair as JSON."""
+        return {
+            "rows": self.rows,
+            "a": self.before.record(),
+            "b": self.after.record(),
+            "difference": self.difference.record(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """The scores of one eval function, or the agent's own rewards, in two runs."""
 
@@ -39,8 +64,10 @@ class Comparison:
     after: Estimate
     difference: Estimate
     """The mean of the rows' differences, with a paired t interval."""
-    only: tuple[int, int]
-    """The number of rows that have a score in the first run only, and in the second run only."""
+    only: tuple[tuple[int, ...], tuple[int, ...]]
+    """The rows that have a score in the first run only, and in the second run only."""
+    passes: Mapping[int, PassPair] = field(default_factory=dict)
+    """pass@k in both runs, by k. A rollout that failed has not passed."""
 
     @property
     def better(self) -> list[RowPair]:
@@ -57,14 +84,17 @@ class Comparison:
         return {
             "name": self.name,
             "rows": len(self.rows),
-            "only_a": self.only[0],
-            "only_b": self.only[1],
+            "only_a": len(self.only[0]),
+            "only_b": len(self.only[1]),
+            "rows_only_a": list(self.only[0]),
+            "rows_only_b": list(self.only[1]),
             "a": self.before.record(),
             "b": self.after.record(),
             "difference": {**self.difference.record(), "method": "paired t interval over rows"},
             "better": [_record(pair) for pair in self.better],
             "worse": [_record(pair) for pair in self.worse],
             "same": len(self.rows) - len(self.better) - len(self.worse),
+            "pass_at_k": {str(k): pair.record() for k, pair in self.passes.items()},
         }
 
 
@@ -81,8 +111,11 @@ def compare(first: RunFolder, second: RunFolder) -> list[Comparison]:
         )
     results = [list(folder.newest_results().values()) for folder in (first, second)]
     scores = [_scores(each) for each in results]
+    passes = _passes((first, second), results)
     names = [name for name in scores[0] if name in scores[1]]
-    found = [made for name in names if (made := _compared(name, scores[0][name], scores[1][name]))]
+    found = [
+        made for name in names if (made := _compared(name, scores[0][name], scores[1][name], passes.get(name, {})))
+    ]
     if not found:
         known = (", ".join(each) or "none" for each in scores)
         raise RunError("no row has a score of the same function in both runs; they have: " + "; ".join(known))
@@ -108,17 +141,48 @@ def _scores(results: Iterable[RowResult]) -> dict[str, Mapping[int, float]]:
     return {name: scores.means() for name, scores in found.items()}
 
 
-def _compared(name: str, before: Mapping[int, float], after: Mapping[int, float]) -> Comparison | None:
+def _passes(
+    folders: tuple[RunFolder, RunFolder], results: Sequence[Iterable[RowResult]]
+) -> dict[str, dict[int, PassPair]]:
+    """Return pass@k in both runs, by eval function and k. Without one threshold of both runs, there is none."""
+    first, second = (folder.about for folder in folders)
+    threshold = first.get("pass_threshold")
+    if threshold is None or threshold != second.get("pass_threshold"):
+        return {}
+    found = {}
+    for name in sorted(set(first.get("eval_fns", ())) & set(second.get("eval_fns", ()))):
+        both = [Scores(threshold), Scores(threshold)]
+        for scores, each in zip(both, results, strict=True):
+            for result in each:
+                scores.add(result.row_index, (result.scores or {}).get(name), completed=result.completed)
+        before, after = (scores.passes() for scores in both)
+        pairs = {k: PassPair.of(before[k], after[k]) for k in sorted(before.keys() & after.keys())}
+        found[name] = {k: pair for k, pair in pairs.items() if pair is not None}
+    return found
+
+
+def _compared(
+    name: str, before: Mapping[int, float], after: Mapping[int, float], passes: Mapping[int, PassPair]
+) -> Comparison | None:
     rows = tuple(RowPair(row, before[row], after[row]) for row in sorted(before.keys() & after.keys()))
     if not rows:
         return None
     return Comparison(
         name,
         rows,
-        estimate([[pair.before] for pair in rows]),
-        estimate([[pair.after] for pair in rows]),
-        estimate([[pair.difference] for pair in rows]),
-        (len(before) - len(rows), len(after) - len(rows)),
+        *_estimates([(pair.before, pair.after) for pair in rows]),
+        (tuple(sorted(before.keys() - after.keys())), tuple(sorted(after.keys() - before.keys()))),
+        passes,
+    )
+
+
+def _estimates(pairs: Sequence[tuple[float, float]]) -> tuple[Estimate, Estimate, Estimate]:
+    """Return the means of the first values, of the second values, and of the differences."""
+    low, high = bounds(value for pair in pairs for value in pair)
+    return (
+        estimate([[first] for first, _ in pairs], bounds(first for first, _ in pairs)),
+        estimate([[second] for _, second in pairs], bounds(second for _, second in pairs)),
+        estimate([[second - first] for first, second in pairs], (low - high, high - low)),
     )
 
 

@@ -23,7 +23,7 @@ from osmosis_grpc.agent.validator import place_of_error
 from osmosis_grpc.evaluate.errors import EvalFunctionError
 from osmosis_grpc.supervise import DaemonThreads
 from osmosis_grpc.types import Annotation, Message
-from osmosis_grpc.types.outcome import clip, describe, is_reward
+from osmosis_grpc.types.outcome import clip, describe, is_reward, printable
 
 SIMPLE, FULL = "solution_str", "messages"
 """The names of the first parameter."""
@@ -94,6 +94,13 @@ class EvalFunction:
     def annotation(self, score: float, author: str) -> Annotation:
         """Return the annotation for a score."""
         return Annotation(id=self.annotation_id, author=author, reward=score, labels=(self.name[:MOST_NAME_CHARS],))
+
+    def failed_annotation(self, error: str, author: str) -> Annotation:
+        """Return the annotation for a score that failed. Another error has another id, and no score has this id."""
+        unique = hashlib.sha256(error.encode(errors="backslashreplace")).hexdigest()[:8]
+        note = printable(f"no score: {error}", keep="\n\t")
+        label = self.name[:MOST_NAME_CHARS]
+        return Annotation(id=f"{self.annotation_id}:{unique}", author=author, labels=(label,), note=note)
 
     async def __call__(self, scored: Scored, threads: DaemonThreads) -> float:
         """Return the score. Raises EvalFunctionError if the function raises, or if its result is no finite number."""

@@ -22,6 +22,8 @@ BATCH = 256
 """The most rows of a Parquet file that are in memory."""
 NEAR_END = 16
 """A JSON error so near to the end of the text that was read can mean that the rest is still in the file."""
+SEPARATORS = {";": ";", "\t": "a tab", "|": "|"}
+"""What other programs put between the cells of a CSV file, and the names for people."""
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -80,6 +82,7 @@ def _csv_rows(path: Path, reader: Any) -> Iterator[Raw]:
         if not cells:  # a blank line
             continue
         if names is None:
+            _check_separator(path, cells, line)
             names = [name.strip() for name in cells]
             _check_names(path, names, line)
         elif len(cells) == len(names):
@@ -87,6 +90,13 @@ def _csv_rows(path: Path, reader: Any) -> Iterator[Raw]:
         else:
             problem = f"the row has {len(cells)} cells, and the header has {len(names)}; put quotes around commas"
             raise DatasetError(str(path), problem, line)
+
+
+def _check_separator(path: Path, cells: list[str], line: int) -> None:
+    """Raise DatasetError if the header is one cell with another separator in it."""
+    found = next((name for mark, name in SEPARATORS.items() if mark in cells[0]), None) if len(cells) == 1 else None
+    if found:
+        raise DatasetError(str(path), f"the separator is {found}, not ,: separate the cells by commas", line)
 
 
 def _check_names(path: Path, names: list[str], line: int = 0) -> None:

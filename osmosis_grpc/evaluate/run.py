@@ -1,6 +1,7 @@
 """Runs an agent over the rows of a dataset, in this process, on a real engine with a journal in the run's folder."""
 
 import asyncio
+import contextlib
 import inspect
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
@@ -299,6 +300,8 @@ class Run:
     async def _score(self, engine: Engine, row: Row, result: RowResult, outcome: RolloutOutcome) -> RowResult:
         """Return the result with the scores of the eval functions. Each score becomes an annotation of the rollout.
 
+        The error of a score that failed becomes an annotation, too.
+
         A score that the journal has is not computed again. A rollout that did not complete has no scores.
         """
         if self._scorer is None:
@@ -310,12 +313,14 @@ class Run:
         scored = Scored(messages=outcome.messages, label=row.label, metadata=row.metadata)
         scores, errors = await self._scorer.score(scored, known)
         for function in self._scorer.functions:
-            if function.name in scores and function.annotation_id not in known:
+            if function.name in errors:
+                note = function.failed_annotation(errors[function.name], EVAL)
+            elif function.annotation_id not in known:
                 note = function.annotation(scores[function.name], EVAL)
-                try:
-                    await engine.annotations.add("", *key, note)
-                except AlreadyExists:  # the annotation of an earlier try, for another score
-                    continue
+            else:
+                continue
+            with contextlib.suppress(AlreadyExists):  # the annotation of an earlier try, for another score
+                await engine.annotations.add("", *key, note)
         return replace(result, scores=scores, score_errors=errors)
 
 

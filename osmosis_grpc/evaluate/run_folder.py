@@ -24,6 +24,8 @@ SCHEMA_VERSION = 1
 """The version of run.json, of the rows in results.jsonl, and of the output of the commands."""
 NEWEST = "last"
 """The name of the newest run below RUNS."""
+MOST_NAMES = 10
+"""An error names at most this many runs."""
 _RUN, _RESULTS, _LOCK = "run.json", "results.jsonl", "run.lock"
 _ARCHIVE = ".archive-"
 
@@ -57,19 +59,22 @@ class RunFolder:
         return folder
 
     @classmethod
-    def open(cls, name: str, *, replays: bool = True) -> "RunFolder":
-        """Open the folder of an earlier run. `last` is the newest run below RUNS. Raises RunError.
+    def open(cls, name: str, *, replays: bool = True, command: str = "") -> "RunFolder":
+        """Open the folder of an earlier run. `last` is the newest run below RUNS, and any name may be one there.
 
-        Without `replays`, `last` is the newest run that asked a model.
+        Raises RunError. Without `replays`, `last` is the newest run that asked a model; with `command`, it
+        is the newest run of this command.
         """
         path = Path(name)
         if name == NEWEST and not path.exists():
             runs = sorted(found.parent for found in RUNS.glob(f"*/{FILE}") if _ARCHIVE not in found.parent.name)
-            while runs and not replays and cls.open(str(runs[-1])).about.get("replay"):
+            while runs and not cls.open(str(runs[-1]))._is(command, replays):
                 runs.pop()
             if not runs:
-                raise RunError(f"there is no run in {RUNS}")
+                raise RunError(f"there is no run{f' of {command}' * bool(command)} in {RUNS}")
             path = runs[-1]
+        elif not path.exists() and (RUNS / name / _RUN).exists():
+            path = RUNS / name
         try:
             about = json.loads((path / _RUN).read_text(encoding="utf-8"))
             version = about["schema_version"]
@@ -77,9 +82,20 @@ class RunFolder:
                 raise RunError(f"{path / _RUN} has version {version}, and this program reads version {SCHEMA_VERSION}")
             return cls(path, about)
         except FileNotFoundError:
-            raise RunError(f"{path} is not the folder of a run: it has no {_RUN}") from None
+            raise RunError(f"{path} is not the folder of a run: it has no {_RUN}{cls._others()}") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"{path / _RUN} cannot be read: {error}") from None
+
+    def _is(self, command: str, replays: bool) -> bool:
+        return command in ("", self.about.get("command")) and (replays or not self.about.get("replay"))
+
+    @classmethod
+    def _others(cls) -> str:
+        """Return a text with the newest runs below RUNS; empty if there are none."""
+        names = sorted(found.parent.name for found in RUNS.glob(f"*/{_RUN}"))
+        shown = ", ".join(reversed(names[-MOST_NAMES:]))
+        more = f", and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        return f"; the runs in {RUNS} are {shown}{more}" if names else ""
 
     @classmethod
     def exists(cls, path: Path) -> bool:

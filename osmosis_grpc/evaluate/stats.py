@@ -1,13 +1,14 @@
 """The statistics of scores: pass@k, means with confidence intervals, and the difference of two runs.
 
 The runs of one row are not independent of each other. So the rows are the units of every interval: each interval is a
-t interval over rows, with one degree of freedom less than there are rows.
+t interval over rows, with one degree of freedom less than there are rows. If all scores are from 0 to 1, an interval is
+cut to that range, and that of a difference to the range from -1 to 1.
 """
 
 import functools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,11 @@ def estimate(rows: Sequence[Sequence[float]], bounds: tuple[float, float] = (-ma
     stderr = math.sqrt(len(rows) / (len(rows) - 1) * squares) / count
     reach = t_quantile(len(rows) - 1) * stderr
     return Estimate(mean, stderr, (max(bounds[0], mean - reach), min(bounds[1], mean + reach)))
+
+
+def bounds(values: Iterable[float]) -> tuple[float, float]:
+    """Return the limits of an interval: 0 and 1 if all values are from 0 to 1, otherwise none."""
+    return (0.0, 1.0) if all(0 <= value <= 1 for value in values) else (-math.inf, math.inf)
 
 
 def t_quantile(freedom: int) -> float:
@@ -151,20 +157,27 @@ class Scores:
         return ScoreSummary(
             scored=len(scores),
             failed=self._failed,
-            mean=estimate(list(self._rows.values())) if scores else None,
+            mean=estimate(list(self._rows.values()), bounds(scores)) if scores else None,
             std=statistics.stdev(scores) if len(scores) > 1 else None,
             low=min(scores, default=None),
             high=max(scores, default=None),
             pass_at_k=self._pass_at_k(),
         )
 
-    def _pass_at_k(self) -> dict[int, Estimate]:
-        rows = []
+    def passes(self) -> dict[int, dict[int, float]]:
+        """Return pass@k of each row, by k and row. A row has each k up to the number of its runs."""
+        found: dict[int, dict[int, float]] = {}
         for row in self._rows.keys() | self._missed.keys():
             scores = self._rows.get(row, [])
-            rows.append((len(scores) + self._missed.get(row, 0), sum(each >= self._threshold for each in scores)))
-        found = {}
-        for k in range(1, max((n for n, _ in rows), default=0) + 1):
-            values = [[pass_at_k(n, c, k)] for n, c in rows if n >= k]
-            found[k] = estimate(values, (0.0, 1.0))
+            n, c = len(scores) + self._missed.get(row, 0), sum(each >= self._threshold for each in scores)
+            for k in range(1, n + 1):
+                found.setdefault(k, {})[row] = pass_at_k(n, c, k)
         return found
+
+    def _pass_at_k(self) -> dict[int, Estimate]:
+        return {k: estimate([[each] for each in rows.values()], (0.0, 1.0)) for k, rows in self.passes().items()}
+
+
+def shown_k(known: Collection[int]) -> list[int]:
+    """Return the k of pass@k that people see: the powers of two and the greatest one."""
+    return [k for k in sorted(known) if k.bit_count() == 1 or k == max(known)]

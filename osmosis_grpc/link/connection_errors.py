@@ -24,6 +24,8 @@ from osmosis_grpc.link.credentials import Credentials
 PROBE_LIMIT = 2.0
 """A TLS handshake of this module ends after this many seconds."""
 _NOT_CONNECTED = "failed to connect to all addresses"
+REFUSES = "refuses connections; start it, or name another"
+"""What a message says of a server if nothing listens at its address."""
 _WHERE = "name the gRPC address that `osmosis-grpc serve` prints"
 _HTTP_ANSWER = "http2 header with status"
 """A part of gRPC's error for an HTTP answer. Perhaps a proxy sent it while the server behind it restarts."""
@@ -84,7 +86,7 @@ async def explained(target: str, credentials: Credentials, error: CallError) -> 
             f"{text}, after the TLS handshake; if it asks for a client certificate, pass "
             "tls=ClientTls(cert=..., key=...)"
         )
-    return error
+    return Unavailable(f"server {target} {REFUSES}") if "Connection refused" in text else error
 
 
 def _credential_advice(credentials: Credentials) -> str:

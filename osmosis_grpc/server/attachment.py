@@ -8,6 +8,7 @@ on the next stream. It passes the trainer's frames to the engine.
 
 import asyncio
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ class Attachment:
     def __init__(self, attachment_id: str, owner: str, engine: Engine, max_metadata_bytes: int) -> None:
         self.attachment_id = attachment_id
         self.owner = owner
-        self.tenant = Tenant()
+        self.tenant = Tenant(away_since=time.time())
         self.dropped = 0
         """The number of chat replies that were dropped, because they came too late."""
         self._engine = engine
@@ -212,6 +213,7 @@ class Attachment:
         had_blobs = BLOBS in self._features
         self._features = features_from_wire(hello.features)
         self.done = self.tenant.lost = False
+        self.tenant.away_since = None
         self._resent.clear()
         self._chat_window = window_of(hello)
         self._rollout_window = self._largest_rollout_window = granted
@@ -233,6 +235,7 @@ class Attachment:
         """Note the end of a stream. Do nothing if another stream has replaced it."""
         if self._stream is stream:
             self._stream = None
+            self.tenant.away_since = time.time()
             if self._ticking is not None:
                 self._ticking.cancel()
             self.subscriptions.end_all()

@@ -54,6 +54,9 @@ def examine(path: Path, schema: Schema) -> Examined:
         check_version(pages, path, schema)
         found.structure = pages.problem(schema)
         if pages.is_blank:
+            if pages.count and not pages.is_database:
+                raise schema.error(f"{path} cannot be used as a {schema.kind}: file is not a database")
+            found.structure = "it is empty: it has no tables"
             return found
         if not found.structure:
             with closing(look(path, schema)) as database:

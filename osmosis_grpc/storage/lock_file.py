@@ -5,6 +5,7 @@ The file contains the id of the process that holds the lock. The lock ends with 
 
 import fcntl
 import os
+import time
 import weakref
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +29,7 @@ class Lock:
         self._path = path.absolute()
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._take()
         except OSError as error:
             holder = os.pread(self._file, 32, 0).decode("ascii", "replace").strip() or "of unknown id"
             os.close(self._file)
@@ -38,6 +39,16 @@ class Lock:
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, str(os.getpid()).encode(), 0)
         _held.add(self)
+
+    def _take(self) -> None:
+        for pause in PAUSES:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(pause)
+            else:
+                return
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def check(self) -> None:
         """Raise LockLost if the path no longer names the locked file."""
@@ -62,6 +73,30 @@ class Lock:
             os.close(file)
 
 
+def is_held(path: Path) -> bool | None:
+    """Return whether a process holds the lock; None if nobody can tell. Creates no file.
+
+    The question takes a shared lock for a moment. A Lock that is taken at this moment waits for it, see PAUSES.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+    return False
+
+
+PAUSES = (0.002, 0.01, 0.02)
+"""Seconds before each further try to take a lock that another process has: perhaps it only asks is_held()."""
 _OTHERS = "another process may write here now, so this one stops; exclude this folder from cleaners of old files"
 _held: "weakref.WeakSet[Lock]" = weakref.WeakSet()
 

@@ -41,6 +41,7 @@ from osmosis_grpc.trainer.outcome_warnings import EarlierOutcomes, UntrainableOu
 from osmosis_grpc.trainer.rollout_queue import RolloutQueue
 from osmosis_grpc.trainer.server_availability import LOST, Servers
 from osmosis_grpc.trainer.unconfirmed_outcomes import UnconfirmedOutcomes
+from osmosis_grpc.trainer.unreachable_warnings import warn_draining
 from osmosis_grpc.types import OutcomeStatus, RolloutOutcome, RolloutRequest
 
 log = logging.getLogger(__name__)
@@ -311,6 +312,13 @@ class Scheduler(Owner):
 
         timer = self.supervisor.call_later(SEND_AGAIN, after, again, report=fail)
         self._returning.add(timer)
+
+    def warn_if_all_drain(self) -> None:
+        """Log a warning if rollouts wait because all servers drain."""
+        names = self.servers.draining
+        waiting = sum(rollout.server is None for rollout in self.rollouts.values()) if names else 0
+        if waiting:
+            warn_draining(names, waiting)
 
     def changed(self) -> None:
         self._queue.send(self._sent)

@@ -91,6 +91,12 @@ class Servers:
         return [server for server in self._known if server.attached]
 
     @property
+    def draining(self) -> list[str]:
+        """The names of the servers that can be reached, if all of these drain; else empty."""
+        attached = self.attached
+        return [] if any(server.window for server in attached) else [server.name for server in attached]
+
+    @property
     def given_up(self) -> bool:
         """Whether no server was attached for `lost_after` seconds."""
         return self._giving_up is None and not self.attached
@@ -196,7 +202,10 @@ class Servers:
         refusals = [server.refusal for server in self._known if server.refusal is not None]
         if refusals and self._all_refuse:
             return type(refusals[0])("; ".join(dict.fromkeys(map(str, refusals))))
-        problems = "; ".join(f"{server.name}: {server.problem or 'no answer'}" for server in self._known)
+        problems = "; ".join(
+            f"{server.name}: {str(server.problem or 'no answer').replace(f'server {server.name} ', 'it ', 1)}"
+            for server in self._known
+        )
         return Unavailable(
             f"no agent server was there for {self._lost_after:g} s ({problems or 'none is named, and none dialled in'})"
         )

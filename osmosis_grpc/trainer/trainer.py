@@ -15,6 +15,7 @@ from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.supervise import Supervisor
+from osmosis_grpc.trainer import unreachable_warnings
 from osmosis_grpc.trainer.annotate import AnnotationFields, annotate
 from osmosis_grpc.trainer.chats.chat_cache import SWEEP, ChatCache
 from osmosis_grpc.trainer.chats.policy_table import Policies, PolicyTable
@@ -137,6 +138,9 @@ class Trainer:
             scheduler.restore(kept)
             await transport.begin()
             ttl = self._config.ttl
+            supervisor.every(
+                unreachable_warnings.WARN_DRAINING, unreachable_warnings.EVERY, scheduler.warn_if_all_drain
+            )
             supervisor.every(
                 SWEEP, min(60.0, ttl / 4), lambda: cache.sweep(time.monotonic() - ttl, keep=scheduler.rollouts)
             )

@@ -1,8 +1,9 @@
-"""Logs a warning for a server that cannot be reached, and repeats it every few seconds."""
+"""Logs a warning for a server that cannot be reached, or if all servers drain. Repeats it every few seconds."""
 
 import asyncio
 import logging
 import time
+from collections.abc import Collection
 
 from osmosis_grpc.errors import CallError
 from osmosis_grpc.link.connection_errors import is_permanent
@@ -11,6 +12,7 @@ from osmosis_grpc.supervise import OnFailure, Supervisor, job
 log = logging.getLogger(__name__)
 
 WARN = job("trainer.warn_unreached", OnFailure.RESTART)
+WARN_DRAINING = job("trainer.warn_draining", OnFailure.RESTART)
 
 EVERY = 5.0
 """Seconds between two warnings of one server."""
@@ -72,4 +74,11 @@ class Unreached:
         if self._refused:
             log.warning("%s; no rollout goes there", self._why)
         else:
-            log.warning("server %s cannot be reached: %s; trying again", self.name, self._why)
+            why = self._why.replace(f"server {self.name} ", "it ", 1)
+            log.warning("server %s cannot be reached: %s; trying again", self.name, why)
+
+
+def warn_draining(names: Collection[str], waiting: int) -> None:
+    """Log that all reachable servers drain, and how many rollouts wait for one that accepts rollouts."""
+    rollouts = "1 rollout waits" if waiting == 1 else f"{waiting} rollouts wait"
+    log.warning("all servers drain: %s; %s until one accepts rollouts again", ", ".join(names), rollouts)

@@ -27,7 +27,7 @@ IMPORTS = {
     "from osmosis_grpc.rollout import RolloutContxt": (
         "ImportError: cannot import name 'RolloutContxt' from 'osmosis_grpc.rollout'"
     ),
-    "import numpi": "ModuleNotFoundError: No module named 'numpi'",
+    "import numpi": "ModuleNotFoundError: No module named 'numpi'; install its package with pip install PACKAGE",
 }
 
 

@@ -8,9 +8,9 @@ from osmosis_grpc.cli.compare import run_compare
 from osmosis_grpc.evaluate import RunFolder
 
 
-def made(path, scores, *, dataset="sha256:1", **inputs):
+def made(path, scores, *, dataset="sha256:1", more=None, **inputs):
     """Write a run. `scores` has the scores of each row's runs."""
-    about = {"command": "eval", "inputs": {"dataset": {"file": dataset}, **inputs}}
+    about = {"command": "eval", "inputs": {"dataset": {"file": dataset}, **inputs}} | (more or {})
     folder = RunFolder.create(path, about)
     for row, values in scores.items():
         for index, value in enumerate(values):
@@ -35,9 +35,24 @@ def test_c05_two_runs_are_compared_row_by_row(runs, capsys):
     printed = capsys.readouterr().out
     assert "other inputs: runs (n 3, was 2)\n" in printed
     # The differences of rows 0, 1 and 2 are 1, -0.5 and 0: their mean is 1/6, and its standard error 0.441.
-    assert "rewards:exact: A 0.5, B 0.667, B - A 0.167 (-1.73 to 2.06) over 3 rows\n" in printed
-    assert "  rows with a score in A only: 1, in B only: 2\n  1 better, 1 worse, 1 the same\n" in printed
+    assert "rewards:exact: A 0.5, B 0.667, B - A 0.167 (-1 to 1) over 3 rows\n" in printed
+    assert "  1 better, 1 worse, 1 the same, 2 without a score in A, 1 without a score in B\n" in printed
+    assert "  no score in A: rows 4, 5; not in the means above\n  no score in B: row 3; not in the" in printed
     assert "  better: row 0  0 to 1\n  worse: row 1  1 to 0.5\n" in printed
+
+
+def test_c05_a_row_that_failed_in_one_run_has_not_passed_there(tmp_path, capfd):
+    more = {"pass_threshold": 1.0, "eval_fns": ["rewards:exact"]}
+    first = made(tmp_path / "a", {0: [1, 0], 1: [1, 1]}, more=more)
+    second = made(tmp_path / "b", {0: [1, 0], 1: [None, None]}, more=more)
+    assert run_compare(first, second, json=False) == 0
+    printed = capfd.readouterr().out
+    assert "rewards:exact: A 0.5, B 0.5, B - A 0 over 1 row\n" in printed
+    assert "  pass@1: A 0.75, B 0.25, B - A -0.5 (-1 to 1) over 2 rows\n  pass@2: A 1, B 0.5, B - A -0.5" in printed
+    assert "  0 better, 0 worse, 1 the same, 1 without a score in B\n  no score in B: row 1; not in the" in printed
+    assert run_compare(first, second, json=True) == 0
+    found = json.loads(capfd.readouterr().out.splitlines()[1])
+    assert (found["rows_only_a"], found["rows_only_b"], found["pass_at_k"]["2"]["b"]["mean"]) == ([1], [], 0.5)
 
 
 def test_c05_the_comparison_as_json(runs, capfd):
@@ -53,7 +68,7 @@ def test_c05_the_comparison_as_json(runs, capfd):
         1,
     )
     assert found["difference"]["mean"] == pytest.approx(1 / 6)
-    assert found["difference"]["ci95"] == pytest.approx([-1.731, 2.064], abs=1e-3)
+    assert found["difference"]["ci95"] == [-1.0, 1.0]
     assert found["better"] == [{"row_index": 0, "a": 0.0, "b": 1.0, "difference": 1.0}]
     assert found["worse"] == [{"row_index": 1, "a": 1.0, "b": 0.5, "difference": -0.5}]
 

@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from osmosis_grpc.evaluate import RunError, RunFolder
+from osmosis_grpc.evaluate.run_folder import RUNS
 from osmosis_grpc.storage import Reader
 from osmosis_grpc.types import RolloutFilter, RolloutState
 from tests.cli.evaluated import MODEL, ROWS, arguments, environment, records, results_of, write
@@ -49,19 +51,19 @@ def test_c05_each_row_runs_n_times_and_has_the_scores_of_every_function(finished
     _, done = finished
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line for line in done.stdout.splitlines() if line != "the agent prints"]
+    assert lines.pop(0) == "If it is stopped, continue it: --resume run"
     assert re.fullmatch(
         r"row 0\.0  COMPLETED  reward 0\.25  rewards:exact 1  rewards:length 0\.5  1 chat  \d+ tokens  \d\.\d\d s",
         lines[0],
     )
     assert lines[6:10] == [
-        "rewards:exact: mean 0.5 (-0.742 to 1.74), std 0.548, 6 of 6 scored",
+        "rewards:exact: mean 0.5 (0 to 1), std 0.548, 6 of 6 scored",
         "  pass@1 0.5 (0 to 1), pass@2 0.667 (0 to 1)",
         "rewards:length: mean 0.5 (0.5 to 0.5), std 0, 6 of 6 scored",
         "  pass@1 0 (0 to 0), pass@2 0 (0 to 0)",
     ]
     assert re.fullmatch(r"6 of 6 rollouts scored, mean reward 0\.25, \d+ \+ \d+ tokens, 6 chats, \d+\.\d s", lines[10])
-    assert lines[11] == "The run is in run. To run it again without a model: --replay run"
-    assert len(lines) == 12
+    assert lines[11:] == ["The run is in run.", "To run it again without a model: --replay run"]
 
 
 def test_c05_the_output_file_has_the_shape_of_the_sdk(finished):
@@ -112,7 +114,7 @@ def test_c05_a_second_run_with_replay_asks_no_model_and_has_the_same_scores(fork
     assert "the agent prints" in done.stderr
 
 
-def test_c05_failed_scores_have_their_texts_and_the_exit_code_is_1(evaluate, folder):
+def test_c05_failed_scores_have_their_texts_and_the_exit_code_is_1(evaluate, forked, folder):
     write(folder, [*ROWS, {"user_prompt": "fail"}])
     done = evaluate("--eval-fn", "rewards:fails", "--model", "mock:echo", "--concurrency", "1", "-o", "out.json")
     assert done.returncode == 1
@@ -121,12 +123,16 @@ def test_c05_failed_scores_have_their_texts_and_the_exit_code_is_1(evaluate, fol
     assert re.search(rf"^row 0 \(data\.jsonl:1\)  {place}$", done.stdout, re.M), done.stdout
     assert "row 1 (data.jsonl:2)  rewards:fails has no score: it returned nan, not a finite number" in done.stdout
     assert (
-        "row 3 (data.jsonl:4)  FAILED  AGENT_EXCEPTION: ValueError: \\x1b[31mI fail at agent.py:11 in Asker.run"
+        "row 3 (data.jsonl:4)  FAILED  AGENT_EXCEPTION: ValueError: \\x1b[31mI fail (at agent.py:11 in Asker.run)"
         in done.stdout
     )
     assert "rewards:fails: mean 1, 1 of 4 scored, 2 failed\n  pass@1 0.5 (0 to 1)\n" in done.stdout
     assert "1 of 4 rollouts scored, 1 failed, 2 without a score, " in done.stdout
-    assert shlex.split(done.stdout.splitlines()[-1])[-4] == "show"
+    command = shlex.split(done.stdout.splitlines()[-1])
+    assert command[-4] == "show"
+    shown = " ".join(forked.run("-m", "osmosis_grpc", *command[-4:], cwd=folder).stdout.split())
+    told = "ValueError: \\x1b[31mI cannot judge this at rewards.py:14 "
+    assert f"annotated by eval: labels rewards:fails, note no score: {told}" in shown
     (row,) = [row for row in json.loads((folder / "out.json").read_text())["rows"] if row["row_index"] == 0]
     assert row["runs"][0]["scores"] == {}
     error = row["runs"][0]["score_errors"]["rewards:fails"]
@@ -170,6 +176,43 @@ def test_c05_a_usage_error_is_one_line_and_nothing_runs(forked, folder):
         assert line.startswith(f"eval: {problem}")
         assert code == "2"
     assert not (folder / ".osmosis").exists()
+
+
+def test_c05_an_interrupted_run_prints_the_command_that_continues_it(forked, folder):
+    wait = "import asyncio\n        open('began', 'w').close()\n        await asyncio.Event().wait()\n        messages."
+    (folder / "agent.py").write_text((folder / "agent.py").read_text().replace("messages.", wait, 1))
+    out = folder / "out"
+    with forked.start(*arguments("eval", *EXACT, *MODEL), cwd=folder, out=out, err=folder / "err") as process:
+        wait_until((folder / "began").exists)
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 130
+    (run,) = (folder / ".osmosis" / "runs").iterdir()
+    name = run.relative_to(folder)
+    lines = [line for line in out.read_text().splitlines() if line != "the agent prints"]
+    assert lines[0] == f"If it is stopped, continue it: --resume {name}"
+    assert lines[-4].startswith("interrupted: 0 of 3 rollouts scored, ")
+    assert lines[-3:-1] == [f"The run is in {name}.", "To continue it:"]
+    assert lines[-1].endswith(f" eval --resume {name}")
+
+
+def test_c05_a_name_that_is_no_run_gets_the_names_of_the_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number in range(12):
+        RunFolder.create(RUNS / f"run-{number:02}", {}).unlock()
+    with pytest.raises(RunError) as refused:
+        RunFolder.open("other")
+    assert "; the runs in .osmosis/runs are run-11, run-10, " in str(refused.value)
+    assert str(refused.value).endswith("run-02, and 2 more")
+    assert RunFolder.open("run-03").path == RUNS / "run-03"
+
+
+def test_c05_the_last_run_to_resume_is_one_of_eval(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, command in (("1", "eval"), ("2", "test")):
+        RunFolder.create(RUNS / name, {"command": command}).unlock()
+        (RUNS / name / "journal.db").touch()
+    assert RunFolder.open("last", command="eval").path == RUNS / "1"
+    assert RunFolder.open("last").path == RUNS / "2"
 
 
 def test_c05_the_same_command_continues_a_run_and_only_missing_rows_run(evaluate, folder):

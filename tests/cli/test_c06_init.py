@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from osmosis_grpc.agent.loader import LoadError, load_object
+from osmosis_grpc.cli.init import run_init
+
 FILES = ["README.md", "agent.py", "data.jsonl", "pyproject.toml", "rewards.py"]
 TEMPLATES = ["minimal", "tools", pytest.param("openai", marks=pytest.mark.adapters)]
 
@@ -35,6 +38,20 @@ def test_c06_the_printed_commands_run(init, forked, tmp_path):
     tried = forked.run("-m", "osmosis_grpc", "test", *test, cwd=tmp_path / "my-agent")
     assert (tried.returncode, tried.stderr) == (0, "")
     assert "3 of 3 rows COMPLETED" in tried.stdout
+
+
+def test_c06_a_template_that_needs_a_package_names_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run_init("mine", "openai", force=False, json=False) == 0
+    said = capsys.readouterr().out
+    assert "next:\n  cd mine && pip install openai\n" in said
+    readme = Path("mine/README.md").read_text()
+    assert "\n    pip install openai\n" in readme
+    assert "{{" not in readme
+    monkeypatch.setitem(sys.modules, "openai", None)
+    Path("needs_openai.py").write_text("import openai\n")
+    with pytest.raises(LoadError, match=r"needs the extra 'openai': pip install .*; it is imported at .*openai\.py:1$"):
+        load_object("needs_openai:agent_loop")
 
 
 def test_c06_the_names_are_those_of_the_folder(init, tmp_path):

@@ -109,7 +109,7 @@ async def test_c09_drain_needs_the_token_of_an_administrator(serve):
     served = await serve(CALLER, admin=[ADMIN])
     done = await served.ctl("drain", "--token", CALLER)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"ctl drain: server {served.server.address} refuses this caller: ")
+    assert done.stderr.startswith(f"ctl drain: the server {served.server.address} refuses this caller: ")
     assert "needs an administrator's token" in done.stderr
     assert done.stderr.count("\n") == 1
     assert (await served.ctl("drain", "--token", ADMIN)).exit_code == 0

@@ -2,13 +2,17 @@
 
 import json
 import re
+import shutil
 import sqlite3
 from contextlib import closing
 
 import pytest
 
+from osmosis_grpc.cli.list_table import table
 from osmosis_grpc.storage import SqliteJournal
 from osmosis_grpc.storage.journal import open_trails
+from osmosis_grpc.storage.lock_file import Lock, is_held
+from osmosis_grpc.types import Activity, RolloutInfo, RolloutState
 from tests.cli.looked_at import record, write_agents
 from tests.processes import run
 
@@ -22,7 +26,7 @@ def listing(request, looked_at, forked):
 def rows(done):
     """The records of rollouts by id, in order. The last record counts them."""
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert found.pop() == {"event": "listed", "rollouts": len(found), "more": False}, done.stderr
+    assert found.pop() == {"event": "listed", "rollouts": len(found), "more": False, "as_of": None}, done.stderr
     assert {each.pop("event") for each in found} <= {"rollout"}
     return {each["rollout_id"]: each for each in found}
 
@@ -100,7 +104,11 @@ WRONG = {
     "state": (["--state", "sleeping"], "--state: 'sleeping' is not a state; the states are accepted, queued, running"),
     "time": (["--since", "soon"], "--since: 'soon' is not a time; name one such as 5s, 10m, 2h or 1d"),
     "stall": (["--stalled", "0s"], "--stalled: 0 is not a time greater than zero"),
-    "reason": (["--reason", "no such"], "--reason: 'no such' is not a reason"),
+    "reason": (["--reason", "no such"], "--reason: 'no such' is not a reason; the reasons are AGENT_EXCEPTION, "),
+    "near reason": (
+        ["--reason", "AGENT_EXCEPTON"],
+        "--reason: 'AGENT_EXCEPTON' is not a reason; do you mean AGENT_EXCEPTION or ",
+    ),
     "reward": (["--min-reward", "nan"], "--min-reward: nan is not a number"),
     "two sources": (["--server", "127.0.0.1:1", "--state-dir", "x"], "--server and --state-dir exclude each other"),
     "folder": (["--state-dir", "nowhere"], "there is no journal nowhere/journal.db"),
@@ -113,6 +121,62 @@ def test_c09_a_wrong_option_is_one_line_and_code_2(forked, tmp_path, options, to
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"list: {told}")
     assert done.stderr.count("\n") == 1
+
+
+def test_c09_a_folder_without_a_server_stands_still(looked_at, forked, tmp_path):
+    shutil.copytree(looked_at.folder / "state", tmp_path / "state")
+    listed, shown, record = (
+        [forked.run("-m", "osmosis_grpc", *command, "--state-dir", "state", cwd=tmp_path).stdout for _ in range(2)]
+        for command in (("list", "--stalled", "1ms"), ("show", "stuck"), ("list", "--json"))
+    )
+    assert listed[0] == listed[1]
+    note = r"no server uses the state folder state; shown as of \d+-\d+-\d+ \d+:\d+:\d+Z\n"
+    assert re.search(rf"\nstuck .* tool forever 0\.0s .*\n{note}\Z", listed[0]), listed[0]
+    assert shown[0] == shown[1]
+    assert re.search(rf"\nRUNNING: tool forever, for 0\.0 s\n{note}\Z", shown[0]), shown[0]
+    assert record[0] == record[1]
+    assert json.loads(record[0].splitlines()[-1])["as_of"] > 0
+
+
+def test_c09_the_lock_says_whether_a_server_uses_the_folder(tmp_path):
+    assert is_held(tmp_path / "lock") is False
+    lock = Lock(tmp_path / "lock")
+    assert is_held(tmp_path / "lock") is True
+    lock.close()
+    assert is_held(tmp_path / "lock") is False
+
+
+def info(name, **fields):
+    return RolloutInfo(
+        rollout_id=name,
+        attempt=1,
+        agent_loop="traveller",
+        accept_time=0.0,
+        activity=Activity("tool look", 1.0),
+        **fields,
+    )
+
+
+def failed(name, text):
+    return info(
+        name,
+        state=RolloutState.FAILED,
+        end_time=3.0,
+        failure_reason="AGENT_EXCEPTION",
+        failure_summary=text,
+        reward=0.25,
+    )
+
+
+def test_c09_a_failure_is_legible_at_80_columns():
+    rows = [failed("r1", "IndexError: list index out of range"), info("r2", state=RolloutState.RUNNING)]
+    assert list(table(rows, 9.0, 200))[1].endswith("AGENT_EXCEPTION: IndexError: list index out of range")
+    lines = list(table(rows, 9.0, 80))
+    assert max(map(len, lines)) <= 80
+    assert lines[2] == "  AGENT_EXCEPTION: IndexError: list index out of range"
+    lines = list(table([failed("3f" * 18, "ValueError: " + "long text " * 10), *rows], 9.0, 80))
+    assert max(map(len, lines)) <= 80
+    assert f"{lines[2]} {lines[3].strip()}" == "  AGENT_EXCEPTION: ValueError: " + ("long text " * 10).rstrip()
 
 
 async def test_c09_an_empty_folder_has_no_rollouts(forked, tmp_path):

@@ -81,9 +81,11 @@ async def test_c10_ping_tells_another_clock_and_another_protocol(serve, monkeypa
 async def test_c10_ping_without_an_answer_is_code_2(serve):
     away = f"127.0.0.1:{quiet_port()}"
     for arguments, said in (
-        ([away], f"ping: the server {away}: failed to connect"),
+        ([away], f"ping: the server {away} refuses connections; start it, or name another with --server"),
         (["here"], "ping: here is not HOST:PORT\n"),
         ([(await serve(TOKEN)).address], "--token-file names the file of its token\n"),
+        (["--server", away], f"ping: the server {away} refuses connections; start it"),
+        ([away, "--server", "here:1"], "ping: HOST:PORT and --server exclude each other; name one of them\n"),
     ):
         done = await command("ping", *arguments)
         assert (done.exit_code, done.stdout) == (2, "")

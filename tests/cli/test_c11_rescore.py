@@ -55,6 +55,7 @@ def test_c11_a_new_score_is_an_annotation_and_the_old_ones_stay(forked, folder):
     ]
     again = rescore(forked, folder, "run", *STRICT)
     assert again.stdout.splitlines()[-1] == "0 annotations added, 6 known already"
+    assert rollout not in again.stdout
     shown = forked.run("-m", "osmosis_grpc", "show", rollout, "--state-dir", "run", cwd=folder).stdout
     assert shown.count("annotated by ") == 3
     assert "annotated by eval: reward " in shown

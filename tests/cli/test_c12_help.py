@@ -44,6 +44,13 @@ def test_c12_a_help_fits_80_columns(helps, name):
     assert max(map(len, text.splitlines())) <= 80
 
 
+@pytest.mark.parametrize("name", ["", "ctl"])
+def test_c12_a_list_of_commands_cuts_no_description(helps, name):
+    commands = helps["answers"][name][1].partition("Commands:\n")[2].splitlines()
+    assert commands
+    assert [line for line in commands if line.endswith("...") or line.startswith("    ")] == []
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("", "ctl", "serve")])
 def test_c12_a_help_says_the_exit_codes(helps, name):
     assert "xit code" in helps["answers"][name][1]

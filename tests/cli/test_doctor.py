@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from osmosis_grpc.cli.doctor import examine_all
 from osmosis_grpc.storage.ledger import ChatRow, SqliteLedger
 from osmosis_grpc.types import OutcomeStatus, RolloutOutcome
 from tests.damaged import flip
@@ -108,6 +109,18 @@ async def test_x09_doctor_says_what_it_cannot_read(doctor, tmp_path):
     assert "file is not a database" in stderr
     code, _, stderr = doctor("--ledger", tmp_path / "none")
     assert (code, stderr) == (2, f"doctor: there is no ledger {tmp_path}/none\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "told"),
+    [(b"", 1, "it is empty"), (b"garbage\n", 2, "file is not a database"), (bytes(9000), 2, "file is not a database")],
+)
+def test_x09_a_file_without_tables_is_not_sound(tmp_path, capsys, content, code, told):
+    (tmp_path / "journal.db").write_bytes(content)
+    assert examine_all(str(tmp_path), None, json=False) == code
+    printed = capsys.readouterr()
+    assert told in printed.out + printed.err
+    assert ": sound" not in printed.out
 
 
 async def test_x09_doctor_looks_while_a_server_has_it(doctor, tmp_path):

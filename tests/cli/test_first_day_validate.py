@@ -448,7 +448,7 @@ def test_a_tool_runner_that_is_not_async_is_named(forked, tmp_path):
 def test_a_tool_that_refuses_a_value_is_a_warning(forked, tmp_path, statement, finding):
     codes, text = verdict(forked, tmp_path, one_tool(statement))
     assert codes == [finding]
-    assert finding[0] == "error" or "give the property of its schema `examples`" in text
+    assert finding[0] == "error" or "put a value that it takes into `examples`" in text
 
 
 def test_a_tool_whose_exception_ends_run_is_a_warning(forked, tmp_path):

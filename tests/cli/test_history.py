@@ -6,6 +6,8 @@ from osmosis_grpc.cli.history import History, by_tool
 from osmosis_grpc.types import (
     ChatPurpose,
     ChatResponse,
+    Failure,
+    FailureReason,
     InitRequest,
     OutcomeStatus,
     RolloutMetrics,
@@ -75,6 +77,38 @@ def test_the_times_of_an_ended_rollout_are_its_metrics():
     outcome = RolloutOutcome(rollout_id="r", status=OutcomeStatus.COMPLETED, metrics=metrics)
     times = history((1.0, accepted())).times(9.0, outcome)
     assert (times.total, times.queue, times.model, times.tools, times.agent) == (4.0, 0.5, 2.0, 1.0, 0.5)
+
+
+def test_the_times_of_a_rollout_with_a_restart_are_those_of_both_runs():
+    made = history(
+        (1.0, accepted()),
+        (2.0, events.Started()),
+        (3.0, asked(1)),
+        (5.0, answered(1)),
+        (5.0, called(1)),
+        (9.0, events.Resumed(5)),
+        (9.0, asked(1)),
+        (9.0, answered(1)),
+        (9.0, called(1)),
+        (11.0, returned(1, latency=2.0)),
+    )
+    metrics = RolloutMetrics(total_latency_ms=3.0, queue_time=0.003)
+    times = made.times(12.0, RolloutOutcome(rollout_id="r", status=OutcomeStatus.COMPLETED, metrics=metrics))
+    assert (times.total, times.queue, times.model, times.tools) == (11.0, 1.0, 2.0, 2.0)
+    assert (times.agent, times.restart) == (2.0, 4.0)
+
+
+def test_a_rollout_that_a_start_of_the_server_ended_did_not_run_until_then():
+    failure = Failure("server", "the server was started again", True, reason=FailureReason.RESTART)
+    outcome = RolloutOutcome(rollout_id="r", status=OutcomeStatus.FAILED, failure=failure)
+    made = history((1.0, accepted()), (1.0, events.Started()), (3.0, called(1)), (60.0, events.Ended(outcome)))
+    times = made.times(60.0, outcome)
+    assert (times.total, times.agent, times.restart) == (59.0, 2.0, 57.0)
+    assert [tool.seconds(made.ran_until(60.0, outcome)) for tool in made.tools] == [0.0]
+
+
+def test_a_cancel_has_its_reason():
+    assert history((1.0, accepted()), (2.0, events.CancelAsked("it is stuck"))).cancel_reason == "it is stuck"
 
 
 def test_after_a_restart_only_the_new_run_counts():

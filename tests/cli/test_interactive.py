@@ -60,7 +60,9 @@ def test_c04_the_other_commands(session, folder):
     with session(*SCRIPT, "--row", "1") as (process, terminal):
         assert "What is 1 / 0?" in terminal.expect("[row 1, chat 1]")
         terminal.send("what")
-        assert "c             ask the model until the row ends" in terminal.expect("[row 1, chat 1]")
+        said = terminal.expect("[row 1, chat 1]")
+        assert "There is no command what here.\n" in said
+        assert "c             ask the model until the row ends" in said
         terminal.send("t")
         assert "  divide: Divides a by b.\n" in terminal.expect("[row 1, chat 1]")
         terminal.send("n")

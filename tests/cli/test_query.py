@@ -246,9 +246,9 @@ def test_a_table_is_cut_at_its_limit_and_says_so(query):
 
 
 WRONG = {
-    "SELECT nam FROM tools": "no such column: nam; near are: name",
+    "SELECT nam FROM tools": "no such column: nam; similar: name",
     "SELECT reward FROM tools": "no such column: reward; the views rollouts, samples, rewards, annotations have it",
-    "SELECT * FROM tool": "no such table: tool; near are: tools",
+    "SELECT * FROM tool": "no such table: tool; similar: tools",
     "SELECT * FROM xyz": "no such table: xyz; the views are rollouts, chats, tools",
     "SELECT mean(1)": "no such function: mean; SQLite's functions are at",
     "SELEC 1": 'near "SELEC": syntax error',
@@ -289,7 +289,11 @@ def test_a_wrong_query_is_one_line_and_exit_code_2(query):
 WRONG_OPTIONS = {
     "both formats": (["SELECT 1", "--json", "--csv"], "--json and --csv exclude each other"),
     "two queries": (["SELECT 1", "--file", "x"], "SQL and --file exclude each other"),
-    "no file": (["--file", "x.sql"], "--file x.sql cannot be read: "),
+    "no file": (["--file", "x.sql"], "--file x.sql cannot be read: No such file or directory\n"),
+    "a server": (
+        ["SELECT 1", "--server", "here:1"],
+        "it asks a folder and no server; --state-dir names the state folder",
+    ),
     "two folders": (["SELECT 1", "--run", "last", "--state-dir", "y"], "--run and --state-dir exclude each other"),
     "no run": (
         ["SELECT 1", "--run", "last"],
@@ -408,6 +412,22 @@ async def journal(tmp_path):
     return tmp_path
 
 
+async def test_an_open_call_of_a_stopped_server_lasts_until_its_newest_event(tmp_path):
+    request = RolloutRequest(rollout_id="one", messages=[{"role": "user", "content": "hi"}])
+    init = InitRequest(request=request, callback=Callback(target="127.0.0.1:1", credential="c"), digest=b"d")
+    entry = JournaledRollout(
+        init=init, tools=(), owner="me", attachment_id="", sequence=1, agent_loop="x", accept_time=1.0
+    )
+    call = {"id": "c", "type": "function", "function": {"name": "find", "arguments": "{}"}}
+    written = SqliteJournal(tmp_path)
+    kinds = events.Accepted(init), events.Started(), events.ToolCalled(call), events.Logged("alive")
+    for number, kind in enumerate(kinds, 1):
+        event = TrajectoryEvent("one", 1, number, float(number**2), kind)
+        written.append(event, 0, None, entry if number == 1 else None)
+    written.close()
+    assert asked(tmp_path, "SELECT state, seconds FROM tools") == [("open", 7.0)]
+
+
 RESTARTED = {
     "SELECT name, sample, state, seconds, error FROM tools": [("find", None, "failed", 0.5, "boom")],
     "SELECT name, data FROM logs": [("kept", '{"n": 1}')],
@@ -461,5 +481,6 @@ async def test_damaged_rollouts_are_counted(forked, journal):
     done = forked.run("-m", "osmosis_grpc", "query", "--csv", "SELECT name FROM logs", "--state-dir", str(journal))
     assert (done.returncode, done.stdout) == (0, "name\n")
     assert done.stderr == (
-        "query: 1 of the rollouts are damaged, and values are missing; run osmosis-grpc doctor for details\n"
+        "query: 1 of the rollouts are damaged, and values are missing; "
+        f"run osmosis-grpc doctor --state-dir {journal} for details\n"
     )

@@ -267,7 +267,7 @@ def test_get_tools_that_raises(replay):
 
 
 MISTAKES = [
-    (["caled"], {}, "there is no rollout caled in state; near are: called"),
+    (["caled"], {}, "there is no rollout caled in state; similar ids: called"),
     (["zzzz"], {}, "the newest are: asking, cancelled, waiting"),
     (["attached", "--attempt", "7"], {}, "has no attempt 7; it has: 1, 2"),
     (["called"], {"-m": None}, "say where agent loop 'steady' is: -m MODULE:ATTR"),

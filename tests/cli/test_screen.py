@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from osmosis_grpc.cli.screen import Line, Screen, columns, wrapped
+from osmosis_grpc.cli.screen import Line, Screen, columns, pieces, wrapped
 from osmosis_grpc.serve.json_output import Records
 from osmosis_grpc.types.outcome import printable
 
@@ -49,6 +49,10 @@ def test_no_piece_is_wider_and_no_character_is_lost(text, width):
     assert all(columns(piece) <= width for piece in pieces)
     assert all(piece.isprintable() for piece in pieces)
     assert "".join("".join(pieces).split()) == "".join(printable(text.expandtabs(4)).split())
+
+
+def test_pieces_of_lines_keep_their_indent():
+    assert list(pieces("  one two three\nfour", 10)) == ["  one two", "    three", "four"]
 
 
 def test_a_megabyte_in_one_line_is_wrapped():

@@ -97,7 +97,7 @@ def test_the_place_of_a_failure_and_the_result_of_its_tool_come_last(show, kind)
     assert lines[start : start + 3] == [
         f"FAILED at agents.py:{frames[-1][1]} in read: LookupError: cannot read 'no such city:",
         "  Atlantis'",
-        "  reason AGENT_EXCEPTION, agent; docs/errors.md#agent_exception explains it",
+        "  reason AGENT_EXCEPTION, agent; see osmosis-grpc docs AGENT_EXCEPTION",
     ]
     assert lines[start + 5 :] == [
         "  the last turn, 2:",

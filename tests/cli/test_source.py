@@ -11,6 +11,7 @@ from osmosis_grpc.cli.server_source import ServerSource
 from osmosis_grpc.cli.source import open_source
 from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.cli.state_folder import SourceError
+from osmosis_grpc.evaluate.run_folder import RunFolder
 from osmosis_grpc.types import RolloutState, events
 from tests.cli.looked_at import recorded
 from tests.ports import quiet_port
@@ -137,10 +138,22 @@ def test_the_default_is_the_state_folder_if_it_has_a_journal_else_the_usual_serv
         assert found.where == "the server 127.0.0.1:50051"
 
 
+def test_a_run_is_a_folder_with_a_journal_and_last_is_the_newest(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = RunFolder.create(None, {"command": "test"})
+    (run.path / "journal.db").touch()
+    for name in ("last", str(run.path)):
+        found = open_source("list", SourceOptions(run=name))
+        assert isinstance(found, FolderSource)
+        assert found.folder == run.path
+
+
 @pytest.mark.parametrize(
     ("given", "reported"),
     [
         ({"server": "a:1", "state_dir": "b"}, "show: --server and --state-dir exclude each other; name one of them"),
+        ({"server": "a:1", "run": "last"}, "show: --server and --run exclude each other; name one of them"),
+        ({"run": "nowhere"}, "show: nowhere is not the folder of a run: it has no run.json; --run names the folder"),
         ({"server": "localhost"}, "show: localhost is not HOST:PORT"),
         ({"server": "10.0.0.1:1", "token": "s3cret"}, "10.0.0.1:1 is not loopback, and the token would travel"),
         ({"server": "a:1", "cert": "x"}, "--cert and --key go together"),

@@ -7,7 +7,11 @@ import shlex
 import signal
 
 import pytest
+from typer import Exit
 
+from osmosis_grpc.cli.dataset_run import Rows, prepare
+from osmosis_grpc.cli.run_options import RunOptions
+from osmosis_grpc.evaluate import RunError, RunFolder
 from osmosis_grpc.storage import Reader
 from tests.model_server import KEY, model_server, reply
 from tests.processes import ROOT, run
@@ -87,8 +91,7 @@ def test_c03_all_rows_complete_and_the_exit_code_is_0(test, folder):
     assert re.fullmatch(r"3 of 3 rows COMPLETED, mean reward 0\.667, \d+ \+ \d+ tokens, 4 chats, \d+\.\d s", lines[3])
     (path,) = runs(folder)
     shown = path.relative_to(folder)
-    assert lines[4] == f"The run is in {shown}. To run it again without a model: --replay {shown}"
-    assert len(lines) == 5
+    assert lines[4:] == [f"The run is in {shown}.", f"To run it again without a model: --replay {shown}"]
 
 
 def test_c03_some_rows_fail_and_the_last_line_shows_the_first_of_them(test, folder):
@@ -96,7 +99,7 @@ def test_c03_some_rows_fail_and_the_last_line_shows_the_first_of_them(test, fold
     done = test("--model", "mock:echo", "--concurrency", "1")
     assert done.returncode == 1
     assert (
-        "row 3 (data.jsonl:4)  FAILED  AGENT_EXCEPTION: ValueError: \\x1b[31mI fail at agent.py:19 in Divider.run\n"
+        "row 3 (data.jsonl:4)  FAILED  AGENT_EXCEPTION: ValueError: \\x1b[31mI fail (at agent.py:19 in Divider.run)\n"
         in done.stdout
     )
     assert "\x1b" not in done.stdout + done.stderr
@@ -202,10 +205,30 @@ def test_c03_the_output_file_has_the_summary_and_the_results(test, folder):
     assert json.loads((folder / "my run" / "run.json").read_text())["state"] == "finished"
 
 
-def test_c03_an_output_file_that_cannot_be_written_is_an_error(test):
-    done = test("--model", "mock:echo", "-o", "none/out.json")
-    assert done.returncode == 2
-    assert done.stderr == "test: -o none/out.json: cannot be written: No such file or directory\n"
+def test_c03_an_output_file_that_cannot_be_written_is_an_error_before_a_row_runs(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    for name, problem in (
+        ("none/out.json", "none/out.json: there is no folder none; make it first"),
+        (".", ".: is a folder; name a file in it"),
+    ):
+        run = RunOptions(module="agent:agent_loop", dataset="data.jsonl", model="mock:echo", output=name)
+        with pytest.raises(Exit) as ended:
+            prepare("test", run, Rows())
+        assert ended.value.exit_code == 2
+        assert capsys.readouterr().err == f"test: -o {problem}\n"
+
+
+def test_c03_a_replay_asks_no_model_and_has_as_many_runs_of_each_row(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    RunFolder.create(folder / "evaluated", {"command": "eval", "n": 4}).unlock()
+    run = RunOptions(module="osmosis_grpc.testing.calculator:CalculatorAgent", dataset="data.jsonl", replay="evaluated")
+    with pytest.raises(Exit) as ended:
+        prepare("test", run, Rows(), frozenset({"model", "replay", "base_url"}))
+    assert ended.value.exit_code == 2
+    assert capsys.readouterr().err.endswith("asks no model; leave out --model and --base-url\n")
+    for runs in (1, 5):
+        with pytest.raises(RunError, match=f"evaluated is a run of eval with 4 runs of each row, not {runs}; replay"):
+            prepare("eval", run, Rows(), runs=runs)
 
 
 def saved(path, rows):
@@ -247,8 +270,8 @@ def test_c03_quiet_prints_only_the_summary(test, folder):
     write(folder, [*ROWS, {"user_prompt": "fail"}])
     done = test("--model", "mock:echo", "-q")
     lines = [line for line in done.stdout.splitlines() if line != "the agent prints"]
-    assert lines[0].startswith("row 3: FAILED  AGENT_EXCEPTION")
-    assert lines[1].startswith("3 of 4 rows COMPLETED, 1 failed, ")
+    assert lines[0].startswith("row 3 (data.jsonl:4)  FAILED  AGENT_EXCEPTION")
+    assert lines[1].startswith("3 of 4 rows COMPLETED, 1 failed, mean reward 0 of the 3 that completed, ")
 
 
 def test_c03_debug_shows_the_conversations(test):
@@ -280,7 +303,7 @@ def test_c03_columns_are_mapped(test, folder):
         (("--max-tokens", "0"), "--max-tokens 0 is not a whole number of at least 1"),
         (("--price", "x"), "--price 'x' is not PROMPT/REPLY in dollars for a million tokens, for example 0.25/2"),
         (("--map", "x"), "--map 'x' is not COLUMN=FIELD, for example question=user_prompt"),
-        (("--replay", "nothing"), "nothing is not the folder of a run: it has no run.json"),
+        (("--replay", "nothing"), "--replay takes the replies of a run, and asks no model; leave out --model"),
         (("--model", "gpt-5-mini"), "gpt-5-mini: a key is missing; set OPENAI_API_KEY, or give --base-url"),
     ],
 )
@@ -358,7 +381,7 @@ def test_c08_a_terminal_has_a_bar_and_the_rows_that_failed(on_a_terminal, folder
     assert code == 1
     assert "\x1b[?1049h" not in text  # the alternate screen
     assert "4 of 4 rows, 1 failed, mean reward" in plain(text)
-    assert "row 3 (data.jsonl:4)  FAILED  AGENT_EXCEPTION: ValueError: \\x1b[31mI fail at agent.py:19" in plain(text)
+    assert "row 3 (data.jsonl:4)  FAILED  AGENT_EXCEPTION: ValueError: \\x1b[31mI fail (at agent.py:19" in plain(text)
     assert "row 0  COMPLETED" not in text
     assert text.splitlines()[-1].partition("show ")[1]
 
@@ -394,6 +417,6 @@ def test_c03_an_interrupt_keeps_the_rows_that_ended(forked, folder):
         process.send_signal(signal.SIGINT)
         assert process.wait() == 130
     assert err.read_text() == ""
-    assert "1 of 3 rows COMPLETED" in out.read_text()
+    assert "\ninterrupted: 1 of 3 rows COMPLETED, " in out.read_text()
     assert json.loads((folder / "run" / "run.json").read_text())["state"] == "interrupted"
     assert len((folder / "run" / "results.jsonl").read_text().splitlines()) == 1

@@ -86,6 +86,17 @@ def test_c05_the_interval_of_equal_rows_is_the_t_interval_of_their_means():
     assert estimate(rows, (0.4, 0.6)).ci95 == (0.4, 0.6)
 
 
+def test_c05_an_interval_of_scores_from_0_to_1_is_within_0_and_1():
+    scores, larger = Scores(1.0), Scores(1.0)
+    for row, score in enumerate((0.0, 0.0, 1.0)):
+        scores.add(row, score, completed=True)
+        larger.add(row, 2 * score, completed=True)
+    found = scores.summary()
+    assert found.mean == found.pass_at_k[1]
+    assert (found.mean.ci95[0], found.mean.ci95[1]) == (0.0, 1.0)
+    assert larger.summary().mean.ci95[0] < 0
+
+
 def test_c05_one_row_has_no_interval():
     found = estimate([[1.0, 0.0, 0.5]])
     assert (found.mean, found.stderr, found.ci95) == (0.5, None, None)

@@ -171,6 +171,8 @@ BAD = [
     ("d.json", '[\n{"user_prompt": 5}]', "d.json:2:1: user_prompt: is a number, not a text"),
     ("d.json", b'[\n{"user_prompt": "\xff"}]', "d.json:2:18: not UTF-8; convert the file to UTF-8"),
     ("d.csv", "user_prompt,level\na,b\nc\n", "d.csv:3: the row has 1 cells, and the header has 2"),
+    ("d.csv", "user_prompt;ground_truth\na;b\n", "d.csv:1: the separator is ;, not ,: separate the cells by commas"),
+    ("d.csv", "user_prompt\tground_truth\na\tb\n", "d.csv:1: the separator is a tab, not ,"),
     ("d.csv", "user_prompt,user_prompt\na,b\n", "d.csv:1: the header has a column twice: user_prompt"),
     ("d.csv", 'user_prompt\na\n"b"c\n', "d.csv:3: not CSV: ',' expected after '\"'"),
     ("d.csv", 'user_prompt,x\n"a\nb",c\n,d\n', "d.csv:4: user_prompt: is empty"),

@@ -1,6 +1,7 @@
 """An attachment as a raw trainer sees it: signs of life, and a trainer that is away."""
 
 import asyncio
+import re
 from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2
@@ -42,6 +43,25 @@ async def test_a_stream_on_which_nothing_is_heard_ends_and_its_rollouts_wait(ser
         assert await trainer.chat() == chat
         await trainer.answer(chat)
         assert (await trainer.settled()).status == COMPLETED
+
+
+async def test_the_activity_of_a_rollout_says_that_its_trainer_is_away(serve):
+    server = await serve(Talk())
+
+    def activity():
+        return server.engine.rollouts.get("", "r").activity().description
+
+    async with RawTrainer(server.address) as trainer:
+        await trainer.attach()
+        await trainer.start("r")
+        await trainer.chat()
+        assert activity() == "chat main 1"
+        await trainer.stream.cut()
+        await until(lambda: "not connected" in activity())
+        assert re.fullmatch(r"chat main 1 \(its trainer is not connected since \d\d:\d\d:\d\dZ\)", activity())
+        await trainer.attach()
+        assert activity() == "chat main 1"
+        assert (await trainer.finish()).status == COMPLETED
 
 
 async def test_rollouts_end_when_their_trainer_stays_away_and_are_delivered_when_it_comes(serve):

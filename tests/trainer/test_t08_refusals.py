@@ -267,7 +267,7 @@ def test_t08_a_script_that_names_a_wrong_port_sees_why_on_stderr(tmp_path):
     lines = done.stderr.splitlines()
     warnings = [line for line in lines if line.startswith(f"server {address} cannot be reached")]
     assert len(warnings) == 2, done.stderr
-    assert "Connection refused" in warnings[0]
+    assert "it refuses connections; start it" in warnings[0]
     assert "Unavailable" in done.stdout
 
 

@@ -13,7 +13,7 @@ AGENT_TIMEOUT = 30.0
 """Default of validate's --timeout, in seconds."""
 
 
-@commands.command()
+@commands.command(short_help="Write a project with an agent, a reward and a dataset.")
 def init(
     folder: Annotated[str, typer.Argument(metavar="NAME", help="The folder to make. Its name is the agent's name.")],
     template: Annotated[
@@ -64,7 +64,7 @@ def validate(
     raise typer.Exit(validate_all(unnamed or [], module or [], given, run=run, timeout=timeout, json=json))
 
 
-@commands.command()
+@commands.command(short_help="Run eight rollouts of an example or of your agent.")
 def demo(
     module: Annotated[
         str | None,

@@ -6,7 +6,7 @@ import typer
 
 from osmosis_grpc.cli.commands import look
 from osmosis_grpc.cli.commands.shared import Json
-from osmosis_grpc.cli.source_options import SourceOptions, with_credentials, with_server
+from osmosis_grpc.cli.source_options import SourceOptions, with_server
 
 commands = typer.Typer()
 
@@ -14,10 +14,13 @@ PING_TIMEOUT = 5.0
 """Default of ping's --timeout, in seconds."""
 
 
-@commands.command()
-@with_credentials
+@commands.command(short_help="Say whether a server is ready.")
+@with_server
 def ping(
-    target: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The server.")] = "127.0.0.1:50051",
+    target: Annotated[
+        str | None,
+        typer.Argument(metavar="[HOST:PORT]", help="The server, as with --server. Default: 127.0.0.1:50051."),
+    ] = None,
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="How long an answer may take.")
     ] = PING_TIMEOUT,
@@ -34,7 +37,7 @@ def ping(
     raise typer.Exit(run_ping(target, timeout, source, json=json))
 
 
-@commands.command()
+@commands.command(short_help="Call a method of the protocol, and print its reply as JSON.")
 @with_server
 def call(
     method: Annotated[
@@ -60,7 +63,9 @@ def call(
     raise typer.Exit(run_call(method, data, timeout, source, json=json))
 
 
-ctl = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+ctl = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, short_help="Control a running server: cancel, drain, configuration."
+)
 commands.add_typer(ctl, name="ctl")
 
 
@@ -68,7 +73,8 @@ commands.add_typer(ctl, name="ctl")
 def top() -> None:
     """Control a running server: cancel its rollouts, drain it, show its configuration.
 
-    The server is 127.0.0.1:50051, unless --server names another one.
+    cancel, drain and config ask the server 127.0.0.1:50051, unless --server names another one. list, show and events
+    are the commands of these names, so without --server they read ./.osmosis/state if it has a journal.
     """
 
 
@@ -99,7 +105,7 @@ def cancel(
     raise typer.Exit(run_cancel(given, source, json=json))
 
 
-@ctl.command()
+@ctl.command(short_help="Let a server finish its work and accept no new rollouts.")
 @with_server
 def drain(
     timeout: Annotated[
@@ -126,7 +132,7 @@ def drain(
     raise typer.Exit(run_drain(timeout, source, undo=undo, json=json))
 
 
-@ctl.command()
+@ctl.command(short_help="Show the configuration that a server uses.")
 @with_server
 def config(json: Json = False, *, source: SourceOptions) -> None:
     """Show a server's effective configuration: agent loops, features, load, limits and times. It has no secrets.
@@ -138,5 +144,9 @@ def config(json: Json = False, *, source: SourceOptions) -> None:
     raise typer.Exit(run_config(source, json=json))
 
 
-for name, command in (("list", look.list_), ("show", look.show), ("events", look.events)):
-    ctl.command(name)(command)
+for name, command, about in (
+    ("list", look.list_, "The same as osmosis-grpc list."),
+    ("show", look.show, "The same as osmosis-grpc show."),
+    ("events", look.events, "The same as osmosis-grpc events."),
+):
+    ctl.command(name, short_help=about)(command)

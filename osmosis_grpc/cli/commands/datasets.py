@@ -7,7 +7,7 @@ import typer
 from osmosis_grpc.cli.commands.shared import Json
 from osmosis_grpc.cli.config_options import GraderConfig
 from osmosis_grpc.cli.run_options import RunOptions, with_run_options
-from osmosis_grpc.cli.source_options import SourceOptions, with_source
+from osmosis_grpc.cli.source_options import SourceOptions, with_journal
 
 commands = typer.Typer()
 
@@ -17,9 +17,16 @@ EvalFunctions = Annotated[
 ]
 
 
-@commands.command("test")
+def _given(context: typer.Context) -> frozenset[str]:
+    """Return the names of the options that are on the command line."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return frozenset(name for name, found in sources.items() if found is not None and found.name == "COMMANDLINE")
+
+
+@commands.command("test", short_help="Run an agent loop over a dataset, and keep the run.")
 @with_run_options
 def run_dataset(
+    context: typer.Context,
     *,
     run: RunOptions,
     row: Annotated[
@@ -32,14 +39,15 @@ def run_dataset(
 ) -> None:
     """Run an agent loop over a dataset with a model, and keep the run in a folder.
 
-    The model is asked once before the first row. Exit codes: 0 all rows completed, 1 some rows failed, 2 usage.
+    The model is asked once before the first row. Exit codes: 0 all rows completed, 1 some rows failed, 2 usage,
+    130 interrupted.
     """
     from osmosis_grpc.cli.test import TestOptions, run_test
 
-    raise typer.Exit(run_test(run, TestOptions(row=row, interactive=interactive, json=json)))
+    raise typer.Exit(run_test(run, TestOptions(row=row, interactive=interactive, json=json), _given(context)))
 
 
-@commands.command("eval")
+@commands.command("eval", short_help="Score an agent loop over a dataset with eval functions.")
 @with_run_options
 def evaluate_dataset(
     context: typer.Context,
@@ -67,9 +75,9 @@ def evaluate_dataset(
     """Score an agent loop over a dataset with eval functions, with pass@k for several runs of each row.
 
     An eval function takes (solution_str, ground_truth, extra_info) or (messages, ground_truth, metadata). The same
-    command with the --save-dir of a run that was stopped continues the run.
+    command with the --save-dir of a run that was stopped continues the run, and so does --resume.
 
-    Exit codes: 0 all scored, 1 a rollout or a score failed, 2 usage.
+    Exit codes: 0 all scored, 1 a rollout or a score failed, 2 usage, 130 interrupted.
     """
     from osmosis_grpc.cli.eval import EvalOptions, run_eval
 
@@ -83,12 +91,10 @@ def evaluate_dataset(
         retry_failed=retry_failed,
         json=json,
     )
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    given = frozenset(name for name, found in sources.items() if found is not None and found.name == "COMMANDLINE")
-    raise typer.Exit(run_eval(run, options, given))
+    raise typer.Exit(run_eval(run, options, _given(context)))
 
 
-@commands.command()
+@commands.command(short_help="Compare the scores of two runs over the same dataset.")
 def compare(
     first: Annotated[str, typer.Argument(metavar="RUN_A", help="The folder of a run of eval or test.")],
     second: Annotated[str, typer.Argument(metavar="RUN_B", help="The folder of another run, or `last`.")],
@@ -104,7 +110,7 @@ def compare(
 
 
 @commands.command()
-@with_source
+@with_journal
 def rescore(
     run: Annotated[
         str | None, typer.Argument(metavar="[RUN]", help="The folder of a run of eval or test, or `last`.")
@@ -136,7 +142,7 @@ def rescore(
     The rollouts are in the folder of a run, in a state folder that no server uses, or on a running server. Their old
     rewards stay. A score that a rollout has already is not computed again.
 
-    Exit codes: 0 all scored, 1 some scores failed, 2 usage.
+    Exit codes: 0 all scored, 1 some scores failed, 2 usage, 130 interrupted.
     """
     from osmosis_grpc.cli.rescore import RescoreOptions, run_rescore
 

@@ -10,7 +10,7 @@ from osmosis_grpc.cli.source_options import SourceOptions, with_source
 commands = typer.Typer()
 
 
-@commands.command("list")
+@commands.command("list", short_help="List rollouts, what they do now, and how they ended.")
 @with_source
 def list_(
     state: Annotated[
@@ -35,7 +35,7 @@ def list_(
         str | None, typer.Option("--since", metavar="TIME", help="Only those accepted in the last 10m, 2h, 1d.")
     ] = None,
     before: Annotated[
-        str | None, typer.Option("--before", metavar="TIME", help="Only those accepted before the last 10m, 2h, 1d.")
+        str | None, typer.Option("--before", metavar="TIME", help="Only those accepted longer ago than 10m, 2h, 1d.")
     ] = None,
     stalled: Annotated[
         str | None,
@@ -73,7 +73,7 @@ def list_(
     raise typer.Exit(run_list(given, source, json=json))
 
 
-@commands.command()
+@commands.command(short_help="Show a rollout: conversations, tools, rewards, times, its end.")
 @with_source
 def show(
     rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="The rollout's id.")],
@@ -127,7 +127,7 @@ def events(
     raise typer.Exit(run_events(rollout, attempt, source, follow=follow, json=json))
 
 
-@commands.command()
+@commands.command(short_help="Ask a journal anything with SQL.")
 def query(
     sql: Annotated[
         str | None, typer.Argument(metavar="SQL", help="One SELECT; - reads it from stdin. Without it, list the views.")
@@ -144,6 +144,7 @@ def query(
     run: Annotated[
         str | None, typer.Option("--run", metavar="RUN", help="The folder of a run of test or eval instead, or last.")
     ] = None,
+    server: Annotated[str | None, typer.Option("--server", hidden=True)] = None,
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
     limit: Annotated[
         int | None,
@@ -159,11 +160,33 @@ def query(
     """Ask a journal anything with SQL: which tool is slow, why rollouts failed, how rewards differ in a group.
 
     The views rollouts, chats, tools, samples, rewards, annotations, logs and events can be read, and nothing can be
-    changed. docs/query.md has examples. With --json, each row has a record.
+    changed. `osmosis-grpc docs query` has examples. With --json, each row has a record.
 
     Exit codes: 0 answered, 2 a wrong query or option, or no answer in time, 130 Ctrl-C.
     """
     from osmosis_grpc.cli.query import QueryOptions, run_query
 
-    given = QueryOptions(sql=sql, file=file, state_dir=state_dir, run=run, csv=csv, limit=limit, timeout=timeout)
+    given = QueryOptions(
+        sql=sql, file=file, state_dir=state_dir, run=run, server=server, csv=csv, limit=limit, timeout=timeout
+    )
     raise typer.Exit(run_query(given, json=json))
+
+
+@commands.command()
+def docs(
+    topic: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[TOPIC]",
+            help="A page such as query, or a heading such as AGENT_EXCEPTION. Without it, list the pages.",
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Print a page of the documentation, or one section of a page.
+
+    Exit codes: 0 printed, 2 there is no such page and no such heading.
+    """
+    from osmosis_grpc.cli.docs import run_docs
+
+    raise typer.Exit(run_docs(topic, json=json))

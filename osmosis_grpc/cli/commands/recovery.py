@@ -10,7 +10,7 @@ from osmosis_grpc.cli.config_options import ConfigFile, GraderClass, GraderConfi
 commands = typer.Typer()
 
 
-@commands.command()
+@commands.command(short_help="Run a recorded rollout's agent again, and compare.")
 def replay(
     rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="The rollout's id.")],
     module: Annotated[
@@ -49,7 +49,7 @@ def replay(
     raise typer.Exit(run_replay(rollout, module or [], given, until_turn, attempt, state_dir, json=json))
 
 
-@commands.command()
+@commands.command(short_help="Check this machine, a journal or a ledger.")
 def doctor(
     state_dir: Annotated[
         str | None,

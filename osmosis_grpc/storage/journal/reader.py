@@ -17,6 +17,7 @@ from osmosis_grpc.storage.journal import schema
 from osmosis_grpc.storage.journal.open_trails import OpenTrail, open_trails
 from osmosis_grpc.storage.journal.rows import Dropped, EventRow, RolloutRow, Trail
 from osmosis_grpc.storage.journal.selection import selection
+from osmosis_grpc.storage.lock_file import is_held
 from osmosis_grpc.storage.sqlite.database import connect, look
 from osmosis_grpc.types import (
     Callback,
@@ -117,6 +118,16 @@ class Reader:
     def close(self) -> None:
         """Close the connection."""
         self._database.close()
+
+    @staticmethod
+    def in_use(folder: Path) -> bool | None:
+        """Return whether a process writes the journal in a folder; None if nobody can tell."""
+        return is_held(folder / schema.LOCK)
+
+    def newest_time(self) -> float | None:
+        """Return the time of the newest event, in Unix seconds; None without events."""
+        found = self._database.execute("SELECT time FROM main.events ORDER BY position DESC LIMIT 1").fetchone()
+        return None if found is None else float(found[0])
 
     def find(self, rollout_id: str) -> list[JournaledRollout]:
         """Return a rollout's attempts, with their outcomes."""

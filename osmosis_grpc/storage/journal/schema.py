@@ -147,6 +147,8 @@ def _clean(database: sqlite3.Connection) -> list[str]:
 FACT = "INSERT OR REPLACE INTO facts VALUES (?, ?, ?)"
 
 FILE = "journal.db"
+LOCK = "lock"
+"""The file of the folder that the process that writes the journal locks."""
 JOURNAL = Schema(
     kind="journal",
     tables_script=TABLES,

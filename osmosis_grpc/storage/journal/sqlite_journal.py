@@ -89,7 +89,7 @@ class SqliteJournal(Journal):
     ) -> None:
         with explained(schema.JOURNAL, folder, "stop it"), ExitStack() as stack:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            file = LockedFile(folder / schema.FILE, folder / "lock", schema.JOURNAL)
+            file = LockedFile(folder / schema.FILE, folder / schema.LOCK, schema.JOURNAL)
             stack.callback(file.close)
             created = mend(file.database, file.path)
             self.path = file.path

@@ -1,0 +1,81 @@
+"""The docs command: prints a page of the documentation, or one section of it."""
+
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import osmosis_grpc
+from osmosis_grpc.cli.screen import Screen
+from osmosis_grpc.serve.json_output import Records, records
+from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.types.outcome import printable
+
+PACKAGE = Path(osmosis_grpc.__file__).parent
+FOLDERS = PACKAGE / "docs", PACKAGE.parent / "docs"
+"""Where the pages are: in the package after the installation of a wheel, and beside it in a checkout."""
+
+
+class Section(NamedTuple):
+    """A heading with the text below it."""
+
+    page: str
+    title: str
+    text: str
+
+
+def run_docs(topic: str | None, *, json: bool) -> int:
+    """Print a page or a section, or the list of pages, and return the exit code."""
+    pages = {path.stem: path for folder in FOLDERS for path in sorted(folder.glob("*.md"))}
+    if not pages:
+        usage_error("docs", "this installation has no pages; install the wheel again")
+    with records(json) as out:
+        if topic is None:
+            _print_pages(pages, out)
+            return 0
+        found = _found(pages, topic)
+        out.write("page", page=found.page, title=found.title, text=found.text)
+        screen = Screen.of(out)
+        for line in found.text.splitlines():
+            screen.say(line, "head" if line.startswith("#") else "")
+    return 0
+
+
+def sections(page: str, text: str) -> Iterator[Section]:
+    """Yield the sections of a page. A section has the sections below it. The first one is the page."""
+    lines = text.splitlines()
+    heads: list[tuple[int, int]] = []
+    in_block = False
+    for at, line in enumerate(lines):
+        in_block ^= line.startswith("```")
+        level = len(line) - len(line.lstrip("#"))
+        if level and not in_block:
+            heads.append((at, level))
+    for number, (at, level) in enumerate(heads):
+        end = next((other for other, its in heads[number + 1 :] if its <= level), len(lines))
+        yield Section(page, lines[at].strip("# "), "\n".join(lines[at:end]).rstrip())
+
+
+def _found(pages: dict[str, Path], topic: str) -> Section:
+    """Return the page or the section with this name. An unknown name ends the command with exit code 2."""
+    wanted = topic.lower().removesuffix(".md")
+    known: dict[str, Section] = {}
+    for name, path in pages.items():
+        for section in sections(name, path.read_text(encoding="utf-8")):
+            known.setdefault(section.title.strip("`").lower(), section)
+            known.setdefault(f"page {name}", section)
+    found = known.get(f"page {wanted}") or known.get(wanted)
+    if found is None:
+        near = difflib.get_close_matches(wanted, [*pages, *known], 3, 0.6)
+        told = f"near are: {', '.join(near)}" if near else f"the pages are {', '.join(pages)}"
+        usage_error("docs", printable(f"there is no page and no heading {topic}; {told}"))
+    return found
+
+
+def _print_pages(pages: dict[str, Path], out: Records) -> None:
+    """Print the names and the titles of the pages."""
+    screen = Screen.of(out)
+    for name, path in pages.items():
+        title = next(sections(name, path.read_text(encoding="utf-8"))).title
+        out.write("page", page=name, title=title)
+        screen.say(f"{name:<16}{title}")
