@@ -18,6 +18,7 @@ from osmosis_gateway.base_url.app import base_url_app
 from osmosis_gateway.base_url.endpoints import Endpoint, Endpoints
 from osmosis_gateway.http_server import HttpServer
 from osmosis_grpc.agent import RolloutContext
+from osmosis_grpc.agent.grader_limit import refuse_grader_timeout
 from osmosis_grpc.agent.loop import name_problem
 from osmosis_grpc.agent.program_result import outcome_of_program
 from osmosis_grpc.agent.result_check import RunOutcome, invalid_result
@@ -72,6 +73,7 @@ class CommandAgent:
             raise ValueError(problem[1])
 
     def tools(self, request: RolloutRequest) -> list[ToolDict]:
+        refuse_grader_timeout(self.name, request)
         return []
 
     async def run(self, context: RolloutContext) -> RunOutcome:

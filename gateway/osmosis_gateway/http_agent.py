@@ -22,6 +22,7 @@ from osmosis_gateway.relay import Relay, count_tool_messages
 from osmosis_gateway.rollout_keys import RolloutKeys
 from osmosis_gateway.routes import body_of, gateway_app, invalid, responses
 from osmosis_grpc.agent import RolloutContext, RolloutResult
+from osmosis_grpc.agent.grader_limit import refuse_grader_timeout
 from osmosis_grpc.agent.loop import name_problem
 from osmosis_grpc.agent.result_check import RunOutcome, outcome_of
 from osmosis_grpc.errors import (
@@ -115,6 +116,7 @@ class HttpAgent:
         return sum(len(relay.pending) for relay in self._relays.values())
 
     async def tools(self, request: RolloutRequest) -> list[ToolDict]:
+        refuse_grader_timeout(self.name, request)
         legacy_id = request.rollout_id if request.attempt == 1 else f"{request.rollout_id}~{request.attempt}"
         if len(legacy_id) > MAX_ID_CHARS:
             raise FailedPrecondition(f"the id {legacy_id!r} has more than {MAX_ID_CHARS} characters", kind="ROLLOUT_ID")

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any, Protocol
 
 from osmosis_grpc.agent.context import RolloutContext, RunnableTool
+from osmosis_grpc.agent.grader_limit import refuse_grader_timeout
 from osmosis_grpc.agent.loop import AgentNameError, RolloutAgentLoop, name_problem
 from osmosis_grpc.agent.request import RolloutRequest
 from osmosis_grpc.agent.result_check import RunOutcome, outcome_of
@@ -74,7 +75,8 @@ class AgentLoopRunnable:
         self._tools: dict[tuple[str, int], Sequence[Any]] = {}
 
     def tools(self, request: RolloutRequest) -> Sequence[Any] | Awaitable[Sequence[Any] | None] | None:
-        """Return what get_tools returns."""
+        """Return what get_tools returns. Raises InvalidArgument for a grader's time limit."""
+        refuse_grader_timeout(self.name, request)
         found: Any = self.source.get_tools(request)
         return (
             _AwaitableTools(lambda: self._kept_later(request, found))

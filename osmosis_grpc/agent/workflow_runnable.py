@@ -15,6 +15,7 @@ from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.current_context import current_session
 from osmosis_grpc.agent.grader import Grader, GraderContext, RolloutSample
 from osmosis_grpc.agent.grader_groups import Groups
+from osmosis_grpc.agent.grader_limit import refuse_grader_timeout
 from osmosis_grpc.agent.grading import graded, grader_context
 from osmosis_grpc.agent.loggable import loggable
 from osmosis_grpc.agent.loop import AgentNameError, name_problem
@@ -75,8 +76,8 @@ class WorkflowRunnable:
         Raises InvalidArgument for values that do not fit the configuration, and for a grader's time limit without a
         grader.
         """
-        if request.grader_timeout is not None and self.grader is None:
-            raise InvalidArgument("spec.grader_timeout", f"the workflow {self.name} has no grader")
+        if self.grader is None:
+            refuse_grader_timeout(self.name, request)
         if CONFIG_KEY in request.metadata:
             self._config(request)
         if self._grades_groups:

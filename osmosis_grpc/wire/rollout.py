@@ -30,7 +30,7 @@ from osmosis_grpc.wire.outcome import GROUP, checked_group, fit, outcome_from_wi
 MAX_METADATA_BYTES = 1024 * 1024
 """The default limit of metadata_json."""
 
-NOT_SERVED = ("grader_timeout", "fork")
+NOT_SERVED = ("fork",)
 """Fields of RolloutSpec that this server refuses."""
 
 STATES = EnumNames(RolloutState, pb.RolloutState, "a state")

@@ -113,6 +113,7 @@ OTHERS = {
     "group": [None, *(outcome_pb2.Group(id=i, index=n, size=s) for i, n, s in [("h", 1, 4), ("g", 2, 4), ("g", 1, 5)])],
     "priority": [-2, 0],
     "agent_timeout": [None, Duration(seconds=100, nanos=1000), Duration(seconds=101)],
+    "grader_timeout": [Duration(seconds=1)],
     "tool_server_url": ["", "http://tools/"],
     "idempotency_key": ["", "another"],
     "evaluation": [False],

@@ -111,7 +111,7 @@ def test_r24_wrong_paths_have_five_errors(write, tmp_path, monkeypatch, spec, pr
 
 
 def test_r24_an_error_of_the_file_has_its_line(write):
-    with pytest.raises(LoadError, match=r"^entry.py: ModuleNotFoundError: No module named 'numpi' at .*entry.py:5$"):
+    with pytest.raises(LoadError, match=r"^entry.py: ModuleNotFoundError: No module named 'numpi'; .*entry.py:5$"):
         load_configured([write("entry.py", "import numpi\n")])
 
 
