@@ -318,7 +318,7 @@ async def test_r66_the_graders_time_is_not_the_agents():
 
 
 async def test_r27_a_grader_timeout_without_a_grader_is_refused():
-    with pytest.raises(InvalidArgument, match=r"spec.grader_timeout: the workflow Asks has no grader"):
+    with pytest.raises(InvalidArgument, match=r"spec.grader_timeout: the agent Asks has no grader"):
         await run_graded(None, Asks, grader_timeout=1.0)
 
 

@@ -137,7 +137,9 @@ def rescore(
     *,
     source: SourceOptions,
 ) -> None:
-    """Score recorded rollouts with other eval functions, or with a grader. Each score is an annotation.
+    """Score recorded rollouts again, with eval functions or a grader.
+
+    Each score is an annotation.
 
     The rollouts are in the folder of a run, in a state folder that no server uses, or on a running server. Their old
     rewards stay. A score that a rollout has already is not computed again.
