@@ -122,11 +122,9 @@ def test_t06_replay_says_the_same(forked, tmp_path):
         assert asyncio.run(roll(address)).reward == 1.0
     done = forked.run("-m", "osmosis_grpc", "replay", "r", "-m", "broken:x", "--state-dir", "state", cwd=tmp_path)
     (line,) = done.stderr.splitlines()
-    place = f"{tmp_path / 'broken.py'}:1"
-    assert (done.returncode, line) == (
-        2,
-        f"replay: broken:x: ModuleNotFoundError: No module named 'nowhere' at {place}",
-    )
+    assert done.returncode == 2
+    assert line.startswith("replay: broken:x: ModuleNotFoundError: No module named 'nowhere'; ")
+    assert line.endswith(f" at {tmp_path / 'broken.py'}:1")
 
 
 async def roll(address):
