@@ -205,7 +205,7 @@ async def test_r42_a_name_that_cannot_be_used_is_refused(name):
     outcome, _ = await ran(lambda ctx: make(name).invoke_async("hi"), Replies("x"))
     assert outcome.status is OutcomeStatus.FAILED
     assert "ValueError" in [cause.type for cause in outcome.failure.causes]
-    assert outcome.failure.message.startswith("sample: ")
+    assert outcome.failure.message.startswith("ValueError: sample: ")
 
 
 async def test_r43_a_second_agent_of_a_name_is_refused():
