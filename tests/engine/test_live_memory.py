@@ -26,15 +26,15 @@ async def test_x07_metadata_counts_once_the_agent_has_read_it(hosting):
         return ctx.complete([])
 
     async with hosting(reads, memory_budget=1_000_000) as h:
-        await h.start("first", digest=b"1", metadata=unparsed())
-        await h.start("second", digest=b"2", metadata=unparsed())
+        first = await h.start("first", digest=b"1", metadata=unparsed())
+        second = await h.start("second", digest=b"2", metadata=unparsed())
         await h.until(lambda: read)
         assert len(read[0]["a"]) == 10_000
         assert read[0]["a"] is read[0]["a"]
         with pytest.raises(ResourceExhausted, match="memory_budget"):
             await h.init("third")
         gate.set()
-        await h.until(lambda: len(h.trainer.outcomes) == 2)
+        await h.until(lambda: first.delivery.settled and second.delivery.settled)
         await h.start("third")
 
 
