@@ -36,9 +36,10 @@ class ToolRecorder:
     def _begins(self, event: Any) -> None:
         use = event.tool_use
         function = {"name": str(use["name"]), "arguments": _text(use.get("input"))}
-        call = {"id": str(use["toolUseId"]), "type": "function", "function": function}
+        call_id = str(use["toolUseId"])
+        call = {"id": call_id, "type": "function", "function": function}
         running = self._context.start_tool_call(call, sample=self._sample)
-        self._running.setdefault(call["id"], []).append(running)
+        self._running.setdefault(call_id, []).append(running)
 
     def _returned(self, event: Any) -> None:
         call_id = str(event.tool_use["toolUseId"])
@@ -49,11 +50,11 @@ class ToolRecorder:
         if not open_calls:
             del self._running[call_id]
         result = {**event.result, "toolUseId": call_id}
-        (message,) = self._written([{"role": "user", "content": [{"toolResult": result}]}])[:1] or [None]
+        messages = self._written([{"role": "user", "content": [{"toolResult": result}]}])
         if result.get("status") == "error":
             running.run.error = event.exception
             running.run.error_text = _error_text(result)
-        running.returned(message)
+        running.returned(messages[0] if messages else None)
 
     def _stopped(self, event: Any) -> None:
         """End the time of calls without a result: an interrupted agent waits for an answer from outside."""
