@@ -79,13 +79,16 @@ class TrlRollouts:
         self._columns = [*([label] if label else []), *metadata]
         self._label = label
         self._fields = dict(fields or {})
-        self._limits = {"retries": retries, "max_in_flight": max_in_flight}
+        self._retries = retries
+        self._max_in_flight = max_in_flight
         self._options = options
         self._trainer: SyncTrainer | None = None
         self._values: dict[bool, dict[bytes, dict[str, Any]]] = {}
-        self._run = ""
+        self._name = ""
         self._calls = 0
         self._warned = False
+        self.outcomes: tuple[RolloutOutcome, ...] = ()
+        """The outcomes of the newest call, in the order of its prompts."""
         self.counts: Counter[str] = Counter()
         """Since the start: `rollouts`, `failed` (without a row that is trained), `segments_left_out` and
         `tokens_left_out` (trainable, but TRL has no row for them)."""
@@ -115,15 +118,15 @@ class TrlRollouts:
         evaluation = not trainer.model.training
         requests = self._requests(prompts, trainer, evaluation)
         with sampling_mode(trainer):
-            outcomes = self._outcomes(requests, trainer)
-        return self._rows(outcomes, trainer)
+            self.outcomes = self._run(requests, trainer)
+        return self._rows(trainer)
 
     def _requests(self, prompts: list[Prompt], trainer: Any, evaluation: bool) -> list[RolloutRequest]:
         size = trainer.num_generations_eval if evaluation else trainer.num_generations
         first = trainer.accelerator.process_index * len(prompts)
-        self._run = self._run or _shared(f"trl-{uuid.uuid4().hex[:8]}")
+        self._name = self._name or _shared(f"trl-{uuid.uuid4().hex[:8]}")
         self._calls += 1
-        call = f"{self._run}-{trainer.state.global_step}-{self._calls}"
+        call = f"{self._name}-{trainer.state.global_step}-{self._calls}"
         requests = []
         for position, prompt in enumerate(prompts, first):
             group, index = f"{call}-{position // size}", position % size
@@ -159,7 +162,7 @@ class TrlRollouts:
             "metadata": {name: value for name, value in values.items() if name != self._label},
         }
 
-    def _outcomes(self, requests: list[RolloutRequest], trainer: Any) -> list[RolloutOutcome]:
+    def _run(self, requests: list[RolloutRequest], trainer: Any) -> tuple[RolloutOutcome, ...]:
         """Returns the outcomes in the order of the requests."""
         if self._trainer is None:
             policy = model_policy(trainer) if self._policy is None else self._policy
@@ -170,18 +173,19 @@ class TrlRollouts:
                 self.close()
                 raise
         self._trainer.resume(version=trainer.state.global_step)
-        ended = {outcome.rollout_id: outcome for outcome in self._trainer.run(requests, **self._limits)}
-        return [ended[request.rollout_id] for request in requests]
+        ended = self._trainer.run(requests, retries=self._retries, max_in_flight=self._max_in_flight)
+        outcomes = {outcome.rollout_id: outcome for outcome in ended}
+        return tuple(outcomes[request.rollout_id] for request in requests)
 
-    def _rows(self, outcomes: list[RolloutOutcome], trainer: Any) -> dict[str, list[Any]]:
-        rows, failures = [], []
+    def _rows(self, trainer: Any) -> dict[str, list[Any]]:
+        outcomes, rows, failures = self.outcomes, [], []
         for outcome in outcomes:
             try:
                 rows.append(one_row(outcome))
             except InvalidArgument as error:
                 rows.append(_untrained(trainer.processing_class))
                 failures.append(str(error))
-        self._count(outcomes, rows, failures)
+        self._count(rows, failures)
         return {
             "prompt_ids": [row.prompt_ids for row in rows],
             "completion_ids": [row.response_ids for row in rows],
@@ -196,8 +200,8 @@ class TrlRollouts:
             "rollout_tokens_left_out": [row.tokens_left_out for row in rows],
         }
 
-    def _count(self, outcomes: list[RolloutOutcome], rows: list[OneRow], failures: list[str]) -> None:
-        left_out = [(outcome, row) for outcome, row in zip(outcomes, rows, strict=True) if row.segments_left_out]
+    def _count(self, rows: list[OneRow], failures: list[str]) -> None:
+        left_out = [(outcome, row) for outcome, row in zip(self.outcomes, rows, strict=True) if row.segments_left_out]
         self.counts["rollouts"] += len(rows)
         self.counts["failed"] += len(failures)
         self.counts["segments_left_out"] += sum(row.segments_left_out for row in rows)
@@ -205,13 +209,15 @@ class TrlRollouts:
         if len(failures) == len(rows):
             raise FailedPrecondition(f"none of {len(rows)} rollouts can be trained on. {failures[0]}")
         if failures:
-            log.warning("%d of %d rollouts have no reward and are not trained on. %s", len(failures), len(rows), failures[0])
+            log.warning(
+                "%d of %d rollouts have no reward and are not trained on. %s", len(failures), len(rows), failures[0]
+            )
         if left_out and not self._warned:
             self._warned = True
             outcome, row = left_out[0]
             log.warning(
-                "rollout %s has %d segments, and TRL trains on one: %d sampled tokens are left out. A new segment begins "
-                "where a prompt does not continue the earlier tokens, and with each further sample. The metric "
+                "rollout %s has %d segments, and TRL trains on one: %d sampled tokens are left out. A new segment "
+                "begins where a prompt does not continue the earlier tokens, and with each further sample. The metric "
                 "rollouts/tokens_left_out counts all of them.",
                 outcome.rollout_id,
                 row.segments_left_out + 1,
@@ -276,7 +282,9 @@ def _values_by_prompt(name: str, dataset: Any, columns: Sequence[str]) -> dict[b
         if missing:
             listed = ", ".join(each.column_names)
             raise InvalidArgument(name, f"has no column {missing[0]!r}; its columns are: {listed}")
-        for number, (prompt, *values) in enumerate(zip(*(each[column] for column in ["prompt", *columns]), strict=True)):
+        for number, (prompt, *values) in enumerate(
+            zip(*(each[column] for column in ["prompt", *columns]), strict=True)
+        ):
             row = dict(zip(columns, values, strict=True))
             if found.setdefault(_digest(prompt), row) != row:
                 raise InvalidArgument(
