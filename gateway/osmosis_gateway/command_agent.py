@@ -108,6 +108,9 @@ class CommandAgent:
                 return _failed(self._problem(ended), ended.output, endpoint.failure)
             return await _result(context, space, endpoint.api_key)
 
+    def accepted(self, request: RolloutRequest, owner: str) -> None:
+        """Do nothing: the agent does not know the other rollouts of a group."""
+
     def ended(self, rollout_id: str, attempt: int) -> None:
         """Do nothing: tools() has reserved nothing."""
 
