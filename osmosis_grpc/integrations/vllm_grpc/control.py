@@ -26,11 +26,7 @@ class PauseMode(StrEnum):
     """They stand still, and go on with the new weights."""
 
 
-_MODES = {
-    PauseMode.ABORT: pb.PAUSE_MODE_ABORT,
-    PauseMode.WAIT: pb.PAUSE_MODE_WAIT,
-    PauseMode.KEEP: pb.PAUSE_MODE_KEEP,
-}
+_MODES = {PauseMode.ABORT: pb.PAUSE_MODE_ABORT, PauseMode.WAIT: pb.PAUSE_MODE_WAIT, PauseMode.KEEP: pb.PAUSE_MODE_KEEP}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,14 +95,12 @@ class VllmControl:
     async def updating(self, version: str, mode: PauseMode = PauseMode.ABORT) -> AsyncIterator[None]:
         """Pause, run the body, which loads the weights, name them, and resume.
 
-        If the body fails, the weights keep their name, and vLLM resumes with them.
+        If the body fails, vLLM stays paused, because its weights may be half old and half new.
         """
         await self.pause(mode)
-        try:
-            yield
-            await self.set_weight_version(version)
-        finally:
-            await self.resume()
+        yield
+        await self.set_weight_version(version)
+        await self.resume()
 
     async def server(self) -> VllmServer:
         """Return facts about the server."""

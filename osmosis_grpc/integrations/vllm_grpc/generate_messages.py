@@ -17,11 +17,7 @@ _REASONS = {
     pb.FinishInfo.STOP: FinishReason.STOP,
     pb.FinishInfo.ABORTED: FinishReason.ABORTED,
 }
-_MODALITIES = {
-    Modality.IMAGE: pb.MODALITY_IMAGE,
-    Modality.VIDEO: pb.MODALITY_VIDEO,
-    Modality.AUDIO: pb.MODALITY_AUDIO,
-}
+_MODALITIES = {Modality.IMAGE: pb.MODALITY_IMAGE, Modality.VIDEO: pb.MODALITY_VIDEO, Modality.AUDIO: pb.MODALITY_AUDIO}
 
 
 def to_message(request: GenerateRequest, model: str, lora: str) -> pb.GenerateRequest:

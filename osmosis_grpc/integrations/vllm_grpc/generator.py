@@ -9,7 +9,6 @@ from types import TracebackType
 
 import grpc
 
-from osmosis_grpc.errors import DeadlineExceeded
 from osmosis_grpc.integrations.model_channel import NO_CREDENTIALS, ModelChannel
 from osmosis_grpc.integrations.vllm_grpc import vllm_messages_pb2 as pb
 from osmosis_grpc.integrations.vllm_grpc.generate_messages import from_message, to_message
@@ -24,9 +23,9 @@ SHORT = 10.0
 class VllmGrpcGenerator:
     """A TokenGenerator for vLLM at HOST:PORT. `async with` closes its connection at the end, as TokenPolicy does.
 
-    `model` is a served name; empty for the only model. `lora` is the name of a loaded adapter; empty for the base model.
-    Each result has the version of the weights at its start: if weights change while a reply is sampled (pause mode
-    KEEP), its last tokens are newer than their version says, and never older. A server without versions gives none.
+    `model` is a served name; empty for the only model. `lora` is the name of a loaded adapter; empty for none. Each
+    result has the version of the weights at its start. If weights change while a reply is sampled (pause mode KEEP),
+    its last tokens are newer than their version says, and never older. A server without versions gives none.
     """
 
     def __init__(
@@ -47,16 +46,11 @@ class VllmGrpcGenerator:
         await self._server.__aexit__(kind, error, trace)
 
     async def generate(self, request: GenerateRequest, /) -> Generated:
-        """See TokenGenerator. A call whose time is over is aborted, because vLLM samples on without a reader."""
+        """See TokenGenerator."""
         version = await self._weight_version()
         message = to_message(request, self._model, self._lora)
         sent = call(self._server, message, timeout=request.timeout, session_id=request.session_id)
-        try:
-            reply = await self._server.answer(sent)
-        except DeadlineExceeded:
-            await self.abort(request.request_id)
-            raise
-        return from_message(request, reply, version)
+        return from_message(request, await self._server.answer(sent), version)
 
     async def abort(self, request_id: str, /) -> None:
         """Stop the sampling of a call. Raises CallError if vLLM cannot be reached."""
