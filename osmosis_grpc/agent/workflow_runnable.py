@@ -80,15 +80,18 @@ class WorkflowRunnable:
             refuse_grader_timeout(self.name, request)
         if CONFIG_KEY in request.metadata:
             self._config(request)
+
+    def accepted(self, request: RolloutRequest, owner: str) -> None:
+        """Note the group of a rollout that is going to run."""
         if self._grades_groups:
-            self.groups.accepted(request)
+            self.groups.accepted(request, owner)
 
     async def run(self, context: RolloutContext) -> RunOutcome:
         """Run the workflow, and then its grader. The result has the rewards of the samples."""
         request, session = context.request, current_session.get()
         assert session is not None
-        if self._grades_groups:  # the server may have restarted since the acceptance
-            self.groups.accepted(request)
+        if self._grades_groups and self.groups.has(request):
+            self.groups.ended_before(request, await session.ended_before())
         config = self._config(request)
         prompt = copy.deepcopy([dict(message) for message in request.messages])
         workflow = self.workflow(config)
@@ -106,8 +109,7 @@ class WorkflowRunnable:
         graded_context = grader_context(request, samples, self._folder)
         with context.for_grader() as judge:
             if self._grades_groups and self.groups.has(request):
-                session.free_slot()
-                work = self.groups.grade(request, graded_context, self._grade_group)
+                work = self.groups.grade(request, graded_context, self._grade_group, session.waiting)
             else:
                 work = self._grade(graded_context)
             outcome = (await graded(work, graded_context)).apply(judge)

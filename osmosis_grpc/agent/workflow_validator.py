@@ -6,11 +6,13 @@ The codes are those of the Osmosis SDK.
 import copy
 import inspect
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from osmosis_grpc.agent.discovery import FoundWorkflow
 from osmosis_grpc.agent.grader import Grader
 from osmosis_grpc.agent.loop import name_problem
+from osmosis_grpc.agent.missing_names import import_hint
 from osmosis_grpc.agent.validator import Finding, Severity, ValidationResult, one_line, place_of, validate_agent_loop
 from osmosis_grpc.agent.workflow import AgentWorkflow
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
@@ -84,7 +86,8 @@ def _instance(cls: Any, config: Any, code: str, *, copied: bool) -> list[Finding
     try:
         cls(copy.deepcopy(config) if copied else config)
     except (Exception, SystemExit) as error:
-        return [_make(code, f"{cls.__name__}(config) raised {one_line(error)}", getattr(cls, "__init__"), cls)]  # noqa: B009
+        made = _make(code, f"{cls.__name__}(config) raised {one_line(error)}", getattr(cls, "__init__"), cls)  # noqa: B009
+        return [replace(made, hint=import_hint(error, made.hint))]
     return []
 
 

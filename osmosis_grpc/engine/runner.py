@@ -143,10 +143,11 @@ class Runner:
         Raises RolloutEndedError if the agent's time has run out, also if the agent has ignored its cancel.
         """
         run, now, seconds = record.run, self._context.clock.monotonic(), record.init.request.grader_timeout
+        seconds = self._context.config.agent_timeout if seconds is None else seconds
         if run.termination is not None or (run.deadline is not None and now >= run.deadline):
             raise RolloutEndedError(f"the agent of rollout {record.rollout_id} has no time left")
         run.cancel_timers()
-        run.grading, run.deadline = True, None if seconds is None else now + seconds
+        run.grading, run.timeout, run.deadline = True, seconds, None if seconds is None else now + seconds
         self.limit(record)
 
     def _later(self, job: Job, record: Record, seconds: float, callback: Callable[..., Any], *args: Any) -> None:
@@ -351,7 +352,7 @@ def _timed_out(record: Record) -> Termination:
     request, run = record.init.request, record.run
     doing, turns = record.activity().description, request.max_turns
     asked = run.session.samples.turns() if run.session is not None else 0
-    limit = request.grader_timeout if run.grading else request.agent_timeout or run.timeout
+    limit = run.timeout if run.grading else request.agent_timeout or run.timeout
     boundary: Boundary = "grader" if run.grading else "agent"
     message = f"the {boundary}_timeout of {limit or 0.0:g} s ran out"
     if not run.grading and 0 < turns < asked:

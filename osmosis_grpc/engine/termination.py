@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from osmosis_grpc.agent.missing_names import with_import_hint
 from osmosis_grpc.agent.result_check import RunOutcome
 from osmosis_grpc.errors import Boundary
 from osmosis_grpc.types import AbandonReason, Failure, FailureReason, OutcomeStatus
@@ -53,7 +54,7 @@ class Termination:
     @classmethod
     def raised(cls, error: BaseException) -> "Termination":
         """Return FAILED for an exception that the agent's run() raised."""
-        return cls(OutcomeStatus.FAILED, "error", Failure.of(error))
+        return cls(OutcomeStatus.FAILED, "error", with_import_hint(Failure.of(error), error))
 
     @classmethod
     def cancelled(cls) -> "Termination":

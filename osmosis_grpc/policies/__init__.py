@@ -5,12 +5,17 @@ Trainer takes any policy. The policies of this package give scripted replies, mo
 
 from collections.abc import Awaitable, Callable
 
+from osmosis_grpc.policies.chat_renderer import ChatRenderer, PromptIds, Tokenizer
 from osmosis_grpc.policies.every_tool import EveryToolMock
+from osmosis_grpc.policies.generation import FinishReason, Generated, GenerateRequest, TokenGenerator
 from osmosis_grpc.policies.litellm import LiteLLMPolicy
+from osmosis_grpc.policies.media import Media, Modality
 from osmosis_grpc.policies.mock import ToolCallingMock
 from osmosis_grpc.policies.openai import OpenAIPolicy
+from osmosis_grpc.policies.sampling import Sampling
 from osmosis_grpc.policies.scripted import EchoPolicy, ScriptedPolicy
 from osmosis_grpc.policies.threads import ThreadedPolicy
+from osmosis_grpc.policies.token_policy import TokenPolicy, TokenPolicyConfig
 from osmosis_grpc.types import ChatRequest, ChatResponse
 
 Policy = Callable[[ChatRequest], ChatResponse | Awaitable[ChatResponse]]
@@ -23,12 +28,24 @@ If the reply to a chat is no longer wanted, the trainer cancels the task of an a
 `cancel`, the trainer then calls `cancel(request)` on the thread of its event loop. The method must not block."""
 
 __all__ = [
+    "ChatRenderer",
     "EchoPolicy",
     "EveryToolMock",
+    "FinishReason",
+    "GenerateRequest",
+    "Generated",
     "LiteLLMPolicy",
+    "Media",
+    "Modality",
     "OpenAIPolicy",
     "Policy",
+    "PromptIds",
+    "Sampling",
     "ScriptedPolicy",
     "ThreadedPolicy",
+    "TokenGenerator",
+    "TokenPolicy",
+    "TokenPolicyConfig",
+    "Tokenizer",
     "ToolCallingMock",
 ]

@@ -317,6 +317,22 @@ async def test_r66_the_graders_time_is_not_the_agents():
     assert (outcome.failure, outcome.reward) == (None, 1.0)
 
 
+async def test_r65_a_module_that_is_missing_at_run_time_has_the_command_that_installs_it():
+    def judge(ctx):
+        raise ModuleNotFoundError("No module named 'strands'", name="strands.models")
+
+    class Imports(AgentWorkflow):
+        async def run(self, ctx):
+            import numpi  # noqa: F401
+
+    outcome = await run_graded(grades(judge))
+    assert "needs the extra 'strands': pip install" in outcome.failure.message
+    outcome = await run_graded(Ones, Imports)
+    hint = "; install its package with pip install PACKAGE, or correct the import"
+    assert outcome.failure.message == f"ModuleNotFoundError: No module named 'numpi'{hint}"
+    assert outcome.failure.file.endswith("test_grading.py")
+
+
 async def test_r27_a_grader_timeout_without_a_grader_is_refused():
     with pytest.raises(InvalidArgument, match=r"spec.grader_timeout: the agent Asks has no grader"):
         await run_graded(None, Asks, grader_timeout=1.0)

@@ -1,0 +1,219 @@
+"""Renders chats to token ids with a chat template, and reads the model's replies.
+
+The first prompt of a conversation is rendered whole. A later prompt is the tokens of the chat that it continues
+(ChatRequest.known_ids), and only the tokens of what is new: the text that the template adds for the new messages. So
+sampled tokens are never decoded and encoded again.
+
+This needs a template that only appends. For each continued chat, the renderer compares the text of the old messages
+with the beginning of the text of all messages. If the template changes or leaves out old messages, the renderer logs
+this once and renders the prompt anew. The prompt then differs from the known tokens (drift).
+"""
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.policies.template_messages import template_messages
+from osmosis_grpc.policies.tool_call_texts import Tool, ToolParser, parser_of
+from osmosis_grpc.types import ChatRequest, Ids, Message, jsontext
+
+log = logging.getLogger(__name__)
+
+_REPLY = "the text of a reply"
+
+
+class Tokenizer(Protocol):
+    """What a renderer needs of a tokenizer. The tokenizers of transformers have it; TemplateTokenizer has it, too.
+
+    It may have `all_special_ids`, the ids of tokens such as the end of a turn.
+    """
+
+    def apply_chat_template(
+        self,
+        conversation: list[Message],
+        *,
+        tools: list[Tool] | None = None,
+        add_generation_prompt: bool = False,
+        tokenize: bool = False,
+        **params: Any,
+    ) -> Any:
+        """Return the text of a conversation. The renderer passes tokenize=False."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Return the ids of a text, in which special tokens are written out."""
+        ...
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of ids."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptIds:
+    """The prompt of a chat."""
+
+    ids: Ids
+    """uint32, shape (p,): the whole prompt."""
+    known: int
+    """The number of leading ids that are ChatRequest.known_ids; 0 if the prompt was rendered whole."""
+    drifted: bool
+    """Whether the prompt was rendered whole although known_ids were given."""
+
+
+class ChatRenderer:
+    """Renders with the chat template of `tokenizer`.
+
+    `tool_parser` is a style of osmosis_grpc.policies.tool_call_texts, "auto" for all of them, or a function.
+    `template_params` are further variables of the template, such as enable_thinking. Raises ValueError for an unknown
+    style. Its methods may be called on any thread, by one thread at a time.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        tool_parser: str | ToolParser = "auto",
+        template_params: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._parse = parser_of(tool_parser)
+        self._params = dict(template_params or {})
+        self._logged: set[str] = set()
+
+    def prompt_ids(self, request: ChatRequest) -> PromptIds:
+        """Return the prompt of a chat. Raises InvalidArgument if the template refuses its messages or tools."""
+        messages, tools = template_messages(request.messages), list(request.tools or ())
+        whole = self._text(messages, tools, reply_follows=True)
+        known = request.known_ids
+        if known is None or not len(known) or not request.prefix_len:
+            return PromptIds(self._encode(whole), 0, drifted=False)
+        try:
+            new = self._new_ids(messages, tools, request.prefix_len, known, whole)
+        except _NotAppendOnly as problem:
+            self._log_once(str(problem))
+            return PromptIds(self._encode(whole), 0, drifted=True)
+        return PromptIds(np.concatenate([known, new]), len(known), drifted=False)
+
+    def message(
+        self,
+        ids: Ids | Sequence[int],
+        text: str | None = None,
+        *,
+        tools: Sequence[Tool] | None = None,
+        call_prefix: str = "call",
+    ) -> Message:
+        """Return the assistant message of a reply.
+
+        `text` is the text of the ids, without the end of the turn; None to decode the ids. Tool calls are only looked
+        for if `tools` are offered. Their ids are CALL_PREFIX_0, CALL_PREFIX_1 and so on.
+        """
+        text = self.text(ids) if text is None else text
+        if not tools:
+            return {"role": "assistant", "content": text}
+        parsed = self._parse(text, tools)
+        if not parsed.calls:
+            return {"role": "assistant", "content": text}
+        calls = [
+            {
+                "id": f"{call_prefix}_{index}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": jsontext.render(dict(call.arguments))},
+            }
+            for index, call in enumerate(parsed.calls)
+        ]
+        return {"role": "assistant", "content": parsed.content or None, "tool_calls": calls}
+
+    def text(self, ids: Ids | Sequence[int]) -> str:
+        """Return the text of a reply's ids, without the special tokens at its end."""
+        listed = np.asarray(ids, dtype="<u4").tolist()
+        end = len(listed)
+        while end and listed[end - 1] in self._special_ids:
+            end -= 1
+        return self._tokenizer.decode(listed[:end], skip_special_tokens=False)
+
+    # The parts of a continued prompt.
+
+    def _new_ids(self, messages: list[Message], tools: list[Tool], prefix: int, known: Ids, whole: str) -> Ids:
+        """Return the ids that follow `known`. Raises _NotAppendOnly."""
+        before = self._text(messages[:prefix], tools)
+        if not whole.startswith(before):
+            raise _NotAppendOnly("it changes earlier messages when new ones follow")
+        content = messages[prefix - 1].get("content")
+        if isinstance(content, str) and _dense(content) not in _dense(before):
+            raise _NotAppendOnly("it leaves out a part of the model's reply, such as its reasoning")
+        if not before.endswith(self._closing):
+            raise _NotAppendOnly("it does not end this reply as it ends others")
+        self._check_beginning(messages, tools, known)
+        closing = self._encode(self._closing)
+        ids = self._encode(self._closing + whole[len(before) :])
+        return ids[self._sampled_end(known, closing) :]
+
+    def _sampled_end(self, known: Ids, closing: Ids) -> int:
+        """Return how many ids of `closing`, the end of a turn, the model has sampled itself."""
+        for count in range(min(len(closing), len(known)), 0, -1):
+            if np.array_equal(known[-count:], closing[:count]):
+                return count
+        ended = int(known[-1]) in self._special_ids  # with another token than the template's
+        return int(ended and len(closing) > 0 and int(closing[0]) in self._special_ids)
+
+    def _check_beginning(self, messages: list[Message], tools: list[Tool], known: Ids) -> None:
+        """Raises _NotAppendOnly unless the known tokens begin with the same tools and first messages."""
+        first = next((n for n, message in enumerate(messages) if message["role"] == "user"), 0)
+        try:
+            head = self._encode(self._text(messages[: first + 1], tools))
+        except InvalidArgument:
+            return  # the template needs more messages
+        if not np.array_equal(known[: max(0, len(head) - 1)], head[:-1]):
+            raise _NotAppendOnly("the chat has other tools or first messages than the chat that it continues")
+
+    @cached_property
+    def _closing(self) -> str:
+        """The text with which the template ends a reply."""
+        asked = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": _REPLY}]
+        _, found, closing = self._text(asked, []).rpartition(_REPLY)
+        if not found:
+            raise _NotAppendOnly("it leaves out the model's reply")
+        return closing
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        return frozenset(getattr(self._tokenizer, "all_special_ids", None) or ())
+
+    def _text(self, messages: list[Message], tools: list[Tool], *, reply_follows: bool = False) -> str:
+        try:
+            text = self._tokenizer.apply_chat_template(
+                messages, tools=tools or None, add_generation_prompt=reply_follows, tokenize=False, **self._params
+            )
+        except Exception as error:  # a template may raise anything
+            raise InvalidArgument("messages", f"the chat template refuses them: {error}") from error
+        if not isinstance(text, str):
+            raise TypeError(f"apply_chat_template(tokenize=False) returned a {type(text).__name__}, not a str")
+        return text
+
+    def _encode(self, text: str) -> Ids:
+        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False), dtype="<u4")
+
+    def _log_once(self, problem: str) -> None:
+        if problem not in self._logged:
+            self._logged.add(problem)
+            log.warning(
+                "the chat template is not append-only: %s. Such prompts are rendered anew, so the sample gets a new "
+                "segment there.",
+                problem,
+            )
+
+
+class _NotAppendOnly(Exception):
+    """The new prompt cannot continue the known tokens. Its text says why."""
+
+
+def _dense(text: str) -> str:
+    """Return a text without its white space, which templates change."""
+    return re.sub(r"\s+", "", text)

@@ -1,0 +1,86 @@
+"""The port to a model server that takes token ids and returns token ids.
+
+TokenPolicy asks it. Its implementations are in osmosis_grpc.policies.transformers and in osmosis_grpc.integrations.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from osmosis_grpc.policies.media import Media
+from osmosis_grpc.policies.sampling import Sampling
+from osmosis_grpc.types import Extras, Ids
+from osmosis_grpc.types.fast_init import fast_init
+from osmosis_grpc.types.jsontext import NOTHING
+from osmosis_grpc.types.tensors import ArrayEquality
+from osmosis_grpc.types.tokens import Logprobs
+
+
+class FinishReason(StrEnum):
+    """Why the sampling ended."""
+
+    STOP = "stop"
+    """The model sampled a token that ends its turn, or the text has a stop text."""
+    LENGTH = "length"
+    """`max_tokens` or the context of the model is used up."""
+    ABORTED = "aborted"
+    """The server stopped early, for example because new weights came. It is never the end of a reply."""
+
+
+@fast_init
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GenerateRequest(ArrayEquality):
+    """One call of a generator."""
+
+    request_id: str
+    """Names this call only. abort() takes it."""
+    session_id: str
+    """ROLLOUT/SAMPLE: equal in all calls of a sample, so that a router finds the replica that caches their prefix."""
+    prompt_ids: Ids
+    """uint32, shape (p,): the whole prompt. If an earlier call of the reply was aborted, its tokens are at the end."""
+    sampling: Sampling
+    priority: int = 0
+    """vLLM samples requests with lower values first."""
+    media: tuple[Media, ...] = ()
+    """The media of the prompt, in the order of their places in it."""
+    timeout: float | None = None
+    """The result is wanted within this many seconds; None for no limit."""
+
+
+@fast_init
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Generated(ArrayEquality):
+    """The result of one call. With ABORTED, it has the tokens that were sampled until then."""
+
+    token_ids: Ids
+    """uint32, shape (n,): the sampled tokens, with the token that ended the turn if it was sampled."""
+    logprobs: Logprobs | None
+    """float32, shape (n,): the logprobs at the sampling temperature; None if the server returns none."""
+    finish_reason: FinishReason
+    weight_version: str = ""
+    """The version of the weights that sampled the tokens; empty if the server does not say."""
+    extras: Extras = field(default_factory=lambda: NOTHING)
+    """Further values by name, with one row for each sampled token."""
+    prompt_extras: Extras = field(default_factory=lambda: NOTHING)
+    """Further values by name, with one row for each token of `prompt_ids`."""
+    cached_tokens: int | None = None
+    """The number of prompt tokens that came from the prefix cache; None if the server does not say."""
+
+
+class TokenGenerator(Protocol):
+    """Samples tokens.
+
+    If it is an async context manager, TokenPolicy enters it at its start and exits it at its end.
+    """
+
+    async def generate(self, request: GenerateRequest, /) -> Generated:
+        """Return the sampled tokens.
+
+        Raises Unavailable, ResourceExhausted or DeadlineExceeded if the same call may succeed later, and any other
+        CallError if not. If the call is cancelled, TokenPolicy calls abort().
+        """
+        ...
+
+    async def abort(self, request_id: str, /) -> None:
+        """Stop the sampling of a call, which may have ended. Does nothing for an unknown id."""
+        ...

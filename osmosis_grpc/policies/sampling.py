@@ -1,0 +1,135 @@
+"""The sampling parameters of a chat, for a generator of tokens, under the names of OpenAI and vLLM."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from osmosis_grpc.errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How the tokens of one reply are sampled. None means the default of the model server."""
+
+    max_tokens: int
+    """The most sampled tokens, at least 1."""
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    """Sample from the `top_k` most likely tokens; -1 or 0 for all."""
+    min_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    """Texts that end the reply."""
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    top_logprobs: int = 0
+    """Return the logprobs of so many most likely tokens, too, as the extras top_logprobs and top_logprob_ids."""
+    json_schema: str = ""
+    """The reply's text fits this JSON Schema; empty for any text."""
+    regex: str = ""
+    """The reply's text matches this regular expression; empty for any text."""
+    grammar: str = ""
+    """The reply's text follows this grammar; empty for any text."""
+
+
+NUMBERS = {
+    "temperature": (0.0, math.inf),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.0, math.inf),
+}
+"""The least and the greatest value of each parameter that is a number."""
+WHOLE = {"top_k": -1, "seed": -(2**63), "top_logprobs": 0}
+"""The least value of each parameter that is a whole number."""
+LENGTHS = ("max_completion_tokens", "max_tokens", "max_new_tokens")
+"""The names of `max_tokens`. The first one that is set counts."""
+TEXTS = ("regex", "grammar")
+WITHOUT_EFFECT = frozenset({"model", "logprobs", "user", "metadata", "parallel_tool_calls", "priority", "store"})
+"""Parameters of OpenAI that change no token here. The policy reads `priority` itself."""
+ONLY: dict[str, tuple[Any, ...]] = {"n": (1,), "stream": (False,), "tool_choice": ("auto", "none")}
+"""Parameters with the values that a token policy can serve."""
+
+
+def sampling_of(params: Mapping[str, Any], max_tokens: int) -> Sampling:
+    """Return the sampling of a chat. `max_tokens` is used if the chat sets none.
+
+    Raises InvalidArgument for a value that is out of bounds, and for a parameter that this policy cannot serve.
+    """
+    given = {name: value for name, value in params.items() if value is not None and name not in WITHOUT_EFFECT}
+    lengths = [given.pop(name) for name in LENGTHS if name in given]
+    made: dict[str, Any] = {"max_tokens": _whole("max_tokens", lengths[0] if lengths else max_tokens, 1)}
+    for name, value in given.items():
+        if name in NUMBERS:
+            made[name] = _number(name, value)
+        elif name in WHOLE:
+            made[name] = _whole(name, value, WHOLE[name])
+        elif name in TEXTS:
+            made[name] = _text(name, value)
+        elif name == "stop":
+            made[name] = _texts(name, value)
+        elif name == "stop_token_ids":
+            made[name] = tuple(_whole(name, item, 0) for item in _list(name, value))
+        elif name == "ignore_eos":
+            made[name] = bool(value)
+        elif name == "response_format":
+            made["json_schema"] = _json_schema(value)
+        elif name not in ONLY:
+            raise InvalidArgument(f"params.{name}", "is no sampling parameter of a token policy")
+        elif value not in ONLY[name]:
+            allowed = " or ".join(map(repr, ONLY[name]))
+            raise InvalidArgument(f"params.{name}", f"is {value!r:.80}; a token policy serves only {allowed}")
+    return Sampling(**made)
+
+
+def _number(name: str, value: Any) -> float:
+    least, most = NUMBERS[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        bounds = f"of at least {least:g}" if math.isinf(most) else f"from {least:g} to {most:g}"
+        raise InvalidArgument(f"params.{name}", f"is {value!r:.80}, not a number {bounds}")
+    return float(value)
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
+        raise InvalidArgument(f"params.{name}", f"is {value!r:.80}, not a whole number from {least}")
+    return value
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidArgument(f"params.{name}", f"is a {type(value).__name__}, not a text")
+    return value
+
+
+def _list(name: str, value: Any) -> Sequence[Any]:
+    if not isinstance(value, list | tuple):
+        raise InvalidArgument(f"params.{name}", f"is a {type(value).__name__}, not a list")
+    return value
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    texts = (value,) if isinstance(value, str) else tuple(_text(name, item) for item in _list(name, value))
+    if "" in texts:
+        raise InvalidArgument(f"params.{name}", "has an empty text")
+    return texts
+
+
+def _json_schema(value: Any) -> str:
+    """Return the schema of OpenAI's response_format as JSON; an empty text if the reply may be any text."""
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    if kind == "text":
+        return ""
+    if kind == "json_object":
+        return '{"type": "object"}'
+    schema = value.get("json_schema") if isinstance(value, Mapping) else None
+    if kind == "json_schema" and isinstance(schema, Mapping) and isinstance(schema.get("schema"), Mapping):
+        return json.dumps(dict(schema["schema"]))
+    raise InvalidArgument("params.response_format", "has no type text, json_object or json_schema with a schema")

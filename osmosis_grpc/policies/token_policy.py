@@ -1,0 +1,268 @@
+"""The policy that takes tokens and gives tokens: a ChatRenderer makes the prompt, and a TokenGenerator samples.
+
+The tokens of a reply are those that the generator sampled. They are never made from a text.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+
+from osmosis_grpc.errors import CallError, DeadlineExceeded, Internal, InvalidArgument
+from osmosis_grpc.policies.chat_renderer import ChatRenderer, PromptIds
+from osmosis_grpc.policies.generation import FinishReason, Generated, GenerateRequest, TokenGenerator
+from osmosis_grpc.policies.media import media_of
+from osmosis_grpc.policies.sampling import Sampling, sampling_of
+from osmosis_grpc.supervise import Backoff, DaemonThreads, OnFailure, Supervisor, job
+from osmosis_grpc.types import ChatRequest, ChatResponse, Extras, Ids, Message, TokenBlock, VersionSpan
+from osmosis_grpc.types.segment_extras import Part, join, rows
+
+log = logging.getLogger(__name__)
+
+ABORT = job("policies.abort", OnFailure.REPORT)
+ABORT_SECONDS = 5.0
+"""An abort of a call may take this many seconds. The policy waits for it at its end."""
+ERROR_PAUSES = 0.2, 5.0
+ABORTED_PAUSES = 0.05, 1.0
+"""The first and the longest pause, in seconds, before a call is repeated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPolicyConfig:
+    """Settings of a TokenPolicy."""
+
+    max_tokens: int = 1024
+    """The most tokens of a reply if the chat sets none."""
+    context: int | None = None
+    """The most tokens of a prompt with its reply; None if the model server limits them."""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling parameters under OpenAI's names. Those of a chat replace them."""
+    priority: int = 0
+    """The priority of chats that have no parameter `priority`. vLLM samples lower values first."""
+    version: str = ""
+    """The version of the weights, if the generator returns none. Without it, the trainer's version is used."""
+    timeout: float = 600.0
+    """A reply may take this many seconds, with all repeated calls."""
+    retries: int = 3
+    """How often a call is repeated after an error that a retry may mend. Then the policy raises the error."""
+
+
+class TokenPolicy:
+    """Answers chats with the tokens of a generator.
+
+    The session id of a call is ROLLOUT/SAMPLE. If the generator returns ABORTED, for example because new weights came,
+    the policy asks it again, with the tokens that were sampled until then as a part of the prompt. The reply names the
+    version of each part. Calls that fail with Unavailable, ResourceExhausted or DeadlineExceeded are repeated. If the
+    reply is no longer wanted, the policy aborts its call.
+
+    A trainer enters and exits the policy. Without a trainer, use `async with`. Raises from a chat: InvalidArgument for
+    messages and parameters that cannot be served, and the generator's errors. An error is never the text of a reply.
+    """
+
+    def __init__(
+        self, renderer: ChatRenderer, generator: TokenGenerator, config: TokenPolicyConfig = TokenPolicyConfig()
+    ) -> None:
+        self._renderer = renderer
+        self._generator = generator
+        self._config = config
+        self._threads = DaemonThreads()
+        self._running: dict[str, ChatRequest] = {}
+        """The open calls of the generator by their request ids."""
+        self._supervisor: Supervisor | None = None
+        self._aborts: set[asyncio.Task[None]] = set()
+        self._users = 0
+
+    async def __aenter__(self) -> "TokenPolicy":
+        self._users += 1
+        if self._users == 1 and isinstance(self._generator, AbstractAsyncContextManager):
+            await self._generator.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        self._users -= 1
+        if self._users:
+            return
+        await asyncio.gather(*self._aborts, return_exceptions=True)
+        self._threads.close()
+        self._supervisor = None
+        if isinstance(self._generator, AbstractAsyncContextManager):
+            await self._generator.__aexit__(*exc)
+
+    async def __call__(self, request: ChatRequest, /) -> ChatResponse:
+        sampling = self._sampling(request)
+        media = media_of(request.messages)
+        prompt = await self._threads.run(lambda: self._renderer.prompt_ids(request))
+        first = GenerateRequest(
+            request_id="",
+            session_id=f"{request.rollout_id}/{request.sample}",
+            prompt_ids=prompt.ids,
+            sampling=self._within_context(sampling, len(prompt.ids)),
+            priority=self._priority(request),
+            media=media,
+            timeout=min(self._config.timeout, request.timeout or self._config.timeout),
+        )
+        pieces = await self._generate(request, first)
+        return await self._reply(request, prompt, pieces)
+
+    def cancel(self, request: ChatRequest) -> None:
+        """Abort the calls of a chat, because its reply is no longer wanted. Does not block."""
+        for request_id, running in list(self._running.items()):
+            if _chat(running) == _chat(request):
+                self._abort(request_id)
+
+    # The parts of a chat.
+
+    def _sampling(self, request: ChatRequest) -> Sampling:
+        return sampling_of({**self._config.params, **request.params}, self._config.max_tokens)
+
+    def _priority(self, request: ChatRequest) -> int:
+        given = request.params.get("priority")
+        if given is not None and (isinstance(given, bool) or not isinstance(given, int)):
+            raise InvalidArgument("params.priority", f"is {given!r:.80}, not a whole number")
+        return self._config.priority if given is None else given
+
+    def _within_context(self, sampling: Sampling, prompt: int) -> Sampling:
+        context = self._config.context
+        if context is None:
+            return sampling
+        if prompt >= context:
+            raise InvalidArgument("messages", f"have {prompt} tokens, and the context of the model has {context}")
+        return replace(sampling, max_tokens=min(sampling.max_tokens, context - prompt))
+
+    async def _generate(self, chat: ChatRequest, first: GenerateRequest) -> list[Generated]:
+        """Return the parts of a reply. Only the last part has another finish reason than ABORTED."""
+        pieces: list[Generated] = []
+        errors, aborts = Backoff(*ERROR_PAUSES), Backoff(*ABORTED_PAUSES)
+        left, asked = self._config.retries, first
+        try:
+            async with asyncio.timeout(first.timeout) as limit:
+                while True:
+                    try:
+                        piece = await self._once(chat, asked)
+                    except CallError as error:
+                        if not error.retryable or not left:
+                            raise
+                        left -= 1
+                        await asyncio.sleep(errors.next() if error.retry_after is None else error.retry_after)
+                        continue
+                    pieces.append(piece)
+                    if piece.finish_reason is not FinishReason.ABORTED:
+                        return pieces
+                    asked = _continued(first, pieces)
+                    if asked.sampling.max_tokens < 1:
+                        return pieces
+                    await asyncio.sleep(aborts.next())
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise DeadlineExceeded(f"the model server gave no reply within {first.timeout:g} s") from None
+
+    async def _once(self, chat: ChatRequest, asked: GenerateRequest) -> Generated:
+        """Call the generator. Aborts the call if it does not return, because a server may go on sampling."""
+        request_id = f"{asked.session_id}/{chat.attempt}/{chat.chat_number}/{uuid4().hex[:12]}"
+        self._running[request_id] = chat
+        try:
+            generated = await self._generator.generate(replace(asked, request_id=request_id))
+        except BaseException:
+            self._abort(request_id)
+            raise
+        self._running.pop(request_id, None)
+        return generated
+
+    async def _reply(self, request: ChatRequest, prompt: PromptIds, pieces: list[Generated]) -> ChatResponse:
+        ids = np.concatenate([piece.token_ids for piece in pieces]).astype("<u4", copy=False)
+        tools = None if request.params.get("tool_choice") == "none" else request.tools
+        message = await self._threads.run(
+            lambda: self._renderer.message(ids, tools=tools, call_prefix=f"call_{request.chat_number}")
+        )
+        try:
+            return self._response(request, prompt, pieces, ids, message)
+        except InvalidArgument as error:  # the chat is not to blame
+            raise Internal(f"the generator's result cannot be used: {error}") from None
+
+    def _response(
+        self, request: ChatRequest, prompt: PromptIds, pieces: list[Generated], ids: Ids, message: Message
+    ) -> ChatResponse:
+        finish_reason = FinishReason.LENGTH.value
+        if pieces[-1].finish_reason is FinishReason.STOP:
+            finish_reason = "tool_calls" if message.get("tool_calls") else FinishReason.STOP.value
+        response = ChatResponse(
+            message=message,
+            finish_reason=finish_reason,
+            usage=_usage(len(prompt.ids), len(ids), pieces[0].cached_tokens),
+            tokens=TokenBlock.of(ids, _logprobs(pieces), _extras(pieces)),
+            prompt_ids=prompt.ids,
+            prompt_extras=_prompt_extras(pieces[-1], len(prompt.ids)),
+            versions=self._versions(request, pieces),
+        )
+        response.check()
+        return response
+
+    def _versions(self, request: ChatRequest, pieces: list[Generated]) -> tuple[VersionSpan, ...]:
+        spans: list[VersionSpan] = []
+        for piece in pieces:
+            version = piece.weight_version or self._config.version or request.version
+            count = len(piece.token_ids)
+            if spans and spans[-1].version == version:
+                spans[-1] = VersionSpan(version, spans[-1].tokens + count)
+            elif count:
+                spans.append(VersionSpan(version, count))
+        return tuple(spans) if any(span.version for span in spans) else ()
+
+    # Aborts.
+
+    def _abort(self, request_id: str) -> None:
+        if self._running.pop(request_id, None) is None:
+            return
+        if self._supervisor is None:
+            self._supervisor = Supervisor("policy")
+        task = self._supervisor.start(ABORT, lambda: self._aborted(request_id))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+    async def _aborted(self, request_id: str) -> None:
+        try:
+            async with asyncio.timeout(ABORT_SECONDS):
+                await self._generator.abort(request_id)
+        except (CallError, TimeoutError, OSError) as error:
+            log.info("the call %s could not be aborted: %s", request_id, error)
+
+
+def _chat(request: ChatRequest) -> tuple[str, int, str, int]:
+    return request.rollout_id, request.attempt, request.sample, request.chat_number
+
+
+def _continued(first: GenerateRequest, pieces: list[Generated]) -> GenerateRequest:
+    """Return the request for the rest of a reply."""
+    sampled = [piece.token_ids for piece in pieces]
+    left = first.sampling.max_tokens - sum(map(len, sampled))
+    prompt: Ids = np.concatenate([first.prompt_ids, *sampled]).astype("<u4", copy=False)
+    return replace(first, prompt_ids=prompt, sampling=replace(first.sampling, max_tokens=left))
+
+
+def _logprobs(pieces: list[Generated]) -> Any:
+    """Return the logprobs of all sampled tokens; None if a part has none."""
+    given = [piece.logprobs for piece in pieces if len(piece.token_ids)]
+    known = [logprobs for logprobs in given if logprobs is not None]
+    if len(known) < len(given):
+        return None
+    return np.concatenate(known) if known else np.empty(0, dtype="<f4")
+
+
+def _extras(pieces: list[Generated]) -> Extras:
+    return join([Part(piece.extras, 0, len(piece.token_ids), 1) for piece in pieces if len(piece.token_ids)])
+
+
+def _prompt_extras(last: Generated, prompt: int) -> Extras:
+    """Return the extras of the prompt. After an abort, those of the last call have rows of sampled tokens, too."""
+    return rows(last.prompt_extras, 0, prompt)
+
+
+def _usage(prompt: int, sampled: int, cached: int | None) -> dict[str, Any]:
+    usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+    return usage if cached is None else {**usage, "prompt_tokens_details": {"cached_tokens": cached}}
