@@ -122,7 +122,7 @@ def test_rows_that_differ_in_their_keys_are_refused():
     parts = replace(outcome("b", ONE), reward_components={"format": 1.0})
     with pytest.raises(InvalidArgument, match=r"rollout b.* has the parts \['format'\], and rows before it \[\]"):
         padded_batch([outcome("a", ONE), parts], GOLDEN, pad_id=1)
-    with pytest.raises(InvalidArgument, match="rollout b.* has none|rollout b.* of no or some tokens"):
+    with pytest.raises(InvalidArgument, match=r"rollout b.* has none|rollout b.* of no or some tokens"):
         experts = replace(ONE, token_extras={"routed_experts": EXPERTS})
         config = replace(GOLDEN, extras=("routed_experts",))
         padded_batch([outcome("a", experts), outcome("b", ONE)], config, pad_id=1)
@@ -169,5 +169,5 @@ def test_a_uid_with_an_underscore_is_refused():
     assert made.key == "r-1_0_0"
     with pytest.raises(InvalidArgument, match="has the key a_0_0, and an earlier rollout has it"):
         list(verl_records([outcome("a", ONE), outcome("a", ONE)], global_steps=1))
-    with pytest.raises(InvalidArgument, match="1.5 is not an int"):
+    with pytest.raises(InvalidArgument, match=r"1\.5 is not an int"):
         list(verl_records([outcome("a", ONE)], global_steps=1.5))

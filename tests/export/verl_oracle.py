@@ -16,11 +16,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+from outcomes import GOLDEN, case, golden
 
 from osmosis_grpc.export import PaddedBatch, VerlConfig, agent_loop_outputs, padded_batch, verl_records
 from osmosis_grpc.export.verl_batch import default_inputs
 from osmosis_grpc.types import RolloutOutcome
-from outcomes import GOLDEN, case, golden
 
 BATCHES = 200
 RECORDED = 6
