@@ -106,5 +106,5 @@ class FakeVllm:
         return pb.ServerInfo(engine_version="0.0", max_model_len=4096)
 
 
-PLACEHOLDER, EXPANDED = 7, 8
+PLACEHOLDER, EXPANDED = 1, 2
 """The id of an image in a prompt, and the id of its tokens."""
