@@ -13,13 +13,13 @@ from uuid import uuid4
 
 import numpy as np
 
-from osmosis_grpc.errors import CallError, DeadlineExceeded, InvalidArgument
+from osmosis_grpc.errors import CallError, DeadlineExceeded, Internal, InvalidArgument
 from osmosis_grpc.policies.chat_renderer import ChatRenderer, PromptIds
 from osmosis_grpc.policies.generation import FinishReason, Generated, GenerateRequest, TokenGenerator
 from osmosis_grpc.policies.media import media_of
 from osmosis_grpc.policies.sampling import Sampling, sampling_of
 from osmosis_grpc.supervise import Backoff, DaemonThreads, OnFailure, Supervisor, job
-from osmosis_grpc.types import ChatRequest, ChatResponse, Extras, Ids, TokenBlock, VersionSpan
+from osmosis_grpc.types import ChatRequest, ChatResponse, Extras, Ids, Message, TokenBlock, VersionSpan
 from osmosis_grpc.types.segment_extras import Part, join, rows
 
 log = logging.getLogger(__name__)
@@ -180,6 +180,14 @@ class TokenPolicy:
         message = await self._threads.run(
             lambda: self._renderer.message(ids, tools=tools, call_prefix=f"call_{request.chat_number}")
         )
+        try:
+            return self._response(request, prompt, pieces, ids, message)
+        except InvalidArgument as error:  # the chat is not to blame
+            raise Internal(f"the generator's result cannot be used: {error}") from None
+
+    def _response(
+        self, request: ChatRequest, prompt: PromptIds, pieces: list[Generated], ids: Ids, message: Message
+    ) -> ChatResponse:
         finish_reason = FinishReason.LENGTH.value
         if pieces[-1].finish_reason is FinishReason.STOP:
             finish_reason = "tool_calls" if message.get("tool_calls") else FinishReason.STOP.value
