@@ -225,7 +225,10 @@ class Servers:
             f"{server.name}: {str(server.problem or 'no answer').replace(f'server {server.name} ', 'it ', 1)}"
             for server in self._known
         )
-        seconds, known = self._lost_after if waited is None else waited, problems or "none is named, and none dialled in"
+        seconds, known = (
+            self._lost_after if waited is None else waited,
+            problems or "none is named, and none dialled in",
+        )
         return Unavailable(f"no agent server was there for {seconds:g} s ({known})")
 
     def _wait_for(self, server: AgentServerLink) -> None:
