@@ -12,6 +12,7 @@ from typing import Any
 from osmosis_grpc.agent.discovery import DiscoveryError, FoundWorkflow, discover
 from osmosis_grpc.agent.entry_points import EntryPointError, check_path, import_file, is_path
 from osmosis_grpc.agent.grader import Grader
+from osmosis_grpc.agent.local_prices import use_local_prices
 from osmosis_grpc.agent.loop import RolloutAgentLoop
 from osmosis_grpc.agent.missing_names import missing_import, of_the_sdk
 from osmosis_grpc.agent.runnable import Runnable
@@ -63,6 +64,7 @@ def _module(name: str) -> ModuleType:
 @contextlib.contextmanager
 def _own_code(spec: str) -> Iterator[None]:
     """Turn every exception of the user's code, except KeyboardInterrupt, into a LoadError with a text of one line."""
+    use_local_prices()  # the user's code may import litellm before this package does
     try:
         yield
     except (LoadError, KeyboardInterrupt):

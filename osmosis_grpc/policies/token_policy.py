@@ -13,13 +13,14 @@ from uuid import uuid4
 
 import numpy as np
 
-from osmosis_grpc.errors import CallError, DeadlineExceeded, InvalidArgument
-from osmosis_grpc.policies.chat_renderer import ChatRenderer, PromptIds
+from osmosis_grpc.errors import CallError, DeadlineExceeded, Internal, InvalidArgument
+from osmosis_grpc.policies.chat_renderer import ChatRenderer
 from osmosis_grpc.policies.generation import FinishReason, Generated, GenerateRequest, TokenGenerator
 from osmosis_grpc.policies.media import media_of
 from osmosis_grpc.policies.sampling import Sampling, sampling_of
+from osmosis_grpc.policies.sent_prompts import SentPrompts
 from osmosis_grpc.supervise import Backoff, DaemonThreads, OnFailure, Supervisor, job
-from osmosis_grpc.types import ChatRequest, ChatResponse, Extras, Ids, TokenBlock, VersionSpan
+from osmosis_grpc.types import ChatRequest, ChatResponse, Extras, Ids, Message, TokenBlock, VersionSpan
 from osmosis_grpc.types.segment_extras import Part, join, rows
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class TokenPolicy:
         self._generator = generator
         self._config = config
         self._threads = DaemonThreads()
+        self._sent = SentPrompts()
         self._running: dict[str, ChatRequest] = {}
         """The open calls of the generator by their request ids."""
         self._supervisor: Supervisor | None = None
@@ -96,7 +98,9 @@ class TokenPolicy:
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
         sampling = self._sampling(request)
         media = media_of(request.messages)
-        prompt = await self._threads.run(lambda: self._renderer.prompt_ids(request))
+        known_media = media_of(request.messages[: request.prefix_len])
+        shown = self._sent.without_media(request) if known_media else request
+        prompt = await self._threads.run(lambda: self._renderer.prompt_ids(shown))
         first = GenerateRequest(
             request_id="",
             session_id=f"{request.rollout_id}/{request.sample}",
@@ -107,7 +111,11 @@ class TokenPolicy:
             timeout=min(self._config.timeout, request.timeout or self._config.timeout),
         )
         pieces = await self._generate(request, first)
-        return await self._reply(request, prompt, pieces)
+        ids = np.concatenate([piece.token_ids for piece in pieces]).astype("<u4", copy=False)
+        if media:
+            self._sent.add(request, prompt.ids, ids)
+        whole = pieces[0].prompt_ids
+        return await self._reply(request, prompt.ids if whole is None else whole, pieces, ids)
 
     def cancel(self, request: ChatRequest) -> None:
         """Abort the calls of a chat, because its reply is no longer wanted. Does not block."""
@@ -174,22 +182,29 @@ class TokenPolicy:
         self._running.pop(request_id, None)
         return generated
 
-    async def _reply(self, request: ChatRequest, prompt: PromptIds, pieces: list[Generated]) -> ChatResponse:
-        ids = np.concatenate([piece.token_ids for piece in pieces]).astype("<u4", copy=False)
+    async def _reply(self, request: ChatRequest, prompt: Ids, pieces: list[Generated], ids: Ids) -> ChatResponse:
         tools = None if request.params.get("tool_choice") == "none" else request.tools
         message = await self._threads.run(
             lambda: self._renderer.message(ids, tools=tools, call_prefix=f"call_{request.chat_number}")
         )
+        try:
+            return self._response(request, prompt, pieces, ids, message)
+        except InvalidArgument as error:  # the chat is not to blame
+            raise Internal(f"the generator's result cannot be used: {error}") from None
+
+    def _response(
+        self, request: ChatRequest, prompt: Ids, pieces: list[Generated], ids: Ids, message: Message
+    ) -> ChatResponse:
         finish_reason = FinishReason.LENGTH.value
         if pieces[-1].finish_reason is FinishReason.STOP:
             finish_reason = "tool_calls" if message.get("tool_calls") else FinishReason.STOP.value
         response = ChatResponse(
             message=message,
             finish_reason=finish_reason,
-            usage=_usage(len(prompt.ids), len(ids), pieces[0].cached_tokens),
+            usage=_usage(len(prompt), len(ids), pieces[0].cached_tokens),
             tokens=TokenBlock.of(ids, _logprobs(pieces), _extras(pieces)),
-            prompt_ids=prompt.ids,
-            prompt_extras=_prompt_extras(pieces[-1], len(prompt.ids)),
+            prompt_ids=prompt,
+            prompt_extras=_prompt_extras(pieces[-1], len(prompt)),
             versions=self._versions(request, pieces),
         )
         response.check()

@@ -198,6 +198,7 @@ class Trainer:
         requests: Requests,
         *,
         group_size: int = 1,
+        retries: int = 0,
         max_in_flight: int = 256,
         colocate_groups: bool = False,
         progress: bool = False,
@@ -206,14 +207,18 @@ class Trainer:
 
         Each request runs `group_size` times. If `group_size` is above 1, the request ID becomes the group ID with the
         members ID-0, ID-1, and so on. `colocate_groups` keeps a group's members on one server. A refused or superseded
-        rollout is yielded as FAILED, with the reason. Leaving the loop cancels unfinished rollouts. With `progress`,
-        stderr shows the progress: a bar on a terminal if rich is installed (the extra `server`), otherwise a line every
-        few seconds.
+        rollout is yielded as FAILED, with the reason. A rollout that fails runs again with a higher attempt, up to
+        `retries` times, as in groups(). Leaving the loop cancels unfinished rollouts. With `progress`, stderr shows
+        the progress: a bar on a terminal if rich is installed (the extra `server`), otherwise a line every few seconds.
 
         Raises TypeError and InvalidArgument for a wrong request, and InvalidArgument for two requests with one id.
         """
         options = RunOptions(
-            group_size=group_size, max_in_flight=max_in_flight, colocate_groups=colocate_groups, progress=progress
+            group_size=group_size,
+            max_in_flight=max_in_flight,
+            colocate_groups=colocate_groups,
+            retries=retries,
+            progress=progress,
         )
         async with aclosing(Run(self.scheduler, options).ended(requests)) as ended:
             async for _, outcome in ended:
