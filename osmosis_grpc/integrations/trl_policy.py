@@ -36,7 +36,9 @@ def model_policy(trainer: "GRPOTrainer") -> TokenPolicy:
             "pass policy=, for example OpenAIPolicy(URL, MODEL) or a TokenPolicy"
         )
     model = trainer.accelerator.unwrap_model(trainer.model)
-    return TokenPolicy(ChatRenderer(trainer.processing_class), TransformersGenerator(model, trainer.processing_class, batch=BATCH))
+    return TokenPolicy(
+        ChatRenderer(trainer.processing_class), TransformersGenerator(model, trainer.processing_class, batch=BATCH)
+    )
 
 
 @contextmanager
