@@ -4,6 +4,7 @@ The tokens of a reply are those that the generator sampled. They are never made 
 """
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
@@ -13,7 +14,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from osmosis_grpc.errors import CallError, DeadlineExceeded, Internal, InvalidArgument
+from osmosis_grpc.errors import CallError, Cancelled, DeadlineExceeded, Internal, InvalidArgument
 from osmosis_grpc.policies.chat_renderer import ChatRenderer
 from osmosis_grpc.policies.generation import FinishReason, Generated, GenerateRequest, TokenGenerator
 from osmosis_grpc.policies.media import media_of
@@ -45,6 +46,9 @@ class TokenPolicyConfig:
     """Sampling parameters under OpenAI's names. Those of a chat replace them."""
     priority: int = 0
     """The priority of chats that have no parameter `priority`. vLLM samples lower values first."""
+    seed: int | None = None
+    """Chats without a parameter `seed` get one that is derived from this seed and from the chat's name, so that equal
+    rollout ids get equal tokens. None leaves the seed to the model server."""
     version: str = ""
     """The version of the weights, if the generator returns none. Without it, the trainer's version is used."""
     timeout: float = 600.0
@@ -115,7 +119,7 @@ class TokenPolicy:
         if media:
             self._sent.add(request, prompt.ids, ids)
         whole = pieces[0].prompt_ids
-        return await self._reply(request, prompt.ids if whole is None else whole, pieces, ids)
+        return await self._reply(request, prompt.ids if whole is None else whole, pieces, ids, sampling.stop)
 
     def cancel(self, request: ChatRequest) -> None:
         """Abort the calls of a chat, because its reply is no longer wanted. Does not block."""
@@ -126,7 +130,11 @@ class TokenPolicy:
     # The parts of a chat.
 
     def _sampling(self, request: ChatRequest) -> Sampling:
-        return sampling_of({**self._config.params, **request.params}, self._config.max_tokens)
+        sampling = sampling_of({**self._config.params, **request.params}, self._config.max_tokens)
+        if sampling.seed is None and self._config.seed is not None:
+            name = repr((self._config.seed, *_chat(request))).encode()
+            return replace(sampling, seed=int.from_bytes(hashlib.blake2b(name, digest_size=6).digest()))
+        return sampling
 
     def _priority(self, request: ChatRequest) -> int:
         given = request.params.get("priority")
@@ -179,14 +187,20 @@ class TokenPolicy:
         except BaseException:
             self._abort(request_id)
             raise
-        self._running.pop(request_id, None)
+        if self._running.pop(request_id, None) is None:
+            raise Cancelled("the reply to the chat is no longer wanted")
         return generated
 
-    async def _reply(self, request: ChatRequest, prompt: Ids, pieces: list[Generated], ids: Ids) -> ChatResponse:
+    async def _reply(
+        self, request: ChatRequest, prompt: Ids, pieces: list[Generated], ids: Ids, stop: tuple[str, ...]
+    ) -> ChatResponse:
         tools = None if request.params.get("tool_choice") == "none" else request.tools
-        message = await self._threads.run(
-            lambda: self._renderer.message(ids, tools=tools, call_prefix=f"call_{request.chat_number}")
-        )
+
+        def read() -> Message:
+            text = _before_stop(self._renderer.text(ids), stop)
+            return self._renderer.message(ids, text, tools=tools, call_prefix=f"call_{request.chat_number}")
+
+        message = await self._threads.run(read)
         try:
             return self._response(request, prompt, pieces, ids, message)
         except InvalidArgument as error:  # the chat is not to blame
@@ -244,12 +258,21 @@ def _chat(request: ChatRequest) -> tuple[str, int, str, int]:
     return request.rollout_id, request.attempt, request.sample, request.chat_number
 
 
+def _before_stop(text: str, stop: tuple[str, ...]) -> str:
+    """Return the text up to its first stop text. The stop text is no part of a message, as with OpenAI."""
+    ends = [at for at in (text.find(end) for end in stop) if at >= 0]
+    return text[: min(ends)] if ends else text
+
+
 def _continued(first: GenerateRequest, pieces: list[Generated]) -> GenerateRequest:
     """Return the request for the rest of a reply."""
     sampled = [piece.token_ids for piece in pieces]
-    left = first.sampling.max_tokens - sum(map(len, sampled))
+    done, sampling = sum(map(len, sampled)), first.sampling
+    seed = None if sampling.seed is None else (sampling.seed + done) % 2**63  # not the same random numbers again
     prompt: Ids = np.concatenate([first.prompt_ids, *sampled]).astype("<u4", copy=False)
-    return replace(first, prompt_ids=prompt, sampling=replace(first.sampling, max_tokens=left))
+    return replace(
+        first, prompt_ids=prompt, sampling=replace(sampling, max_tokens=sampling.max_tokens - done, seed=seed)
+    )
 
 
 def _logprobs(pieces: list[Generated]) -> Any:
