@@ -304,6 +304,9 @@ async def test_r66_the_graders_time_limit_is_another_one(function):
     assert (outcome.status, outcome.failure.reason) == ("DEADLINE_EXCEEDED", FailureReason.GRADER_TIMEOUT)
     assert outcome.failure.boundary == "grader"
     assert outcome.failure.message.startswith("the grader_timeout of 0.2 s ran out")
+    if function is hang:
+        assert outcome.failure.file.endswith("test_grading.py")
+        assert outcome.failure.line == hang.__code__.co_firstlineno + 1
     assert error_category(outcome) is RolloutErrorCategory.TIMEOUT
     assert (list(outcome.samples), outcome.reward) == (["main"], None)
 
