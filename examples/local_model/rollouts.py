@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from smollm2 import SmolLM2
@@ -26,13 +27,13 @@ TEMPLATE = (Path(__file__).parent / "chat_template.jinja").read_text()
 PARAMS = {"temperature": 0.5, "max_tokens": 40}
 
 
-def call(a: int, b: int) -> dict[str, object]:
+def call(a: int, b: int) -> dict[str, Any]:
     """Return a message that calls add."""
     function = {"name": "add", "arguments": f'{{"a": {a}, "b": {b}}}'}
     return {"role": "assistant", "content": None, "tool_calls": [{"id": "0", "type": "function", "function": function}]}
 
 
-EXAMPLE = [
+EXAMPLE: list[dict[str, Any]] = [
     {"role": "system", "content": "You calculate with tools. Your last line is #### and the result."},
     {"role": "user", "content": "What is 2 + 3?"},
     call(2, 3),
