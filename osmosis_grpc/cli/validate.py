@@ -94,7 +94,7 @@ class _Report:
                 agent=name,
                 status=str(trial.outcome.status),
                 finish_reason=trial.outcome.finish_reason,
-                reward=trial.outcome.reward,
+                reward=trial.outcome.mean_reward,
                 turns=metrics.num_llm_calls,
                 tool_calls=metrics.num_tool_calls,
                 seconds=metrics.total_latency_ms / 1000,
