@@ -15,8 +15,8 @@ class FakeVllm:
     def __init__(self, engine, without=()):
         self.engine, self.without = engine, without
 
-    def serving(self):
-        return serving(self._add)
+    def serving(self, port=0):
+        return serving(self._add, port)
 
     def _add(self, server):
         services = {}
@@ -106,5 +106,5 @@ class FakeVllm:
         return pb.ServerInfo(engine_version="0.0", max_model_len=4096)
 
 
-PLACEHOLDER, EXPANDED = 7, 8
+PLACEHOLDER, EXPANDED = 1, 2
 """The id of an image in a prompt, and the id of its tokens."""

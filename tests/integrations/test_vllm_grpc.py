@@ -1,6 +1,7 @@
 """vLLM's own gRPC service: the generator and the control client, against a server made from the facts of its protos."""
 
 import asyncio
+from base64 import b64encode
 
 import grpc
 import numpy as np
@@ -21,7 +22,7 @@ from osmosis_grpc.policies import ChatRenderer, FinishReason, GenerateRequest, M
 from osmosis_grpc.trainer import ChatRequest, Credentials
 from osmosis_grpc.types import VersionSpan
 from tests.integrations.fake_engine import FakeEngine, Plan, logprob
-from tests.integrations.fake_vllm import PLACEHOLDER, FakeVllm
+from tests.integrations.fake_vllm import EXPANDED, PLACEHOLDER, FakeVllm
 from tests.policies.byte_tokenizer import ByteTokenizer
 from tests.waiting import until
 
@@ -95,11 +96,71 @@ async def test_media_are_raw_bytes_and_links():
         Media(modality=Modality.AUDIO, mime_type="audio/wav", data=b"RIFF"),
     )
     async with FakeVllm(vllm).serving() as target, VllmGrpcGenerator(target) as generator:
-        await generator.generate(asked([1, PLACEHOLDER, PLACEHOLDER, PLACEHOLDER, 2], media=media))
+        result = await generator.generate(asked([5, PLACEHOLDER, PLACEHOLDER, PLACEHOLDER, 6], media=media))
+    assert result.prompt_ids.tolist() == [5, *[EXPANDED] * 12, 6], "the prompt from which vLLM sampled"
     image, video, audio = vllm.received[0].media
     assert (image.modality, image.raw_bytes, image.mime_type) == (pb.MODALITY_IMAGE, b"\x89PNG", "image/png")
     assert (video.modality, video.url) == (pb.MODALITY_VIDEO, "https://example.com/a.mp4")
     assert (audio.modality, audio.raw_bytes) == (pb.MODALITY_AUDIO, b"RIFF")
+
+
+class SeeingTokenizer(ByteTokenizer):
+    """Writes the id of an image for each image."""
+
+    def apply_chat_template(self, messages, **more):
+        return super().apply_chat_template(
+            [{**message, "content": _shown(message["content"])} for message in messages], **more
+        )
+
+
+def _shown(content):
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    return "".join(chr(PLACEHOLDER) if part["type"] == "image" else part["text"] for part in parts)
+
+
+def image(data):
+    return {"type": "image_url", "image_url": {"url": "data:image/png;base64," + b64encode(data).decode()}}
+
+
+async def test_later_prompts_send_images_once_and_record_their_tokens():
+    """A conversation that begins with text, and gets an image in the second question and in the third."""
+    tokenizer = SeeingTokenizer()
+    vllm = FakeEngine(lambda prompt: tokenizer.reply("I see."))
+    messages, known, sent = [], None, []
+    async with FakeVllm(vllm).serving() as target, policy_of(target, tokenizer) as policy:
+        for number, content in enumerate(
+            ["Hello", [image(b"one")], [{"type": "text", "text": "And "}, image(b"two")]], 1
+        ):
+            prefix = len(messages)
+            messages.append({"role": "user", "content": content})
+            more = {"parent_chat": number - 1, "prefix_len": prefix, "known_ids": known}
+            response = await policy(ChatRequest(rollout_id="r", chat_number=number, messages=list(messages), **more))
+            if known is not None:
+                assert response.prompt_ids[: len(known)].tolist() == known.tolist(), "no drift"
+            known = np.concatenate([response.prompt_ids, response.tokens.ids])
+            messages.append(response.message)
+            sent.append(list(vllm.received[-1].token_ids.ids))
+    assert [ids.count(PLACEHOLDER) for ids in sent] == [0, 1, 2]
+    assert sent[2][: len(sent[1])] == sent[1]
+    assert [[item.raw_bytes for item in request.media] for request in vllm.received] == [[], [b"one"], [b"one", b"two"]]
+    assert np.count_nonzero(known == EXPANDED) == 8
+    assert PLACEHOLDER not in known
+
+
+async def test_a_conversation_with_an_image_goes_on_after_a_restart_of_the_trainer():
+    tokenizer = SeeingTokenizer()
+    vllm = FakeEngine(lambda prompt: tokenizer.reply("I see."))
+    messages = [{"role": "user", "content": [image(b"one")]}]
+    async with FakeVllm(vllm).serving() as target:
+        async with policy_of(target, tokenizer) as policy:
+            response = await policy(ChatRequest(rollout_id="r", messages=list(messages)))
+        messages += [response.message, {"role": "user", "content": "Sure?"}]
+        known = np.concatenate([response.prompt_ids, response.tokens.ids])
+        more = {"parent_chat": 1, "prefix_len": 2, "known_ids": known}
+        async with policy_of(target, tokenizer) as policy:
+            second = await policy(ChatRequest(rollout_id="r", chat_number=2, messages=messages, **more))
+    assert list(vllm.received[1].token_ids.ids).count(PLACEHOLDER) == 1
+    assert second.prompt_ids[: len(known)].tolist() == known.tolist(), "the rendered tokens are the sampled ones here"
 
 
 def policy_of(target, tokenizer):
@@ -230,8 +291,10 @@ def test_a_wrong_target_is_refused(target):
 
 async def test_an_older_release_has_no_versions():
     vllm = engine()
-    async with FakeVllm(vllm, without=["GetWeightVersion"]).serving() as target, VllmGrpcGenerator(target) as generator:
+    older = FakeVllm(vllm, without=["GetWeightVersion", "GetServerInfo"])
+    async with older.serving() as target, VllmGrpcGenerator(target) as generator:
         results = [await generator.generate(asked()) for _ in range(2)]
+        assert await generator.context_length() == 0
     assert [result.weight_version for result in results] == ["", ""]
     assert vllm.calls == ["Generate", "Generate"]
 

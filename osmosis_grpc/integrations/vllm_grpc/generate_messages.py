@@ -96,6 +96,8 @@ def from_message(request: GenerateRequest, reply: pb.GenerateResponse, version: 
     if output.logprobs and len(output.logprobs) != len(ids):
         raise Internal(f"vLLM's reply has {len(output.logprobs)} logprobs for {len(ids)} tokens")
     prompt = reply.prompt_info
+    if request.media and len(prompt.token_ids) < max(1, prompt.num_prompt_tokens):
+        raise Internal("vLLM's reply lacks the tokens of the prompt with its media")
     if prompt.num_prompt_tokens not in (0, len(request.prompt_ids)) and not request.media:
         raise Internal(f"vLLM sampled from {prompt.num_prompt_tokens} tokens, and got {len(request.prompt_ids)}")
     logprobs = np.array(output.logprobs, dtype="<f4") if len(output.logprobs) == len(ids) else None
@@ -106,4 +108,5 @@ def from_message(request: GenerateRequest, reply: pb.GenerateResponse, version: 
         finish_reason=reason,
         weight_version=version,
         extras=top_logprob_extras(ids, logprobs, rows, request.sampling.top_logprobs),
+        prompt_ids=np.array(prompt.token_ids, dtype="<u4") if request.media else None,
     )
