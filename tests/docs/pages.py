@@ -153,5 +153,6 @@ PAGES = {
         "docs/look.md",
         "docs/control.md",
         "docs/query.md",
+        "docs/export.md",
     )
 }
