@@ -22,11 +22,11 @@ from osmosis_grpc.agent.workflow_config import AgentWorkflowConfig, ConcurrencyC
 from osmosis_grpc.cli.commands import app
 from osmosis_grpc.console.line import FIELDS
 from osmosis_grpc.console.option import Field
+from osmosis_grpc.export import Export, ExportOptions, VerlConfig
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.tls import ClientTls, ServerTls
 from osmosis_grpc.rollout import RolloutAgentLoop
-from osmosis_grpc.export import Export, ExportOptions, VerlConfig
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.trainer import RolloutClient, SyncTrainer, Trainer, TrainerConfig
 

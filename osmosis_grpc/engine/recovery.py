@@ -91,7 +91,7 @@ class Recovery:
     def _run(self, record: Record, recording: Recording, deaths: int) -> None:
         agent = self._context.runnables.get(record.agent_loop)
         if recording.cancelled is not None:
-            self._runner.decide(record, Termination.cancelled())
+            self._runner.decide(record, Termination.cancelled(recording.cancelled))
         elif self._context.tombstones.take(record):  # the previous process stopped before it did this
             self._runner.cancel(record, CANCELLED_EARLY)
         elif agent is None:

@@ -8,6 +8,9 @@ from osmosis_grpc.errors import Boundary
 from osmosis_grpc.types import AbandonReason, Failure, FailureReason, OutcomeStatus
 from osmosis_grpc.types.outcome import clip
 
+CANCEL_REASON = "cancel_reason"
+"""The key of an outcome's extra_fields with the reason that the caller gave for a cancel."""
+
 
 @dataclass(frozen=True, slots=True)
 class Termination:
@@ -57,9 +60,10 @@ class Termination:
         return cls(OutcomeStatus.FAILED, "error", with_import_hint(Failure.of(error), error))
 
     @classmethod
-    def cancelled(cls) -> "Termination":
-        """Return CANCELLED, for a rollout that its trainer cancelled."""
-        return cls(OutcomeStatus.CANCELLED, "cancelled")
+    def cancelled(cls, reason: str = "") -> "Termination":
+        """Return CANCELLED, for a rollout that its trainer cancelled. The reason goes into the extra fields."""
+        extra = {CANCEL_REASON: reason} if reason else None
+        return cls(OutcomeStatus.CANCELLED, "cancelled", outcome=RunOutcome(messages=None, extra_fields=extra))
 
     @classmethod
     def trainer_lost(cls, why: str) -> "Termination":

@@ -20,14 +20,13 @@ TRL 1.16 takes exactly one row for each prompt. The adapter makes the rows as fo
 import hashlib
 import json
 import logging
-import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from osmosis_grpc.errors import FailedPrecondition, InvalidArgument, Unavailable
+from osmosis_grpc.errors import FailedPrecondition, InvalidArgument
 from osmosis_grpc.integrations.one_row import OneRow, one_row
 from osmosis_grpc.integrations.trl_policy import model_policy, sampling_mode, sampling_params
 from osmosis_grpc.trainer import RolloutOutcome, RolloutRequest, SyncTrainer
@@ -168,7 +167,7 @@ class TrlRollouts:
             policy = model_policy(trainer) if self._policy is None else self._policy
             self._trainer = SyncTrainer(self._servers, policy, **self._options).open()
             try:
-                _wait_for_a_server(self._trainer)
+                self._trainer.wait_for_server(START_TIMEOUT)
             except BaseException:
                 self.close()
                 raise
@@ -291,16 +290,3 @@ def _values_by_prompt(name: str, dataset: Any, columns: Sequence[str]) -> dict[b
                     name, f"row {number} has the prompt of an earlier row and another {' or '.join(columns)}"
                 )
     return found
-
-
-def _wait_for_a_server(trainer: SyncTrainer) -> None:
-    """Waits until a server is attached. Raises Unavailable."""
-    deadline = time.monotonic() + START_TIMEOUT
-    while not any(server.attached for server in trainer.servers):
-        if time.monotonic() > deadline:
-            names = ", ".join(server.name for server in trainer.servers) or trainer.address
-            raise Unavailable(
-                f"no agent server answered within {START_TIMEOUT:g} s at {names}; "
-                "`osmosis-grpc serve -m MODULE:AGENT` starts one"
-            )
-        time.sleep(0.05)

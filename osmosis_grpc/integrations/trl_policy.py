@@ -2,15 +2,17 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from osmosis_grpc.errors import FailedPrecondition
 from osmosis_grpc.policies import ChatRenderer, TokenPolicy
+from osmosis_grpc.policies.transformers import TransformersGenerator
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
 
+BATCH = 64
+"""The most chats that the model answers together."""
 _NEUTRAL = {"top_k": 0, "min_p": None, "repetition_penalty": 1.0}
 """Sampling parameters of TRL with the values that change nothing."""
 
@@ -33,9 +35,10 @@ def model_policy(trainer: "GRPOTrainer") -> TokenPolicy:
             "the model of the trainer is not whole in this process (FSDP, DeepSpeed or use_vllm); "
             "pass policy=, for example OpenAIPolicy(URL, MODEL) or a TokenPolicy"
         )
-    generator: Any = import_module("osmosis_grpc.policies.transformers").TransformersGenerator
     model = trainer.accelerator.unwrap_model(trainer.model)
-    return TokenPolicy(ChatRenderer(trainer.processing_class), generator(model, trainer.processing_class))
+    return TokenPolicy(
+        ChatRenderer(trainer.processing_class), TransformersGenerator(model, trainer.processing_class, batch=BATCH)
+    )
 
 
 @contextmanager

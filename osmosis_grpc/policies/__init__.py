@@ -5,6 +5,7 @@ Trainer takes any policy. The policies of this package give scripted replies, mo
 
 from collections.abc import Awaitable, Callable
 
+from osmosis_grpc.policies.anthropic import AnthropicPolicy
 from osmosis_grpc.policies.chat_renderer import ChatRenderer, PromptIds, Tokenizer
 from osmosis_grpc.policies.every_tool import EveryToolMock
 from osmosis_grpc.policies.generation import FinishReason, Generated, GenerateRequest, TokenGenerator
@@ -14,6 +15,7 @@ from osmosis_grpc.policies.mock import ToolCallingMock
 from osmosis_grpc.policies.openai import OpenAIPolicy
 from osmosis_grpc.policies.sampling import Sampling
 from osmosis_grpc.policies.scripted import EchoPolicy, ScriptedPolicy
+from osmosis_grpc.policies.template_tokenizer import TemplateTokenizer
 from osmosis_grpc.policies.threads import ThreadedPolicy
 from osmosis_grpc.policies.token_policy import TokenPolicy, TokenPolicyConfig
 from osmosis_grpc.types import ChatRequest, ChatResponse
@@ -28,6 +30,7 @@ If the reply to a chat is no longer wanted, the trainer cancels the task of an a
 `cancel`, the trainer then calls `cancel(request)` on the thread of its event loop. The method must not block."""
 
 __all__ = [
+    "AnthropicPolicy",
     "ChatRenderer",
     "EchoPolicy",
     "EveryToolMock",
@@ -42,6 +45,7 @@ __all__ = [
     "PromptIds",
     "Sampling",
     "ScriptedPolicy",
+    "TemplateTokenizer",
     "ThreadedPolicy",
     "TokenGenerator",
     "TokenPolicy",

@@ -171,6 +171,14 @@ class Trainer:
             for s in self.scheduler.servers
         ]
 
+    async def wait_for_server(self, timeout: float = 20.0) -> None:
+        """Wait until an agent server can be reached. Returns at once if one can.
+
+        Without this call, the first rollout waits `config.lost_after` seconds. Raises Unavailable after `timeout`
+        seconds, with what is known about each server, and a permanent error such as Unauthenticated at once.
+        """
+        await self.scheduler.servers.wait_for_one(timeout)
+
     async def rollout(
         self, /, request: RolloutRequest | None = None, *, affinity_key: str = "", **changes: Unpack[RolloutFields]
     ) -> RolloutOutcome:

@@ -169,7 +169,10 @@ async def test_r55_a_truncated_reply_keeps_the_partial_sample():
 
     outcome = await run_graded(Ones, Strict, policy=cut)
     assert "finish_reason is length" in outcome.failure.message
+    assert (outcome.status, outcome.finish_reason) == ("FAILED", "length")
     assert len(outcome.samples["main"].messages) == 3
+    outcome = await run_graded(Ones, Asks, policy=cut)
+    assert (outcome.status, outcome.finish_reason, outcome.reward) == ("COMPLETED", "length", 1.0)
 
 
 async def test_r63_a_failed_grader_keeps_the_samples_and_sends_no_reward():
@@ -304,6 +307,9 @@ async def test_r66_the_graders_time_limit_is_another_one(function):
     assert (outcome.status, outcome.failure.reason) == ("DEADLINE_EXCEEDED", FailureReason.GRADER_TIMEOUT)
     assert outcome.failure.boundary == "grader"
     assert outcome.failure.message.startswith("the grader_timeout of 0.2 s ran out")
+    if function is hang:
+        assert outcome.failure.file.endswith("test_grading.py")
+        assert outcome.failure.line == hang.__code__.co_firstlineno + 1
     assert error_category(outcome) is RolloutErrorCategory.TIMEOUT
     assert (list(outcome.samples), outcome.reward) == (["main"], None)
 
