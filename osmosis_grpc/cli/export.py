@@ -13,7 +13,7 @@ from osmosis_grpc.cli.export_options import ExportChoices
 from osmosis_grpc.cli.list import ListOptions, rollout_filter
 from osmosis_grpc.cli.source import Source, open_source
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.cli.state_folder import SourceError
+from osmosis_grpc.cli.source_port import SourceError
 from osmosis_grpc.cli.transcript import counted
 from osmosis_grpc.errors import InvalidArgument, MissingExtraError
 from osmosis_grpc.export import Export, ExportCounts, ExportOptions, RecordedRollout, VerlConfig
