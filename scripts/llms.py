@@ -76,9 +76,15 @@ PAGES = {
         "look",
         "control",
         "query",
+<<<<<<< HEAD
         "errors",
         "trainers",
         "policies",
+=======
+        "export",
+        "errors",
+        "trainers",
+>>>>>>> i19
         "operators",
         "settings",
     ),
