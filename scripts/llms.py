@@ -76,15 +76,10 @@ PAGES = {
         "look",
         "control",
         "query",
-<<<<<<< HEAD
-        "errors",
-        "trainers",
-        "policies",
-=======
         "export",
         "errors",
         "trainers",
->>>>>>> i19
+        "policies",
         "operators",
         "settings",
     ),

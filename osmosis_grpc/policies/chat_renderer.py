@@ -72,7 +72,8 @@ class ChatRenderer:
 
     `tool_parser` is a style of osmosis_grpc.policies.tool_call_texts, "auto" for all of them, or a function.
     `template_params` are further variables of the template, such as enable_thinking. Raises ValueError for an unknown
-    style, and TypeError for a tokenizer that lacks a method. Its methods may be called on any thread, by one thread at a time.
+    style, and TypeError for a tokenizer that lacks a method. Its methods may be called on any
+    thread, by one thread at a time.
     """
 
     def __init__(
