@@ -144,6 +144,12 @@ async def test_every_finish_reason_is_seen(service):
 
 
 @pytest.mark.parametrize("service", SERVICES)
+async def test_the_length_of_the_context_is_known(service):
+    async with server_of(service, FakeEngine(list)) as target, generator_of(service, target) as generator:
+        assert await generator.context_length() == 4096
+
+
+@pytest.mark.parametrize("service", SERVICES)
 async def test_a_cancelled_rollout_aborts_its_call(service):
     tokenizer = ByteTokenizer()
     engine = FakeEngine(counting_model(tokenizer))
@@ -241,9 +247,13 @@ async def test_the_other_engine_is_an_error_that_says_so():
 
 
 async def test_the_tokenizer_is_downloaded_into_its_folder_only(tmp_path):
-    engine = FakeEngine(lambda prompt: list(REPLY))
-    folder = tmp_path / "in" / "here"
-    async with server_of("smg-vllm", engine) as target, SmgGenerator(target) as generator:
+    from tests.integrations.fake_smg import FakeVllmEngine
+
+    sent, folder = tmp_path / "sent", tmp_path / "in" / "here"
+    sent.mkdir()
+    (sent / "tokenizer.json").write_text("{}")
+    served = FakeVllmEngine(FakeEngine(lambda prompt: []), sent)
+    async with served.serving() as target, SmgGenerator(target) as generator:
         assert await generator.download_tokenizer(folder) == folder
     assert (folder / "tokenizer.json").read_text() == "{}"
     assert not [*tmp_path.glob("outside*"), *(tmp_path / "in").glob("outside*")]

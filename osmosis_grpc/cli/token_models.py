@@ -1,0 +1,54 @@
+"""The models that take tokens over gRPC: vllm-grpc:HOST:PORT, smg-vllm:HOST:PORT and smg-sglang:HOST:PORT."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from tempfile import TemporaryDirectory
+
+from osmosis_grpc.errors import CallError, MissingExtraError
+from osmosis_grpc.evaluate import ModelError
+from osmosis_grpc.evaluate.models import Model
+from osmosis_grpc.integrations.smg import SmgGenerator
+from osmosis_grpc.integrations.vllm_grpc import VllmGrpcGenerator
+from osmosis_grpc.policies import ChatRenderer, TemplateTokenizer, TokenPolicy, TokenPolicyConfig
+
+Generator = VllmGrpcGenerator | SmgGenerator
+GENERATORS: dict[str, Callable[[str], Generator]] = {
+    "vllm-grpc": VllmGrpcGenerator,
+    "smg-vllm": partial(SmgGenerator, engine="vllm"),
+    "smg-sglang": partial(SmgGenerator, engine="sglang"),
+}
+"""Make the generator for HOST:PORT, by the kind of the model."""
+
+
+def open_token_model(name: str, tokenizer: str | None) -> Model:
+    """Return the model with a name. `tokenizer` is a folder; without it, the engine is asked for its tokenizer.
+
+    Raises ModelError, and MissingExtraError without the library that it needs.
+    """
+    kind, _, target = name.partition(":")
+    try:
+        generator = GENERATORS[kind](target)
+        files = TemplateTokenizer(tokenizer) if tokenizer else None
+        with TemporaryDirectory() as temporary:
+            context = asyncio.run(_asked(generator, None if files else temporary))
+            renderer = ChatRenderer(files or TemplateTokenizer(temporary))
+    except MissingExtraError:
+        raise
+    except (CallError, ModelError, ValueError, OSError) as error:
+        raise ModelError(f"{name}: {error}") from None
+    config = TokenPolicyConfig(context=context)
+    return Model(name, [lambda: TokenPolicy(renderer, generator, config)], url=target)
+
+
+async def _asked(generator: Generator, folder: str | None) -> int | None:
+    """Return the length of the model's context; None if the engine does not say.
+
+    Downloads the tokenizer if a folder for it is given. Raises ModelError if the engine does not send it.
+    """
+    if folder is not None and not isinstance(generator, SmgGenerator):
+        raise ModelError("the server does not send its tokenizer; name a folder that has it with --tokenizer")
+    async with generator:
+        if folder is not None and isinstance(generator, SmgGenerator):
+            await generator.download_tokenizer(folder)
+        return await generator.context_length() or None
