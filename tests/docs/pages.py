@@ -154,5 +154,6 @@ PAGES = {
         "docs/look.md",
         "docs/control.md",
         "docs/query.md",
+        "docs/export.md",
     )
 }
