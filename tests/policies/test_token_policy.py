@@ -20,6 +20,18 @@ QUESTION = [{"role": "user", "content": "What is 2 + 3?"}]
 PATIENCE = 20.0
 
 
+async def test_a_wrong_part_is_named():
+    with pytest.raises(TypeError, match=r"renderer: a ByteTokenizer has no prompt_ids\(\); pass ChatRenderer"):
+        TokenPolicy(TOKENS, Scripted([]))
+    with pytest.raises(TypeError, match=r"generator: a function has no generate\(\); pass a TokenGenerator"):
+        TokenPolicy(ChatRenderer(TOKENS), lambda asked: asked)
+    with pytest.raises(TypeError, match=r"tokenizer: a str has no apply_chat_template\(\)"):
+        ChatRenderer("Qwen/Qwen2.5-0.5B-Instruct")
+    policy, _, _ = policy_of("#### 5")
+    with pytest.raises(Internal, match="the generator returned a str, not a Generated"):
+        await policy(chat())
+
+
 @dataclass
 class Scripted:
     """A generator that returns results, raises errors, and waits for ever at None, one after the other."""
