@@ -12,7 +12,7 @@ import os
 import re
 import reprlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -175,11 +175,22 @@ _KEY_VALUES = ("workflow_config", "grader_config")
 
 def _from_file(known: "RolloutServerSettings", line: Line) -> dict[str, Any]:
     """Return the values of the table [server] that neither the line nor the environment has. Raises ValueError."""
-    if known.config_file is None:
+    path = known.config_file
+    if path is None:
         return {}
+    values = {name: value for name, value in server_table(path).items() if name not in known.model_fields_set}
+    line.in_file = {name: f"{path}: [server] {name}" for name in values}
+    return values
+
+
+def server_table(path: Path) -> dict[str, Any]:
+    """Return the values of the table [server] of a TOML file, by field of RolloutServerSettings.
+
+    Raises ValueError for an unknown key and for a secret.
+    """
     from osmosis_grpc.agent.workflow_toml import WorkflowToml
 
-    path, given = known.config_file, dict(WorkflowToml.read(known.config_file).server)
+    given = WorkflowToml.read(path).server
     fields = {field.name: field for field in FIELDS.values() if field.part == "server"}
     for name in given:
         if name not in fields or name == "config_file":
@@ -188,9 +199,16 @@ def _from_file(known: "RolloutServerSettings", line: Line) -> dict[str, Any]:
             raise ValueError(f"{path}: [server] has the unknown key {name}{hint}")
         if fields[name].kind is option.Secret:
             raise ValueError(f"{path}: [server] {name} is a secret; name its file with {name}_file")
-    values = {name: value for name, value in given.items() if name not in known.model_fields_set}
-    line.in_file = {name: f"{path}: [server] {name}" for name in values}
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+
+
+def check_server_table(path: Path) -> None:
+    """Raise ValueError if the table [server] of a TOML file has an unknown key, a secret or a wrong value."""
+    given = server_table(path)
+    try:
+        RolloutServerSettings(**given)
+    except ValidationError as error:
+        raise ValueError(problems(error, in_file={name: f"{path}: [server] {name}" for name in given})) from None
 
 
 def by_source(text: str, line: Line, settings: RolloutSettings) -> str:
@@ -301,9 +319,10 @@ def without_grpc_fork_handlers() -> None:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
-def problems(error: ValidationError, line: Line | None = None) -> str:
+def problems(error: ValidationError, line: Line | None = None, in_file: Mapping[str, str] | None = None) -> str:
     """Return the problems, each with the flag if the value came from the command line, else with the variable."""
     part = _PARTS.get(error.title, "")
+    in_file = in_file or (line.in_file if line is not None else {})
     rows = []
     for row in error.errors():
         name = str(row["loc"][0]) if row["loc"] else ""
@@ -311,8 +330,8 @@ def problems(error: ValidationError, line: Line | None = None) -> str:
         shown = name if field is None else field.variable
         if field is not None and line is not None and line.has(part, name):
             shown = field.option.flags[-1]
-        elif part == "server" and line is not None and name in line.in_file:
-            shown = line.in_file[name]
+        elif part == "server" and name in in_file:
+            shown = in_file[name]
         rows.append(f"{shown}: {_plain(row, field)}")
     return "; ".join(rows)
 

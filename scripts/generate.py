@@ -1,4 +1,4 @@
-"""Make the Python stubs from proto/, or with --check see that the committed ones are fresh.
+"""Make the Python stubs from proto/ and PEERS, or with --check see that the committed ones are fresh.
 
 grpcio-tools 1.74.0 makes code for protobuf 6.31.1, which loads on protobuf 6.31 to 7.x;
 newer tools make code that protobuf 6 refuses. It needs another protobuf than the project
@@ -11,12 +11,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ROOT / ".venv-tools"
 PACKAGE = "osmosis_grpc._gen"
 STUBS = ROOT / "osmosis_grpc" / "_gen"
+PEERS = ("osmosis_grpc/integrations/vllm_grpc/vllm_messages.proto",)
+"""The protos of other projects' services. Their stubs are beside them, and their methods are in Python."""
 _IMPORT = re.compile(r"(?<=^from )(?=osmosis\.rollout)", re.MULTILINE)
 _MODULE = re.compile(r"(?<![\w./])osmosis\.rollout\.v1\b")
 """The generated modules, as the generated code names them: they live below PACKAGE instead."""
@@ -34,14 +37,18 @@ def tools_python() -> str:
     return str(python)
 
 
-def generate(out: Path) -> None:
-    """Write the stubs of every proto file below `out`."""
-    protos = sorted(str(p.relative_to(ROOT / "proto")) for p in (ROOT / "proto").rglob("*.proto"))
-    python = tools_python()
+def compile_protos(folder: Path, protos: Iterable[str], out: Path, kinds: Iterable[str]) -> None:
+    """Run protoc for files below `folder`. `kinds` are the stubs to make."""
     plugins = [f"--plugin={name}={TOOLS / 'bin' / name}" for name in ("protoc-gen-mypy", "protoc-gen-mypy_grpc")]
-    outputs = [f"--{kind}_out={out}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")]
-    protoc = [python, "-m", "grpc_tools.protoc", f"--proto_path={ROOT / 'proto'}", *plugins, *outputs]
+    outputs = [f"--{kind}_out={out}" for kind in kinds]
+    protoc = [tools_python(), "-m", "grpc_tools.protoc", f"--proto_path={folder}", *plugins, *outputs]
     subprocess.run([*protoc, *protos], check=True, stderr=subprocess.PIPE)
+
+
+def generate(out: Path) -> None:
+    """Write the stubs of every file of proto/ below `out`."""
+    protos = sorted(str(p.relative_to(ROOT / "proto")) for p in (ROOT / "proto").rglob("*.proto"))
+    compile_protos(ROOT / "proto", protos, out, ("python", "grpc_python", "mypy", "mypy_grpc"))
     for path in sorted(out.rglob("*_pb2*.py*")):
         text = path.read_text()
         if path.name.endswith(("_grpc.py", "_grpc.pyi")) and "Stub" not in text:
@@ -54,21 +61,39 @@ def generate(out: Path) -> None:
         (folder / "__init__.py").write_text("")
 
 
+def copy_peers(made: Path) -> None:
+    """Put the stubs of PEERS beside their protos."""
+    for path in made.rglob("*_pb2.py*"):
+        shutil.copyfile(path, ROOT / path.relative_to(made))
+
+
+def stale_stubs(out: Path, peers: Path) -> list[str]:
+    """Return the paths of committed stubs that are not the made ones."""
+    made = {str(p.relative_to(out)) for p in out.rglob("*.py*")}
+    kept = {str(p.relative_to(STUBS)) for p in STUBS.rglob("*.py*") if "__pycache__" not in p.parts}
+    _, differ, missing = filecmp.cmpfiles(out, STUBS, made, shallow=False)
+    made_peers = [str(p.relative_to(peers)) for p in peers.rglob("*_pb2.py*")]
+    _, differ_peers, missing_peers = filecmp.cmpfiles(peers, ROOT, made_peers, shallow=False)
+    own = (f"osmosis_grpc/_gen/{name}" for name in {*differ, *missing, *(kept - made)})
+    return sorted([*own, *differ_peers, *missing_peers])
+
+
 def main(check: bool) -> int:
+    """Write the stubs. With `check`, name the stale ones instead, and return 1 if there are any."""
     with tempfile.TemporaryDirectory() as scratch:
-        out = Path(scratch) / "_gen"
+        out, peers = Path(scratch) / "_gen", Path(scratch) / "peers"
         out.mkdir()
+        peers.mkdir()
         generate(out)
+        compile_protos(ROOT, PEERS, peers, ("python", "mypy"))
         if not check:
             shutil.rmtree(STUBS, ignore_errors=True)
             shutil.copytree(out, STUBS)
+            copy_peers(peers)
             return 0
-        made = {str(p.relative_to(out)) for p in out.rglob("*.py*")}
-        kept = {str(p.relative_to(STUBS)) for p in STUBS.rglob("*.py*") if "__pycache__" not in p.parts}
-        _, differ, missing = filecmp.cmpfiles(out, STUBS, made, shallow=False)
-        stale = sorted({*differ, *missing, *(kept - made)})
+        stale = stale_stubs(out, peers)
         for name in stale:
-            print(f"osmosis_grpc/_gen/{name} is not what proto/ says: run make generate", file=sys.stderr)
+            print(f"{name} is not what its proto says: run make generate", file=sys.stderr)
         return 1 if stale else 0
 
 

@@ -70,8 +70,9 @@ VARIABLES = {
     "`--unsafe-trace` is set.",
     "GRPC_VERBOSITY": "How much grpc logs. A trainer sets it to ERROR, unless it or `GRPC_TRACE` is set.",
     "GRPC_ENABLE_FORK_SUPPORT": "A server sets it to 0 by default, because a fork would stop grpc's threads.",
-    "LITELLM_LOCAL_MODEL_COST_MAP": "It is set to True by default, so that litellm reads its prices from its own files "
-    "and not from the network.",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "Commands that load an agent set it to True by default, also for programs of "
+    "`serve --command`. litellm then reads its prices from its own files and not from the network.",
+    "OSMOSIS_TASK_FILE": "A program of `serve --command` gets the path of its task in it.",
     "OSMOSIS_CHAT_COMPLETIONS_URL": "The `chat_completions_url` of a context without a rollout's own base URL.",
     "OSMOSIS_API_KEY": "The `api_key` of such a context.",
     "OSMOSIS_ROLLOUT_ID": "The `rollout_id` of such a context.",

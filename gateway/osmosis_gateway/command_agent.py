@@ -19,6 +19,7 @@ from osmosis_gateway.base_url.endpoints import Endpoint, Endpoints
 from osmosis_gateway.http_server import HttpServer
 from osmosis_grpc.agent import RolloutContext
 from osmosis_grpc.agent.grader_limit import refuse_grader_timeout
+from osmosis_grpc.agent.local_prices import LOCAL_PRICES
 from osmosis_grpc.agent.loop import name_problem
 from osmosis_grpc.agent.program_result import outcome_of_program
 from osmosis_grpc.agent.result_check import RunOutcome, invalid_result
@@ -107,6 +108,9 @@ class CommandAgent:
                 return _failed(self._problem(ended), ended.output, endpoint.failure)
             return await _result(context, space, endpoint.api_key)
 
+    def accepted(self, request: RolloutRequest, owner: str) -> None:
+        """Do nothing: the agent does not know the other rollouts of a group."""
+
     def ended(self, rollout_id: str, attempt: int) -> None:
         """Do nothing: tools() has reserved nothing."""
 
@@ -133,6 +137,7 @@ def variables(
         "ANTHROPIC_BASE_URL": endpoint.base_url,
         "ANTHROPIC_API_KEY": endpoint.api_key,
         "NO_PROXY": "127.0.0.1,localhost",
+        LOCAL_PRICES: environment.get(LOCAL_PRICES, "True"),
         "PYTHONPATH": os.pathsep.join(paths),
         **{name: str(path) for name, path in files.items()},
     }

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import Field
 
-from osmosis_gateway.http_bodies import MAX_URL_CHARS, Body, Messages, bounded_metadata, validated
+from osmosis_gateway.http_bodies import MAX_URL_CHARS, Body, LaxFlag, LaxNumber, Messages, bounded_metadata, validated
 from osmosis_grpc.agent.workflow_runnable import GRADE_KEY
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import Callback, InitRequest, RolloutRequest, TraceContext, jsontext
@@ -100,9 +100,9 @@ class RolloutBody(Body):
     )
     completion_callback_url: str | None = Field(default=None, max_length=MAX_URL_CHARS)
     grader_callback_url: str | None = Field(default=None, max_length=MAX_URL_CHARS)
-    grade: bool = Field(default=True, description="Whether the grader runs. Without callbacks only.")
-    agent_timeout_sec: float | None = None
-    grader_timeout_sec: float | None = None
+    grade: LaxFlag = Field(default=True, description="Whether the grader runs. Without callbacks only.")
+    agent_timeout_sec: LaxNumber | None = None
+    grader_timeout_sec: LaxNumber | None = None
     extra_fields: dict[str, Any] | None = Field(default=None, description="Ignored.")
     agent_loop: str | None = Field(
         default=None, max_length=MAX_ID_CHARS, description="Which agent, where a server hosts several."
@@ -161,6 +161,8 @@ def _terms(given: RolloutBody, has_llm_key: bool) -> Terms:
             if getattr(given, name) is not None:
                 raise InvalidArgument("completion_callback_url", f"is missing, and {name} is given")
         return Terms(contract=POLLED, grade=given.grade, label=label)
+    if not given.completion_callback_url:
+        raise InvalidArgument("completion_callback_url", "is empty: leave it out to poll for the result, or send a URL")
     if given.rollout_id is None:
         raise InvalidArgument("rollout_id", "is missing")
     return Terms(
@@ -168,7 +170,7 @@ def _terms(given: RolloutBody, has_llm_key: bool) -> Terms:
         completion_url=given.completion_callback_url,
         grader_url=given.grader_callback_url or "",
         key=given.controller_api_key or "",
-        grade=given.grader_callback_url is not None,
+        grade=bool(given.grader_callback_url),
         label=label,
     )
 

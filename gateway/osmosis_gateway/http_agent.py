@@ -165,6 +165,9 @@ class HttpAgent:
         )
         return outcome_of(failed)
 
+    def accepted(self, request: RolloutRequest, owner: str) -> None:
+        """Do nothing: the agent does not know the other rollouts of a group."""
+
     def ended(self, rollout_id: str, attempt: int) -> None:
         relay = self._relays.pop(self._keys.pop((rollout_id, attempt), ""), None)
         if relay is not None:

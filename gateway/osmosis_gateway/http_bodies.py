@@ -82,6 +82,30 @@ def _whole(value: Any) -> Any:
 
 _TEXT_SCHEMA: dict[str, JsonValue] = {"type": "string", "pattern": f"^{_ADVICE_TEXT.pattern}$"}
 _Advice = Annotated[int, BeforeValidator(_whole), WithJsonSchema({"anyOf": [{"type": "integer"}, _TEXT_SCHEMA]})]
+_NUMBER_TEXT = re.compile(r"-?[0-9]{1,12}(\.[0-9]{1,12})?")
+_FLAG_TEXTS: dict[Any, bool] = {"true": True, "false": False, "1": True, "0": False, 1: True, 0: False}
+
+
+def _number(value: Any) -> Any:
+    """Return a number that is written as a text as a float, and any other value unchanged."""
+    return float(value) if isinstance(value, str) and _NUMBER_TEXT.fullmatch(value) else value
+
+
+def _flag(value: Any) -> Any:
+    """Return a bool that is written as a text or a number as a bool, and any other value unchanged."""
+    return _FLAG_TEXTS.get(value, value) if isinstance(value, str | int | float) else value
+
+
+LaxNumber = Annotated[
+    float,
+    BeforeValidator(_number),
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "pattern": f"^{_NUMBER_TEXT.pattern}$"}]}),
+]
+"""A number, also as a text, because the SDK read bodies in that way."""
+LaxFlag = Annotated[
+    bool, BeforeValidator(_flag), WithJsonSchema({"anyOf": [{"type": "boolean"}, {"enum": list(_FLAG_TEXTS)}]})
+]
+"""A bool, also as a text or as 0 and 1."""
 _MESSAGE: dict[str, JsonValue] = {
     "type": "object",
     "required": ["role"],

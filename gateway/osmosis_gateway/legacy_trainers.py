@@ -10,7 +10,7 @@ from osmosis_gateway import http_bodies
 from osmosis_gateway.contracts import Terms
 from osmosis_gateway.leases import Leases
 from osmosis_gateway.outgoing_calls import Base, Calls, redacted
-from osmosis_gateway.rollout_trainers import Channel, RolloutTrainer
+from osmosis_gateway.rollout_trainers import Answered, Channel, RolloutTrainer
 from osmosis_grpc.engine import Peer
 from osmosis_grpc.errors import Internal, InvalidArgument, OsmosisValidationError
 from osmosis_grpc.link.target_policy import Address, TargetPolicy
@@ -40,16 +40,23 @@ class Trainer(Protocol):
 class HttpTrainers:
     """Makes Peers for callbacks whose target is a base URL. `calls` must be made with `checked_only`.
 
-    `leases` has the results that trainers ask for.
+    `leases` has the results that trainers ask for. `answered` is given to every trainer of /rollout, for a process that
+    makes a trainer for each call.
     """
 
     def __init__(
-        self, calls: Calls, policy: TargetPolicy, settings: RolloutClientSettings, leases: Leases | None = None
+        self,
+        calls: Calls,
+        policy: TargetPolicy,
+        settings: RolloutClientSettings,
+        leases: Leases | None = None,
+        answered: Answered | None = None,
     ) -> None:
         self._calls = calls
         self._policy = policy
         self._settings = settings
         self._leases = leases
+        self._answered = answered
 
     async def peer(self, init: InitRequest, *, field: str = "callback.target", **caller: bool) -> Peer:
         """Return the Peer that receives a rollout's calls. Raises InvalidArgument naming `field`."""
@@ -76,7 +83,7 @@ class HttpTrainers:
         urls = {"completion_callback_url": terms.completion_url, "grader_callback_url": terms.grader_url}
         channels = [await self._channel(url, terms.key, name, **caller) for name, url in urls.items() if url]
         chats = Channel(self._calls, base, address, callback.credential, trace)
-        return RolloutTrainer(terms, chats, channels, self._settings, self._leases)
+        return RolloutTrainer(terms, chats, channels, self._settings, self._leases, self._answered)
 
     async def _channel(self, url: str, key: str, field: str, **caller: bool) -> Channel:
         base = Base.of(url, field, query=True)

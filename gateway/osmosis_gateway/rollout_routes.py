@@ -2,6 +2,7 @@
 
 import contextlib
 import secrets
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Request
@@ -11,11 +12,12 @@ from pydantic import Field
 from osmosis_gateway.bounded_json import init_refusal, read_json
 from osmosis_gateway.contracts import FIELDS, RolloutBody, read_rollout
 from osmosis_gateway.guard import bound_to_loopback
-from osmosis_gateway.http_bodies import Body, validated
+from osmosis_gateway.http_bodies import Body, LaxFlag, LaxNumber, validated
 from osmosis_gateway.leases import Leases
 from osmosis_gateway.lifecycle import Lifecycle
 from osmosis_gateway.routes import (
     HttpAccess,
+    Rollouts,
     bearer_of,
     body_of,
     invalid,
@@ -24,7 +26,9 @@ from osmosis_gateway.routes import (
     rollouts_of,
     trace_of,
 )
-from osmosis_grpc.errors import CallError, InvalidArgument, Unimplemented
+from osmosis_grpc.errors import AlreadyExists, CallError, InvalidArgument, Unimplemented
+from osmosis_grpc.types import InitRequest
+from osmosis_grpc.types.requests import spec_digest
 
 LEASE_HEADER = "X-Osmosis-Rollout-Lease"
 PATH = "/rollout"
@@ -42,13 +46,13 @@ class CancelBody(Body):
 
     ids: list[str] | None = None
     prefix: str | None = None
-    all: bool = False
+    all: LaxFlag = False
 
 
 class DrainBody(Body):
     """Accepts no more rollouts, and waits for those that run."""
 
-    timeout_sec: float = Field(default=30.0, ge=0, le=300)
+    timeout_sec: LaxNumber = Field(default=30.0, ge=0, le=300)
 
 
 def add_rollout_routes(app: FastAPI, access: HttpAccess) -> None:
@@ -76,7 +80,7 @@ def add_rollout_routes(app: FastAPI, access: HttpAccess) -> None:
         rollout_id = read.init.request.rollout_id
         try:
             with contextlib.nullcontext() if leases is None else leases.beginning(rollout_id):
-                await rollouts_of(request).init(read.init, owner=_owner(request), **caller)
+                await _begin(rollouts_of(request), read.init, owner=_owner(request), **caller)
         except CallError as error:
             raise init_refusal(error, FIELDS) from None
         note_test_client(request)
@@ -138,6 +142,18 @@ def add_rollout_routes(app: FastAPI, access: HttpAccess) -> None:
         return await _lifecycle(request).drain(_owner(request), given.timeout_sec)
 
 
+async def _begin(rollouts: Rollouts, init: InitRequest, **caller: Any) -> None:
+    """Start a rollout. For an agent without a grader, the grader's time limit is left out, as 0.2.18 ignored it."""
+    try:
+        await rollouts.init(init, **caller)
+    except (InvalidArgument, AlreadyExists) as error:
+        fields = error.fields if isinstance(error, AlreadyExists) else [path for path, _ in error.violations]
+        if init.request.grader_timeout is None or [path.rpartition(".")[2] for path in fields] != ["grader_timeout"]:
+            raise
+        request = replace(init.request, grader_timeout=None)
+        await rollouts.init(replace(init, request=request, digest=spec_digest(request)), **caller)
+
+
 def _owner(request: Request) -> str:
     return getattr(request.state, "owner", "")
 
@@ -145,7 +161,10 @@ def _owner(request: Request) -> str:
 def _leases(request: Request) -> Leases:
     leases: Leases | None = getattr(request.app.state, "leases", None)
     if leases is None:
-        raise Unimplemented("this gateway has no engine: send a rollout without callbacks to its agent server")
+        raise Unimplemented(
+            "this gateway stores no results: send callback URLs with the rollout, or send it to the HTTP port of the "
+            "agent server (osmosis-grpc serve -p PORT), which has leases"
+        )
     return leases
 
 

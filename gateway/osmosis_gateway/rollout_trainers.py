@@ -64,8 +64,20 @@ class Channel:
         )
 
 
+Answered = dict[str, dict[int, str]]
+"""The callbacks that were answered, by result and the position of their channel: empty, or a refusal.
+
+A callback that was answered is not sent again with the retry of the other one.
+"""
+_MOST_ANSWERED = 10_000
+"""The most results of which answered callbacks are known."""
+
+
 class RolloutTrainer:
-    """The trainer of one rollout. `channels` has the URLs of its callbacks: completion, and grader if it wants that."""
+    """The trainer of one rollout. `channels` has the URLs of its callbacks: completion, and grader if it wants that.
+
+    `answered` is what earlier objects for the same trainer know.
+    """
 
     def __init__(
         self,
@@ -74,17 +86,14 @@ class RolloutTrainer:
         channels: Sequence[Channel],
         settings: RolloutClientSettings,
         leases: Leases | None,
+        answered: Answered | None = None,
     ) -> None:
         self._terms = terms
         self._chats = chats
         self._channels = channels
         self._settings = settings
         self._leases = leases
-        self._answered: dict[str, dict[int, str]] = {}
-        """The callbacks that were answered, by result id and the position of their channel: empty, or a refusal.
-
-        A callback that was answered is not sent again with the retry of the other one.
-        """
+        self._answered: Answered = {} if answered is None else answered
 
     async def chat(self, request: ChatRequest, /) -> ChatResponse:
         if request.purpose is ChatPurpose.JUDGE:
@@ -110,7 +119,10 @@ class RolloutTrainer:
             if self._leases is None:
                 raise Unimplemented("this gateway keeps no results that a trainer can ask for")
             return await self._leases.taken(outcome)
-        answered = self._answered.setdefault(outcome.result_id, {})
+        key = f"{outcome.result_id} {self._terms.completion_url}"
+        answered = self._answered.setdefault(key, {})
+        while len(self._answered) > _MOST_ANSWERED:
+            del self._answered[next(iter(self._answered))]
         bodies = [completion_body(outcome), grader_body(outcome, self._terms)]
         for position, (channel, body) in enumerate(zip(self._channels, bodies, strict=False)):
             if position not in answered:
@@ -119,7 +131,7 @@ class RolloutTrainer:
                     answered[position] = ""
                 except OsmosisValidationError as error:
                     answered[position] = str(error)
-        del self._answered[outcome.result_id]  # a trainer that asks again gets both again
+        self._answered.pop(key, None)  # a trainer that asks again gets both again
         refusals = [refusal for refusal in answered.values() if refusal]
         if refusals:
             raise InvalidArgument("", "; ".join(refusals))

@@ -164,7 +164,8 @@ async def serve_standalone(
         Calls(known.client, checked_only=True) as calls,
         RolloutClient(target, token=dialled.token, tls=dialled.tls, insecure=dialled.insecure) as client,
     ):
-        trainers = HttpTrainers(calls, TargetPolicy(loopback=loopback, allow=allow_targets), known.client)
+        policy = TargetPolicy(loopback=loopback, allow=allow_targets)
+        trainers = HttpTrainers(calls, policy, known.client, answered={})
         rollouts = RemoteRollouts(client, trainers, authenticated=guard.authenticates, loopback=loopback)
         keys = ServerSecurity([callback_key] if callback_key else ())
         address = f"127.0.0.1:{callback_port}"

@@ -36,8 +36,10 @@ class CallOrigins:
             call, _ = self._calls.pop(next(iter(self._calls)))
             self._by_id.pop(str(call.get("id") or ""), None)
 
-    def find(self, call: Any) -> CallOrigin:
-        """Return the chat that asked for a call. The chat is not known if several samples asked for a call of this id.
+    def find(self, call: Any, sample: str = "") -> CallOrigin:
+        """Return the chat that asked for a call, of `sample` if that is known.
+
+        Without `sample`, the chat is not known if several samples asked for a call of this id.
 
         The object that the agent got in a reply is always found.
         """
@@ -46,4 +48,6 @@ class CallOrigins:
             return known[1]
         call_id = call.get("id") if isinstance(call, Mapping) else None
         chats = self._by_id.get(str(call_id), {}) if call_id else {}
+        if sample:
+            return CallOrigin(sample, chats[sample]) if sample in chats else CallOrigin()
         return CallOrigin(*next(iter(chats.items()))) if len(chats) == 1 else CallOrigin()

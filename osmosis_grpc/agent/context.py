@@ -15,6 +15,7 @@ from osmosis_grpc.agent.request import RolloutRequest
 from osmosis_grpc.agent.results import CompletionsResult, RolloutResult
 from osmosis_grpc.agent.reward_decorator import BadRewardError
 from osmosis_grpc.agent.rollout_scope import RolloutScope, current_rollout
+from osmosis_grpc.agent.running_tool_call import RunningToolCall
 from osmosis_grpc.agent.tool_schema import tool_schema
 from osmosis_grpc.agent.tools import (
     answer_tool_calls,
@@ -345,6 +346,14 @@ class RolloutContext(RolloutScope):
         self._session.count_tool_call(latency)
         if sys.exception() is not None:
             note_error("")
+
+    def start_tool_call(self, call: Mapping[str, Any], *, sample: str = "") -> RunningToolCall:
+        """Record that a tool begins, for code that runs its tools itself.
+
+        At the end of the tool, call returned(message) of the result. `call` is a tool call in OpenAI's format. `sample`
+        is the sample whose reply asked for it. The metrics count and time the call.
+        """
+        return RunningToolCall(self._session, call, sample=sample)
 
     @property
     def debug_enabled(self) -> bool:

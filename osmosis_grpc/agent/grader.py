@@ -104,7 +104,8 @@ class Grader(ABC, Generic[TGraderConfig]):
     async def grade_group(self, contexts: Sequence[GraderContext]) -> Any:
         """Set the rewards of all samples of a group. `contexts` has one context for each rollout, in order of index.
 
-        All rollouts of the group have to run on this server. Each waits for the others, at most until its
-        grader_timeout. A rollout that failed is not in `contexts`. An exception fails all rollouts of the group.
+        All rollouts of the group have to run on this server. Each waits for the others, at most until the end of its
+        grader_timeout; without one, the server's limit for agents counts. A rollout that failed is not in `contexts`.
+        An exception fails all rollouts of the group.
         """
         raise NotImplementedError

@@ -2,7 +2,8 @@
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,13 +14,14 @@ from osmosis_grpc.types import RolloutRequest, jsontext
 
 GRADE_GROUP = job("agent.grade_group", OnFailure.RAISE)
 
-MAX_WAIT = 1800.0
-"""Without a grader_timeout, a rollout waits this many seconds for the others of its group."""
 KEPT = 16
 """So many graded groups are kept, for a later attempt of one of their rollouts."""
 
 GradeGroup = Callable[[Sequence[GraderContext]], Awaitable[Any]]
-Key = tuple[str, int, str]
+Waiting = Callable[[str], AbstractContextManager[None]]
+"""Takes what a rollout waits for. The rollout has no slot until the context manager ends."""
+Key = tuple[str, str, int, str]
+"""The owner, the id and the size of a group, and a digest of its prompt."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,19 +53,19 @@ class Groups:
 
     def __init__(self) -> None:
         self._groups: dict[Key, list[_Group]] = {}
-        """The groups with the same id and prompt: another run of the trainer can use an id again."""
+        """The groups with the same key: another run of the trainer can use an id again."""
         self._members: dict[tuple[str, int], tuple[Key, _Group, int]] = {}
         """The key, the group and the index of accepted rollouts, by rollout id and attempt."""
         self._kept: dict[_Group, Key] = {}
         """The graded groups whose rollouts have ended, the newest last."""
 
-    def accepted(self, request: RolloutRequest) -> None:
-        """Note that a rollout of a group is going to run. Idempotent."""
+    def accepted(self, request: RolloutRequest, owner: str) -> None:
+        """Note that a rollout of a group is going to run. Idempotent. Only rollouts of one owner share a group."""
         group, member = request.group, (request.rollout_id, request.attempt)
         if group is None or group.size < 2 or member in self._members:
             return
         prompt = hashlib.sha256(jsontext.render(list(request.messages)).encode()).hexdigest()
-        key = group.id, group.size, prompt
+        key = owner, group.id, group.size, prompt
         found = self._find(key, group.index, request.rollout_id)
         found.over.discard(group.index)
         if found.task is None:  # an earlier attempt that waits is not graded
@@ -82,12 +84,19 @@ class Groups:
         for group in groups:
             if index not in group.members and group.task is None:
                 return group
-        groups.append(_Group(key[1]))
+        groups.append(_Group(key[2]))
         return groups[-1]
 
     def has(self, request: RolloutRequest) -> bool:
         """Return whether a rollout belongs to a group of at least two rollouts."""
         return (request.rollout_id, request.attempt) in self._members
+
+    def ended_before(self, request: RolloutRequest, indexes: Iterable[int]) -> None:
+        """Note the indexes of rollouts that ended before a restart of the server. The others do not wait for them."""
+        _, group, _ = self._members[request.rollout_id, request.attempt]
+        group.over.update(set(indexes) - group.members.keys())
+        if group.complete:
+            group.changed.set()
 
     def ended(self, rollout_id: str, attempt: int) -> None:
         """Note that a rollout has ended. The others no longer wait for it."""
@@ -104,23 +113,26 @@ class Groups:
         if not group.running:
             self._forget(key, group)
 
-    async def grade(self, request: RolloutRequest, context: GraderContext, grade: GradeGroup) -> None:
+    async def grade(self, request: RolloutRequest, context: GraderContext, grade: GradeGroup, waiting: Waiting) -> None:
         """Wait for the group of a rollout, and return when it is graded.
 
-        The rollout that comes last grades the whole group. A later attempt of a graded rollout is graded with the
-        contexts of the others. Raises the exception of `grade`, and TimeoutError after MAX_WAIT without a
-        grader_timeout.
+        The rollout that comes last grades the whole group. A later attempt of a rollout is graded with the contexts of
+        the others, after the grading that runs. Raises the exception of `grade`.
         """
-        key, group, index = self._members[request.rollout_id, request.attempt]
-        if group.task is not None and group.task.done():
-            group.task, group.changed = None, asyncio.Event()
+        (_, name, size, _), group, index = self._members[request.rollout_id, request.attempt]
+        while (task := group.task) is not None:
+            with waiting(f"waiting for the earlier grading of the group {name!r}"):
+                await asyncio.wait({task})
+            if group.task is task:
+                group.task, group.changed = None, asyncio.Event()
         group.contexts[index] = context
         if group.complete:
             group.changed.set()
         group.waiting += 1
         try:
-            await self._complete(request, group)
-            while not await self._graded(key[0], group, context, grade):
+            with waiting(f"waiting for the {size} rollouts of the group {name!r}, which have to run on this server"):
+                await group.changed.wait()
+            while not await self._graded(name, group, context, grade):
                 pass
         finally:
             group.waiting -= 1
@@ -146,18 +158,6 @@ class Groups:
                     group.over.add(index)
             return False
         return True
-
-    async def _complete(self, request: RolloutRequest, group: _Group) -> None:
-        limit = MAX_WAIT if request.grader_timeout is None else None
-        try:
-            async with asyncio.timeout(limit):
-                await group.changed.wait()
-        except TimeoutError:
-            came, name = len(group.contexts), request.group.id if request.group else ""
-            raise TimeoutError(
-                f"{came} of {group.size} rollouts of the group {name!r} came within {MAX_WAIT:g} s; all rollouts of a "
-                "group have to run on one server"
-            ) from None
 
     def _forget(self, key: Key, group: _Group) -> None:
         """Keep a graded group for later attempts, and forget the oldest one. Forget a group that was never graded."""

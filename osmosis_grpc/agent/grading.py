@@ -8,6 +8,7 @@ from typing import Any
 from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.grader import Grader, GraderContext, RolloutSample
 from osmosis_grpc.agent.loggable import loggable
+from osmosis_grpc.agent.missing_names import with_import_hint
 from osmosis_grpc.agent.result_check import RunOutcome
 from osmosis_grpc.agent.workflow_config import GraderConfig
 from osmosis_grpc.errors import RolloutEndedError
@@ -75,7 +76,7 @@ async def graded(work: Awaitable[Any], context: GraderContext) -> Graded:
 
 def grader_failure(error: BaseException) -> Failure:
     """Return the failure for an exception of a grader."""
-    failure = Failure.of(error)
+    failure = with_import_hint(Failure.of(error), error)
     if failure.boundary in NOT_FROM_GRADERS:
         return failure
     return replace(failure, boundary="grader", reason=FailureReason.GRADER_EXCEPTION)

@@ -12,14 +12,14 @@ from typing import Any
 from osmosis_grpc.agent.discovery import DiscoveryError, FoundWorkflow, discover
 from osmosis_grpc.agent.entry_points import EntryPointError, check_path, import_file, is_path
 from osmosis_grpc.agent.grader import Grader
+from osmosis_grpc.agent.local_prices import use_local_prices
 from osmosis_grpc.agent.loop import RolloutAgentLoop
-from osmosis_grpc.agent.missing_names import missing_module, of_the_sdk
+from osmosis_grpc.agent.missing_names import missing_import, of_the_sdk
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.agent.validator import one_line, place_of_error
 from osmosis_grpc.agent.workflow import AgentWorkflow
 from osmosis_grpc.agent.workflow_config import GraderConfig
 from osmosis_grpc.agent.workflow_sources import ConfigSources, configured, configured_grader
-from osmosis_grpc.errors import install
 
 
 class LoadError(ValueError):
@@ -64,6 +64,7 @@ def _module(name: str) -> ModuleType:
 @contextlib.contextmanager
 def _own_code(spec: str) -> Iterator[None]:
     """Turn every exception of the user's code, except KeyboardInterrupt, into a LoadError with a text of one line."""
+    use_local_prices()  # the user's code may import litellm before this package does
     try:
         yield
     except (LoadError, KeyboardInterrupt):
@@ -71,8 +72,7 @@ def _own_code(spec: str) -> Iterator[None]:
     except BaseException as error:
         text = None
         if isinstance(error, ModuleNotFoundError):
-            hint = f"{one_line(error)}; install its package with {install('PACKAGE')}, or correct the import"
-            text = missing_module(error.name or "") or hint
+            text = missing_import(error)
         file, line = place_of_error(error)
         at = "; it is imported at" if text and "pip install" in text else " at"  # a command ends the text
         raise LoadError(f"{spec}: {text or one_line(error)}" + (f"{at} {file}:{line}" if file else "")) from error

@@ -3,7 +3,11 @@
 Each text is one sentence. It says where the name is, or what to use until osmosis_grpc has the name.
 """
 
-from osmosis_grpc.errors import missing_extra
+from dataclasses import replace
+
+from osmosis_grpc.errors import install, missing_extra
+from osmosis_grpc.types import Failure
+from osmosis_grpc.types.outcome import clip
 
 _LOOP = "write the agent as a RolloutAgentLoop of osmosis_grpc.rollout"
 _REWARD = "compute the reward in the agent and pass it to ctx.complete(messages, reward=...)"
@@ -56,8 +60,21 @@ _MODULES = {
     f"does not have it yet: {_LOOP}",
 }
 
-_EXTRAS = {"openai": "openai", "litellm": "litellm", "mcp": "mcp", "pyarrow": "parquet"}
+_EXTRAS = {
+    "aiohttp": "policies",
+    "fastapi": "server",
+    "greenlet": "strands",
+    "litellm": "litellm",
+    "mcp": "mcp",
+    "openai": "openai",
+    "pyarrow": "parquet",
+    "strands": "strands",
+    "uvicorn": "server",
+}
 """The extra of osmosis-grpc that has a module."""
+
+_PACKAGES = {"agents": "openai-agents", "anthropic": "anthropic", "transformers": "transformers"}
+"""The package of a library that the examples or the documentation use, and that has no extra."""
 
 _SDK = "osmosis_ai"
 _PREFIX = "change the prefix 'osmosis_ai' to 'osmosis_grpc' in its imports"
@@ -85,6 +102,27 @@ def missing_module(name: str) -> str | None:
     if name.startswith("osmosis_grpc."):
         return f"there is no module {name!r}: the names for agents are in osmosis_grpc.rollout"
     return None
+
+
+def missing_import(error: ModuleNotFoundError) -> str:
+    """Return what to do about an import of a missing module, in one sentence."""
+    name = error.name or ""
+    known = missing_module(name)
+    if known:
+        return known
+    package = _PACKAGES.get(name.partition(".")[0], "PACKAGE")
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"{text}; install its package with {install(package)}, or correct the import"
+
+
+def import_hint(error: BaseException | None, hint: str) -> str:
+    """Return what to do about an exception of an import; `hint` if no module is missing."""
+    return missing_import(error) if isinstance(error, ModuleNotFoundError) and error.name else hint
+
+
+def with_import_hint(failure: Failure, error: BaseException) -> Failure:
+    """Return the failure for an exception. If a module is missing, the message says what to do about it."""
+    return replace(failure, message=clip(import_hint(error, failure.message)))
 
 
 def of_the_sdk(cls: type) -> str | None:

@@ -1,6 +1,7 @@
 """The model of a context, with the methods of the Osmosis SDK's client. The sessions of contexts without a server."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from osmosis_grpc.agent.call_origins import CallOrigins
@@ -131,8 +132,13 @@ class ModelSession:
     def begin_grading(self) -> None:
         """Do nothing: there is no time limit."""
 
-    def free_slot(self) -> None:
-        """Do nothing: there are no slots."""
+    def waiting(self, what: str) -> AbstractContextManager[None]:
+        """Return a context manager that does nothing: there are no slots."""
+        return nullcontext()
+
+    async def ended_before(self) -> Collection[int]:
+        """Return nothing: there is no server."""
+        return ()
 
     def train(self, sample: str, wish: bool) -> None:
         """Do nothing: nothing is trained."""

@@ -4,7 +4,8 @@ A port is a type of function or a Protocol. An object that has the methods of a 
 transport.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from osmosis_grpc.agent.call_origins import CallOrigins
@@ -95,8 +96,11 @@ class Session(Protocol):
     def begin_grading(self) -> None:
         """End the time limit of the agent, and begin that of the grader."""
 
-    def free_slot(self) -> None:
-        """Let another rollout run while this one waits."""
+    def waiting(self, what: str) -> AbstractContextManager[None]:
+        """Free the slot of the rollout, and note what the rollout waits for until the context manager ends."""
+
+    async def ended_before(self) -> Collection[int]:
+        """Return the indexes of the rollouts of this rollout's group that ended before a restart of the server."""
 
     def train(self, sample: str, wish: bool) -> None:
         """Set whether the author wants a sample to be trained on."""

@@ -44,6 +44,12 @@ class Runnable(Protocol):
         An exception refuses the rollout. None means no tools.
         """
 
+    def accepted(self, request: RolloutRequest, owner: str) -> None:
+        """Note that a rollout of a group is going to run. Called before tools(), and again after a restart.
+
+        Only called for rollouts of a group. `owner` is the trainer to which the rollout belongs.
+        """
+
     async def run(self, context: RolloutContext) -> RunOutcome:
         """Run a rollout. After an exception, the status of the rollout is FAILED."""
 
@@ -93,6 +99,9 @@ class AgentLoopRunnable:
             runnable = any(isinstance(tool, RunnableTool) for tool in known)
             self._tools[request.rollout_id, request.attempt] = known if runnable else ()
         return found
+
+    def accepted(self, request: RolloutRequest, owner: str) -> None:
+        """Do nothing: an agent loop does not know the other rollouts of a group."""
 
     async def run(self, context: RolloutContext) -> RunOutcome:
         """Run the agent loop, and check its result."""

@@ -1,20 +1,18 @@
 """Helpers for agent loops that run tools."""
 
 import asyncio
-import contextlib
 import inspect
 import json
 import logging
 import sys
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-from osmosis_grpc.agent.call_origins import CallOrigin
 from osmosis_grpc.agent.current_context import ToolRun, current_run, current_session, tool_watcher
-from osmosis_grpc.errors import InvalidArgument, RolloutEndedError, ToolArgumentError, ToolExecutionError
+from osmosis_grpc.agent.running_tool_call import RunningToolCall, names_of
+from osmosis_grpc.errors import RolloutEndedError, ToolArgumentError, ToolExecutionError
 from osmosis_grpc.supervise import OnFailure, child, job
-from osmosis_grpc.types import Message, events, jsontext
+from osmosis_grpc.types import Message
 from osmosis_grpc.types.messages import copy_message
 from osmosis_grpc.types.outcome import clip, describe, printable
 from osmosis_grpc.types.stack_frames import own_lines
@@ -56,7 +54,7 @@ def get_tool_call_info(tool_call: Any, *, blank: dict[str, Any] | None = None) -
     are not a JSON object. A call without the key `arguments` has none. `blank` takes the place of null and of a blank
     text, which are errors without `blank`.
     """
-    call_id, name = _names(tool_call)
+    call_id, name = names_of(tool_call)
     if not (isinstance(tool_call, Mapping) and tool_call.get("id") is not None):
         call_id = "unknown"
     function: Any = tool_call.get("function") if isinstance(tool_call, Mapping) else tool_call
@@ -137,25 +135,20 @@ async def _gather(
     tool_calls: Iterable[Mapping[str, Any]] | None, executor: Callable[[Any], Awaitable[Any]], *, raises: bool
 ) -> list[Message]:
     tasks = [
-        child(TOOL_CALL, _execute(call, executor, raises), name=f"{TOOL_TASK}{clip(_names(call)[1], 80)}")
+        child(TOOL_CALL, _execute(call, executor, raises), name=f"{TOOL_TASK}{clip(names_of(call)[1], 80)}")
         for call in tool_calls or ()
     ]
     return list(await asyncio.gather(*tasks))
 
 
 async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]], raises: bool) -> Message:
-    session, watcher = current_session.get(), tool_watcher.get()
-    call_id, name = _names(call)
-    sample, number = session.calls.find(call) if session else CallOrigin()
-    run = ToolRun(clip(call_id or "unknown"), clip(name), sample=sample, chat_number=number)
+    session = current_session.get()
+    call_id, _ = names_of(call)
+    running = RunningToolCall(session, call)
+    run, answered = running.run, running.run.call_id
     current_run.set(run)  # in this task alone
-    if session and isinstance(call, Mapping):
-        with contextlib.suppress(InvalidArgument):  # a call that cannot be sent does not come from a model
-            session.record(events.ToolCalled(jsontext.copy(dict(call), "tool_call"), sample, number))
-    began, answered = time.monotonic(), run.call_id
-    done = session.tool_running(run.name) if session else lambda call_id: time.monotonic() - began
     failed: Exception | None = None
-    running = True
+    in_tool = True
     try:
         asked = executor(call)
         if not inspect.isawaitable(asked):
@@ -163,7 +156,7 @@ async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]], raises:
             text = f"{called} must be async def: execute_tool_calls awaits it, and it returned a {type(asked).__name__}"
             raise ToolRunnerNotAsyncError(text)
         returned = await asked
-        running = False
+        in_tool = False
         message = _message(call_id or "unknown", returned)
         answered = str(message.get("tool_call_id") or "")
         if run.error_text and message.get("content") != f"Error: {run.error_text}":  # the agent handled the error
@@ -175,24 +168,11 @@ async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]], raises:
         kind = f"{type(raised).__name__}: " if isinstance(raised, LookupError) else ""
         run.error, run.error_text = raised, clip(f"{kind}{describe(raised)}")
         _log_failed(run.name, raised)
-        failed = raised if raises and running else None
+        failed = raised if raises and in_tool else None
         message = create_tool_result(run.call_id, f"Error: {run.error_text}")
     finally:
-        run.latency = done(answered)
-        if watcher:
-            watcher(run)
-    if session:
-        session.record(
-            events.ToolReturned(
-                tool_call_id=run.call_id,
-                name=run.name,
-                latency=run.latency,
-                error=clip(run.error_text),
-                message=None if failed else copy_message(message, "message", any_role=True),
-                sample=sample,
-                chat_number=number,
-            )
-        )
+        running.end(answered)
+    running.returned(None if failed else message)
     if failed is not None:
         raise failed
     return message
@@ -207,14 +187,6 @@ def _log_failed(name: str, error: Exception) -> None:
     log.info(
         "the tool %s raised %s%s", printable(name), printable(clip(f"{type(error).__name__}: {describe(error)}")), place
     )
-
-
-def _names(call: Any) -> tuple[str, str]:
-    """Return a call's id and function name; empty texts if it has none."""
-    function = call.get("function") if isinstance(call, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
-    call_id = call.get("id") if isinstance(call, Mapping) else None
-    return str(call_id or ""), str(name or "")
 
 
 def _message(call_id: str, result: Any) -> Message:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,9 +28,13 @@ from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import RolloutRequest
 from osmosis_grpc.types.outcome import describe
 
+METADATA = "spec.metadata_json"
+"""The field of an Init that errors about the metadata name."""
 CONFIG_KEY = "workflow_config"
 """The key of a request's metadata with values for the configuration of this rollout."""
 
+GRADER_CONFIG_KEY = "grader_config"
+"""The key of a request's metadata with values for the configuration of this rollout's grader."""
 GRADE_KEY = "run_grader"
 """The key of a request's metadata that is False if the grader does not run."""
 NATIVE_KEY = "native_messages"
@@ -80,15 +85,20 @@ class WorkflowRunnable:
             refuse_grader_timeout(self.name, request)
         if CONFIG_KEY in request.metadata:
             self._config(request)
+        if GRADER_CONFIG_KEY in request.metadata:
+            self._config_of_grader(request)
+
+    def accepted(self, request: RolloutRequest, owner: str) -> None:
+        """Note the group of a rollout that is going to run."""
         if self._grades_groups:
-            self.groups.accepted(request)
+            self.groups.accepted(request, owner)
 
     async def run(self, context: RolloutContext) -> RunOutcome:
         """Run the workflow, and then its grader. The result has the rewards of the samples."""
         request, session = context.request, current_session.get()
         assert session is not None
-        if self._grades_groups:  # the server may have restarted since the acceptance
-            self.groups.accepted(request)
+        if self._grades_groups and self.groups.has(request):
+            self.groups.ended_before(request, await session.ended_before())
         config = self._config(request)
         prompt = copy.deepcopy([dict(message) for message in request.messages])
         workflow = self.workflow(config)
@@ -106,10 +116,10 @@ class WorkflowRunnable:
         graded_context = grader_context(request, samples, self._folder)
         with context.for_grader() as judge:
             if self._grades_groups and self.groups.has(request):
-                session.free_slot()
-                work = self.groups.grade(request, graded_context, self._grade_group)
+                grade_group = partial(self._grade_group, request)
+                work = self.groups.grade(request, graded_context, grade_group, session.waiting)
             else:
-                work = self._grade(graded_context)
+                work = self._grade(request, graded_context)
             outcome = (await graded(work, graded_context)).apply(judge)
             return _with_native(outcome, context, samples)
 
@@ -117,15 +127,16 @@ class WorkflowRunnable:
         """Let the other rollouts of the group no longer wait for this one."""
         self.groups.ended(rollout_id, attempt)
 
-    async def _grade(self, context: GraderContext) -> None:
+    async def _grade(self, request: RolloutRequest, context: GraderContext) -> None:
         assert self.grader is not None
         async with self._grader_slot():
-            await with_sync_waits(self.grader(self.grader_config).grade(context))
+            await with_sync_waits(self.grader(self._config_of_grader(request)).grade(context))
 
-    async def _grade_group(self, contexts: Any) -> None:
+    async def _grade_group(self, request: RolloutRequest, contexts: Any) -> None:
+        """Grade a group with the configuration of the rollout that grades it."""
         assert self.grader is not None
         async with self._grader_slot():
-            await with_sync_waits(self.grader(self.grader_config).grade_group(contexts))
+            await with_sync_waits(self.grader(self._config_of_grader(request)).grade_group(contexts))
 
     def _grader_slot(self) -> AbstractAsyncContextManager[Any]:
         most = None if self.grader_config is None else self.grader_config.concurrency.max_concurrent
@@ -143,23 +154,40 @@ class WorkflowRunnable:
 
     def _config(self, request: RolloutRequest) -> BaseConfig | None:
         """Return a copy of the configuration with the values of the request. Raises InvalidArgument."""
+        config = self._copied()
         given = request.metadata.get(CONFIG_KEY)
+        cls = config_class(self.workflow, AgentWorkflow)
+        return config if given is None else _with_values(config, cls, given, CONFIG_KEY, f"the workflow {self.name}")
+
+    def _config_of_grader(self, request: RolloutRequest) -> Any:
+        """Return the grader's configuration with the values of the request. Raises InvalidArgument."""
+        given = request.metadata.get(GRADER_CONFIG_KEY)
         if given is None:
-            return self._copied()
-        field = f"spec.metadata_json.{CONFIG_KEY}"
-        if not isinstance(given, Mapping):
-            raise InvalidArgument(field, f"is a {type(given).__name__}, not an object")
-        try:
-            config = self._copied()
-            if config is not None:
-                return overlaid(config, given, field)
-            cls = config_class(self.workflow, AgentWorkflow)
-            if cls is None:
-                raise InvalidArgument(field, f"the workflow {self.name} has no configuration")
-            return built(cls, given, field)
-        except ConfigValueError as error:
-            name, problem = next(iter(error.problems.items()))
-            raise InvalidArgument(f"{field}.{name}", problem) from None
+            return self.grader_config
+        if self.grader is None:
+            raise InvalidArgument(f"{METADATA}.{GRADER_CONFIG_KEY}", f"the workflow {self.name} has no grader")
+        cls, owner = config_class(self.grader, Grader), f"the grader {self.grader.__name__}"
+        return _with_values(self.grader_config, cls, given, GRADER_CONFIG_KEY, owner)
+
+
+def _with_values(config: Any, cls: type[BaseConfig] | None, given: Any, key: str, owner: str) -> BaseConfig:
+    """Return a configuration with the values of a request; without one, make one of the class `cls`.
+
+    Raises InvalidArgument, which names the key of the metadata.
+    """
+    field = f"{METADATA}.{key}"
+    if not isinstance(given, Mapping):
+        raise InvalidArgument(field, f"is a {type(given).__name__}, not an object")
+    if config is None and cls is None:
+        raise InvalidArgument(field, f"{owner} has no configuration")
+    try:
+        made: BaseConfig = (
+            overlaid(config, given, field) if cls is None or config is not None else built(cls, given, field)
+        )
+    except ConfigValueError as error:
+        name, problem = next(iter(error.problems.items()))
+        raise InvalidArgument(f"{field}.{name}", problem) from None
+    return made
 
 
 def _current_folder() -> str | None:

@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from osmosis_grpc.agent.config_values import ConfigValueError, built, config_class, overlaid
@@ -22,16 +23,39 @@ TBase = TypeVar("TBase", bound=BaseConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Texts:
+    """KEY=VALUE texts from one place. A later one wins."""
+
+    values: tuple[str, ...] = ()
+    place: str = ""
+    """The option or the variable that has them, for messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigSources:
     """Where the configurations of workflows and graders get values from, besides the code."""
 
     toml: WorkflowToml = field(default_factory=WorkflowToml)
     workflow: tuple[str, ...] = ()
-    """KEY=VALUE texts. A later one wins."""
+    """KEY=VALUE texts of the command line. A later one wins."""
     grader: tuple[str, ...] = ()
-    """KEY=VALUE texts for the grader's configuration."""
+    """KEY=VALUE texts of the command line for the grader's configuration."""
     grader_class: str = ""
     """MODULE:CLASS of a grader that replaces the grader in the workflow's file."""
+    workflow_variable: Texts = Texts()
+    """The texts of the environment for the workflow. Those of the command line win."""
+    grader_variable: Texts = Texts()
+    """The texts of the environment for the grader."""
+    grader_class_place: str = "--grader"
+    """The option or the variable that has `grader_class`, for messages."""
+
+    def for_workflow(self) -> tuple[Texts, ...]:
+        """Return the texts for the workflow's configuration, the most important last."""
+        return self.workflow_variable, Texts(values=self.workflow, place="--workflow-config")
+
+    def for_grader(self) -> tuple[Texts, ...]:
+        """Return the texts for the grader's configuration, the most important last."""
+        return self.grader_variable, Texts(values=self.grader, place="--grader-config")
 
 
 def configured(
@@ -42,9 +66,13 @@ def configured(
     Raises ConfigValueError and WorkflowTomlError, which name the file or the option, and ValueError for a text that is
     not KEY=VALUE or names no grader.
     """
-    if not workflows and (sources.workflow or sources.grader or sources.grader_class):
-        flag = "--workflow-config" if sources.workflow else "--grader-config" if sources.grader else "--grader"
-        raise ValueError(f"{flag}: there is no workflow to use it for")
+    given = [*sources.for_workflow(), *sources.for_grader()]
+    given.append(
+        Texts(values=(sources.grader_class,) if sources.grader_class else (), place=sources.grader_class_place)
+    )
+    unused = next((texts.place for texts in given if texts.values), None)
+    if not workflows and unused is not None:
+        raise ValueError(f"{unused}: there is no workflow to use it for")
     sources.toml.check([found.name for found in workflows])
     return [_configured(found, sources, load, only=len(workflows) == 1) for found in workflows]
 
@@ -63,13 +91,13 @@ def _configured(
             found.config,
             config_class(found.workflow, AgentWorkflow),
             (workflow.get("config", {}), f"{sources.toml.path}: [workflow.config]"),
-            (sources.workflow, "--workflow-config"),
+            sources.for_workflow(),
         ),
         grader_config=_with(
             found.grader_config,
             config_class(cls, Grader) if cls is not None else None,
             (grader.get("config", {}), f"{sources.toml.path}: [grader.config]"),
-            (sources.grader, "--grader-config"),
+            sources.for_grader(),
         ),
     )
 
@@ -83,18 +111,23 @@ def configured_grader(
     """
     cls = _grader(spec, load)
     config = grader_config_of(sys.modules[cls.__module__])
-    return cls, _with(config, config_class(cls, Grader), ({}, ""), (texts, "--grader-config"))
+    given = Texts(values=tuple(texts), place="--grader-config")
+    return cls, _with(config, config_class(cls, Grader), ({}, ""), (given,))
 
 
 def parsed(texts: Iterable[str], flag: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the values of KEY=VALUE texts, and the texts. A VALUE that is JSON is read as JSON.
+
+    Blanks around KEY are dropped, and blanks before VALUE if there is one before the sign, as in "a = 3".
 
     Raises ValueError naming the flag.
     """
     values: dict[str, Any] = {}
     read: dict[str, str] = {}
     for text in texts:
-        key, sign, value = text.partition("=")
+        given, sign, value = text.partition("=")
+        key = given.strip()
+        value = value.lstrip() if given != given.rstrip() else value
         if not sign or not key:
             raise ValueError(f"{flag}: {text!r} is not KEY=VALUE")
         values[key] = read[key] = value
@@ -112,22 +145,35 @@ def _grader(spec: str, load: Callable[[str], Any]) -> type[Grader[Any]]:
 
 
 def _with(
-    config: Any, cls: type[BaseConfig] | None, file: tuple[Mapping[str, Any], str], line: tuple[Sequence[str], str]
+    config: Any, cls: type[BaseConfig] | None, file: tuple[Mapping[str, Any], str], given: Sequence[Texts]
 ) -> Any:
-    """Return a configuration with the values of a file and of a command line.
+    """Return a configuration with the values of a file and of texts. The last texts win.
 
     Without an instance, make one of the class `cls`.
     """
-    values, texts = parsed(*line)
-    if not file[0] and not values:
+    texts = [(*parsed(each.values, each.place), each.place) for each in given if each.values]
+    if not file[0] and not texts:
         return config
     if config is None:
-        named, source = {**file[0], **values}, ", ".join(source for given, source in (file, line) if given)
-        if cls is None:
-            raise ValueError(f"{source}: the code has no configuration for the values of {', '.join(named)}")
-        return _read(lambda given: built(cls, given, source), named, texts)
+        return _made(cls, file, texts)
     config = overlaid(config, *file) if file[0] else config
-    return _read(lambda given: overlaid(config, given, line[1]), values, texts) if values else config
+    for index, (own, read, place) in enumerate(texts):
+        later = {name for values, _, _ in texts[index + 1 :] for name in values}
+        values = {name: value for name, value in own.items() if name not in later}
+        config = _read(partial(overlaid, config, source=place), values, read)
+    return config
+
+
+def _made(cls: type[BaseConfig] | None, file: tuple[Mapping[str, Any], str], texts: Sequence[Any]) -> BaseConfig:
+    """Return a new configuration of the values of a file and of texts."""
+    values, read = dict(file[0]), dict[str, str]()
+    for more, of_more, _ in texts:
+        values, read = {**values, **more}, {**read, **of_more}
+    source = ", ".join([file[1]] * bool(file[0]) + [place for _, _, place in texts])
+    if cls is None:
+        raise ValueError(f"{source}: the code has no configuration for the values of {', '.join(values)}")
+    made: BaseConfig = _read(partial(built, cls, source=source), values, read)
+    return made
 
 
 def _read(make: Callable[[Mapping[str, Any]], Any], values: Mapping[str, Any], texts: Mapping[str, str]) -> Any:

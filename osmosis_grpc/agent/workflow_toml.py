@@ -68,6 +68,8 @@ class WorkflowToml:
                 elif key in keys and key not in names:
                     example = f"[{table}.{names[0]}.{key}]"
                     self._fail(f"there are {len(names)} workflows, so {table}.{key} needs a name: write {example}")
+                elif key not in names and isinstance(value, dict):
+                    self._fail(f"[{table}.{key}]: there is no workflow {key}; use {' or '.join(names)}")
                 elif key not in names:
                     self._fail(f"the key {table}.{key} is unknown; the keys are {', '.join(keys)}, and NAME.config")
                 else:

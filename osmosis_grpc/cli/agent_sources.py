@@ -1,6 +1,6 @@
 """The sources of the configurations of workflows, for commands that run agents in their own process."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from osmosis_grpc.agent.loader import LoadError
@@ -19,17 +19,20 @@ class SourceOptions:
 
     def sources(self) -> ConfigSources:
         """Return the sources that the options and the environment name. Raises LoadError."""
-        from osmosis_grpc.settings import RolloutServerSettings, problems
+        from osmosis_grpc.settings import RolloutServerSettings, check_server_table, problems
 
         given = {"config_file": Path(self.config)} if self.config else {}
         try:
             known = RolloutServerSettings(**given)  # type: ignore[arg-type]
+            if known.config_file is not None:
+                check_server_table(known.config_file)
         except ValueError as error:
             raise LoadError(problems(error) if hasattr(error, "errors") else str(error)) from None  # type: ignore[arg-type]
         found = config_sources(known)
-        return ConfigSources(
-            toml=found.toml,
-            workflow=(*found.workflow, *self.workflow_config),
-            grader=(*found.grader, *self.grader_config),
+        return replace(
+            found,
+            workflow=self.workflow_config,
+            grader=self.grader_config,
             grader_class=self.grader or found.grader_class,
+            grader_class_place="--grader" if self.grader else found.grader_class_place,
         )

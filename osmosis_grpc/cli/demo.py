@@ -283,7 +283,7 @@ def _record(outcome: RolloutOutcome, label: str) -> dict[str, Any]:
     return {
         "rollout_id": outcome.rollout_id,
         "status": str(outcome.status),
-        "reward": outcome.reward,
+        "reward": outcome.mean_reward,
         "finish_reason": outcome.finish_reason,
         "label": label,
         "messages": list(outcome.messages),
@@ -300,7 +300,7 @@ def _table(outcomes: list[RolloutOutcome]) -> Table:
         table.add_row(
             outcome.rollout_id,
             str(outcome.status),
-            "-" if outcome.reward is None else f"{outcome.reward:.1f}",
+            "-" if outcome.mean_reward is None else f"{outcome.mean_reward:.1f}",
             str(metrics.num_llm_calls),
             str(metrics.response_tokens),
             Text(printable(outcome.finish_reason)),

@@ -175,7 +175,7 @@ class History:
     def _tool_ended(self, kind: events.ToolReturned, time: float) -> None:
         open_calls = [tool for tool in self.tools if tool.returned is None and tool.id == kind.tool_call_id]
         sample, number = self.place(kind.sample, kind.chat_number)
-        found = next((tool for tool in open_calls if tool.sample == sample), None)
+        found = next((tool for tool in reversed(open_calls) if tool.sample == sample), None)
         if found is None:
             call = {"id": kind.tool_call_id, "function": {"name": kind.name}}
             found = ToolCall(call, sample, number, time - kind.latency)

@@ -170,13 +170,14 @@ class _Rescore:
         self._rollouts += 1
         self._failed += len(errors)
         row = self._rows.setdefault(request.group.id if request.group else request.rollout_id, len(self._rows))
-        if outcome.reward is not None:
-            self._rewards.add(row, outcome.reward, completed=True)
+        own = outcome.mean_reward
+        if own is not None:
+            self._rewards.add(row, own, completed=True)
         for name, each in self._scores.items():
             each.add(row, scores.get(name), completed=True)
-        self._write(info, outcome.reward, scores, errors)
+        self._write(info, own, scores, errors)
         if not all(function.annotation_id in known for function in self._functions):
-            self._say(info, outcome.reward, scores, errors)
+            self._say(info, own, scores, errors)
 
     def _write(self, info: RolloutInfo, reward: float | None, scores: dict[str, float], errors: dict[str, str]) -> None:
         self._out.write(

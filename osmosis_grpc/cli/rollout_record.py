@@ -39,7 +39,7 @@ def rollout_record(
         "status": None if outcome is None else outcome.status.value,
         "finish_reason": None if outcome is None else outcome.finish_reason,
         "cancel_reason": history.cancel_reason or None,
-        "reward": None if outcome is None else outcome.reward,
+        "reward": None if outcome is None else outcome.mean_reward,
         "reward_components": {} if outcome is None else dict(outcome.reward_components),
         "failure": None if outcome is None else plain(outcome.failure),
         "failing_turn": _failing_turn(info, history),

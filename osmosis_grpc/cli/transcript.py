@@ -52,11 +52,12 @@ def sample_lines(name: str, sample: Sample, chats: Chats, known: Conversation) -
 
 
 def reward_text(outcome: RolloutOutcome) -> str:
-    """Return the rollout's reward as a text. Without one, return how many samples have a reward of their own."""
-    if outcome.reward is not None:
-        return f"reward {outcome.reward:g}"
+    """Return the rollout's reward as a text. Without one, return the mean of the samples' rewards."""
+    mean = outcome.mean_reward
+    if outcome.reward is not None or mean is None:
+        return "no reward" if mean is None else f"reward {mean:g}"
     rewarded = sum(sample.reward is not None for sample in outcome.samples.values())
-    return f"rewards of {counted(rewarded, 'sample')}" if rewarded else "no reward"
+    return f"reward {mean:g} (mean of {counted(rewarded, 'sample')})"
 
 
 def _origin(sample: Sample) -> Iterator[str]:

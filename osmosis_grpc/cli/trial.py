@@ -89,7 +89,7 @@ class _Watched:
     def __init__(self, agent_loop: Any, trial: Trial) -> None:
         self._agent = as_runnable(agent_loop)
         self.name, self.source = self._agent.name, self._agent.source
-        self.tools, self.ended = self._agent.tools, self._agent.ended
+        self.tools, self.accepted, self.ended = self._agent.tools, self._agent.accepted, self._agent.ended
         self.lists_tools_without_request = self.replayable = False
         self.stop: Callable[[], object] = lambda: None
         self._trial = trial

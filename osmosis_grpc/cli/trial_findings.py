@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from osmosis_grpc.agent.current_context import ToolRun
+from osmosis_grpc.agent.missing_names import import_hint
 from osmosis_grpc.agent.result_check import RunOutcome
 from osmosis_grpc.agent.results import RolloutResult
 from osmosis_grpc.agent.reward_decorator import BadRewardError
@@ -101,8 +102,9 @@ def findings_of(trial: Trial, agent_loop: Any) -> list[Finding]:
         return [make("GET_TOOLS_EXCEPTION", one_line(trial.get_tools_error), place)]
     place = place_of(getattr(cls, "run", None), cls)
     rows = [*_end(trial), *_tools(trial), *_chats(trial), *_blocks(trial)]
+    hints = HINTS | {"RUN_FAILED": import_hint(trial.error, HINTS["RUN_FAILED"])}
     return [
-        Finding(code, text, HINTS[code], *(at or place), severity="warning" if code in WARNINGS else "error")
+        Finding(code, text, hints[code], *(at or place), severity="warning" if code in WARNINGS else "error")
         for code, text, at in dict.fromkeys(rows)
     ]
 

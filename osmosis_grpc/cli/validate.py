@@ -94,7 +94,7 @@ class _Report:
                 agent=name,
                 status=str(trial.outcome.status),
                 finish_reason=trial.outcome.finish_reason,
-                reward=trial.outcome.reward,
+                reward=trial.outcome.mean_reward,
                 turns=metrics.num_llm_calls,
                 tool_calls=metrics.num_tool_calls,
                 seconds=metrics.total_latency_ms / 1000,
@@ -116,8 +116,9 @@ class _Report:
     def end(self) -> None:
         """Print the last line of the text."""
         counts = (self.agents, "agent"), (self.errors, "error"), (self.warnings, "warning")
-        text = ", ".join(counted(number, noun) for number, noun in counts)
-        self._out.say(text + (f", {self.not_loaded} not loaded" if self.not_loaded else ""))
+        rows = [counted(number, noun) for number, noun in counts] if self.agents or not self.not_loaded else []
+        rows += [f"{counted(self.not_loaded, 'agent')} not loaded"] if self.not_loaded else []
+        self._out.say(", ".join(rows))
 
 
 def _check(spec: str, sources: ConfigSources, timeout: float | None, report: _Report) -> None:

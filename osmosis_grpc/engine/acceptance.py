@@ -98,7 +98,10 @@ class Acceptance:
         self._context.table.add(record)
         record.count(True)
         try:
-            tools = self._context.runnables[record.agent_loop].tools(own)
+            agent = self._context.runnables[record.agent_loop]
+            if own.group is not None:
+                agent.accepted(own, record.owner)
+            tools = agent.tools(own)
         except BaseException as error:  # the agent's code can raise anything; without an await this is no cancellation
             self._refuse(record, error)
             return

@@ -6,7 +6,9 @@ writes the new chat to the log, and then sends the chat to the trainer (chat_cal
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from osmosis_grpc.agent.call_origins import CallOrigins
@@ -23,6 +25,7 @@ from osmosis_grpc.types import (
     ChatResponse,
     EventKind,
     Message,
+    RolloutFilter,
     RolloutMetrics,
     events,
     jsontext,
@@ -136,9 +139,35 @@ class RolloutSession:
         self.check_open()
         self._runner.begin_grading(self._record)
 
-    def free_slot(self) -> None:
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
         self.check_open()
         self._runner.free_slot(self._record)
+        doing, key = self._record.run.doing, object()
+        doing[key] = (what,), self._context.clock.time()
+        try:
+            yield
+        finally:
+            doing.pop(key, None)
+
+    async def ended_before(self) -> Collection[int]:
+        record, group = self._record, self._record.init.request.group
+        self.check_open()
+        if group is None or not record.run.left_over:
+            return ()
+        where, members = RolloutFilter(group_id=group.id, agent_loop=record.agent_loop), []
+        async for other in self._context.table.after(0, record.owner, group.size, where):
+            place, end_time = other.init.request.group, other.delivery.end_time
+            if place is not None and (place.id, place.size) == (group.id, group.size):
+                members.append((math.inf if end_time is None else end_time, other.accept_time, place.index))
+        ended, since = set(), record.accept_time
+        for end_time, accept_time, index in sorted(members, reverse=True):
+            if end_time < since:  # an earlier run of the trainer used the id of the group
+                break
+            since = min(since, accept_time)
+            if end_time < math.inf:
+                ended.add(index)
+        return ended
 
     def train(self, sample: str, wish: bool) -> None:
         self.check_open()

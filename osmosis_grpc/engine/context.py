@@ -55,6 +55,8 @@ class EngineContext:
         """Called after the delivery of a rollout is committed. Set by the engine."""
         self.on_parked: Callable[[Record], None] = lambda record: None
         """Called when the agent of a parked rollout has stopped. Set by the engine."""
+        self.blocked_at: Callable[[str], str] = lambda task: ""
+        """Returns where the task of this name blocked the event loop last. Set by the engine."""
         self._tenants: WeakValueDictionary[str, Tenant] = WeakValueDictionary()
 
     def callback_tenant(self, owner: str) -> Tenant:

@@ -76,6 +76,7 @@ class Engine:
         self.log = context.log
         self.log.on_failed = self._failed
         self.watchdog = Watchdog(config.blocked_after)
+        self.context.blocked_at = self.watchdog.blocked_at
         self.outbox = Outbox(context)
         self.runner = Runner(context, self.outbox)
         self.rollouts = Rollouts(context)

@@ -36,6 +36,7 @@ class Watchdog:
         """Where the loop was blocked last, as "file:line in function"."""
         self.last_tool = ""
         """The tool that blocked the loop last. Empty if no tool of execute_tool_calls ran at that time."""
+        self._last_task = ""
         self.paused = False
         """Set while a process starts. Its imports block the loop, but no rollout waits for the loop yet."""
 
@@ -67,7 +68,7 @@ class Watchdog:
         if frame is not None and not self.paused:
             task = asyncio.current_task(loop)
             name = task.get_name() if task is not None else ""
-            self._report(frame, name.removeprefix(TOOL_TASK) if name.startswith(TOOL_TASK) else "")
+            self._report(frame, name)
         while not alive.wait(self._limit) and not self._stop.is_set():
             pass
         return True
@@ -77,12 +78,17 @@ class Watchdog:
         alive.set()
         self.on_lag(time.monotonic() - asked)
 
-    def _report(self, frame: FrameType, tool: str) -> None:
+    def blocked_at(self, task: str) -> str:
+        """Return where the task of this name blocked the loop, if no other task did so later; otherwise empty."""
+        return self.last if task and task == self._last_task else ""
+
+    def _report(self, frame: FrameType, task: str) -> None:
         frames = _callback(frame)
         if not frames:
             return  # no callback blocks the loop; the machine is too busy
+        tool = task.removeprefix(TOOL_TASK) if task.startswith(TOOL_TASK) else ""
         self.blocked += 1
-        self.last, self.last_tool = _where(frames), tool
+        self.last, self.last_tool, self._last_task = _where(frames), tool, task
         log.warning(
             "the event loop has been blocked for more than %.0f ms at %s%s; every rollout waits for it. "
             "Use await asyncio.to_thread(...) for code that blocks.",

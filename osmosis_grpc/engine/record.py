@@ -112,7 +112,9 @@ class Run:
 
     meter: Meter
     timeout: float | None = None
-    """The server's agent_timeout, in seconds from the start. None if the request has an agent_timeout."""
+    """The server's agent_timeout, in seconds from the start. None if the request has an agent_timeout.
+
+    While the rollout is graded: the time limit of the grader, in seconds. None means no limit."""
     deadline: float | None = None
     """The monotonic time at which the agent_timeout ends, or the grader_timeout. None means no limit."""
     grading: bool = False

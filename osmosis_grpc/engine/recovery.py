@@ -13,7 +13,7 @@ from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.outbox import Outbox
 from osmosis_grpc.engine.record import Peer, Record
 from osmosis_grpc.engine.recorded_chats import Recording
-from osmosis_grpc.engine.runner import Runner
+from osmosis_grpc.engine.runner import Runner, own_copy
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.engine.tombstones import CANCELLED_EARLY
 from osmosis_grpc.types import FailureReason, JournaledRollout, TrajectoryEvent, events
@@ -48,6 +48,10 @@ class Recovery:
         after the other rollouts.
         """
         left = [(entry, self._restore(entry, peer_of(entry))) for entry in self._context.journal.unsettled()]
+        for entry, record in left:
+            agent = self._context.runnables.get(record.agent_loop)
+            if agent is not None and record.live and not entry.damage and record.init.request.group is not None:
+                agent.accepted(own_copy(record.init.request), record.owner)
         continued = Counter(self._continue(entry, record) for entry, record in left)
         if self._suspects:
             self._context.log.add_sink(self._see, events.ChatAnswered)
@@ -87,7 +91,7 @@ class Recovery:
     def _run(self, record: Record, recording: Recording, deaths: int) -> None:
         agent = self._context.runnables.get(record.agent_loop)
         if recording.cancelled is not None:
-            self._runner.decide(record, Termination.cancelled())
+            self._runner.decide(record, Termination.cancelled(recording.cancelled))
         elif self._context.tombstones.take(record):  # the previous process stopped before it did this
             self._runner.cancel(record, CANCELLED_EARLY)
         elif agent is None:

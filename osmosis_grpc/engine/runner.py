@@ -82,7 +82,7 @@ class Runner:
         """Set the timer for the agent_timeout. Idempotent."""
         if record.run.deadline is not None and not record.run.timers:
             left = record.run.deadline - self._context.clock.monotonic()
-            self._later(DEADLINE, record, left, lambda: self.decide(record, _timed_out(record)))
+            self._later(DEADLINE, record, left, lambda: self.decide(record, self._timed_out(record)))
 
     def decide(self, record: Record, termination: Termination) -> bool:
         """Decide how a rollout ends, and end it. Returns False if the end was decided before."""
@@ -121,7 +121,7 @@ class Runner:
     def cancel(self, record: Record, reason: str) -> None:
         """Cancel a rollout. The cancel is written to the log first, so that it takes effect even after a crash."""
         self._context.log.append(record, events.CancelAsked(reason))
-        self.decide(record, Termination.cancelled())
+        self.decide(record, Termination.cancelled(reason))
 
     def supersede(self, record: Record) -> None:
         """End a rollout CANCELLED because a higher attempt replaces it. Its outcome is not delivered."""
@@ -143,10 +143,11 @@ class Runner:
         Raises RolloutEndedError if the agent's time has run out, also if the agent has ignored its cancel.
         """
         run, now, seconds = record.run, self._context.clock.monotonic(), record.init.request.grader_timeout
+        seconds = self._context.config.agent_timeout if seconds is None else seconds
         if run.termination is not None or (run.deadline is not None and now >= run.deadline):
             raise RolloutEndedError(f"the agent of rollout {record.rollout_id} has no time left")
         run.cancel_timers()
-        run.grading, run.deadline = True, None if seconds is None else now + seconds
+        run.grading, run.timeout, run.deadline = True, seconds, None if seconds is None else now + seconds
         self.limit(record)
 
     def _later(self, job: Job, record: Record, seconds: float, callback: Callable[..., Any], *args: Any) -> None:
@@ -190,11 +191,22 @@ class Runner:
         variables = contextvars.copy_context()
         variables.run(current_session.set, session)
         variables.run(current_rollout.set, context)
-        outcome = _outcome(self._context.runnables[record.agent_loop], context)
+        outcome = _outcome(self._context.runnables[record.agent_loop], context, partial(self._stopped, record))
         over = partial(self._context.supervisor.call, AGENT_OVER, self._over, record, report=partial(self.fail, record))
         record.run.task = task = child(AGENT, outcome, context=variables, name=f"agent {record.rollout_id}"[:80])
         task.add_done_callback(over)
         failpoints.reach("rollout.started")
+
+    def _stopped(self, record: Record, error: BaseException) -> None:
+        """Add the line at which a timeout stopped an agent or a grader to the failure."""
+        ended = record.run.termination
+        if ended is not None and ended.status is OutcomeStatus.DEADLINE_EXCEEDED and ended.failure is not None:
+            record.run.termination = dataclasses.replace(ended, failure=ended.failure.raised_at(error))
+
+    def _timed_out(self, record: Record) -> Termination:
+        """Return the termination of a rollout whose time ran out, with the line that blocked the event loop."""
+        task = record.run.task
+        return _timed_out(record, self._context.blocked_at(task.get_name()) if task is not None else "")
 
     def _over(self, record: Record, task: "asyncio.Task[Termination]") -> None:
         """End the rollout of an agent whose task has ended."""
@@ -215,7 +227,7 @@ class Runner:
                     else Termination.failed("agent", "run cancelled itself", reason=reason)
                 )
             elif record.run.deadline is not None and self._context.clock.monotonic() >= record.run.deadline:
-                record.run.termination = _timed_out(record)
+                record.run.termination = self._timed_out(record)
             else:
                 record.run.termination = task.result()
         self._end(record, free=True)
@@ -322,13 +334,17 @@ class Runner:
                 self._begin(following)
 
 
-async def _outcome(agent: Runnable, context: RolloutContext) -> Termination:
-    """Run an agent. Returns the termination for its result or its exception. Raises only a cancellation."""
+async def _outcome(agent: Runnable, context: RolloutContext, stopped: Callable[[BaseException], None]) -> Termination:
+    """Run an agent. Returns the termination for its result or its exception. Raises only a cancellation.
+
+    `stopped` gets the exception of a cancellation.
+    """
     try:
         with BaseUrls() as base_urls:
             context.belong(base_urls)
             return Termination.returned(await agent.run(context))
-    except asyncio.CancelledError:
+    except asyncio.CancelledError as error:
+        stopped(error)
         raise
     except BaseException as error:
         termination = Termination.raised(error)
@@ -342,16 +358,17 @@ async def _outcome(agent: Runnable, context: RolloutContext) -> Termination:
         return termination
 
 
-def _timed_out(record: Record) -> Termination:
+def _timed_out(record: Record, blocked_at: str) -> Termination:
     """Return the termination of a rollout whose agent_timeout or grader_timeout ran out.
 
+    `blocked_at` is the line at which the agent or the grader blocked the event loop; empty if it did not.
     The boundary depends on what the rollout was doing. If the agent asked more chats than max_turns, the
     boundary is always the agent, because without the extra chats the rollout would have ended in time.
     """
     request, run = record.init.request, record.run
     doing, turns = record.activity().description, request.max_turns
     asked = run.session.samples.turns() if run.session is not None else 0
-    limit = request.grader_timeout if run.grading else request.agent_timeout or run.timeout
+    limit = run.timeout if run.grading else request.agent_timeout or run.timeout
     boundary: Boundary = "grader" if run.grading else "agent"
     message = f"the {boundary}_timeout of {limit or 0.0:g} s ran out"
     if not run.grading and 0 < turns < asked:
@@ -362,6 +379,7 @@ def _timed_out(record: Record) -> Termination:
         boundary = "trainer"
     own_code = "; it was in its own code, not in a chat or a tool"
     message += own_code if doing in ("agent", "grader") else f"; it was doing: {doing}"
+    message += f", and blocked the event loop at {blocked_at}" if blocked_at else ""
     if run.did:
         message += f", and before that: {' '.join(map(str, run.did))}"
     reason = FailureReason.GRADER_TIMEOUT if run.grading else FailureReason.AGENT_TIMEOUT

@@ -2,10 +2,14 @@
 
 from dataclasses import dataclass
 
+from osmosis_grpc.agent.missing_names import with_import_hint
 from osmosis_grpc.agent.result_check import RunOutcome
 from osmosis_grpc.errors import Boundary
 from osmosis_grpc.types import AbandonReason, Failure, FailureReason, OutcomeStatus
 from osmosis_grpc.types.outcome import clip
+
+CANCEL_REASON = "cancel_reason"
+"""The key of an outcome's extra_fields with the reason that the caller gave for a cancel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +57,13 @@ class Termination:
     @classmethod
     def raised(cls, error: BaseException) -> "Termination":
         """Return FAILED for an exception that the agent's run() raised."""
-        return cls(OutcomeStatus.FAILED, "error", Failure.of(error))
+        return cls(OutcomeStatus.FAILED, "error", with_import_hint(Failure.of(error), error))
 
     @classmethod
-    def cancelled(cls) -> "Termination":
-        """Return CANCELLED, for a rollout that its trainer cancelled."""
-        return cls(OutcomeStatus.CANCELLED, "cancelled")
+    def cancelled(cls, reason: str = "") -> "Termination":
+        """Return CANCELLED, for a rollout that its trainer cancelled. The reason goes into the extra fields."""
+        extra = {CANCEL_REASON: reason} if reason else None
+        return cls(OutcomeStatus.CANCELLED, "cancelled", outcome=RunOutcome(messages=None, extra_fields=extra))
 
     @classmethod
     def trainer_lost(cls, why: str) -> "Termination":

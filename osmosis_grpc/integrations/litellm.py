@@ -9,6 +9,7 @@ the header `x-sample-id` (extra_headers) can name it. No HTTP request is made.
 """
 
 import importlib
+import os
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -35,6 +36,8 @@ PROVIDER = "osmosis"
 """The part of a model's name before the slash. After the slash: `policy`, or `policy/NAME` for a policy with a name."""
 SAMPLE_HEADER = "x-sample-id"
 """Names the sample of a call, percent-encoded. Without it, the history decides."""
+TASK_VARIABLE = "OSMOSIS_TASK_FILE"
+"""A program of `serve --command` has this variable."""
 _OWN = frozenset({"stream", "stream_options", "tools", "n", "user", "metadata", "extra_body", "max_retries"})
 """Parameters of LiteLLM that are no sampling parameters."""
 _ERRORS = {400: "BadRequestError", 429: "RateLimitError", 503: "ServiceUnavailableError", 504: "Timeout"}
@@ -164,7 +167,11 @@ def _joined(base: type, other: type) -> Any:
 def _active(call: Mapping[str, Any]) -> RolloutContext:
     context = get_rollout_context()
     if context is None:
-        raise InvalidArgument("model", f"{PROVIDER}/{call['model']} exists only while a rollout runs")
+        name = call["model"]
+        where = "exists only in the process of the server, while a rollout runs"
+        program = TASK_VARIABLE in os.environ
+        hint = f"; in a program of `serve --command` the model is openai/{name}" if program else ""
+        raise InvalidArgument("model", f"{PROVIDER}/{name} {where}{hint}")
     return context
 
 

@@ -42,6 +42,8 @@ try:
     from strands.hooks import MessageAddedEvent
     from strands.models.litellm import LiteLLMModel
     from strands.tools import convert_pydantic_to_tool_spec
+
+    from osmosis_grpc.integrations.strands_tools import ToolRecorder
 except ImportError as error:
     raise MissingExtraError("OsmosisStrandsAgent", "strands") from error
 
@@ -122,7 +124,7 @@ class SampleModel(LiteLLMModel):
 
     def begin(self, messages: Sequence[Message], native: Sequence[Message]) -> None:
         """Keep the spelling of the messages that the agent begins with. `native` has them in the format of Strands."""
-        written = self._written([resent(message) for message in native])
+        written = self.written([resent(message) for message in native])
         if len(written) == len(messages):
             given = [own if is_native(message) else message for message, own in zip(messages, written, strict=True)]
             self._start = given, written
@@ -180,14 +182,14 @@ class SampleModel(LiteLLMModel):
             self._system = system
             given, written = self._start
             self._chats.conversations.begin([*system, *given], [*system, *written])
-        history = History.of([*system, *self._written(messages)])
+        history = History.of([*system, *self.written(messages)])
         tools = request.pop("tools")
         params = {name: value for name, value in request.items() if name not in ("model", "stream", "stream_options")}
         return await self._context.loop_calls.ask(
             lambda: self._chats.ask(history, tools=tools, params=params, sample=self._sample, written=self._resent)
         )
 
-    def _written(self, messages: Sequence[Message]) -> list[Message]:
+    def written(self, messages: Sequence[Message]) -> list[Message]:
         """Return messages of Strands in OpenAI's format. The same message is always written in the same way."""
         made: list[Message] = []
         for message in messages:
@@ -197,7 +199,7 @@ class SampleModel(LiteLLMModel):
 
     def _resent(self, reply: CompletionsResult) -> Message:
         """Return a reply as later requests of the agent are going to have it."""
-        message: Message = self._written([resent({"role": "assistant", "content": reply_blocks(reply)})])[0]
+        message: Message = self.written([resent({"role": "assistant", "content": reply_blocks(reply)})])[0]
         return message
 
 
@@ -232,6 +234,7 @@ class OsmosisStrandsAgent(Agent):
         super().__init__(resolved, native, *args, **kwargs)
         self._record()
         self.add_hook(lambda event: self._record(), MessageAddedEvent)
+        self.hooks.add_hook(ToolRecorder(context, sample, resolved.written))
         context.register_agent(sample, self)
         self._rollout = context
 

@@ -62,7 +62,9 @@ class Generated(ArrayEquality):
     extras: Extras = field(default_factory=lambda: NOTHING)
     """Further values by name, with one row for each sampled token."""
     prompt_extras: Extras = field(default_factory=lambda: NOTHING)
-    """Further values by name, with one row for each token of `prompt_ids`."""
+    """Further values by name, with one row for each token of the prompt."""
+    prompt_ids: Ids | None = None
+    """uint32, shape (p,): the prompt with the tokens of its media; None if it is `prompt_ids` of the request."""
     cached_tokens: int | None = None
     """The number of prompt tokens that came from the prefix cache; None if the server does not say."""
 

@@ -5,20 +5,17 @@ The providers return no token ids, so the samples are not trainable.
 Needs the extra `litellm`.
 """
 
-import os
 from typing import Any
 
+from osmosis_grpc.agent.local_prices import use_local_prices
 from osmosis_grpc.errors import CallError, DeadlineExceeded, Internal, InvalidArgument, MissingExtraError, Unavailable
 from osmosis_grpc.policies.openai import refused
 from osmosis_grpc.types import ChatRequest, ChatResponse
 
-_LOCAL_PRICES = "LITELLM_LOCAL_MODEL_COST_MAP"
-"""Without this variable, litellm reads its prices from the network when it is imported."""
-
 
 def import_litellm(needed_by: str) -> Any:
     """Import litellm, which then neither prints hints nor uses the network. Raises MissingExtraError."""
-    os.environ.setdefault(_LOCAL_PRICES, "True")
+    use_local_prices()
     try:
         import litellm
     except ImportError:

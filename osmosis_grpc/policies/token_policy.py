@@ -4,6 +4,7 @@ The tokens of a reply are those that the generator sampled. They are never made 
 """
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
@@ -13,13 +14,14 @@ from uuid import uuid4
 
 import numpy as np
 
-from osmosis_grpc.errors import CallError, DeadlineExceeded, InvalidArgument
-from osmosis_grpc.policies.chat_renderer import ChatRenderer, PromptIds
+from osmosis_grpc.errors import CallError, Cancelled, DeadlineExceeded, Internal, InvalidArgument
+from osmosis_grpc.policies.chat_renderer import ChatRenderer
 from osmosis_grpc.policies.generation import FinishReason, Generated, GenerateRequest, TokenGenerator
 from osmosis_grpc.policies.media import media_of
 from osmosis_grpc.policies.sampling import Sampling, sampling_of
+from osmosis_grpc.policies.sent_prompts import SentPrompts
 from osmosis_grpc.supervise import Backoff, DaemonThreads, OnFailure, Supervisor, job
-from osmosis_grpc.types import ChatRequest, ChatResponse, Extras, Ids, TokenBlock, VersionSpan
+from osmosis_grpc.types import ChatRequest, ChatResponse, Extras, Ids, Message, TokenBlock, VersionSpan
 from osmosis_grpc.types.segment_extras import Part, join, rows
 
 log = logging.getLogger(__name__)
@@ -44,6 +46,9 @@ class TokenPolicyConfig:
     """Sampling parameters under OpenAI's names. Those of a chat replace them."""
     priority: int = 0
     """The priority of chats that have no parameter `priority`. vLLM samples lower values first."""
+    seed: int | None = None
+    """Chats without a parameter `seed` get one that is derived from this seed and from the chat's name, so that equal
+    rollout ids get equal tokens. None leaves the seed to the model server."""
     version: str = ""
     """The version of the weights, if the generator returns none. Without it, the trainer's version is used."""
     timeout: float = 600.0
@@ -71,6 +76,7 @@ class TokenPolicy:
         self._generator = generator
         self._config = config
         self._threads = DaemonThreads()
+        self._sent = SentPrompts()
         self._running: dict[str, ChatRequest] = {}
         """The open calls of the generator by their request ids."""
         self._supervisor: Supervisor | None = None
@@ -96,7 +102,9 @@ class TokenPolicy:
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
         sampling = self._sampling(request)
         media = media_of(request.messages)
-        prompt = await self._threads.run(lambda: self._renderer.prompt_ids(request))
+        known_media = media_of(request.messages[: request.prefix_len])
+        shown = self._sent.without_media(request) if known_media else request
+        prompt = await self._threads.run(lambda: self._renderer.prompt_ids(shown))
         first = GenerateRequest(
             request_id="",
             session_id=f"{request.rollout_id}/{request.sample}",
@@ -107,7 +115,11 @@ class TokenPolicy:
             timeout=min(self._config.timeout, request.timeout or self._config.timeout),
         )
         pieces = await self._generate(request, first)
-        return await self._reply(request, prompt, pieces)
+        ids = np.concatenate([piece.token_ids for piece in pieces]).astype("<u4", copy=False)
+        if media:
+            self._sent.add(request, prompt.ids, ids)
+        whole = pieces[0].prompt_ids
+        return await self._reply(request, prompt.ids if whole is None else whole, pieces, ids, sampling.stop)
 
     def cancel(self, request: ChatRequest) -> None:
         """Abort the calls of a chat, because its reply is no longer wanted. Does not block."""
@@ -118,7 +130,11 @@ class TokenPolicy:
     # The parts of a chat.
 
     def _sampling(self, request: ChatRequest) -> Sampling:
-        return sampling_of({**self._config.params, **request.params}, self._config.max_tokens)
+        sampling = sampling_of({**self._config.params, **request.params}, self._config.max_tokens)
+        if sampling.seed is None and self._config.seed is not None:
+            name = repr((self._config.seed, *_chat(request))).encode()
+            return replace(sampling, seed=int.from_bytes(hashlib.blake2b(name, digest_size=6).digest()))
+        return sampling
 
     def _priority(self, request: ChatRequest) -> int:
         given = request.params.get("priority")
@@ -171,25 +187,38 @@ class TokenPolicy:
         except BaseException:
             self._abort(request_id)
             raise
-        self._running.pop(request_id, None)
+        if self._running.pop(request_id, None) is None:
+            raise Cancelled("the reply to the chat is no longer wanted")
         return generated
 
-    async def _reply(self, request: ChatRequest, prompt: PromptIds, pieces: list[Generated]) -> ChatResponse:
-        ids = np.concatenate([piece.token_ids for piece in pieces]).astype("<u4", copy=False)
+    async def _reply(
+        self, request: ChatRequest, prompt: Ids, pieces: list[Generated], ids: Ids, stop: tuple[str, ...]
+    ) -> ChatResponse:
         tools = None if request.params.get("tool_choice") == "none" else request.tools
-        message = await self._threads.run(
-            lambda: self._renderer.message(ids, tools=tools, call_prefix=f"call_{request.chat_number}")
-        )
+
+        def read() -> Message:
+            text = _before_stop(self._renderer.text(ids), stop)
+            return self._renderer.message(ids, text, tools=tools, call_prefix=f"call_{request.chat_number}")
+
+        message = await self._threads.run(read)
+        try:
+            return self._response(request, prompt, pieces, ids, message)
+        except InvalidArgument as error:  # the chat is not to blame
+            raise Internal(f"the generator's result cannot be used: {error}") from None
+
+    def _response(
+        self, request: ChatRequest, prompt: Ids, pieces: list[Generated], ids: Ids, message: Message
+    ) -> ChatResponse:
         finish_reason = FinishReason.LENGTH.value
         if pieces[-1].finish_reason is FinishReason.STOP:
             finish_reason = "tool_calls" if message.get("tool_calls") else FinishReason.STOP.value
         response = ChatResponse(
             message=message,
             finish_reason=finish_reason,
-            usage=_usage(len(prompt.ids), len(ids), pieces[0].cached_tokens),
+            usage=_usage(len(prompt), len(ids), pieces[0].cached_tokens),
             tokens=TokenBlock.of(ids, _logprobs(pieces), _extras(pieces)),
-            prompt_ids=prompt.ids,
-            prompt_extras=_prompt_extras(pieces[-1], len(prompt.ids)),
+            prompt_ids=prompt,
+            prompt_extras=_prompt_extras(pieces[-1], len(prompt)),
             versions=self._versions(request, pieces),
         )
         response.check()
@@ -229,12 +258,21 @@ def _chat(request: ChatRequest) -> tuple[str, int, str, int]:
     return request.rollout_id, request.attempt, request.sample, request.chat_number
 
 
+def _before_stop(text: str, stop: tuple[str, ...]) -> str:
+    """Return the text up to its first stop text. The stop text is no part of a message, as with OpenAI."""
+    ends = [at for at in (text.find(end) for end in stop) if at >= 0]
+    return text[: min(ends)] if ends else text
+
+
 def _continued(first: GenerateRequest, pieces: list[Generated]) -> GenerateRequest:
     """Return the request for the rest of a reply."""
     sampled = [piece.token_ids for piece in pieces]
-    left = first.sampling.max_tokens - sum(map(len, sampled))
+    done, sampling = sum(map(len, sampled)), first.sampling
+    seed = None if sampling.seed is None else (sampling.seed + done) % 2**63  # not the same random numbers again
     prompt: Ids = np.concatenate([first.prompt_ids, *sampled]).astype("<u4", copy=False)
-    return replace(first, prompt_ids=prompt, sampling=replace(first.sampling, max_tokens=left))
+    return replace(
+        first, prompt_ids=prompt, sampling=replace(sampling, max_tokens=sampling.max_tokens - done, seed=seed)
+    )
 
 
 def _logprobs(pieces: list[Generated]) -> Any:

@@ -1,21 +1,40 @@
 """Makes the sources of configurations from the options of a command."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from osmosis_grpc.agent.loader import LoadError
-from osmosis_grpc.agent.workflow_sources import ConfigSources
+from osmosis_grpc.agent.workflow_sources import ConfigSources, Texts
 from osmosis_grpc.agent.workflow_toml import WorkflowToml, WorkflowTomlError
+from osmosis_grpc.console.line import FIELDS, Line
 
 if TYPE_CHECKING:
     from osmosis_grpc.settings import RolloutServerSettings
 
+VARIABLES = {field.name: field.variable for field in FIELDS.values() if field.part == "server"}
 
-def config_sources(options: "RolloutServerSettings") -> ConfigSources:
-    """Return the sources that the settings name. Raises LoadError for a file that cannot be used."""
+
+def config_sources(options: "RolloutServerSettings", line: Line | None = None) -> ConfigSources:
+    """Return the sources that the settings name. Raises LoadError for a file that cannot be used.
+
+    `line` has the options of the command line, which are in the settings, too. Without it, all are of the environment.
+    """
     try:
         toml = WorkflowToml() if options.config_file is None else WorkflowToml.read(options.config_file)
     except WorkflowTomlError as error:
         raise LoadError(str(error)) from None
+    given: dict[str, Any] = {} if line is None else line.given["server"]
+    places = VARIABLES | ({} if line is None else line.in_file)
+
+    def before(name: str) -> Texts:
+        texts: tuple[str, ...] = getattr(options, name)
+        return Texts(values=texts[: len(texts) - len(given.get(name, ()))], place=places[name])
+
     return ConfigSources(
-        toml=toml, workflow=options.workflow_config, grader=options.grader_config, grader_class=options.grader or ""
+        toml=toml,
+        workflow=given.get("workflow_config", ()),
+        grader=given.get("grader_config", ()),
+        grader_class=options.grader or "",
+        workflow_variable=before("workflow_config"),
+        grader_variable=before("grader_config"),
+        grader_class_place="--grader" if "grader" in given else places["grader"],
     )

@@ -120,7 +120,7 @@ def _load(line: Line, settings: "RolloutSettings") -> "list[RolloutAgentLoop | R
 
     options = settings.server
     with usage_errors("serve", line, settings, LoadError):
-        items = load_configured(options.module, config_sources(options))
+        items = load_configured(options.module, config_sources(options, line))
     findings = [] if options.no_validate else [each for item in items for each in validate_agent(item).findings]
     for finding in findings:
         place = f"{finding.file}:{finding.line}" if finding.file else "?"

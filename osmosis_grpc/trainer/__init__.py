@@ -67,9 +67,10 @@ from osmosis_grpc.types import (
 from osmosis_grpc.types.server_info import DrainResult, ServerInfo
 
 if TYPE_CHECKING:
+    from osmosis_grpc.export import Row, Skipped
     from osmosis_grpc.policies import Policy
     from osmosis_grpc.trainer.advantage import Advantages, advantages
-    from osmosis_grpc.trainer.batch import Batch, Row, Skipped, pad
+    from osmosis_grpc.trainer.batch import Batch, pad
     from osmosis_grpc.trainer.config import TrainerConfig
     from osmosis_grpc.trainer.evaluate import Evaluation
     from osmosis_grpc.trainer.groups import GroupCounts, OutcomeGroup
@@ -137,8 +138,8 @@ _MODULES = {
     "Advantages": "trainer.advantage",
     "advantages": "trainer.advantage",
     "Batch": "trainer.batch",
-    "Row": "trainer.batch",
-    "Skipped": "trainer.batch",
+    "Row": "export",
+    "Skipped": "export",
     "pad": "trainer.batch",
     "TrainerConfig": "trainer.config",
     "Evaluation": "trainer.evaluate",

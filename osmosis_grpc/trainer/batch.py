@@ -6,47 +6,30 @@ Each segment is a row. An outcome without a row is refused, or listed in `skippe
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.export.trainable import (
+    Row,
+    Skipped,
+    TrainableSegment,
+    Untrainable,
+    check_choice,
+    flatten,
+    select,
+    untrainable_error,
+)
 from osmosis_grpc.trainer.advantage import Advantages
 from osmosis_grpc.trainer.batch_extras import pad_extra
 from osmosis_grpc.trainer.groups import OutcomeGroup
 from osmosis_grpc.types import RolloutOutcome, Segment
-from osmosis_grpc.types.outcome import lacks
 from osmosis_grpc.types.tensors import ArrayEquality
 
 Side = Literal["right", "left"]
 TooLong = Literal["raise", "truncate", "skip"]
-Untrainable = Literal["raise", "skip"]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """The segment of a row."""
-
-    outcome: int
-    """The index of the row's outcome in the argument of pad(). Each outcome of a group has its own index."""
-    rollout_id: str
-    sample: str
-    """The name of the sample."""
-    segment: int
-    """The index of the segment in its sample."""
-    policy: str = ""
-    """The policy that answered the chats of the sample; empty for the trainer's only policy."""
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """An outcome or a sample without a row."""
-
-    rollout_id: str
-    sample: str
-    """The name of the sample; empty for the whole outcome."""
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -94,12 +77,6 @@ class Batch(ArrayEquality):
         return f"Batch({', '.join(parts)}, version_names={self.version_names!r:.80}, side={self.side!r})"
 
 
-class _Found(NamedTuple):
-    row: Row
-    segment: Segment
-    reward: float
-
-
 def pad(
     outcomes: Iterable[RolloutOutcome | OutcomeGroup],
     *,
@@ -131,12 +108,11 @@ def pad(
         ("too_long", too_long, TooLong),
         ("untrainable", untrainable, Untrainable),
     ):
-        if value not in get_args(known):
-            raise InvalidArgument(name, f"{value!r} is not one of {', '.join(get_args(known))}")
+        check_choice(name, value, get_args(known))
     if max_length is not None and max_length < 1:
         raise InvalidArgument("max_length", f"{max_length} is less than 1")
     skipped: list[Skipped] = []
-    each = list(_each(outcomes))
+    each = list(flatten(outcomes))
     found = list(_fitting(_segments(each, untrainable, skipped), max_length, too_long, skipped))
     width = max((len(each.segment.ids) for each in found), default=0)
     width = width if max_length is None else min(width, max_length)
@@ -145,7 +121,7 @@ def pad(
     attention_mask, loss_mask = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
     versions, names = np.full(shape, -1, dtype=np.int32), dict[str, int]()
     places = []
-    for number, (_, segment, _) in enumerate(found):
+    for number, segment in enumerate(each.segment for each in found):
         length = min(len(segment.ids), width)
         columns = slice(0, length) if side == "right" else slice(width - length, width)
         places.append(columns)
@@ -176,42 +152,21 @@ def pad(
     )
 
 
-def _each(outcomes: Iterable[RolloutOutcome | OutcomeGroup]) -> Iterator[RolloutOutcome]:
-    for each in outcomes:
-        if isinstance(each, OutcomeGroup):
-            yield from each
-        elif isinstance(each, RolloutOutcome):
-            yield each
-        else:
-            raise TypeError(f"outcomes: holds a {type(each).__name__}, not an outcome or an OutcomeGroup")
-
-
-def _segments(outcomes: Iterable[RolloutOutcome], untrainable: Untrainable, skipped: list[Skipped]) -> Iterator[_Found]:
+def _segments(
+    outcomes: Iterable[RolloutOutcome], untrainable: Untrainable, skipped: list[Skipped]
+) -> Iterator[TrainableSegment]:
     """Yield the segments of trainable samples."""
     for index, outcome in enumerate(outcomes):
-        samples = outcome.trainable_samples()
-        if not samples and untrainable == "raise":
-            raise InvalidArgument(
-                "outcomes",
-                f"rollout {outcome.rollout_id} is not trained on: {outcome.not_trainable_reason}. "
-                'Leave it out, or pass untrainable="skip"',
-            )
-        if not samples:
-            skipped.append(Skipped(outcome.rollout_id, "", outcome.not_trainable_reason))
-            continue
-        for name, sample in outcome.samples.items():
-            if name not in samples:
-                skipped.append(Skipped(outcome.rollout_id, name, lacks(sample) or "it has no reward"))
-                continue
-            reward = samples[name].reward
-            assert reward is not None
-            for number, segment in enumerate(sample.segments):
-                yield _Found(Row(index, outcome.rollout_id, name, number, sample.policy), segment, reward)
+        found, left_out = select(outcome, index)
+        if not found and untrainable == "raise":
+            raise untrainable_error(left_out[0])
+        skipped += left_out
+        yield from found
 
 
 def _fitting(
-    found: Iterable[_Found], max_length: int | None, too_long: TooLong, skipped: list[Skipped]
-) -> Iterator[_Found]:
+    found: Iterable[TrainableSegment], max_length: int | None, too_long: TooLong, skipped: list[Skipped]
+) -> Iterator[TrainableSegment]:
     """Yield the segments that fit or may be truncated."""
     for each in found:
         row, length = each.row, len(each.segment.ids)

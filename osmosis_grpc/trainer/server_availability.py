@@ -69,6 +69,8 @@ class Servers:
         self._on_none_attached = none_attached
         self._timers: dict[AgentServerLink, asyncio.TimerHandle] = {}
         self._giving_up: asyncio.TimerHandle | None = None
+        self._changed = asyncio.Event()
+        """Set when a server arrives, and when the trainer gives up."""
         self._wait_for_any()
         self.parting = False
         """Whether the trainer is closing. While it closes, an ended connection is not reported as a failure."""
@@ -104,12 +106,25 @@ class Servers:
     def arrived(self, server: AgentServerLink) -> None:
         """Record that a server can be reached."""
         self._stop_waiting(server)
+        self._changed.set()
         if self._giving_up is not None:
             self._giving_up.cancel()
             self._giving_up = None
         if server not in self._known:
             self._known.append(server)
         self.grant()
+
+    async def wait_for_one(self, timeout: float) -> None:
+        """Wait until a server can be reached. Raises the error of why_none() after `timeout` seconds, or earlier."""
+        try:
+            async with asyncio.timeout(timeout):
+                while not self.attached:
+                    if self.given_up or self._closed:
+                        raise self.why_none()
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise self.why_none(timeout) from None
 
     def not_reached(self, server: AgentServerLink, error: CallError | None) -> None:
         """Record a failed connection. If every server has a permanent error, the waiting rollouts end at once."""
@@ -191,14 +206,18 @@ class Servers:
     def close(self, error: Exception) -> None:
         """Raise this error from every call that waits for a server."""
         self._closed = True
+        self._changed.set()
         for timer in (*self._timers.values(), self._giving_up):
             if timer is not None:
                 timer.cancel()
         for server in self._known:
             server.close(error)
 
-    def why_none(self) -> CallError:
-        """Returns the error for rollouts that wait for a server. If every server refuses, it has the refusals."""
+    def why_none(self, waited: float | None = None) -> CallError:
+        """Returns the error for callers that have waited for a server for `waited` seconds, `lost_after` by default.
+
+        If every server refuses, it has the refusals.
+        """
         refusals = [server.refusal for server in self._known if server.refusal is not None]
         if refusals and self._all_refuse:
             return type(refusals[0])("; ".join(dict.fromkeys(map(str, refusals))))
@@ -206,9 +225,11 @@ class Servers:
             f"{server.name}: {str(server.problem or 'no answer').replace(f'server {server.name} ', 'it ', 1)}"
             for server in self._known
         )
-        return Unavailable(
-            f"no agent server was there for {self._lost_after:g} s ({problems or 'none is named, and none dialled in'})"
+        seconds, known = (
+            self._lost_after if waited is None else waited,
+            problems or "none is named, and none dialled in",
         )
+        return Unavailable(f"no agent server was there for {seconds:g} s ({known})")
 
     def _wait_for(self, server: AgentServerLink) -> None:
         self._stop_waiting(server)
@@ -234,4 +255,5 @@ class Servers:
 
     def _give_up(self) -> None:
         self._giving_up = None
+        self._changed.set()
         self._on_none_attached(self.why_none())

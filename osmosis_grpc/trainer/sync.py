@@ -102,6 +102,7 @@ class SyncTrainer:
         self._thread = LoopThread("osmosis-trainer")
 
     rollout = _waits(Trainer.rollout)
+    wait_for_server = _waits(Trainer.wait_for_server)
     cancel = _waits(Trainer.cancel)
     pause = _waits(Trainer.pause)
     run = _iterates(Trainer.run)

@@ -171,6 +171,14 @@ class Trainer:
             for s in self.scheduler.servers
         ]
 
+    async def wait_for_server(self, timeout: float = 20.0) -> None:
+        """Wait until an agent server can be reached. Returns at once if one can.
+
+        Without this call, the first rollout waits `config.lost_after` seconds. Raises Unavailable after `timeout`
+        seconds, with what is known about each server, and a permanent error such as Unauthenticated at once.
+        """
+        await self.scheduler.servers.wait_for_one(timeout)
+
     async def rollout(
         self, /, request: RolloutRequest | None = None, *, affinity_key: str = "", **changes: Unpack[RolloutFields]
     ) -> RolloutOutcome:
@@ -198,6 +206,7 @@ class Trainer:
         requests: Requests,
         *,
         group_size: int = 1,
+        retries: int = 0,
         max_in_flight: int = 256,
         colocate_groups: bool = False,
         progress: bool = False,
@@ -206,14 +215,18 @@ class Trainer:
 
         Each request runs `group_size` times. If `group_size` is above 1, the request ID becomes the group ID with the
         members ID-0, ID-1, and so on. `colocate_groups` keeps a group's members on one server. A refused or superseded
-        rollout is yielded as FAILED, with the reason. Leaving the loop cancels unfinished rollouts. With `progress`,
-        stderr shows the progress: a bar on a terminal if rich is installed (the extra `server`), otherwise a line every
-        few seconds.
+        rollout is yielded as FAILED, with the reason. A rollout that fails runs again with a higher attempt, up to
+        `retries` times, as in groups(). Leaving the loop cancels unfinished rollouts. With `progress`, stderr shows
+        the progress: a bar on a terminal if rich is installed (the extra `server`), otherwise a line every few seconds.
 
         Raises TypeError and InvalidArgument for a wrong request, and InvalidArgument for two requests with one id.
         """
         options = RunOptions(
-            group_size=group_size, max_in_flight=max_in_flight, colocate_groups=colocate_groups, progress=progress
+            group_size=group_size,
+            max_in_flight=max_in_flight,
+            colocate_groups=colocate_groups,
+            retries=retries,
+            progress=progress,
         )
         async with aclosing(Run(self.scheduler, options).ended(requests)) as ended:
             async for _, outcome in ended:

@@ -61,7 +61,7 @@ class RolloutRequest:
 
     None means the server's limit, half an hour by default."""
     grader_timeout: float | None = None
-    """The most seconds for the grader."""
+    """The most seconds for the grader. None means the server's limit for agents, half an hour by default."""
     tool_server_url: str | None = None
     """The URL of a tool server of the trainer."""
     idempotency_key: str | None = None

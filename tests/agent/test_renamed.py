@@ -28,6 +28,9 @@ IMPORTS = {
         "ImportError: cannot import name 'RolloutContxt' from 'osmosis_grpc.rollout'"
     ),
     "import numpi": "ModuleNotFoundError: No module named 'numpi'; install its package with pip install PACKAGE",
+    "raise ModuleNotFoundError('no agents', name='agents.run')": (
+        "ModuleNotFoundError: no agents; install its package with pip install openai-agents"
+    ),
 }
 
 
@@ -55,6 +58,25 @@ def test_t16_an_import_that_fails_says_what_to_do(module, statement, says):
     assert text.endswith(f" at {file}:2")
     assert "\n" not in text
     assert isinstance(raised.value.__cause__, ImportError)
+
+
+EXTRAS = {
+    "aiohttp": "policies",
+    "fastapi.testclient": "server",
+    "litellm": "litellm",
+    "mcp": "mcp",
+    "openai": "openai",
+    "pyarrow": "parquet",
+    "strands": "strands",
+    "strands.models.litellm": "strands",
+}
+
+
+@pytest.mark.parametrize(("missing", "extra"), EXTRAS.items(), ids=EXTRAS)
+def test_t17_a_missing_library_names_its_extra(module, missing, extra):
+    name, _ = module(f"raise ModuleNotFoundError('none', name={missing!r})")
+    with pytest.raises(LoadError, match=rf"the module '{missing}' .* needs the extra '{extra}': pip install"):
+        load_agents([f"{name}:agent"])
 
 
 SDK = """

@@ -45,7 +45,7 @@ def test_p18_p19_several_samples_show_their_rewards_policies_and_parents():
         "  reward -1",
         "conversation (judge, from main, not trained on)",
         "  user: hello",
-        "COMPLETED: 0 turns, 0 tool calls, rewards of 2 samples, 0.00 s",
+        "COMPLETED: 0 turns, 0 tool calls, reward 0 (mean of 2 samples), 0.00 s",
     ]
 
 

@@ -519,6 +519,7 @@ async def test_an_agent_that_blocks_the_loop_is_named(hosting, caplog, wait, tim
     assert (outcome.failure is None) == (status == "COMPLETED")
     if outcome.failure:
         assert outcome.failure.boundary == "agent"
+        assert f", and blocked the event loop at {__file__}:{line} in blocks" in outcome.failure.message
 
 
 async def test_other_rollouts_do_not_notice(hosting):

@@ -10,8 +10,10 @@ from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
 from osmosis_grpc.engine.record import Tenant
 from osmosis_grpc.rollout import AgentWorkflow, Grader, get_rollout_context
 from osmosis_grpc.types import ChatPurpose, FailureReason, Group, InitRequest, RolloutRequest
+from tests.engine.test_journal import keeping
 from tests.waiting import until
 
+WAITS = "waiting for the "
 PROMPT = [{"role": "user", "content": "hello"}]
 
 
@@ -67,7 +69,7 @@ async def test_a_rollout_that_fails_or_is_cancelled_is_not_in_its_group(hosting,
         fails = await h.start("r1", **fields(1, metadata={"fails": True}))
         graded = await h.start("r2", **fields(2))
         assert (await h.settled(fails)).failure.reason is FailureReason.AGENT_EXCEPTION
-        await until(lambda: graded.activity().description == "grader")
+        await until(lambda: graded.activity().description.startswith(WAITS))
         h.engine.cancel("me", rollout_id="r0")
         assert (await h.settled(waits)).status == "CANCELLED"
         assert (await h.settled(graded)).reward == 0.0
@@ -90,16 +92,44 @@ async def test_an_exception_fails_the_whole_group(hosting, ranks):
             assert list(outcome.samples) == ["main"]
 
 
-async def test_a_rollout_whose_group_never_comes_ends_at_the_graders_time_limit(hosting, ranks, monkeypatch):
-    async with hosting(WorkflowRunnable(Asks, None, ranks)) as h:
-        outcome = await h.run("r0", **fields(0, grader_timeout=0.1))
+@pytest.mark.parametrize("limit", [0.1, None])
+async def test_a_rollout_whose_group_never_comes_ends_at_the_graders_time_limit(hosting, ranks, limit):
+    async with hosting(WorkflowRunnable(Asks, None, ranks), agent_timeout=0.2) as h:
+        outcome = await h.run("r0", **fields(0, agent_timeout=30.0, grader_timeout=limit))
         assert (outcome.status, outcome.failure.reason) == ("DEADLINE_EXCEEDED", FailureReason.GRADER_TIMEOUT)
-        monkeypatch.setattr(grader_groups, "MAX_WAIT", 0.1)
-        outcome = await h.run("r1", **fields(1, group="other"))
         assert outcome.failure.message.startswith(
-            "TimeoutError: 1 of 3 rollouts of the group 'other' came within 0.1 s; all rollouts"
+            f"the grader_timeout of {limit or 0.2:g} s ran out; it was doing: waiting for the 3 rollouts of the group "
+            "'g', which have to run on this server"
         )
         assert ranks.seen == []
+
+
+async def test_equal_groups_of_two_owners_are_different_groups(hosting, ranks):
+    async with hosting(WorkflowRunnable(Asks, None, ranks), max_queued=9) as h:
+        records = [await h.start(f"{owner}-{n}", owner=owner, **fields(n, 2)) for n in range(2) for owner in "ab"]
+        for record in records:
+            assert (await h.settled(record)).failure is None
+    assert sorted(ranks.seen) == [["a-0", "a-1"], ["b-0", "b-1"]]
+
+
+async def test_a_second_attempt_during_the_grading_is_graded_after_it(hosting, ranks):
+    may_end, calls = asyncio.Event(), []
+
+    async def grade_group(self, contexts):
+        calls.append([context.rollout_id for context in contexts])
+        await may_end.wait()
+        await Ranks.grade_group(self, contexts)
+
+    ranks.grade_group = grade_group
+    async with hosting(WorkflowRunnable(Asks, None, ranks), max_queued=9) as h:
+        records = await start(h, 2)
+        await until(lambda: calls)
+        second = await h.start("r1", attempt=2, **fields(1, 2))
+        await until(lambda: second.activity().description.startswith("waiting for the earlier grading"))
+        may_end.set()
+        assert (await h.settled(records[0])).reward == 0.0
+        assert ((outcome := await h.settled(second)).failure, outcome.reward) == (None, 0.5)
+    assert calls == [["r0", "r1"]] * 2
 
 
 async def test_a_judge_of_a_group_asks_for_one_of_its_rollouts(hosting, ranks):
@@ -150,10 +180,10 @@ async def test_another_run_with_the_same_group_ids_has_groups_of_its_own(hosting
 async def test_a_group_waits_for_a_later_attempt_that_replaces_a_waiting_one(hosting, ranks):
     async with hosting(WorkflowRunnable(Asks, None, ranks), max_queued=9) as h:
         first = await h.start("r0", **fields(0, 2))
-        await until(lambda: first.activity().description == "grader")
+        await until(lambda: first.activity().description.startswith(WAITS))
         second = await h.start("r0", attempt=2, **fields(0, 2, metadata={"waits": True}))
         other = await h.start("r1", **fields(1, 2))
-        await until(lambda: other.activity().description == "grader" and not first.live)
+        await until(lambda: other.activity().description.startswith(WAITS) and not first.live)
         assert ranks.seen == []
         h.engine.cancel("me", rollout_id="r0")
         assert (await h.settled(second)).status == "CANCELLED"
@@ -161,15 +191,31 @@ async def test_a_group_waits_for_a_later_attempt_that_replaces_a_waiting_one(hos
     assert ranks.seen == [["r1"]]
 
 
-async def test_the_rollouts_of_a_group_find_each_other_after_a_restart(hosting, ranks):
-    workflow = WorkflowRunnable(Asks, None, ranks)
-    workflow.tools = lambda request: None  # the server does not ask again for the tools of a rollout that it continues
-    async with hosting(workflow, max_queued=9) as h:
-        records = await start(h, 2)
-        for record in records:
-            assert (await h.settled(record)).failure is None
-        assert ranks.seen == [["r0", "r1"]]
-        assert not any(workflow.groups.has(record.init.request) for record in records)
+@pytest.mark.parametrize("replayable", [True, False])
+async def test_a_group_does_not_wait_after_a_restart_for_rollouts_that_have_ended(tmp_path, ranks, replayable):
+    class Gated(Asks):
+        async def run(self, ctx):
+            if ctx.metadata.get("gated"):
+                await opened.wait()
+            await super().run(ctx)
+
+    opened, Gated.replayable = asyncio.Event(), replayable
+    workflow = WorkflowRunnable(Gated, None, ranks)
+    async with keeping(tmp_path / "state", workflow, max_concurrent=2, max_queued=9) as h:
+        first = await h.start("r1", **fields(1, 4, metadata={"gated": True}))
+        await h.settled(await h.start("r0", **fields(0, 4, metadata={"fails": True})))
+        second = await h.start("r2", **fields(2, 4, metadata={"gated": True}))
+        await h.start("r3", **fields(3, 4))  # it is queued
+        await until(lambda: all("Started" in h.names(each.rollout_id) for each in (first, second)))
+        copy = h.crash()
+    opened.set()
+    async with keeping(copy, WorkflowRunnable(Gated, None, ranks), max_queued=9) as h:
+        outcomes = [(await h.get(f"r{index}")).outcome for index in (1, 2, 3)]
+    if replayable:
+        assert [outcome.reward for outcome in outcomes] == [0.0, 1 / 3, 2 / 3]
+    else:
+        reasons = [outcome.failure.reason for outcome in outcomes[:2]]
+        assert (reasons, outcomes[2].reward) == ([FailureReason.RESTART] * 2, 0.0)
 
 
 async def test_a_rollout_that_waits_without_a_slot_can_move_to_another_tenant(hosting, ranks):
@@ -178,7 +224,7 @@ async def test_a_rollout_that_waits_without_a_slot_can_move_to_another_tenant(ho
         peers = [replace(h.Trainer(key=str(n)).peer, tenant=tenant) for n, tenant in enumerate(tenants)]
         init = InitRequest(request=RolloutRequest(rollout_id="r0", **fields(0, 2)), digest=b"r0")
         waits, _ = await h.engine.init(init, owner="me", peer=peers[0])
-        await until(lambda: waits.activity().description == "grader")
+        await until(lambda: waits.activity().description.startswith(WAITS))
         await h.engine.init(init, owner="me", peer=peers[1])
         assert waits.tenant is tenants[1]
         assert [tenant.running for tenant in tenants] == [0, 0]

@@ -148,12 +148,13 @@ async def test_r71_cancel_takes_one_a_group_or_all_and_is_idempotent(hosting):
             for number in range(5)
         ]
         await until(lambda: h.kinds(records[0], events.ChatAnswered))
-        cancelled = [h.engine.cancel("me", rollout_id="r0"), h.engine.cancel("me", group_id="g1")]
+        cancelled = [h.engine.cancel("me", reason="enough", rollout_id="r0"), h.engine.cancel("me", group_id="g1")]
         assert [[row.rollout_id for row in rows] for rows in cancelled] == [["r0"], ["r2", "r3"]]
         assert [row.disposition for row in h.engine.cancel("me", rollout_id="r0")] == ["CANCELLED"]
         h.engine.cancel("me")
         outcomes = [await h.settled(record) for record in records]
         assert [outcome.status for outcome in outcomes] == ["CANCELLED"] * 5
+        assert [outcome.extra_fields for outcome in outcomes[:2]] == [{"cancel_reason": "enough"}, {}]
         assert [row.disposition for row in h.engine.cancel("me", rollout_id="r0")] == ["ALREADY_ENDED"]
         never = [record for record in records if not h.kinds(record, events.Started)]
         assert {record.rollout_id for record in never} >= {"r2", "r3"}

@@ -112,6 +112,7 @@ async def test_no_key_of_the_server_is_in_the_environment_of_a_program(tmp_path,
     assert found["HF_HOME"] == "/models"
     assert found["OPENAI_BASE_URL"] == found["ANTHROPIC_BASE_URL"]
     assert found["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path)
+    assert found["LITELLM_LOCAL_MODEL_COST_MAP"] == "True"
 
 
 def other_python(folder):

@@ -195,9 +195,9 @@ async def test_an_agent_loop_reaches_its_policy_too(litellm):
 
 
 async def test_outside_of_a_rollout_there_is_no_model(litellm):
-    with pytest.raises(litellm.BadRequestError, match="osmosis/policy exists only while a rollout runs"):
+    with pytest.raises(litellm.BadRequestError, match="osmosis/policy exists only in the process of the server"):
         await litellm.acompletion(model=MODEL, messages=QUESTION)
-    with pytest.raises(litellm.BadRequestError, match="exists only while a rollout runs"):
+    with pytest.raises(litellm.BadRequestError, match="while a rollout runs"):
         litellm.completion(model=MODEL, messages=QUESTION)
 
 

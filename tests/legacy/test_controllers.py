@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -251,7 +251,10 @@ async def test_r67_r68_r80_health_has_the_concurrency_and_an_overload_is_refused
         ({"grader_callback_url": "ftp://x/"}, "grader_callback_url"),
         ({"completion_callback_url": ...}, "completion_callback_url"),
         ({"controller_api_key": "a\nb"}, "controller_api_key"),
+        ({"completion_callback_url": ""}, "completion_callback_url"),
         ({"agent_timeout_sec": "soon"}, "agent_timeout_sec"),
+        ({"agent_timeout_sec": "nan"}, "agent_timeout_sec"),
+        ({"agent_timeout_sec": True}, "agent_timeout_sec"),
         ({"metadata": {"workflow_config": 3}}, "metadata"),
     ],
     ids=lambda value: str(value)[:40],
@@ -289,6 +292,74 @@ async def test_r80_a_callback_url_is_called_exactly_as_it_is():
     assert controller.calls == [("completed", "r1"), ("grader", "r1")]
 
 
+@pytest.mark.parametrize("more", [{"grader_timeout_sec": 150.0}, {}], ids=["limit", "no-limit"])
+@pytest.mark.parametrize("standalone", [False, True], ids=["in-process", "standalone"])
+async def test_r80_a_graders_limit_is_ignored_for_an_agent_without_a_grader(standalone, more):
+    async with AsyncExitStack() as stack:
+        server, address = await stack.enter_async_context(serving(Loop()))
+        if standalone:
+            http, _ = await stack.enter_async_context(serve_standalone(server.address, port=0, callback_port=0))
+            address = http.address
+        controller = await stack.enter_async_context(OldController(multiplies))
+        controller.gate.clear()
+        statuses = [await controller.start(address, **more) for _ in range(2)]
+        other = await controller.start(address, label="7", **more)
+        controller.gate.set()
+        _, graded = await controller.ended()
+    assert statuses == [(200, {})] * 2
+    assert other[0] == 409
+    assert graded.samples["main"].reward == 1.0
+
+
+async def test_r80_another_refusal_beside_a_graders_limit_stays():
+    async with serving(Loop()) as (_, address), OldController() as controller:
+        status, answer = await controller.start(address, grader_timeout_sec=1.0, agent_loop="nobody")
+    assert status == 404, answer
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"agent_timeout_sec": "30", "grader_timeout_sec": "2.5"}, {"agent_timeout_sec": 30, "grader_timeout_sec": 2.5}],
+    ids=["texts", "numbers"],
+)
+async def test_gap_s12_r80_numbers_of_a_rollout_can_be_texts(given):
+    async with serving() as (_, address), OldController() as controller:
+        assert await controller.start(address, **given) == (200, {})
+        completion, graded = await controller.ended()
+        again = await controller.start(address, agent_timeout_sec=30.0, grader_timeout_sec=2.5)
+    assert (completion.status, graded.status) == ("success", "success")
+    assert again == (200, {}), "it is the same request"
+
+
+@pytest.mark.parametrize(
+    ("statuses", "calls"),
+    [
+        ({"grader": [500, 429, 500, 500, 500]}, ["completed"] + ["grader"] * 6),
+        ({"completed": [500], "grader": [401]}, ["completed"] * 2 + ["grader"]),
+    ],
+    ids=["grader-later", "grader-refused"],
+)
+async def test_r69_r80_a_gateway_of_its_own_sends_an_answered_callback_once(statuses, calls):
+    async with (
+        AgentServer([workflow()], port=0, config=ServerConfig(**QUICK)) as server,
+        serve_standalone(server.address, port=0, callback_port=0, settings=RolloutSettings(client=CLIENT)) as (http, _),
+        OldController() as controller,
+    ):
+        controller.statuses |= statuses
+        await controller.start(http.address)
+        await until(lambda: len(controller.calls) >= len(calls) and not server.engine.capacity().undelivered)
+    assert [channel for channel, _ in controller.calls] == calls
+    assert controller.stale == []
+
+
+async def test_r80_an_empty_grader_url_is_none():
+    async with serving() as (server, address), OldController() as controller:
+        await controller.start(address, metadata={"grader": "broken"}, grader_callback_url="")
+        await until(lambda: "r1" in controller.completions and not server.engine.capacity().undelivered)
+    assert controller.completions["r1"].status == "success"
+    assert controller.calls == [("completed", "r1")]
+
+
 async def test_r80_a_gateway_of_its_own_serves_callbacks_too():
     async with (
         AgentServer([workflow()], port=0, config=ServerConfig(**QUICK)) as server,
@@ -303,6 +374,7 @@ async def test_r80_a_gateway_of_its_own_serves_callbacks_too():
     assert (status, answer) == (200, {})
     assert graded.samples["solver"].reward == 1.0
     assert polled[0] == 501, "a lease needs the engine"
+    assert "osmosis-grpc serve -p PORT" in polled[1]["detail"]
 
 
 async def test_r71_r80_a_cancelled_rollout_has_both_callbacks():

@@ -8,7 +8,7 @@ from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.rollout import AgentWorkflow, Grader, get_rollout_context
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import Trainer
 from osmosis_grpc.types import FailureReason, OutcomeStatus
@@ -36,6 +36,17 @@ async def test_r66_the_time_limit_of_a_grader_ends_the_grader(transport):
         outcome = await trainer.rollout(rollout_id="r", messages=[USER], label="x", grader_timeout=0.2)
     assert (outcome.status, outcome.failure.reason) == (OutcomeStatus.DEADLINE_EXCEEDED, FailureReason.GRADER_TIMEOUT)
     assert list(outcome.samples) == ["main"]
+
+
+async def test_r66_without_a_grader_timeout_the_servers_limit_for_agents_ends_the_grader():
+    workflow, config = WorkflowRunnable(Asks, None, Waits), ServerConfig(agent_timeout=0.2)
+    async with (
+        AgentServer([workflow], port=0, config=config) as server,
+        Trainer([server.address], EchoPolicy()) as trainer,
+    ):
+        outcome = await trainer.rollout(rollout_id="r", messages=[USER], label="x", agent_timeout=60.0)
+    assert (outcome.status, outcome.failure.reason) == (OutcomeStatus.DEADLINE_EXCEEDED, FailureReason.GRADER_TIMEOUT)
+    assert outcome.failure.message.startswith("the grader_timeout of 0.2 s ran out")
 
 
 async def test_r66_a_time_limit_for_an_agent_without_a_grader_is_refused_by_name():

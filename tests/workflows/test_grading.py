@@ -304,6 +304,9 @@ async def test_r66_the_graders_time_limit_is_another_one(function):
     assert (outcome.status, outcome.failure.reason) == ("DEADLINE_EXCEEDED", FailureReason.GRADER_TIMEOUT)
     assert outcome.failure.boundary == "grader"
     assert outcome.failure.message.startswith("the grader_timeout of 0.2 s ran out")
+    if function is hang:
+        assert outcome.failure.file.endswith("test_grading.py")
+        assert outcome.failure.line == hang.__code__.co_firstlineno + 1
     assert error_category(outcome) is RolloutErrorCategory.TIMEOUT
     assert (list(outcome.samples), outcome.reward) == (["main"], None)
 
@@ -315,6 +318,22 @@ async def test_r66_the_graders_time_is_not_the_agents():
 
     outcome = await run_graded(grades(slow), Asks, agent_timeout=0.3, grader_timeout=30)
     assert (outcome.failure, outcome.reward) == (None, 1.0)
+
+
+async def test_r65_a_module_that_is_missing_at_run_time_has_the_command_that_installs_it():
+    def judge(ctx):
+        raise ModuleNotFoundError("No module named 'strands'", name="strands.models")
+
+    class Imports(AgentWorkflow):
+        async def run(self, ctx):
+            import numpi  # noqa: F401
+
+    outcome = await run_graded(grades(judge))
+    assert "needs the extra 'strands': pip install" in outcome.failure.message
+    outcome = await run_graded(Ones, Imports)
+    hint = "; install its package with pip install PACKAGE, or correct the import"
+    assert outcome.failure.message == f"ModuleNotFoundError: No module named 'numpi'{hint}"
+    assert outcome.failure.file.endswith("test_grading.py")
 
 
 async def test_r27_a_grader_timeout_without_a_grader_is_refused():

@@ -5,9 +5,10 @@ from pydantic import ConfigDict
 
 from osmosis_grpc.agent.config_values import config_class
 from osmosis_grpc.agent.discovery import FoundWorkflow
-from osmosis_grpc.agent.loader import load_object
+from osmosis_grpc.agent.loader import LoadError, load_object
 from osmosis_grpc.agent.workflow_sources import ConfigSources, configured
 from osmosis_grpc.agent.workflow_toml import WorkflowToml, WorkflowTomlError
+from osmosis_grpc.cli.agent_sources import SourceOptions
 from osmosis_grpc.console.line import Line, fields_for
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.policies import EchoPolicy
@@ -16,6 +17,8 @@ from osmosis_grpc.serve.agents import config_sources
 from osmosis_grpc.settings import command_settings
 from osmosis_grpc.testing import run_rollout
 from tests.workflows.made import QUESTION, Asks, Ones
+
+SPEC = "tests.workflows.made:Ones"
 
 
 class Config(AgentWorkflowConfig):
@@ -70,12 +73,51 @@ def test_r18_a_value_of_the_file_reaches_the_configuration(toml):
 
 
 def test_r18_an_unknown_key_is_refused_where_the_class_forbids_it(toml):
-    path = toml("[workflow.config]\nmax_iteration = 20\n")
-    assert one(path, Config()).config.max_iteration == 20
-    with pytest.raises(
-        ValueError, match=rf"^{path}: \[workflow.config\]: max_iteration: Extra inputs are not permitted$"
-    ):
+    path = toml("[workflow.config]\nother = 20\n")
+    assert one(path, Config()).config.other == 20
+    with pytest.raises(ValueError, match=rf"^{path}: \[workflow.config\]: other: Extra inputs are not permitted$"):
         one(path, Strict())
+
+
+@pytest.mark.parametrize("config", [Config(), None])
+def test_r18_an_unknown_key_that_looks_like_a_field_is_refused(toml, config):
+    path = toml("[workflow.config]\nmax_iteration = 20\n")
+    problem = "max_iteration: Config has no field of this name; is max_iterations meant?"
+    with pytest.raises(ValueError, match="max_iteration") as raised:
+        one(path, config)
+    assert str(raised.value) == f"{path}: [workflow.config]: {problem}"
+    assert one(path, Config(max_iteration=3)).config.max_iteration == 20  # the code has it
+    with pytest.raises(ValueError, match=r"treshold: .* is threshold meant"):
+        one(toml(""), grader=("treshold=1",))
+
+
+def test_r18_a_wrong_value_of_the_environment_names_the_variable(toml, monkeypatch):
+    monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_WORKFLOW_CONFIG", "max_iterations=many")
+    monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_GRADER", SPEC)
+    found, variable = FoundWorkflow(workflow=Configured, config=Config()), "OSMOSIS_ROLLOUT_SERVER_WORKFLOW_CONFIG"
+    values = dict.fromkeys((field.key for field in fields_for("serve")), None)
+    for given in ([], ["label=x"]):
+        line = Line("serve", values | {"server_workflow_config": given})
+        served = config_sources(command_settings(line).server, line)
+        for sources in (served, SourceOptions(workflow_config=tuple(given)).sources()):
+            with pytest.raises(ValueError, match=f"^{variable}: max_iterations: Input should be a valid integer"):
+                configured([found], sources, load_object)
+            assert sources.grader_class_place == "OSMOSIS_ROLLOUT_SERVER_GRADER"
+    with pytest.raises(ValueError, match=r"^--workflow-config: max_iterations: "):
+        configured([found], SourceOptions(workflow_config=("max_iterations=few",)).sources(), load_object)
+    made = configured([found], SourceOptions(workflow_config=("max_iterations=3",), grader=SPEC).sources(), load_object)
+    assert (made[0].config.max_iterations, made[0].grader) == (3, Ones)
+
+
+def test_r19_the_commands_that_serve_nothing_check_the_table_of_the_server(toml):
+    for text, problem in {
+        "[server]\ngrpc_prot = 1\n": "[server] has the unknown key grpc_prot; is grpc_port meant?",
+        "[server]\ngrpc_port = 'many'\n": "[server] grpc_port: 'many' is not a whole number",
+    }.items():
+        path = toml(text)
+        with pytest.raises(LoadError, match=r"run\.toml: ") as raised:
+            SourceOptions(config=str(path)).sources()
+        assert problem in str(raised.value)
 
 
 def test_r18_a_value_of_a_wrong_type_names_the_key_and_the_file(toml):
@@ -101,7 +143,8 @@ def test_r18_the_graders_values_and_class_are_in_the_file_too(toml):
         ("[workflows]\n", "the table [workflows] is unknown; the tables are [workflow], [grader], [server]"),
         ("workflow = 3\n", "workflow is not a table"),
         ("[workflow]\nmax_iterations = 3\n", "the key workflow.max_iterations is unknown; the keys are config"),
-        ("[workflow.other.config]\na = 3\n", "the key workflow.other is unknown; the keys are config, and NAME.config"),
+        ("[workflow.other.config]\na = 3\n", "[workflow.other]: there is no workflow other; use mine"),
+        ("[workflow]\nother = 3\n", "the key workflow.other is unknown; the keys are config, and NAME.config"),
         ("[grader.mine]\nclass = 'a:B'\n", "the key grader.mine.class is unknown; the keys are config, module"),
         ("[grader]\nmodule = 3\n", "grader.module is not a text MODULE:CLASS"),
         ("[workflow]\nconfig = 3\n", "workflow.config is not a table"),
@@ -202,9 +245,36 @@ async def test_r18_wrong_values_of_a_request_refuse_it_by_name():
     without = FoundWorkflow(workflow=Asks)
     with pytest.raises(InvalidArgument, match="the workflow Asks has no configuration"):
         await run_rollout(without.runnable(), EchoPolicy(), QUESTION, metadata={"workflow_config": {"a": 1}})
+    with pytest.raises(InvalidArgument, match=r"workflow_config.max_iteration: .* is max_iterations meant\?"):
+        metadata = {"workflow_config": {"max_iteration": 1}}
+        await run_rollout(found.runnable(), EchoPolicy(), QUESTION, metadata=metadata)
     generic = FoundWorkflow(workflow=Configured)
     config = await seen_by_the_workflow(generic, metadata={"workflow_config": {"max_iterations": 3}})
     assert config == Config(max_iterations=3)
+
+
+async def test_r18_a_request_sets_values_of_the_graders_configuration():
+    class Reads(Grader[Threshold]):
+        async def grade(self, ctx):
+            ctx.set_sample_reward("main", self.config.threshold)
+
+    async def run(grader, given, config=None):
+        found = FoundWorkflow(workflow=Configured, grader=grader, grader_config=config)
+        return await run_rollout(found.runnable(), EchoPolicy(), QUESTION, metadata={"grader_config": given})
+
+    given, config = {"threshold": 0.25}, Threshold(threshold=0.75)
+    assert [(await run(Reads, given)).reward, (await run(Reads, given, config)).reward] == [0.25, 0.25]
+    assert (await run(Reads, {}, config)).reward == 0.75
+    wrong = {
+        "grader_config: is a str, not an object": (Reads, "many"),
+        "grader_config.treshold: Threshold has no field of this name; is threshold meant?": (Reads, {"treshold": 1}),
+        "grader_config: the workflow Configured has no grader": (None, given),
+        "grader_config: the grader Ones has no configuration": (Ones, given),
+    }
+    for problem, arguments in wrong.items():
+        with pytest.raises(InvalidArgument) as raised:
+            await run(*arguments)
+        assert f"spec.metadata_json.{problem}" in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -231,3 +301,6 @@ def test_values_of_the_line_are_key_and_value():
         configured([found], ConfigSources(workflow=("max_iterations",)), load_object)
     with pytest.raises(ValueError, match=r"^--workflow-config: max_iterations: Input should be a valid integer"):
         configured([found], ConfigSources(workflow=("max_iterations=many",)), load_object)
+    texts = ("max_iterations = 3", " label = a b", "description= c")
+    config = configured([found], ConfigSources(workflow=texts), load_object)[0].config
+    assert (config.max_iterations, config.label, config.description) == (3, "a b", " c")

@@ -247,8 +247,8 @@ class RolloutSpec(google.protobuf.message.Message):
 
     @property
     def grader_timeout(self) -> google.protobuf.duration_pb2.Duration:
-        """The time limit of the grader, greater than zero. Unset means no limit. The
-        server refuses it for an agent without a grader.
+        """The time limit of the grader, greater than zero. Unset means
+        Limits.agent_timeout. The server refuses it for an agent without a grader.
         """
 
     @property

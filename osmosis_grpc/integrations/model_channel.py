@@ -1,0 +1,121 @@
+"""The connection of a generator to a model server over gRPC."""
+
+from collections.abc import Awaitable, Mapping
+from types import TracebackType
+from typing import TypeVar
+from urllib.parse import quote
+
+import grpc
+
+from osmosis_grpc.errors import (
+    CallError,
+    DeadlineExceeded,
+    Internal,
+    PermissionDenied,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+    Unimplemented,
+)
+from osmosis_grpc.link.channel_options import client_options
+from osmosis_grpc.link.client_calls import Metadata
+from osmosis_grpc.link.connection_errors import explained
+from osmosis_grpc.link.credentials import Credentials, channel
+
+Reply = TypeVar("Reply")
+
+SESSION_KEY = "x-session-id"
+"""The metadata key of the session id, for proxies that choose a replica by a header."""
+NO_CREDENTIALS = Credentials()
+MOST_SAID = 500
+"""An error has at most this many characters of the server's text."""
+
+_TOO_LARGE = "message larger than max"
+"""A part of gRPC's own error for a message above the limits of the channel."""
+_KINDS: Mapping[grpc.StatusCode, type[CallError]] = {
+    grpc.StatusCode.UNAVAILABLE: Unavailable,
+    grpc.StatusCode.INTERNAL: Unavailable,
+    grpc.StatusCode.UNKNOWN: Unavailable,
+    grpc.StatusCode.CANCELLED: Unavailable,
+    grpc.StatusCode.ABORTED: Unavailable,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ResourceExhausted,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
+}
+"""The error for each status. Any other status is Internal, because the same call would fail again."""
+_ADVICE: Mapping[grpc.StatusCode, str] = {
+    grpc.StatusCode.UNAUTHENTICATED: "; check the token",
+    grpc.StatusCode.PERMISSION_DENIED: "; check the token",
+    grpc.StatusCode.NOT_FOUND: "; check the name of the model",
+    grpc.StatusCode.OUT_OF_RANGE: "; perhaps the message is larger than the server allows",
+    grpc.StatusCode.UNIMPLEMENTED: "; this is another service, or an older release",
+}
+
+
+class ModelChannel:
+    """One connection to a model server at HOST:PORT. It opens with the first call, and closes with the last user.
+
+    The generators of both services share it: `async with` counts the users. Raises ValueError for a target that is not
+    HOST:PORT, and for a token that would leave this machine in plain text.
+    """
+
+    def __init__(self, target: str, credentials: Credentials = NO_CREDENTIALS) -> None:
+        host, colon, port = target.rpartition(":")
+        if not host or not colon or not port.isdecimal() or not 0 < int(port) < 65536 or "/" in target:
+            raise ValueError(f"target: {target!r} is not HOST:PORT, for example 127.0.0.1:50051")
+        credentials.check_target(target)
+        self.target = target
+        self._credentials = credentials
+        self._channel: grpc.aio.Channel | None = None
+        self._users = 0
+
+    async def __aenter__(self) -> "ModelChannel":
+        self._users += 1
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._users -= 1
+        opened = self._channel
+        if not self._users and opened is not None:
+            self._channel = None
+            await opened.close()
+
+    def open(self) -> grpc.aio.Channel:
+        """Return the channel. TokenPolicy retries calls, so the channel does not."""
+        if self._channel is None:
+            self._channel = channel(self.target, self._credentials.tls, client_options(grpc__enable_retries=0))
+        return self._channel
+
+    def metadata(self, session_id: str = "") -> Metadata:
+        """Return the metadata of a call: the bearer token and the session id, if there are any."""
+        session = ((SESSION_KEY, quote(session_id)),) if session_id else ()
+        return (*self._credentials.metadata, *session)
+
+    async def answer(self, call: Awaitable[Reply]) -> Reply:
+        """Return the reply of a call.
+
+        Raises Unavailable, ResourceExhausted or DeadlineExceeded if a retry may help, and another CallError if not.
+        """
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            raise await self.error_of(error) from None
+
+    async def error_of(self, error: grpc.aio.AioRpcError) -> CallError:
+        """Return the error for a failed call. Its text has the server's address, and not the token."""
+        code, said = error.code(), (error.details() or "")[:MOST_SAID]
+        if self._credentials.token:
+            said = said.replace(self._credentials.token, "[token]")
+        if code is grpc.StatusCode.UNAVAILABLE:
+            return await self._unreachable(said)
+        kind = Internal if _TOO_LARGE in said else _KINDS.get(code, Internal)
+        return kind(f"the model server {self.target} answered {code.name}: {said}{_ADVICE.get(code, '')}")
+
+    async def _unreachable(self, said: str) -> CallError:
+        found = await explained(self.target, self._credentials, Unavailable(said))
+        if isinstance(found, Unimplemented):
+            return Internal(f"the model server {self.target} answers in HTTP/1 and not in gRPC: name its gRPC port")
+        return type(found)(f"the model server {self.target} cannot be reached: {found}")

@@ -1,0 +1,130 @@
+"""Samples tokens from vLLM or SGLang over the gRPC services of smg-grpc-proto. Needs the extra `smg`.
+
+    policy = TokenPolicy(renderer, SmgGenerator("127.0.0.1:50051", engine="sglang"))
+
+The services have no field for a session or a priority. The session id is sent as the metadata x-session-id, for a proxy
+that chooses a replica. They have no authentication: a token and TLS are for a proxy, too.
+"""
+
+import hashlib
+import io
+import zipfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from osmosis_grpc.errors import Internal, InvalidArgument, MissingExtraError
+from osmosis_grpc.integrations.model_channel import NO_CREDENTIALS, ModelChannel
+from osmosis_grpc.link.credentials import Credentials
+from osmosis_grpc.policies.generation import Generated, GenerateRequest
+
+SHORT = 10.0
+"""A call that samples nothing takes at most this many seconds."""
+TOKENIZER_SECONDS = 120.0
+LARGEST_TOKENIZER = 256 * 1024 * 1024
+"""The most bytes of a tokenizer, packed and unpacked."""
+
+
+class SmgGenerator:
+    """A TokenGenerator for an engine at HOST:PORT. `async with` closes its connection, as TokenPolicy does.
+
+    `engine` is "vllm" or "sglang". SGLang names its weights, and vLLM does not over this service: give the name as
+    TokenPolicyConfig.version, or leave it to the trainer. Raises MissingExtraError without smg-grpc-proto, and
+    ValueError for a wrong target or engine.
+    """
+
+    def __init__(self, target: str, *, engine: str = "vllm", credentials: Credentials = NO_CREDENTIALS) -> None:
+        try:
+            from osmosis_grpc.integrations.smg_engines import ENGINES
+        except ImportError:
+            raise MissingExtraError("SmgGenerator", "smg") from None
+        if engine not in ENGINES:
+            raise ValueError(f"engine: {engine!r} is not one of {', '.join(ENGINES)}")
+        self._server = ModelChannel(target, credentials)
+        self._engine = ENGINES[engine]
+
+    async def __aenter__(self) -> "SmgGenerator":
+        await self._server.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._server.__aexit__(kind, error, trace)
+
+    async def generate(self, request: GenerateRequest, /) -> Generated:
+        """See TokenGenerator. Raises InvalidArgument for media and for parameters that the service does not take."""
+        if request.media:
+            problem = "this service does not return the tokens of an image; use vLLM's own gRPC service"
+            raise InvalidArgument("messages", f"have {len(request.media)} images or other media: {problem}")
+        message = self._engine.to_message(request)
+        version = await self._weight_version()
+        metadata = self._server.metadata(request.session_id)
+        stream = self._stub.Generate(message, timeout=request.timeout, metadata=metadata)
+        return self._engine.from_message(request, await self._server.answer(_complete(stream)), version)
+
+    async def abort(self, request_id: str, /) -> None:
+        """Stop the sampling of a call. Raises CallError if the engine cannot be reached."""
+        message = self._engine.abort_message(request_id)
+        await self._server.answer(self._stub.Abort(message, timeout=SHORT, metadata=self._server.metadata()))
+
+    async def download_tokenizer(self, folder: str | Path) -> Path:
+        """Put the files of the engine's tokenizer into a folder, which is made if it is missing. Returns the folder.
+
+        transformers reads it: AutoTokenizer.from_pretrained(folder). Raises Internal for a damaged tokenizer.
+        """
+        metadata = self._server.metadata()
+        stream = self._stub.GetTokenizer(self._engine.tokenizer_message(), timeout=TOKENIZER_SECONDS, metadata=metadata)
+        data = await self._server.answer(_joined(stream))
+        _unpack(data, Path(folder))
+        return Path(folder)
+
+    async def _weight_version(self) -> str:
+        info = self._engine.version_message()
+        if info is None:
+            return ""
+        reply = await self._server.answer(
+            self._stub.GetModelInfo(info, timeout=SHORT, metadata=self._server.metadata())
+        )
+        return str(reply.weight_version)
+
+    @property
+    def _stub(self) -> Any:
+        return self._engine.stub(self._server.open())
+
+
+async def _complete(stream: Any) -> Any:
+    """Return the last message of a stream: the complete reply. Raises Internal if there is none."""
+    found = None
+    async for response in stream:
+        if response.HasField("complete"):
+            found = response.complete
+    if found is None:
+        raise Internal("the model server's stream ended without a complete reply")
+    return found
+
+
+async def _joined(stream: Any) -> bytes:
+    """Return the bytes of a tokenizer. Raises Internal if they are too many, or do not have the stream's checksum."""
+    parts, checksum, size = [], "", 0
+    async for chunk in stream:
+        size += len(chunk.data)
+        if size > LARGEST_TOKENIZER:
+            raise Internal(f"the model server's tokenizer has more than {LARGEST_TOKENIZER} bytes")
+        parts.append(chunk.data)
+        checksum = chunk.sha256 or checksum
+    data = b"".join(parts)
+    if checksum != hashlib.sha256(data).hexdigest():
+        raise Internal("the model server's tokenizer is damaged: its checksum differs")
+    return data
+
+
+def _unpack(data: bytes, folder: Path) -> None:
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as files:
+            if sum(file.file_size for file in files.infolist()) > LARGEST_TOKENIZER:
+                raise Internal(f"the model server's tokenizer has more than {LARGEST_TOKENIZER} bytes")
+            folder.mkdir(parents=True, exist_ok=True)
+            files.extractall(folder)  # it removes .. and absolute paths from the names
+    except zipfile.BadZipFile as error:
+        raise Internal(f"the model server's tokenizer is damaged: {error}") from None

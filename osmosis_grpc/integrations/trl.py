@@ -1,0 +1,292 @@
+"""Rollouts for TRL's GRPOTrainer: its `rollout_func` and its reward. Needs the extra `trl`.
+
+    rollouts = TrlRollouts(["127.0.0.1:50051"], label="answer")
+    trainer = GRPOTrainer(
+        model=model, processing_class=tokenizer, args=args, train_dataset=dataset,
+        rollout_func=rollouts, reward_funcs=outcome_reward,
+    )
+    with rollouts:
+        trainer.train()
+
+TRL 1.16 takes exactly one row for each prompt. The adapter makes the rows as follows:
+
+- A rollout that has one segment is a row, token by token.
+- Of a rollout with several segments, the row is the segment with the most sampled tokens. The others are counted, and a
+  warning says why they exist.
+- A rollout that failed, and one without exact tokens, has a row of one token with mask 0, and no reward. TRL leaves a
+  row without a reward out of the mean of its group.
+"""
+
+import hashlib
+import json
+import logging
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from osmosis_grpc.errors import FailedPrecondition, InvalidArgument
+from osmosis_grpc.integrations.one_row import OneRow, one_row
+from osmosis_grpc.integrations.trl_policy import model_policy, sampling_mode, sampling_params
+from osmosis_grpc.trainer import RolloutOutcome, RolloutRequest, SyncTrainer
+from osmosis_grpc.trainer.chats.policy_table import Policies
+from osmosis_grpc.types import Group
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT = 20.0
+"""The first call waits this many seconds for an agent server."""
+Prompt = str | list[dict[str, Any]]
+"""A prompt of TRL's dataset: a text, or messages."""
+
+
+class TrlRollouts:
+    """Runs the rollouts of a GRPOTrainer on agent servers. It is the trainer's `rollout_func`.
+
+    `servers` are the agent servers, each HOST:PORT. `policy` answers the chats. Without `policy`, the model of the
+    GRPOTrainer does, in this process.
+
+    TRL gives a `rollout_func` the prompts alone. `label` names the column of the dataset that becomes the label of a
+    request, and `metadata` the columns that become its metadata. The row is found by its prompt, so two rows with the
+    same prompt need the same values. `fields` are fields of every RolloutRequest, for example
+    {"agent_loop": "calculator", "max_turns": 4}. A rollout that fails runs again, up to `retries` times. `options` are
+    those of Trainer, for example `credentials`.
+
+    The first call connects to the servers. close() ends the connections; `with` calls it.
+    """
+
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        *,
+        policy: Policies | None = None,
+        label: str = "",
+        metadata: Sequence[str] = (),
+        fields: Mapping[str, Any] | None = None,
+        retries: int = 1,
+        max_in_flight: int = 256,
+        **options: Any,
+    ) -> None:
+        if isinstance(metadata, str):
+            raise TypeError(f"metadata: is a str; pass the names of columns, for example [{metadata!r}]")
+        self._servers = [servers] if isinstance(servers, str) else list(servers)
+        self._policy = policy
+        self._columns = [*([label] if label else []), *metadata]
+        self._label = label
+        self._fields = dict(fields or {})
+        self._retries = retries
+        self._max_in_flight = max_in_flight
+        self._options = options
+        self._trainer: SyncTrainer | None = None
+        self._values: dict[bool, dict[bytes, dict[str, Any]]] = {}
+        self._name = ""
+        self._calls = 0
+        self._warned = False
+        self.outcomes: tuple[RolloutOutcome, ...] = ()
+        """The outcomes of the newest call, in the order of its prompts."""
+        self.counts: Counter[str] = Counter()
+        """Since the start: `rollouts`, `failed` (without a row that is trained), `segments_left_out` and
+        `tokens_left_out` (trainable, but TRL has no row for them)."""
+
+    def __enter__(self) -> "TrlRollouts":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connections to the servers. Idempotent."""
+        trainer, self._trainer = self._trainer, None
+        if trainer is not None:
+            trainer.close()
+
+    def __call__(self, prompts: list[Prompt], trainer: "GRPOTrainer") -> dict[str, list[Any]]:
+        """Runs one rollout for each prompt and returns TRL's columns, with one row for each prompt.
+
+        Besides `prompt_ids`, `completion_ids`, `logprobs` and `env_mask`, the columns are `rollout_reward` (None for a
+        row without a reward), `rollout_id`, `rollout_status`, `rollout_reward_components`, `rollout_messages`,
+        `rollout_segments_left_out` and `rollout_tokens_left_out`. Reward functions get them as arguments.
+
+        Raises FailedPrecondition if no rollout can be trained on, Unavailable if no agent server answers, and
+        InvalidArgument for a dataset without the columns.
+        """
+        evaluation = not trainer.model.training
+        requests = self._requests(prompts, trainer, evaluation)
+        with sampling_mode(trainer):
+            self.outcomes = self._run(requests, trainer)
+        return self._rows(trainer)
+
+    def _requests(self, prompts: list[Prompt], trainer: Any, evaluation: bool) -> list[RolloutRequest]:
+        size = trainer.num_generations_eval if evaluation else trainer.num_generations
+        first = trainer.accelerator.process_index * len(prompts)
+        self._name = self._name or _shared(f"trl-{uuid.uuid4().hex[:8]}")
+        self._calls += 1
+        call = f"{self._name}-{trainer.state.global_step}-{self._calls}"
+        requests = []
+        for position, prompt in enumerate(prompts, first):
+            group, index = f"{call}-{position // size}", position % size
+            requests.append(
+                RolloutRequest(
+                    **{
+                        "rollout_id": f"{group}-{index}",
+                        "group": Group(group, index, size),
+                        "messages": _messages(prompt),
+                        "completion_params": sampling_params(trainer),
+                        "max_tokens_total": trainer.max_completion_length,
+                        "evaluation": evaluation,
+                        **self._of_row(prompt, trainer, evaluation),
+                        **self._fields,
+                    }
+                )
+            )
+        return requests
+
+    def _of_row(self, prompt: Prompt, trainer: Any, evaluation: bool) -> dict[str, Any]:
+        """Returns the label and the metadata of a prompt's row."""
+        if not self._columns:
+            return {}
+        if evaluation not in self._values:
+            name = "eval_dataset" if evaluation else "train_dataset"
+            self._values[evaluation] = _values_by_prompt(name, getattr(trainer, name), self._columns)
+        values = self._values[evaluation].get(_digest(prompt))
+        if values is None:
+            raise InvalidArgument("prompts", f"no row of the dataset has this prompt: {prompt!r:.200}")
+        label = values.get(self._label)
+        return {
+            "label": label if label is None else str(label),
+            "metadata": {name: value for name, value in values.items() if name != self._label},
+        }
+
+    def _run(self, requests: list[RolloutRequest], trainer: Any) -> tuple[RolloutOutcome, ...]:
+        """Returns the outcomes in the order of the requests."""
+        if self._trainer is None:
+            policy = model_policy(trainer) if self._policy is None else self._policy
+            self._trainer = SyncTrainer(self._servers, policy, **self._options).open()
+            try:
+                self._trainer.wait_for_server(START_TIMEOUT)
+            except BaseException:
+                self.close()
+                raise
+        self._trainer.resume(version=trainer.state.global_step)
+        ended = self._trainer.run(requests, retries=self._retries, max_in_flight=self._max_in_flight)
+        outcomes = {outcome.rollout_id: outcome for outcome in ended}
+        return tuple(outcomes[request.rollout_id] for request in requests)
+
+    def _rows(self, trainer: Any) -> dict[str, list[Any]]:
+        outcomes, rows, failures = self.outcomes, [], []
+        for outcome in outcomes:
+            try:
+                rows.append(one_row(outcome))
+            except InvalidArgument as error:
+                rows.append(_untrained(trainer.processing_class))
+                failures.append(str(error))
+        self._count(rows, failures)
+        return {
+            "prompt_ids": [row.prompt_ids for row in rows],
+            "completion_ids": [row.response_ids for row in rows],
+            "logprobs": [row.response_logprobs for row in rows],
+            "env_mask": [row.response_mask for row in rows],
+            "rollout_reward": [row.reward if any(row.response_mask) else None for row in rows],
+            "rollout_id": [outcome.rollout_id for outcome in outcomes],
+            "rollout_status": [outcome.status.value for outcome in outcomes],
+            "rollout_reward_components": [dict(outcome.reward_components) for outcome in outcomes],
+            "rollout_messages": [list(outcome.messages) for outcome in outcomes],
+            "rollout_segments_left_out": [row.segments_left_out for row in rows],
+            "rollout_tokens_left_out": [row.tokens_left_out for row in rows],
+        }
+
+    def _count(self, rows: list[OneRow], failures: list[str]) -> None:
+        left_out = [(outcome, row) for outcome, row in zip(self.outcomes, rows, strict=True) if row.segments_left_out]
+        self.counts["rollouts"] += len(rows)
+        self.counts["failed"] += len(failures)
+        self.counts["segments_left_out"] += sum(row.segments_left_out for row in rows)
+        self.counts["tokens_left_out"] += sum(row.tokens_left_out for row in rows)
+        if len(failures) == len(rows):
+            raise FailedPrecondition(f"none of {len(rows)} rollouts can be trained on. {failures[0]}")
+        if failures:
+            log.warning(
+                "%d of %d rollouts have no reward and are not trained on. %s", len(failures), len(rows), failures[0]
+            )
+        if left_out and not self._warned:
+            self._warned = True
+            outcome, row = left_out[0]
+            log.warning(
+                "rollout %s has %d segments, and TRL trains on one: %d sampled tokens are left out. A new segment "
+                "begins where a prompt does not continue the earlier tokens, and with each further sample. The metric "
+                "rollouts/tokens_left_out counts all of them.",
+                outcome.rollout_id,
+                row.segments_left_out + 1,
+                row.tokens_left_out,
+            )
+
+
+def outcome_reward(rollout_reward: list[float | None], **columns: Any) -> list[float | None]:
+    """Returns the rewards of the outcomes, as a reward function of TRL. A failed rollout has None.
+
+    Logs the metrics `rollouts/failed`, `rollouts/segments_left_out` and `rollouts/tokens_left_out`.
+    """
+    log_metric = columns.get("log_metric")
+    if log_metric is not None:
+        log_metric("rollouts/failed", float(sum(reward is None for reward in rollout_reward)))
+        for name in ("segments_left_out", "tokens_left_out"):
+            log_metric(f"rollouts/{name}", float(sum(columns.get(f"rollout_{name}", ()))))
+    return rollout_reward
+
+
+def _untrained(processing_class: Any) -> OneRow:
+    """Returns a row on which nothing is trained. TRL needs at least one token."""
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    return OneRow(
+        prompt_ids=[tokenizer.eos_token_id],
+        response_ids=[tokenizer.eos_token_id],
+        response_mask=[0],
+        response_logprobs=[0.0],
+        sample="",
+        reward=0.0,
+        segments_left_out=0,
+        tokens_left_out=0,
+    )
+
+
+def _shared(name: str) -> str:
+    """Returns the name that the first of all processes has. A group may have members in several processes."""
+    names = [name]
+    import_module("accelerate.utils").broadcast_object_list(names)
+    return names[0]
+
+
+def _messages(prompt: Prompt) -> list[dict[str, Any]]:
+    """Returns a prompt as messages, without the keys that a dataset adds with None."""
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    return [{key: value for key, value in each.items() if value is not None or key == "content"} for each in prompt]
+
+
+def _digest(prompt: Prompt) -> bytes:
+    return hashlib.blake2b(json.dumps(prompt, sort_keys=True, default=str).encode(), digest_size=16).digest()
+
+
+def _values_by_prompt(name: str, dataset: Any, columns: Sequence[str]) -> dict[bytes, dict[str, Any]]:
+    """Returns the values of some columns by the digest of the prompt. Raises InvalidArgument naming the dataset."""
+    found: dict[bytes, dict[str, Any]] = {}
+    datasets: Iterable[Any] = dataset.values() if isinstance(dataset, Mapping) else [dataset]
+    for each in datasets:
+        if not hasattr(each, "__getitem__"):
+            raise InvalidArgument(name, f"is a {type(each).__name__}; label and metadata need a dataset with a length")
+        missing = [column for column in columns if column not in each.column_names]
+        if missing:
+            listed = ", ".join(each.column_names)
+            raise InvalidArgument(name, f"has no column {missing[0]!r}; its columns are: {listed}")
+        for number, (prompt, *values) in enumerate(
+            zip(*(each[column] for column in ["prompt", *columns]), strict=True)
+        ):
+            row = dict(zip(columns, values, strict=True))
+            if found.setdefault(_digest(prompt), row) != row:
+                raise InvalidArgument(
+                    name, f"row {number} has the prompt of an earlier row and another {' or '.join(columns)}"
+                )
+    return found

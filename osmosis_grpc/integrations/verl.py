@@ -1,0 +1,314 @@
+"""Rollouts for verl: an agent loop whose agent runs on an agent server. Needs the extra `verl`.
+
+verl makes the agent loop from a file of its own, `actor_rollout_ref.rollout.agent.agent_loop_config_path`:
+
+    - name: osmosis_grpc
+      _target_: osmosis_grpc.integrations.verl.OsmosisAgentLoop
+      servers: ["127.0.0.1:50051"]
+
+The policy is verl's own `server_manager.generate`, which takes token ids and returns token ids. verl makes a new loop
+object for each trajectory, so all loops of a process share one Trainer.
+"""
+
+import asyncio
+import json
+import logging
+import uuid
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from osmosis_grpc.errors import FailedPrecondition, InvalidArgument, MissingExtraError
+from osmosis_grpc.export import VerlConfig, agent_loop_outputs
+from osmosis_grpc.policies import (
+    ChatRenderer,
+    FinishReason,
+    Generated,
+    GenerateRequest,
+    Policy,
+    TokenPolicy,
+    TokenPolicyConfig,
+)
+from osmosis_grpc.trainer import ChatRequest, ChatResponse, RolloutOutcome, RolloutRequest, TokenBlock, Trainer
+from osmosis_grpc.types import Group
+
+try:
+    from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
+except ImportError as error:
+    raise MissingExtraError("OsmosisAgentLoop", "verl") from error
+
+log = logging.getLogger(__name__)
+
+_RUN = uuid.uuid4().hex[:8]
+"""Is in the ids of all rollouts of this process."""
+_STEPS = ("min_global_steps", "max_global_steps")
+_ABORTED = ("aborted", "abort")
+"""The stop reasons of a reply that verl cut off, for example for new weights."""
+
+left_out: Counter[str] = Counter()
+"""Counts of this process: the `segments` that V0 of verl has no row for, and the sampled `tokens` in them."""
+
+
+class ServerManagerGenerator:
+    """Asks verl's `server_manager`. The session id, ROLLOUT/SAMPLE, is the sticky key of a conversation."""
+
+    def __init__(self, server_manager: Any) -> None:
+        self._server_manager = server_manager
+
+    async def generate(self, request: GenerateRequest, /) -> Generated:
+        """Returns the sampled tokens. Raises InvalidArgument for a prompt with images."""
+        if request.media:
+            raise InvalidArgument("messages", "have an image; the adapter for verl sends text only")
+        given = {name: value for name in _SAMPLING if (value := getattr(request.sampling, name)) not in (None, (), "")}
+        output = await self._server_manager.generate(
+            request.session_id,
+            prompt_ids=request.prompt_ids.tolist(),
+            sampling_params={**given, "logprobs": True},
+            priority=request.priority,
+        )
+        block = TokenBlock.of(np.array(output.token_ids, dtype=np.int64), output.log_probs or None)
+        step = output.extra_fields.get("global_steps")
+        reason = FinishReason.LENGTH if len(block.ids) >= request.sampling.max_tokens else FinishReason.STOP
+        return Generated(
+            token_ids=block.ids,
+            logprobs=block.logprobs,
+            finish_reason=FinishReason.ABORTED if output.stop_reason in _ABORTED else reason,
+            weight_version="" if step is None else str(step),
+        )
+
+    async def abort(self, request_id: str, /) -> None:
+        """Does nothing: verl has no call that stops one request."""
+
+
+_SAMPLING = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+"""The sampling parameters that go to verl, under vLLM's names."""
+
+
+@dataclass(slots=True)
+class SharedTrainer:
+    """The Trainer of all agent loops of a process."""
+
+    policy: TokenPolicy
+    params: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """verl's sampling parameters by the id of the running rollout."""
+    trainer: Trainer = field(init=False)
+
+    async def __call__(self, request: ChatRequest, /) -> ChatResponse:
+        """Answers a chat. verl's sampling parameters are used where the agent sets none."""
+        params = {**self.params.get(request.rollout_id, {}), **request.params}
+        return await self.policy(replace(request, params=params))
+
+    def cancel(self, request: ChatRequest) -> None:
+        """Stops a chat whose reply is no longer wanted."""
+        self.policy.cancel(request)
+
+    async def __aenter__(self) -> "SharedTrainer":
+        await self.policy.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.policy.__aexit__(*exc)
+
+    async def outcome(self, request: RolloutRequest, retries: int) -> RolloutOutcome:
+        """Runs a rollout, again if it fails, and returns its outcome."""
+        self.params[request.rollout_id] = request.completion_params
+        try:
+            async for outcome in self.trainer.run([request], retries=retries):
+                return outcome
+        finally:
+            del self.params[request.rollout_id]
+        raise FailedPrecondition(f"rollout {request.rollout_id} has no outcome")
+
+
+_Started = dict[tuple[str, ...], "asyncio.Future[SharedTrainer]"]
+_SHARED: WeakKeyDictionary[asyncio.AbstractEventLoop, _Started] = WeakKeyDictionary()
+"""The trainers of each event loop, by the addresses of their servers."""
+
+
+class OsmosisAgentLoop(AgentLoopBase):
+    """Runs one rollout for each trajectory.
+
+    `servers` are the agent servers, each HOST:PORT. `label` names the column of the dataset that becomes the label of
+    a request, and `metadata` the columns that become its metadata; a dot leads into a column. `fields` are fields of
+    every RolloutRequest, for example {"agent_loop": "calculator", "max_turns": 4}. A rollout that fails runs again, up
+    to `retries` times. `verl` are the arguments that verl passes.
+
+    make_trainer() and make_renderer() may be overridden, for example for credentials.
+    """
+
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        *,
+        label: str = "reward_model.ground_truth",
+        metadata: Sequence[str] = (),
+        fields: Mapping[str, Any] | None = None,
+        retries: int = 1,
+        **verl: Any,
+    ) -> None:
+        super().__init__(**verl)
+        self._servers = (servers,) if isinstance(servers, str) else tuple(servers)
+        self._label = label
+        self._metadata = tuple(metadata)
+        self._fields = _plain(fields or {})
+        self._retries = retries
+        rollout = self.rollout_config
+        if rollout.get("enable_rollout_routing_replay", False):
+            raise InvalidArgument("enable_rollout_routing_replay", "is not supported by OsmosisAgentLoop")
+        self._rows = VerlConfig(
+            prompt_length=rollout.prompt_length,
+            response_length=rollout.response_length,
+            too_long="truncate",
+            untrainable="skip",
+        )
+
+    def make_trainer(self, policy: Policy) -> Trainer:
+        """Returns the Trainer of this process, not yet entered."""
+        return Trainer(self._servers, policy)
+
+    def make_renderer(self) -> ChatRenderer:
+        """Returns the renderer of prompts, with the chat template of verl's tokenizer."""
+        return ChatRenderer(self.tokenizer, template_params=_plain(self.apply_chat_template_kwargs))
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
+        """Runs a rollout for a row of the dataset and returns its AgentLoopOutput.
+
+        In V1 of verl, returns one AgentLoopOutput for each segment. V0 takes one: the segment with the most sampled
+        tokens. The others are counted in `left_out`, and the first time is logged.
+
+        Raises FailedPrecondition if the rollout failed or cannot be trained on. V1 then drops the group of the row. V0
+        ends its step, because it has no row without a reward.
+        """
+        shared = await self._shared()
+        outcome = await shared.outcome(self._request(sampling_params, row), self._retries)
+        made = agent_loop_outputs(outcome, self._rows)
+        if not made:
+            raise FailedPrecondition(f"rollout {outcome.rollout_id} has no row: {outcome.not_trainable_reason}")
+        if "session_id" in row:
+            return [AgentLoopOutput(**each) for each in _of_v1(made, outcome.rollout_id, row)]
+        return AgentLoopOutput(**_the_longest(made, outcome.rollout_id))
+
+    def _request(self, sampling_params: Mapping[str, Any], row: Mapping[str, Any]) -> RolloutRequest:
+        rollout_id, group = f"verl-{uuid.uuid4().hex}", None
+        if "session_id" in row:  # V1 runs all members of a group in one process
+            name = f"verl-{_RUN}-{row.get('global_steps', 0)}-{row['uid']}"
+            group = Group(name, int(row["session_id"]))
+        params = {name: value for name, value in _plain(dict(sampling_params)).items() if name != "logprobs"}
+        label = _column(row, self._label) if self._label else None
+        made: dict[str, Any] = {
+            "rollout_id": rollout_id,
+            "group": group,
+            "messages": _plain(list(row["raw_prompt"])),
+            "completion_params": params | ({"priority": int(row["priority"])} if row.get("priority") else {}),
+            "max_tokens_total": self.rollout_config.response_length,
+            "label": None if label is None else str(label),
+            "metadata": {name: _column(row, name) for name in self._metadata},
+        }
+        return RolloutRequest(**{**made, **self._fields})
+
+    async def _shared(self) -> SharedTrainer:
+        """Returns the trainer of this process. The first call starts it. Raises Unavailable without a server."""
+        loop = asyncio.get_running_loop()
+        known = _SHARED.setdefault(loop, {})
+        if self._servers in known:
+            return await asyncio.shield(known[self._servers])
+        started = known[self._servers] = loop.create_future()
+        try:
+            shared = await self._start()
+        except BaseException as error:
+            del known[self._servers]
+            known_error = isinstance(error, Exception)
+            started.set_exception(error if known_error else InterruptedError("the start was cancelled"))
+            started.exception()  # there may be no other callers
+            raise
+        started.set_result(shared)
+        return shared
+
+    async def _start(self) -> SharedTrainer:
+        rollout = self.rollout_config
+        config = TokenPolicyConfig(
+            max_tokens=rollout.response_length,
+            context=rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length,
+        )
+        shared = SharedTrainer(TokenPolicy(self.make_renderer(), ServerManagerGenerator(self.server_manager), config))
+        shared.trainer = self.make_trainer(shared)
+        await shared.trainer.__aenter__()
+        try:
+            await shared.trainer.wait_for_server()
+        except BaseException:
+            await shared.trainer.__aexit__(None, None, None)
+            raise
+        return shared
+
+
+async def close_trainers() -> None:
+    """Closes the trainers of the running event loop. verl ends its processes without it."""
+    for started in _SHARED.pop(asyncio.get_running_loop(), {}).values():
+        await (await started).trainer.__aexit__(None, None, None)
+
+
+def _of_v1(made: list[dict[str, Any]], rollout_id: str, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the rows for V1, which needs whole numbers as steps. Raises InvalidArgument for different rewards."""
+    if len({each["reward_score"] for each in made}) > 1:
+        raise InvalidArgument(
+            "reward",
+            f"the samples of rollout {rollout_id} have different rewards, and verl gives all rows of a rollout the "
+            "reward of the last one; set train=False on the samples that are not to be trained on",
+        )
+    for each in made:
+        steps = {name: row.get("global_steps", 0) for name in _STEPS if each["extra_fields"].get(name) is None}
+        each["extra_fields"] |= steps
+    return made
+
+
+def _the_longest(made: list[dict[str, Any]], rollout_id: str) -> dict[str, Any]:
+    """Returns the row with the most sampled tokens. Counts the others, and logs the first time."""
+    chosen = max(made, key=lambda each: sum(each["response_mask"]))
+    if len(made) > 1:
+        tokens = sum(sum(each["response_mask"]) for each in made if each is not chosen)
+        if not left_out:
+            log.warning(
+                "rollout %s has %d segments, and V0 of verl trains on one: %d sampled tokens are left out. V1 "
+                "(trainer.use_v1=True) trains on all. left_out in %s counts further ones",
+                rollout_id,
+                len(made),
+                tokens,
+                __name__,
+            )
+        left_out.update(segments=len(made) - 1, tokens=tokens)
+    return chosen
+
+
+def _column(row: Mapping[str, Any], path: str) -> Any:
+    """Returns the value of a column; None if the row lacks it. The path has a dot where it leads into a column."""
+    value: Any = row
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value with lists, dicts and numbers in place of the types of NumPy and OmegaConf."""
+    return json.loads(json.dumps(value, default=_as_plain))
+
+
+def _as_plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    return dict(value) if isinstance(value, Mapping) else list(value)

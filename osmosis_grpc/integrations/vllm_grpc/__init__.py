@@ -1,0 +1,6 @@
+"""vLLM over its own gRPC service: a generator for TokenPolicy, and a client that pauses vLLM and names its weights."""
+
+from osmosis_grpc.integrations.vllm_grpc.control import PauseMode, VllmControl, VllmServer
+from osmosis_grpc.integrations.vllm_grpc.generator import VllmGrpcGenerator
+
+__all__ = ["PauseMode", "VllmControl", "VllmGrpcGenerator", "VllmServer"]

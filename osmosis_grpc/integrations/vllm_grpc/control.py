@@ -1,0 +1,119 @@
+"""Pauses vLLM and names its weights, for a trainer that changes the weights while rollouts run."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from types import TracebackType
+from typing import Any
+
+from google.protobuf.message import Message
+
+from osmosis_grpc.integrations.model_channel import NO_CREDENTIALS, ModelChannel
+from osmosis_grpc.integrations.vllm_grpc import vllm_messages_pb2 as pb
+from osmosis_grpc.integrations.vllm_grpc.methods import call
+from osmosis_grpc.link.credentials import Credentials
+
+
+class PauseMode(StrEnum):
+    """What a pause does with requests that are open."""
+
+    ABORT = "abort"
+    """They end at once. TokenPolicy asks again for the rest of each reply, with the tokens that were sampled."""
+    WAIT = "wait"
+    """They are answered first."""
+    KEEP = "keep"
+    """They stand still, and go on with the new weights."""
+
+
+_MODES = {PauseMode.ABORT: pb.PAUSE_MODE_ABORT, PauseMode.WAIT: pb.PAUSE_MODE_WAIT, PauseMode.KEEP: pb.PAUSE_MODE_KEEP}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmServer:
+    """Facts about a vLLM server."""
+
+    engine_version: str
+    model: str
+    """The served name of the model."""
+    context_length: int
+    """The most tokens of a prompt and its reply together."""
+    takes_token_ids: bool
+    takes_media: bool
+    tool_call_parser: str
+    """The name of the server's own parser of tool calls; empty for none."""
+
+
+class VllmControl:
+    """Talks to the Control service of vLLM at HOST:PORT. Used as `async with VllmControl("127.0.0.1:50051") as vllm`.
+
+    Every method raises CallError if the call fails. `timeout` is the limit of each call in seconds; None for no limit.
+    """
+
+    def __init__(
+        self, target: str, *, credentials: Credentials = NO_CREDENTIALS, timeout: float | None = 600.0
+    ) -> None:
+        self._server = ModelChannel(target, credentials)
+        self._timeout = timeout
+
+    async def __aenter__(self) -> "VllmControl":
+        await self._server.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._server.__aexit__(kind, error, trace)
+
+    async def pause(self, mode: PauseMode = PauseMode.ABORT, *, clear_cache: bool = True) -> None:
+        """Stop the sampling. With `clear_cache`, the cached prefixes are dropped, which new weights need."""
+        await self._call(pb.PauseGenerationRequest(mode=_MODES[mode], clear_cache=clear_cache))
+
+    async def resume(self) -> None:
+        """Continue the sampling."""
+        await self._call(pb.ResumeGenerationRequest())
+
+    async def is_paused(self) -> bool:
+        """Return whether the sampling is stopped."""
+        reply: pb.IsPausedResponse = await self._call(pb.IsPausedRequest())
+        return reply.paused
+
+    async def weight_version(self) -> str:
+        """Return the name of the weights."""
+        reply: pb.GetWeightVersionResponse = await self._call(pb.GetWeightVersionRequest())
+        return reply.weight_version
+
+    async def set_weight_version(self, version: str) -> None:
+        """Name the weights, after they were loaded in any way that does not name them."""
+        await self._call(pb.UpdateWeightVersionRequest(weight_version=version))
+
+    async def finish_weight_update(self, version: str) -> None:
+        """End an update over vLLM's weight transfer, and name the new weights. vLLM has to be paused."""
+        await self._call(pb.FinishWeightUpdateRequest(weight_version=version))
+
+    @asynccontextmanager
+    async def updating(self, version: str, mode: PauseMode = PauseMode.ABORT) -> AsyncIterator[None]:
+        """Pause, run the body, which loads the weights, name them, and resume.
+
+        If the body fails, vLLM stays paused, because its weights may be half old and half new.
+        """
+        await self.pause(mode)
+        yield
+        await self.set_weight_version(version)
+        await self.resume()
+
+    async def server(self) -> VllmServer:
+        """Return facts about the server."""
+        model: pb.ModelInfo = await self._call(pb.GetModelInfoRequest())
+        server: pb.ServerInfo = await self._call(pb.GetServerInfoRequest())
+        return VllmServer(
+            engine_version=server.engine_version,
+            model=model.served_model_name,
+            context_length=server.max_model_len,
+            takes_token_ids=model.supports_token_ids_input,
+            takes_media=model.supports_multimodal,
+            tool_call_parser=model.tool_call_parser,
+        )
+
+    async def _call(self, request: Message) -> Any:
+        return await self._server.answer(call(self._server, request, timeout=self._timeout))

@@ -1,0 +1,69 @@
+"""Samples tokens from vLLM over its own gRPC service, `vllm-rs serve --grpc-port`.
+
+    policy = TokenPolicy(renderer, VllmGrpcGenerator("127.0.0.1:50051"))
+
+vLLM's service has no authentication: a token and TLS are for a proxy in front of it.
+"""
+
+from types import TracebackType
+
+import grpc
+
+from osmosis_grpc.integrations.model_channel import NO_CREDENTIALS, ModelChannel
+from osmosis_grpc.integrations.vllm_grpc import vllm_messages_pb2 as pb
+from osmosis_grpc.integrations.vllm_grpc.generate_messages import from_message, to_message
+from osmosis_grpc.integrations.vllm_grpc.methods import call
+from osmosis_grpc.link.credentials import Credentials
+from osmosis_grpc.policies.generation import Generated, GenerateRequest
+
+SHORT = 10.0
+"""A call that samples nothing takes at most this many seconds."""
+
+
+class VllmGrpcGenerator:
+    """A TokenGenerator for vLLM at HOST:PORT. `async with` closes its connection at the end, as TokenPolicy does.
+
+    `model` is a served name; empty for the only model. `lora` is the name of a loaded adapter; empty for none. Each
+    result has the version of the weights at its start. If weights change while a reply is sampled (pause mode KEEP),
+    its last tokens are newer than their version says, and never older. A server without versions gives none.
+    """
+
+    def __init__(
+        self, target: str, *, model: str = "", lora: str = "", credentials: Credentials = NO_CREDENTIALS
+    ) -> None:
+        self._server = ModelChannel(target, credentials)
+        self._model = model
+        self._lora = lora
+        self._has_versions = True
+
+    async def __aenter__(self) -> "VllmGrpcGenerator":
+        await self._server.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._server.__aexit__(kind, error, trace)
+
+    async def generate(self, request: GenerateRequest, /) -> Generated:
+        """See TokenGenerator."""
+        version = await self._weight_version()
+        message = to_message(request, self._model, self._lora)
+        sent = call(self._server, message, timeout=request.timeout, session_id=request.session_id)
+        return from_message(request, await self._server.answer(sent), version)
+
+    async def abort(self, request_id: str, /) -> None:
+        """Stop the sampling of a call. Raises CallError if vLLM cannot be reached."""
+        await self._server.answer(call(self._server, pb.AbortRequest(request_ids=[request_id]), timeout=SHORT))
+
+    async def _weight_version(self) -> str:
+        if not self._has_versions:
+            return ""
+        try:
+            reply: pb.GetWeightVersionResponse = await call(self._server, pb.GetWeightVersionRequest(), timeout=SHORT)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                raise await self._server.error_of(error) from None
+            self._has_versions = False
+            return ""
+        return reply.weight_version

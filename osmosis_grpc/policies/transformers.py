@@ -1,0 +1,271 @@
+"""A generator that samples from a model of the library transformers in this process.
+
+    TokenPolicy(ChatRenderer(tokenizer), TransformersGenerator(model, tokenizer))
+
+torch and transformers are the user's own. The work of torch is done on one thread, off the event loop. Calls that wait
+are sampled together as a batch.
+"""
+
+import asyncio
+import inspect
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from osmosis_grpc.errors import CallError, Internal, InvalidArgument, ResourceExhausted
+from osmosis_grpc.policies.generation import Generated, GenerateRequest
+from osmosis_grpc.policies.sampled_row import SampledRow
+from osmosis_grpc.supervise import DaemonThreads, OnFailure, Supervisor, job
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger(__name__)
+
+SAMPLE = job("policies.transformers", OnFailure.REPORT)
+MOST_WAITING = 4096
+"""The most calls that wait. Further ones raise ResourceExhausted."""
+
+
+class TransformersGenerator:
+    """Samples from `model`, a causal language model of transformers. It may be on any device.
+
+    `tokenizer` decodes for stop texts, and names the token that ends a turn. `end_ids` are the ids of the tokens that
+    end a turn; None for those of the tokenizer and of the model's generation_config. Up to `batch` calls are sampled
+    together. `version` is the version of the weights.
+
+    The logprobs are those of log_softmax(logits / temperature) in float32, over the whole vocabulary, also with top_p
+    and top_k. With temperature 0, the most likely token is taken, and the logprobs are those of temperature 1. Calls
+    with penalties, a grammar or media raise InvalidArgument.
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: Any, *, end_ids: Sequence[int] | None = None, batch: int = 8, version: str = ""
+    ) -> None:
+        if batch < 1:
+            raise ValueError(f"batch: {batch} is less than 1")
+        self.version = version
+        """The version of the weights."""
+        self._model = model
+        self._decode = tokenizer.decode
+        self._end_ids = frozenset(_end_ids(model, tokenizer) if end_ids is None else end_ids)
+        self._batch = batch
+        self._waiting: deque[SampledRow] = deque()
+        self._rows: dict[str, SampledRow] = {}
+        """The calls that wait or are sampled, by request id."""
+        self._threads = DaemonThreads()
+        self._running: asyncio.Task[None] | None = None
+        self._updates = 0
+        """The number of update_weights() that wait or run. Meanwhile no batch begins."""
+        self._options = _options(model)
+        self._context: int | None = getattr(model.config, "max_position_embeddings", None)
+
+    async def generate(self, request: GenerateRequest, /) -> Generated:
+        """Return the sampled tokens. After abort() and update_weights(abort=True), the result is ABORTED."""
+        row = self._row(request)
+        if len(self._waiting) >= MOST_WAITING:
+            raise ResourceExhausted(f"{MOST_WAITING} calls wait for the model", retry_after=1.0)
+        self._waiting.append(row)
+        self._rows[request.request_id] = row
+        self._start()
+        try:
+            return await row.result
+        finally:
+            row.interrupted = True  # if the caller was cancelled, the sampling ends
+            del self._rows[request.request_id]
+
+    async def abort(self, request_id: str, /) -> None:
+        """Stop the sampling of a call."""
+        row = self._rows.get(request_id)
+        if row is not None:
+            row.interrupted = True
+
+    @asynccontextmanager
+    async def update_weights(self, version: str, *, abort: bool = False) -> AsyncIterator[None]:
+        """Hold the sampling while the weights change: `async with generator.update_weights("step-2"): ...`.
+
+        Waits until the running batch ends. With `abort`, the calls of the batch end at once with ABORTED, and
+        TokenPolicy continues them with the new weights. If the block raises, the version stays.
+        """
+        self._updates += 1
+        try:
+            running = self._running
+            if running is not None:
+                for row in self._rows.values() if abort else ():
+                    row.interrupted = row.interrupted or row not in self._waiting
+                await asyncio.wait([running])
+            yield
+            self.version = version
+        finally:
+            self._updates -= 1
+            self._start()
+
+    # Batches.
+
+    def _row(self, request: GenerateRequest) -> SampledRow:
+        sampling = request.sampling
+        given = {
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "repetition_penalty": sampling.repetition_penalty,
+            "response_format": sampling.json_schema,
+            "regex": sampling.regex,
+            "grammar": sampling.grammar,
+            "top_logprobs": sampling.top_logprobs,
+        }
+        for name, value in given.items():
+            if value:
+                raise InvalidArgument(f"params.{name}", "is not supported by TransformersGenerator")
+        if request.media:
+            raise InvalidArgument("messages", "have media, and TransformersGenerator takes texts only")
+        prompt = len(request.prompt_ids)
+        if not prompt:
+            raise InvalidArgument("messages", "have no tokens")
+        most = sampling.max_tokens
+        if self._context is not None:
+            if prompt >= self._context:
+                raise InvalidArgument("messages", f"have {prompt} tokens, and the model takes {self._context}")
+            most = min(most, self._context - prompt)
+        return SampledRow(request, most, self._end_ids, self._decode)
+
+    def _start(self) -> None:
+        if self._running is None and self._waiting and not self._updates:
+            self._running = Supervisor("transformers").start(SAMPLE, self._run, report=self._fail)
+            self._running.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._running = None
+        self._start()
+
+    def _fail(self, error: BaseException) -> None:
+        for row in self._rows.values():
+            row.fail(error)
+        self._waiting.clear()
+
+    async def _run(self) -> None:
+        """Sample one batch."""
+        rows: list[SampledRow] = []
+        while self._waiting and len(rows) < self._batch:
+            row = self._waiting.popleft()
+            if row.interrupted:
+                row.finish(self.version)
+            else:
+                rows.append(row)
+        if not rows:
+            return
+        try:
+            await self._threads.run(lambda: self._sample(rows))
+        except CallError as error:
+            for row in rows:
+                row.fail(error)
+        except Exception as error:  # torch and models raise many kinds
+            log.exception("the model failed")
+            for row in rows:
+                row.fail(Internal(f"the model failed: {type(error).__name__}: {str(error)[:500]}"))
+        else:
+            for row in rows:
+                row.finish(self.version)
+        finally:
+            for row in rows:
+                row.interrupted = True  # if this task was cancelled, the thread ends
+
+    def _sample(self, rows: list[SampledRow]) -> None:
+        """Sample the tokens of rows until all have ended. Runs on the thread."""
+        import torch
+
+        if self._model.training:
+            self._model.eval()
+        device = self._model.device
+        width = max(len(row.prompt) for row in rows)
+        ids = np.zeros((len(rows), width), dtype=np.int64)
+        mask = np.zeros((len(rows), width), dtype=np.int64)
+        for number, row in enumerate(rows):  # padded on the left
+            ids[number, width - len(row.prompt) :] = row.prompt
+            mask[number, width - len(row.prompt) :] = 1
+        entered = torch.from_numpy(ids).to(device)
+        seen = torch.from_numpy(mask).to(device)
+        positions = (seen.cumsum(-1) - 1).clamp(min=0)
+        cache = None
+        with torch.inference_mode():
+            while True:
+                out = self._model(
+                    input_ids=entered,
+                    attention_mask=seen,
+                    position_ids=positions,
+                    past_key_values=cache,
+                    use_cache=True,
+                    **self._options,
+                )
+                cache = out.past_key_values
+                logits = out.logits[:, -1].float()
+                for number, row in enumerate(rows):
+                    row.take(*_draw(logits[number], row))
+                left = [number for number, row in enumerate(rows) if not row.ended]
+                if not left:
+                    return
+                if len(left) < len(rows):
+                    kept = torch.tensor(left, device=device)
+                    rows = [rows[number] for number in left]
+                    cache.batch_select_indices(kept)
+                    seen, positions = seen[kept], positions[kept]
+                entered = torch.tensor([[row.ids[-1]] for row in rows], device=device)
+                seen = torch.cat([seen, seen.new_ones((len(rows), 1))], dim=-1)
+                positions = positions[:, -1:] + 1
+
+
+def _draw(logits: "torch.Tensor", row: SampledRow) -> tuple[int, float]:
+    """Return a token and its logprob."""
+    import torch
+
+    sampling = row.request.sampling
+    temperature = 1.0 if sampling.temperature is None else sampling.temperature
+    scores = torch.log_softmax(logits / (temperature or 1.0), dim=-1)
+    if not temperature:
+        token = int(scores.argmax())
+        return token, float(scores[token])
+    if row.random is None:
+        row.random = torch.Generator()
+        if sampling.seed is None:
+            row.random.seed()
+        else:
+            row.random.manual_seed(sampling.seed)
+    chances = _truncated(scores.exp().cpu(), sampling.top_k, sampling.top_p, sampling.min_p)
+    token = int(torch.multinomial(chances, 1, generator=row.random))
+    return token, float(scores[token])
+
+
+def _truncated(chances: "torch.Tensor", top_k: int | None, top_p: float | None, min_p: float | None) -> "torch.Tensor":
+    """Return the chances with zeros for the tokens that top_k, top_p and min_p leave out."""
+    import torch
+
+    if top_k is not None and 0 < top_k < len(chances):
+        kept = torch.zeros_like(chances)
+        best = chances.topk(top_k)
+        chances = kept.index_copy(0, best.indices, best.values)
+    if top_p is not None and top_p < 1:
+        ordered, tokens = chances.sort(descending=True)
+        before = ordered.cumsum(0) - ordered
+        least = max(top_p * float(ordered.sum()), 1e-12)  # at least the most likely token
+        chances = torch.zeros_like(chances).index_copy(0, tokens, ordered * (before < least))
+    if min_p:
+        chances = chances * (chances >= min_p * chances.max())
+    return chances
+
+
+def _end_ids(model: Any, tokenizer: Any) -> set[int]:
+    found: set[int] = set()
+    for owner in (tokenizer, getattr(model, "generation_config", None)):
+        given = getattr(owner, "eos_token_id", None)
+        found.update([given] if isinstance(given, int) else given or ())
+    if not found:
+        raise ValueError("end_ids: neither the tokenizer nor the model names the token that ends a turn; give end_ids")
+    return found
+
+
+def _options(model: Any) -> dict[str, Any]:
+    """Return the options with which the model computes the logits of the last token only, if it can."""
+    return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}

@@ -1,0 +1,91 @@
+"""Tool calls in the texts of replies, in four styles."""
+
+import json
+
+import pytest
+
+from osmosis_grpc.policies.tool_call_texts import STYLES, parse_tool_calls
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "find",
+        "parameters": {"type": "object", "properties": {"text": {"type": "string"}, "count": {"type": "integer"}}},
+    },
+}
+CALL = '{"name": "find", "arguments": {"text": "a", "count": 2}}'
+LLAMA_CALL = '{"name": "find", "parameters": {"text": "a", "count": 2}}'
+QWEN = "<function=find>\n<parameter=text>\n12\n</parameter>\n<parameter=count>\n2\n</parameter>\n</function>"
+FOUND = [("find", {"text": "a", "count": 2})]
+
+
+def parsed(text, style="auto"):
+    found = parse_tool_calls(text, [TOOL], style)
+    return found.content, [(call.name, dict(call.arguments)) for call in found.calls]
+
+
+@pytest.mark.parametrize(
+    ("style", "text", "content", "calls"),
+    [
+        ("hermes", f"<tool_call>\n{CALL}\n</tool_call>", "", FOUND),
+        ("hermes", f"I look.\n<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}</tool_call>", "I look.", FOUND * 2),
+        ("hermes", f"<tool_call>\n{CALL}", "", FOUND),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("f", {"a": 1})]),
+        ("hermes", f"<think>a</think><tool_call>{CALL}</tool_call> so", "<think>a</think> so", FOUND),
+        ("qwen", f"<tool_call>\n{QWEN}\n</tool_call>", "", [("find", {"text": "12", "count": 2})]),
+        ("qwen", "<tool_call><function=g></function></tool_call>", "", [("g", {})]),
+        (
+            "qwen",
+            '<tool_call><function=g><parameter=x>{"a": [1]}</parameter></function></tool_call>',
+            "",
+            [("g", {"x": {"a": [1]}})],
+        ),
+        ("llama", f"<|python_tag|>{LLAMA_CALL}", "", FOUND),
+        ("llama", f"{LLAMA_CALL}; {LLAMA_CALL}", "", FOUND * 2),
+        ("llama", f"Let me see.<|python_tag|>{LLAMA_CALL}", "Let me see.", FOUND),
+        ("llama", '<function=find>{"text": "a", "count": 2}</function>', "", FOUND),
+        ("json", CALL, "", FOUND),
+        ("json", f" {CALL}\nI look.", "I look.", FOUND),
+        ("json", f"[{CALL}, {LLAMA_CALL}]", "", FOUND * 2),
+        ("json", f"```json\n{CALL}\n```", "", FOUND),
+    ],
+)
+def test_a_call_is_found_by_its_style_and_by_auto(style, text, content, calls):
+    assert parsed(text, style) == (content, calls)
+    assert parsed(text) == (content, calls)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It is 5.",
+        "",
+        '<tool_call>{"name": "find", "arguments": {"text": </tool_call>',
+        '<tool_call>{"name": "", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "find", "arguments": [1]}</tool_call>',
+        "<tool_call><function=find>no parameters</function></tool_call>",
+        "<|python_tag|>print(1)",
+        '{"name": "find"}',
+        '{"answer": 5}',
+        "[]",
+        "[1, 2]",
+        '{"name": "find", "arguments": {"text": "\\ud800"}}',
+        '{"name": "find", "arguments": {"text": NaN}}',
+        "[" * 5000,
+        '<tool_call>{"name": ' * 200,
+    ],
+)
+def test_another_text_stays_text(text):
+    for style in ("auto", *STYLES):
+        assert parsed(text, style) == (text.strip(), [])
+
+
+def test_a_broken_call_beside_a_good_one_stays_text():
+    broken = '<tool_call>{"name": "find", "arguments": </tool_call>'
+    assert parsed(f"{broken}<tool_call>{CALL}</tool_call>") == (broken, FOUND)
+
+
+def test_what_a_style_writes_is_found_again():
+    arguments = {"text": 'a "quoted" </tool> \n line, ü', "count": -3}
+    text = f"<tool_call>\n{json.dumps({'name': 'find', 'arguments': arguments}, ensure_ascii=False)}\n</tool_call>"
+    assert parsed(text) == ("", [("find", arguments)])
