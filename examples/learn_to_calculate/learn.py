@@ -16,6 +16,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -30,9 +32,16 @@ from osmosis_grpc.policies import ChatRenderer, TokenPolicy, TokenPolicyConfig
 from osmosis_grpc.trainer import OutcomeGroup, RolloutRequest, Trainer, advantages, pad
 
 BATCHES, QUESTIONS, GROUP_SIZE = 60, 8, 8
-WARM_UP, RATE = 400, 5e-4
+WARM_UP, RATE = 400, 7e-4
 ENDS, RISE = 10, 0.3
 """The mean reward of the last ENDS batches is greater than that of the first ENDS batches by at least RISE."""
+
+
+def learn_alone(seed: int, batches: int, warm_up_updates: int) -> list[float]:
+    """Train a new model with an agent server of its own. Returns the mean reward of each batch."""
+    torch.set_num_threads(1)  # the model is too small for more
+    with agent_server() as target:
+        return asyncio.run(learn(target, seed, batches=batches, warm_up_updates=warm_up_updates))
 
 
 async def learn(target: str, seed: int, *, batches: int, warm_up_updates: int) -> list[float]:
@@ -118,19 +127,17 @@ def draw_curves(curves: dict[int, list[float]], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="a model is trained for each seed")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="a model is trained for each seed, two at a time")
     parser.add_argument("--batches", type=int, default=BATCHES, help="how many batches, each of 64 rollouts")
     parser.add_argument("--warm-up", type=int, default=WARM_UP, help="how many updates teach the format")
     parser.add_argument("--picture", type=Path, default=Path("learn.png"), help="the PNG with the mean rewards")
     options = parser.parse_args()
-    torch.set_num_threads(1)  # the model is too small for more
-    curves, risen = {}, True
-    for seed in options.seeds:
-        with agent_server() as target:
-            rewards = curves[seed] = asyncio.run(
-                learn(target, seed, batches=options.batches, warm_up_updates=options.warm_up)
-            )
-        draw_curves(curves, options.picture)
+    processes = ProcessPoolExecutor(min(2, len(options.seeds)), get_context("spawn"))
+    with processes:
+        jobs = {seed: processes.submit(learn_alone, seed, options.batches, options.warm_up) for seed in options.seeds}
+    curves, risen = {seed: job.result() for seed, job in jobs.items()}, True
+    draw_curves(curves, options.picture)
+    for seed, rewards in curves.items():
         if len(rewards) >= 2 * ENDS:
             first, last = sum(rewards[:ENDS]) / ENDS, sum(rewards[-ENDS:]) / ENDS
             print(f"seed {seed}  mean reward of the first {ENDS} batches {first:.3f}, of the last {ENDS} {last:.3f}")

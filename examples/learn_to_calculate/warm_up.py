@@ -1,6 +1,6 @@
 """Teaches the model the format before it learns from rewards: tool calls, their arguments, and the answer.
 
-Most written conversations choose their tools at random, and a fifth of them (RIGHT) choose the right tools. So the
+Most written conversations choose their tools at random, and a tenth of them (RIGHT) choose the right tools. So the
 model learns to copy numbers and to answer with the last result. It hardly learns which tool a question needs.
 """
 
@@ -13,7 +13,7 @@ from model import Model, token_logprobs
 from questions import OPERATORS, Question, calls, draw, drawn_steps
 from vocabulary import PAD, Tokenizer, tool_call
 
-RIGHT = 0.2
+RIGHT = 0.1
 """The share of written conversations with the right tools on purpose."""
 TOOLS = [{"function": {"name": name}} for name in OPERATORS]
 
@@ -38,12 +38,16 @@ def masked(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> tuple
             continue
         prompt = tokenizer.apply_chat_template(messages[:end], tools=TOOLS, add_generation_prompt=True, tokenize=True)
         mask += [False] * (len(prompt) - len(mask))
-        ids = tokenizer.apply_chat_template(messages[: end + 1], tools=TOOLS, tokenize=True)[:-1]  # without the last line break
+        ids = tokenizer.apply_chat_template(messages[: end + 1], tools=TOOLS, tokenize=True)[
+            :-1
+        ]  # without the last line break
         mask += [True] * (len(ids) - len(mask))
     return ids, mask
 
 
-def warm_up(model: Model, tokenizer: Tokenizer, *, seed: int, updates: int, rows: int = 32, rate: float = 3e-3) -> float:
+def warm_up(
+    model: Model, tokenizer: Tokenizer, *, seed: int, updates: int, rows: int = 32, rate: float = 3e-3
+) -> float:
     """Train the model on written conversations. Returns the mean logprob of an assistant's token in the last batch."""
     source = random.Random(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
