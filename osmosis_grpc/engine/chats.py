@@ -280,6 +280,8 @@ class RolloutSession:
         finally:
             latency = end()
         state.answer(position.node, response, number, purpose)
+        if purpose is ChatPurpose.POLICY:
+            self.samples.finish_reason = response.finish_reason
         run.meter.answered(response, prompt_length, latency)
         answered = events.ChatAnswered(
             sample=sample,

@@ -11,6 +11,9 @@ from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import FailureReason, OutcomeStatus, RolloutMetrics, RolloutOutcome, jsontext
 
+CUT = "length"
+"""The finish reason of a reply that reached the largest number of tokens."""
+
 
 def build_outcome(record: Record, termination: Termination, result_id: str, now: float) -> RolloutOutcome:
     """Return the outcome. If the agent's result cannot be sent, the outcome is FAILED (agent)."""
@@ -20,6 +23,8 @@ def build_outcome(record: Record, termination: Termination, result_id: str, now:
     except InvalidArgument as error:
         why, reason = f"the result cannot be sent: {error}", FailureReason.AGENT_RESULT_INVALID
         termination, extra = Termination.failed("agent", why, reason=reason), {}
+    if states.finish_reason == CUT:
+        termination = _cut(termination)
     samples = states.assembled(refer=record.peer.accepts_references)
     graded, outcome = Graded(samples), termination.outcome
     if termination.status is OutcomeStatus.COMPLETED and outcome is not None:
@@ -36,6 +41,18 @@ def build_outcome(record: Record, termination: Termination, result_id: str, now:
         metrics=record.run.meter.total(now, states.tool_messages(record.init.request.messages)),
         extra_fields=extra,
     )
+
+
+def _cut(termination: Termination) -> Termination:
+    """Return the termination of a rollout whose newest reply was cut. Its finish reason is then that of the reply.
+
+    A finish reason that the agent chose stays, and so does that of a failure that the agent did not cause.
+    """
+    chosen = termination.outcome.finish_reason if termination.outcome is not None else ""
+    of_agent = termination.failure is None or termination.failure.reason is FailureReason.AGENT_EXCEPTION
+    if chosen or not of_agent or termination.status not in (OutcomeStatus.COMPLETED, OutcomeStatus.FAILED):
+        return termination
+    return replace(termination, finish_reason=CUT)
 
 
 def bare_outcome(record: Record, termination: Termination, result_id: str) -> RolloutOutcome:

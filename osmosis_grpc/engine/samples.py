@@ -90,7 +90,8 @@ class SampleState:
         messages = path(reply)[:-1]
         found = next((index for index in reversed(range(len(messages))) if old.matches(messages[index])), None)
         if found is None:  # the agent has gone back, or has begun another conversation
-            self._removed, self._skipped = [], 0
+            if self._removed and _common(old, node) < self._skipped:
+                self._removed, self._skipped = [], 0
         else:
             self._removed += path(old)[self._skipped :]
             self._skipped = found + 1
@@ -138,14 +139,26 @@ class SampleState:
         )
 
 
+def _common(one: Node, other: Node) -> int:
+    """Return how many messages two conversations have in common at their beginning."""
+    while one is not other:
+        if one.depth >= other.depth and one.parent is not None:
+            one = one.parent
+        elif other.parent is not None:
+            other = other.parent
+    return one.depth
+
+
 class Samples(dict[str, SampleState]):
     """The samples of one run by name, in the order in which they began."""
 
-    __slots__ = ("_final", "_unsampled", "any_role", "rewards")
+    __slots__ = ("_final", "_unsampled", "any_role", "finish_reason", "rewards")
 
     def __init__(self, any_role: bool = False) -> None:
         self.any_role = any_role
         """Whether the trainer accepts messages with any role."""
+        self.finish_reason = ""
+        """The finish reason of the policy's newest reply in any sample."""
         self.rewards = Rewards()
         """The rewards that the agent has set."""
         self._final: tuple[str, ConversationStart] | None = None

@@ -14,6 +14,7 @@ from osmosis_grpc.policies.mock import ToolCallingMock
 from osmosis_grpc.policies.openai import OpenAIPolicy
 from osmosis_grpc.policies.sampling import Sampling
 from osmosis_grpc.policies.scripted import EchoPolicy, ScriptedPolicy
+from osmosis_grpc.policies.template_tokenizer import TemplateTokenizer
 from osmosis_grpc.policies.threads import ThreadedPolicy
 from osmosis_grpc.policies.token_policy import TokenPolicy, TokenPolicyConfig
 from osmosis_grpc.types import ChatRequest, ChatResponse
@@ -42,6 +43,7 @@ __all__ = [
     "PromptIds",
     "Sampling",
     "ScriptedPolicy",
+    "TemplateTokenizer",
     "ThreadedPolicy",
     "TokenGenerator",
     "TokenPolicy",

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.policies.template_messages import template_messages
+from osmosis_grpc.policies.template_messages import template_messages, with_text_arguments
 from osmosis_grpc.policies.tool_call_texts import Tool, ToolParser, parser_of
 from osmosis_grpc.types import ChatRequest, Ids, Message, jsontext
 
@@ -142,6 +142,10 @@ class ChatRenderer:
 
     def _new_ids(self, messages: list[Message], tools: list[Tool], prefix: int, known: Ids, whole: str) -> Ids:
         """Return the ids that follow `known`. Raises _NotAppendOnly."""
+        said = self._tokenizer.decode(known.tolist(), skip_special_tokens=False)
+        if whole.startswith(said):
+            return self._encode(whole[len(said) :])
+        # The template writes the last reply in another way than the model, for example without its white space.
         before = self._text(messages[:prefix], tools)
         if not whole.startswith(before):
             raise _NotAppendOnly("it changes earlier messages when new ones follow")
@@ -187,12 +191,23 @@ class ChatRenderer:
         return frozenset(getattr(self._tokenizer, "all_special_ids", None) or ())
 
     def _text(self, messages: list[Message], tools: list[Tool], *, reply_follows: bool = False) -> str:
+        """Return the text of messages. A template that refuses the arguments of calls as objects gets them as texts."""
         try:
-            text = self._tokenizer.apply_chat_template(
-                messages, tools=tools or None, add_generation_prompt=reply_follows, tokenize=False, **self._params
-            )
+            return self._rendered(messages, tools, reply_follows)
         except Exception as error:  # a template may raise anything
-            raise InvalidArgument("messages", f"the chat template refuses them: {error}") from error
+            problem = error
+        as_texts = with_text_arguments(messages)
+        try:
+            if as_texts != messages:
+                return self._rendered(as_texts, tools, reply_follows)
+        except Exception:
+            log.debug("the chat template refuses the arguments as texts, too", exc_info=True)
+        raise InvalidArgument("messages", f"the chat template refuses them: {problem}") from problem
+
+    def _rendered(self, messages: list[Message], tools: list[Tool], reply_follows: bool) -> str:
+        text = self._tokenizer.apply_chat_template(
+            messages, tools=tools or None, add_generation_prompt=reply_follows, tokenize=False, **self._params
+        )
         if not isinstance(text, str):
             raise TypeError(f"apply_chat_template(tokenize=False) returned a {type(text).__name__}, not a str")
         return text

@@ -17,6 +17,25 @@ def template_messages(messages: Iterable[Message]) -> list[Message]:
     return [_message(message) for message in messages]
 
 
+def with_text_arguments(messages: Iterable[Message]) -> list[Message]:
+    """Return copies of template_messages() whose calls have their arguments as texts, as DeepSeek's templates need."""
+    return [_with_texts(message) for message in messages]
+
+
+def _with_texts(message: Message) -> Message:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": [_text_call(call) for call in calls]}
+
+
+def _text_call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), dict):
+        return call
+    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
+
+
 def _message(message: Message) -> Message:
     made = {**message, "content": _content(message.get("content"))}
     calls = message.get("tool_calls")

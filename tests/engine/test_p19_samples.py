@@ -2,11 +2,23 @@
 
 import pytest
 
+from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
+from osmosis_grpc.rollout import AgentWorkflow, get_rollout_context
 from osmosis_grpc.types import ChatRef, OutcomeStatus, events
 
 
 def user(text):
     return {"role": "user", "content": text}
+
+
+def of(function):
+    """Make a workflow of a function of the rollout's context."""
+
+    class Made(AgentWorkflow):
+        async def run(self, ctx):
+            await function(get_rollout_context())
+
+    return Made
 
 
 async def test_p19_a_sample_names_its_policy_its_parent_and_a_wish(hosting):
@@ -37,6 +49,25 @@ async def test_p19_a_sample_names_its_policy_its_parent_and_a_wish(hosting):
     policies = [(name, policy) for name, (policy, _, _) in wanted.items()]
     assert [(chat.sample, chat.policy) for chat in asked] == policies
     assert [(chat.sample, chat.policy) for chat in sent] == policies
+
+
+async def test_r54_a_sample_keeps_its_removed_messages_when_a_reply_is_asked_again(hosting):
+    async def agent(ctx):
+        async def ask(*texts):
+            return (await ctx.chat(list(texts))).message
+
+        system, long = {"role": "system", "content": "Be brief."}, user("a long question")
+        first = await ask(system, long)
+        second = await ask(system, long, first, user("and then?"))
+        short = [system, second, user("in short?")]  # the agent removes the beginning
+        await ask(*short)
+        await ask(*short, user("shorter!"))  # and asks again in the place of the third reply
+
+    async with hosting(WorkflowRunnable(of(agent))) as h:
+        outcome = await h.run()
+    texts = [message["content"] for message in outcome.samples["main"].messages]
+    assert texts[1:5] == ["a long question", "a long question", "and then?", "and then?"]
+    assert texts[5:] == ["in short?", "shorter!", "shorter!"]
 
 
 WRONG = [

@@ -514,6 +514,7 @@ async def test_r55_a_truncated_reply_fails_the_rollout_and_its_sample_is_kept():
     outcome, _ = await ran(lambda ctx: make(messages=ctx.prompt, tools=[add]).invoke_async(), policy)
     assert outcome.status is OutcomeStatus.FAILED
     assert "maximum token limit" in outcome.failure.message
+    assert outcome.finish_reason == "length"
     sample = outcome.samples["agent"]
     assert sample.messages[-1]["content"] == "the answer is"
     assert sum(segment.sampled for segment in sample.segments) == sum(len(each.tokens.ids) for each in policy.given)

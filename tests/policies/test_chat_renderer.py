@@ -193,3 +193,56 @@ def test_template_params_reach_the_template():
 
     renderer = ChatRenderer(Switchable(), template_params={"enable_thinking": False})
     assert Switchable().decode(renderer.prompt_ids(request(QUESTION)).ids.tolist()).endswith("assistant\n[False]")
+
+
+def one_turn(messages, tools, reply_follows):
+    """As Gemma 4: the results of calls follow the calls in the same turn, after a token that the model samples."""
+    text = ""
+    for index, message in enumerate(messages):
+        if message["role"] == "tool":
+            text += f"{message['content']}<tool_call|>"
+            continue
+        calls = "".join(
+            json.dumps({"name": "add", "arguments": _arguments(call)}) for call in message.get("tool_calls") or ()
+        )
+        end = "<|tool_response>" if calls else "<turn|>\n"
+        text += f"<|turn>{message['role']}\n{message['content']}{calls}{end}"
+    last = messages[-1]["role"]
+    return text + ("<|turn>assistant\n" if reply_follows and last != "tool" else "")
+
+
+def _arguments(call):
+    return call["function"]["arguments"]
+
+
+class OneTurn(ByteTokenizer):
+    def __init__(self):
+        super().__init__()
+        self.template = one_turn
+
+
+def test_a_reply_with_calls_may_end_in_another_way_than_a_text(caplog):
+    tokenizer = OneTurn()
+    renderer = ChatRenderer(tokenizer, tool_parser="json")
+    first = renderer.prompt_ids(request(QUESTION))
+    sampled = tokenizer.encode('{"name": "add", "arguments": {"a": 2}}<|tool_response>')
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a":2}'}}
+    messages = [*QUESTION, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    messages.append({"role": "tool", "tool_call_id": "c", "content": "5"})
+    known = [*first.ids.tolist(), *sampled]
+    prompt = renderer.prompt_ids(request(messages, after=known))
+    assert (prompt.known, prompt.drifted, caplog.messages) == (len(known), False, [])
+    assert tokenizer.decode(prompt.ids[len(known) :].tolist()) == "5<tool_call|>"
+
+
+def test_a_template_that_adds_texts_gets_the_arguments_as_texts():
+    class Adding(ByteTokenizer):
+        def apply_chat_template(self, messages, **more):
+            calls = [call for message in messages for call in message.get("tool_calls") or ()]
+            return "calls: " + "".join(call["function"]["arguments"] for call in calls)
+
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": "ü"}'}}
+    messages = [*QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    tokenizer = Adding()
+    prompt = ChatRenderer(tokenizer).prompt_ids(request(messages))
+    assert tokenizer.decode(prompt.ids.tolist()) == 'calls: {"a": "ü"}'

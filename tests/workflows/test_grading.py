@@ -169,7 +169,10 @@ async def test_r55_a_truncated_reply_keeps_the_partial_sample():
 
     outcome = await run_graded(Ones, Strict, policy=cut)
     assert "finish_reason is length" in outcome.failure.message
+    assert (outcome.status, outcome.finish_reason) == ("FAILED", "length")
     assert len(outcome.samples["main"].messages) == 3
+    outcome = await run_graded(Ones, Asks, policy=cut)
+    assert (outcome.status, outcome.finish_reason, outcome.reward) == ("COMPLETED", "length", 1.0)
 
 
 async def test_r63_a_failed_grader_keeps_the_samples_and_sends_no_reward():

@@ -1,0 +1,142 @@
+"""A tokenizer with its chat template from the files of a model. Needs the extra `tokenizer`, and not transformers.
+
+    renderer = ChatRenderer(TemplateTokenizer("models/Qwen2.5-0.5B-Instruct"))
+
+It reads tokenizer.json, tokenizer_config.json and chat_template.jinja, as transformers writes them, and renders the
+template as transformers does. The template runs in a sandbox, because it is a program of somebody else.
+"""
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from osmosis_grpc.errors import MissingExtraError
+from osmosis_grpc.types import Message
+
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""The special tokens that a template can use by these names."""
+
+
+class TemplateTokenizer:
+    """Reads the files of a folder. `chat_template` replaces the template of the folder.
+
+    Raises MissingExtraError without tokenizers and jinja2, OSError for a file that is missing or cannot be read, and
+    ValueError naming the file that is wrong.
+    """
+
+    def __init__(self, folder: str | Path, *, chat_template: str | None = None) -> None:
+        try:
+            import jinja2
+            from tokenizers import Tokenizer as Tokens
+        except ImportError:
+            raise MissingExtraError("TemplateTokenizer", "tokenizer") from None
+        files = Path(folder)
+        path = files / "tokenizer.json"
+        written = path.read_text(encoding="utf-8")
+        try:
+            self._tokens = Tokens.from_str(written)
+        except Exception as error:  # tokenizers raises nothing more exact
+            raise ValueError(f"{path}: is not a tokenizer: {error}") from None
+        config = _config(files)
+        self._named = {name: text for name in _NAMED if (text := _text_of(config.get(name)))}
+        source = chat_template or _template(files, config)
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ValueError(f"{files}: the chat template has an error in line {error.lineno}: {error}") from None
+        self.all_special_ids = sorted(self._special_ids(config))
+        """The ids of the tokens that are no text, such as the end of a turn."""
+
+    def apply_chat_template(
+        self,
+        conversation: list[Message],
+        *,
+        tools: list[Any] | None = None,
+        add_generation_prompt: bool = False,
+        tokenize: bool = False,
+        **params: Any,
+    ) -> Any:
+        """Return the text of a conversation, or its ids with `tokenize`. Raises what the template raises."""
+        variables = {**self._named, **params, "messages": conversation, "tools": tools}
+        text = self._template.render(**variables, add_generation_prompt=add_generation_prompt)
+        return self.encode(text) if tokenize else text
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Return the ids of a text, in which special tokens are written out."""
+        ids: list[int] = self._tokens.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of ids."""
+        text: str = self._tokens.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def _special_ids(self, config: dict[str, Any]) -> set[int]:
+        more = config.get("additional_special_tokens")
+        texts = {*self._named.values(), *(_text_of(token) for token in (more if isinstance(more, list) else ()))}
+        added = self._tokens.get_added_tokens_decoder()
+        return {number for number, token in added.items() if token.special or token.content in texts}
+
+
+def _config(files: Path) -> dict[str, Any]:
+    path = files / "tokenizer_config.json"
+    if not path.exists():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{path}: is not a JSON object")
+    return config
+
+
+def _text_of(token: Any) -> str:
+    """Return the text of a token, which is a text or an object with its content; an empty text for anything else."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else ""
+
+
+def _template(files: Path, config: dict[str, Any]) -> str:
+    """Return the chat template of a folder. Of several named ones it is `default`."""
+    path = files / "chat_template.jinja"
+    if path.exists():
+        return path.read_text(encoding="utf-8")
+    given = config.get("chat_template")
+    if isinstance(given, list):
+        given = next((item["template"] for item in given if item.get("name") == "default"), None)
+    if not isinstance(given, str):
+        raise ValueError(f"{files}: has no chat template: pass chat_template, or add chat_template.jinja")
+    return given
+
+
+def _environment() -> Any:
+    """Return Jinja's sandbox with the settings, filters and functions that transformers gives to a template."""
+    from jinja2 import nodes
+    from jinja2.exceptions import TemplateError
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """Renders the body of {% generation %}, which marks the text of a reply."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+            return nodes.Scope(body).set_lineno(line)
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    def tojson(value: Any, **options: Any) -> str:
+        return json.dumps(value, **({"ensure_ascii": False} | options))
+
+    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+    made.filters["tojson"] = tojson
+    made.globals["raise_exception"] = raise_exception
+    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return made
