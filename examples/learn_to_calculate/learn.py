@@ -22,14 +22,14 @@ from pathlib import Path
 
 import torch
 from generator import TorchGenerator
-from grpo import train
+from grpo import WrongData, train
 from model import Model
 from questions import draw
 from vocabulary import PAD, TOKENS, Tokenizer
 from warm_up import warm_up
 
 from osmosis_grpc.policies import ChatRenderer, TokenPolicy, TokenPolicyConfig
-from osmosis_grpc.trainer import OutcomeGroup, RolloutRequest, Trainer, advantages, pad
+from osmosis_grpc.trainer import Batch, OutcomeGroup, RolloutRequest, Trainer, advantages, pad
 
 BATCHES, QUESTIONS, GROUP_SIZE = 60, 8, 8
 WARM_UP, RATE = 400, 7e-4
@@ -84,11 +84,17 @@ def requests(source: random.Random, name: str) -> list[RolloutRequest]:
     ]
 
 
-def batch_of(groups: Sequence[OutcomeGroup]):
-    """Return the rollouts of some groups as a batch with advantages. Exits if no group has completed."""
+def batch_of(groups: Sequence[OutcomeGroup]) -> Batch:
+    """Return the rollouts of some groups as a batch with advantages.
+
+    Exits if no group has completed. Raises WrongData if a prompt does not continue the earlier tokens of its rollout.
+    """
     if not groups:
         sys.exit("no group completed; the warnings above say why")
-    return pad(groups, advantages=[advantages(group) for group in groups], pad_id=PAD)
+    batch = pad(groups, advantages=[advantages(group) for group in groups], pad_id=PAD)
+    if len(batch) != sum(map(len, groups)):
+        raise WrongData("a rollout has several segments: a prompt does not begin with the earlier tokens")
+    return batch
 
 
 @contextlib.contextmanager
@@ -127,7 +133,9 @@ def draw_curves(curves: dict[int, list[float]], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="a model is trained for each seed, two at a time")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0], help="a model is trained for each seed, two at a time"
+    )
     parser.add_argument("--batches", type=int, default=BATCHES, help="how many batches, each of 64 rollouts")
     parser.add_argument("--warm-up", type=int, default=WARM_UP, help="how many updates teach the format")
     parser.add_argument("--picture", type=Path, default=Path("learn.png"), help="the PNG with the mean rewards")

@@ -148,6 +148,7 @@ PAGES = {
         "docs/test.md",
         "docs/eval.md",
         "docs/trainers.md",
+        "docs/asynchronous.md",
         "docs/operators.md",
         "docs/implementers.md",
         "docs/look.md",
