@@ -46,18 +46,18 @@ class SmolLM2:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         folder = Path(spec.submodule_search_locations[0])
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, gguf_file=FILE)
-        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, gguf_file=FILE, dtype=torch.float32)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, gguf_file=FILE)
+        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, gguf_file=FILE, dtype=torch.float32)
 
     def render(self, messages: list[dict[str, str]]) -> list[int]:
         """Return the token ids of a conversation, up to the beginning of the reply."""
-        text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
     def text(self, ids: list[int]) -> str:
         """Return the text of token ids, without the end of the turn."""
-        decoded: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        decoded: str = self.tokenizer.decode(ids, skip_special_tokens=True)
         return decoded
 
     def sample(self, prompt: list[int], sampling: Sampling, gone: Callable[[], bool]) -> Sampled:
@@ -74,14 +74,14 @@ class SmolLM2:
         entered, cache = torch.tensor([prompt]), None
         with torch.inference_mode():
             while len(ids) < sampling.max_tokens and not gone():
-                out = self._model(input_ids=entered, past_key_values=cache, use_cache=True, logits_to_keep=1)
+                out = self.model(input_ids=entered, past_key_values=cache, use_cache=True, logits_to_keep=1)
                 cache = out.past_key_values
                 logits = out.logits[0, -1].float() / (sampling.temperature or 1.0)
                 scores = torch.log_softmax(logits, dim=-1)
                 token = int(scores.argmax()) if not sampling.temperature else _drawn(scores, sampling.top_p, random)
                 ids.append(token)
                 logprobs.append(float(scores[token]))
-                if token == self._tokenizer.eos_token_id:
+                if token == self.tokenizer.eos_token_id:
                     return Sampled(ids, logprobs, "stop")
                 entered = torch.tensor([[token]])
         return Sampled(ids, logprobs, "length")

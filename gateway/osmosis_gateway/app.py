@@ -106,7 +106,7 @@ def create_app(
                 yield
                 await engine.shutdown.stop(0.0 if app.state.called_by_test_client else DRAIN_TIMEOUT)
             finally:
-                app.state.rollouts = NotStarted(agent_loop.name)
+                app.state.rollouts, app.state.leases, app.state.lifecycle = NotStarted(agent_loop.name), None, None
                 if on_shutdown is not None:
                     await on_shutdown()
 

@@ -1,7 +1,7 @@
 """Starts rollouts for the HTTP routes on an engine in this process."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from osmosis_gateway import http_bodies
 from osmosis_grpc.engine import Engine, Peer
@@ -50,6 +50,10 @@ class NotStarted:
 
     async def init(self, init: InitRequest, **caller: object) -> tuple[str, Sequence[ToolDict]]:
         """Raise Unavailable."""
+        self.refuse()
+
+    def refuse(self) -> NoReturn:
+        """Raise Unavailable, with what to do."""
         raise Unavailable("the application has not started: run it with uvicorn, or in `with TestClient(app)`")
 
     async def health(self) -> dict[str, Any]:

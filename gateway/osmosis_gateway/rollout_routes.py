@@ -13,6 +13,7 @@ from osmosis_gateway.bounded_json import init_refusal, read_json
 from osmosis_gateway.contracts import FIELDS, RolloutBody, read_rollout
 from osmosis_gateway.guard import bound_to_loopback
 from osmosis_gateway.http_bodies import Body, LaxFlag, LaxNumber, validated
+from osmosis_gateway.in_process import NotStarted
 from osmosis_gateway.leases import Leases
 from osmosis_gateway.lifecycle import Lifecycle
 from osmosis_gateway.routes import (
@@ -99,7 +100,7 @@ def add_rollout_routes(app: FastAPI, access: HttpAccess) -> None:
         PATH + "/{rollout_id}/result",
         response_model=None,
         dependencies=guarded,
-        responses=responses(401, 403, 404, 421, 501) | invalid(),
+        responses=responses(401, 403, 404, 421, 501, 503) | invalid(),
     )
     async def result(
         request: Request, rollout_id: str, lease: Annotated[str, Header(alias=LEASE_HEADER, min_length=1)]
@@ -108,7 +109,10 @@ def add_rollout_routes(app: FastAPI, access: HttpAccess) -> None:
         return await _leases(request).result(_owner(request), rollout_id, lease, request.is_disconnected)
 
     @app.get(
-        PATH + "/{rollout_id}/status", response_model=None, dependencies=guarded, responses=responses(401, 421, 501)
+        PATH + "/{rollout_id}/status",
+        response_model=None,
+        dependencies=guarded,
+        responses=responses(401, 421, 501, 503),
     )
     async def status(request: Request, rollout_id: str) -> dict[str, Any]:
         """The status of a rollout: queued, running, grading, success, failure, cancelled or unknown."""
@@ -118,7 +122,7 @@ def add_rollout_routes(app: FastAPI, access: HttpAccess) -> None:
         PATH + "/cancel",
         response_model=None,
         dependencies=guarded,
-        responses=responses(*_BODY, 501) | invalid(),
+        responses=responses(*_BODY, 501, 503) | invalid(),
         openapi_extra=body_of(CancelBody),
     )
     async def cancel(request: Request) -> dict[str, Any]:
@@ -132,7 +136,7 @@ def add_rollout_routes(app: FastAPI, access: HttpAccess) -> None:
         "/drain",
         response_model=None,
         dependencies=guarded,
-        responses=responses(*_BODY, 403, 501) | invalid(),
+        responses=responses(*_BODY, 403, 501, 503) | invalid(),
         openapi_extra=body_of(DrainBody),
     )
     async def drain(request: Request) -> dict[str, Any]:
@@ -161,6 +165,7 @@ def _owner(request: Request) -> str:
 def _leases(request: Request) -> Leases:
     leases: Leases | None = getattr(request.app.state, "leases", None)
     if leases is None:
+        _check_started(request)
         raise Unimplemented(
             "this gateway stores no results: send callback URLs with the rollout, or send it to the HTTP port of the "
             "agent server (osmosis-grpc serve -p PORT), which has leases"
@@ -168,8 +173,15 @@ def _leases(request: Request) -> Leases:
     return leases
 
 
+def _check_started(request: Request) -> None:
+    """Raise Unavailable for an application whose lifespan has not begun."""
+    if isinstance(request.app.state.rollouts, NotStarted):
+        request.app.state.rollouts.refuse()
+
+
 def _lifecycle(request: Request) -> Lifecycle:
     lifecycle: Lifecycle | None = getattr(request.app.state, "lifecycle", None)
     if lifecycle is None:
+        _check_started(request)
         raise Unimplemented("this gateway has no engine: send the request to its agent server")
     return lifecycle

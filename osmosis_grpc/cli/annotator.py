@@ -5,8 +5,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
-from osmosis_grpc.cli.source_port import Source
-from osmosis_grpc.cli.state_folder import SourceError, opened
+from osmosis_grpc.cli.source_port import Source, SourceError
+from osmosis_grpc.cli.state_folder import opened
 from osmosis_grpc.types import Annotation
 
 

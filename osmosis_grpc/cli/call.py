@@ -102,7 +102,7 @@ async def _call(server: ChosenServer, method: Method, request: Message, timeout:
             return 0
         except CallError as error:
             if isinstance(error, Unavailable | DeadlineExceeded) and not error.reason:  # no server has answered
-                say_error(f"call: {printable(server.told(await explained(server.target, credentials, error)))}")
+                say_error(f"call: {printable(server.text_of(await explained(server.target, credentials, error)))}")
                 return 2
             _refused(method, error, out)
             return 1

@@ -10,7 +10,7 @@ from osmosis_grpc.cli.record_values import plain
 from osmosis_grpc.cli.screen import Line, Screen, wrapped
 from osmosis_grpc.cli.server_choice import ChosenServer, chosen_server
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.cli.state_folder import SourceError
+from osmosis_grpc.cli.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.trainer.rollout_client import RolloutClient

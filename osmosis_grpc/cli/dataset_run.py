@@ -26,6 +26,7 @@ from osmosis_grpc.errors import CallError, InvalidArgument
 from osmosis_grpc.evaluate import (
     Dataset,
     DatasetError,
+    ModelError,
     RecordedReplies,
     RowResult,
     RunConfig,
@@ -50,6 +51,8 @@ from osmosis_grpc.types.requests import check_params
 T = TypeVar("T")
 
 SCRIPT = "mock:script="
+TOKEN_MODELS = ("vllm-grpc:", "smg-vllm:", "smg-sglang:")
+"""The beginnings of the names of models that osmosis_grpc.cli.token_models opens."""
 
 MOST_FAILURES = 10
 """With --quiet, the summary names at most this many rows that failed."""
@@ -118,7 +121,9 @@ def prepare(
         usage_error(command, f"--{path.strip('.').replace('_', '-')} {problem}")
     _check_output(command, options.output)
     if options.replay:
-        models = [f"--{name.replace('_', '-')}" for name in ("model", "base_url", "api_key") if name in given]
+        models = [
+            f"--{name.replace('_', '-')}" for name in ("model", "tokenizer", "base_url", "api_key") if name in given
+        ]
         if models:
             wrong = " and ".join(models)
             usage_error(command, f"--replay takes the replies of a run, and asks no model; leave out {wrong}")
@@ -139,7 +144,7 @@ def prepare(
         dataset,
         rows,
         dataset.check(rows.offset, rows.limit, rows.chosen),
-        None if recorded else open_model(options.model, base_url=options.base_url, api_key=options.api_key),
+        None if recorded else _model(options),
         RecordedReplies(recorded) if recorded else None,
         RunConfig(
             max_turns=options.max_turns,
@@ -150,6 +155,21 @@ def prepare(
             price=price,
         ),
     )
+
+
+def _model(options: RunOptions) -> Model:
+    """Return the model of a run. Raises ModelError, and MissingExtraError without the library that it needs."""
+    if not options.model.startswith(TOKEN_MODELS):
+        if options.tokenizer:
+            raise ModelError(
+                f"--tokenizer is for a model over gRPC, such as vllm-grpc:HOST:PORT, not for {options.model}"
+            )
+        return open_model(options.model, base_url=options.base_url, api_key=options.api_key)
+    if options.base_url or options.api_key:
+        raise ModelError(f"{options.model} has its address in its name, and no key; leave out --base-url and --api-key")
+    from osmosis_grpc.cli.token_models import open_token_model  # the others need no grpc
+
+    return open_token_model(options.model, options.tokenizer)
 
 
 def _config_sources(options: RunOptions) -> ConfigSources:
@@ -238,6 +258,8 @@ def inputs(options: RunOptions, prepared: Prepared) -> Inputs:
         model = {"replay": options.replay}
     elif prepared.model.url is not None:
         model["base_url"] = prepared.model.url
+        if options.tokenizer:
+            model["tokenizer"] = digest_of(Path(options.tokenizer) / "tokenizer.json")
     elif options.model.startswith(SCRIPT):
         model["script"] = digest_of(Path(options.model.removeprefix(SCRIPT)))
     return {

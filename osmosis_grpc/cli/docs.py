@@ -67,8 +67,8 @@ def _found(pages: dict[str, Path], topic: str) -> Section:
     found = known.get(f"page {wanted}") or known.get(wanted)
     if found is None:
         near = difflib.get_close_matches(wanted, [*pages, *known], 3, 0.6)
-        told = f"near are: {', '.join(near)}" if near else f"the pages are {', '.join(pages)}"
-        usage_error("docs", printable(f"there is no page and no heading {topic}; {told}"))
+        hint = f"near are: {', '.join(near)}" if near else f"the pages are {', '.join(pages)}"
+        usage_error("docs", printable(f"there is no page and no heading {topic}; {hint}"))
     return found
 
 

@@ -10,7 +10,7 @@ from osmosis_grpc.cli.record_values import plain
 from osmosis_grpc.cli.screen import Screen
 from osmosis_grpc.cli.source import Source, open_source, stopped_text
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.cli.state_folder import SourceError
+from osmosis_grpc.cli.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.types import OutcomeStatus, TrajectoryEvent, events

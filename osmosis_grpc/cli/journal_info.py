@@ -48,8 +48,8 @@ def damaged_info(entry: JournaledRollout, hint: str) -> RolloutInfo:
 
 
 def _tokens(response: ChatResponse) -> int:
-    told = (response.usage or {}).get("completion_tokens")
-    return told if isinstance(told, int) else len(response.tokens.ids) if response.tokens is not None else 0
+    reported = (response.usage or {}).get("completion_tokens")
+    return reported if isinstance(reported, int) else len(response.tokens.ids) if response.tokens is not None else 0
 
 
 def _info(

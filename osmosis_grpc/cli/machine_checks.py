@@ -72,7 +72,7 @@ def _versions() -> Iterator[Check]:
     yield Check(DISTRIBUTION, known.version)
     wanted = str(known.metadata["Requires-Python"] or "")
     python = ".".join(map(str, sys.version_info[:3]))
-    yield Check("python", _told(python, wanted), not _fits(python, wanted))
+    yield Check("python", _version_text(python, wanted), not _fits(python, wanted))
     extras: dict[str, list[Check]] = {}
     for text in known.requires or ():
         read = _REQUIREMENT.match(text)
@@ -93,7 +93,7 @@ def _package(name: str, wanted: str) -> Check:
     except metadata.PackageNotFoundError:
         return Check(name, "not installed", True, install(f"{name}{wanted}"))
     fits = _fits(found, wanted)
-    return Check(name, _told(found, wanted), not fits, "" if fits else install(f"{name}{wanted}"))
+    return Check(name, _version_text(found, wanted), not fits, "" if fits else install(f"{name}{wanted}"))
 
 
 def _extra(name: str, packages: list[Check]) -> Iterator[Check]:
@@ -106,7 +106,7 @@ def _extra(name: str, packages: list[Check]) -> Iterator[Check]:
     yield from (each for each in packages if each.problem)
 
 
-def _told(found: str, wanted: str) -> str:
+def _version_text(found: str, wanted: str) -> str:
     return found if _fits(found, wanted) else f"{found}, and {wanted} is needed"
 
 

@@ -14,7 +14,7 @@ from osmosis_grpc.cli.record_values import plain
 from osmosis_grpc.cli.screen import Line, Screen
 from osmosis_grpc.cli.server_choice import ChosenServer, chosen_server
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.cli.state_folder import SourceError
+from osmosis_grpc.cli.source_port import SourceError
 from osmosis_grpc.errors import CallError
 from osmosis_grpc.link.client_calls import Metadata, error_of
 from osmosis_grpc.link.connection_errors import explained
@@ -93,7 +93,7 @@ async def _ping(server: ChosenServer, timeout: float) -> Pinged:
             round_trip, skew, info = min(asked, key=lambda each: each[0])
             return Pinged(server.target, health, info, round_trip, skew)
         except CallError as error:
-            raise SourceError(server.told(await explained(server.target, credentials, error))) from None
+            raise SourceError(server.text_of(await explained(server.target, credentials, error))) from None
 
 
 async def _asked(

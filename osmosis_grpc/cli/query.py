@@ -15,7 +15,8 @@ from osmosis_grpc.cli.journal_views import VIEWS, VIEWS_VERSION
 from osmosis_grpc.cli.query_database import Answer, Interrupted, QueryDatabase, QueryError
 from osmosis_grpc.cli.record_values import plain
 from osmosis_grpc.cli.screen import Screen, columns, wrapped
-from osmosis_grpc.cli.state_folder import SourceError, doctor_hint
+from osmosis_grpc.cli.source_port import SourceError
+from osmosis_grpc.cli.state_folder import doctor_hint
 from osmosis_grpc.cli.usual_folder import run_folder, state_folder
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
@@ -174,8 +175,8 @@ def _print_table(names: Sequence[str], rows: "_Limited", screen: Screen) -> None
     screen.say(table.line(names), "head")
     for row in itertools.chain(first, found):
         screen.say(table.line([cell(value) for value in row]))
-    told = "; long texts are cut, and --csv and --json print them whole" if table.has_cut else ""
-    screen.say(f"({rows.count} row{'' if rows.count == 1 else 's'}{told})", "note")
+    hint = "; long texts are cut, and --csv and --json print them whole" if table.has_cut else ""
+    screen.say(f"({rows.count} row{'' if rows.count == 1 else 's'}{hint})", "note")
 
 
 @dataclass(slots=True)

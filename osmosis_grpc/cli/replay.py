@@ -13,7 +13,8 @@ from osmosis_grpc.agent.validator import one_line
 from osmosis_grpc.cli.agent_sources import SourceOptions
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
 from osmosis_grpc.cli.replay_comparison import Difference, Recorded, Row, rerun, result_differences
-from osmosis_grpc.cli.state_folder import SourceError, find_attempt, opened
+from osmosis_grpc.cli.source_port import SourceError
+from osmosis_grpc.cli.state_folder import find_attempt, opened
 from osmosis_grpc.cli.transcript import reward_text
 from osmosis_grpc.cli.usual_folder import state_folder
 from osmosis_grpc.errors import OsmosisRolloutError

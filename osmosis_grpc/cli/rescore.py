@@ -16,7 +16,7 @@ from osmosis_grpc.cli.score_text import score_lines
 from osmosis_grpc.cli.screen import Screen
 from osmosis_grpc.cli.source import Source, open_source
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.cli.state_folder import SourceError
+from osmosis_grpc.cli.source_port import SourceError
 from osmosis_grpc.cli.transcript import counted
 from osmosis_grpc.evaluate import RunError, RunFolder
 from osmosis_grpc.evaluate.errors import EvalFunctionError

@@ -25,9 +25,14 @@ class RunOptions:
         typer.Option(
             "--model",
             metavar="NAME",
-            help="mock:echo, mock:tools, mock:script=FILE, litellm:NAME, or a name of the server at --base-url.",
+            help="mock:echo, mock:tools, mock:script=FILE, litellm:NAME, vllm-grpc:HOST:PORT, smg-vllm:HOST:PORT, "
+            "smg-sglang:HOST:PORT, or a name of the server at --base-url.",
         ),
     ] = "gpt-5-mini"
+    tokenizer: Annotated[
+        str | None,
+        typer.Option("--tokenizer", metavar="FOLDER", help="tokenizer.json and chat template, for a model over gRPC."),
+    ] = None
     base_url: Annotated[
         str | None,
         typer.Option("--base-url", metavar="URL", help="An OpenAI-compatible server. Default: OPENAI_BASE_URL"),

@@ -10,7 +10,7 @@ import grpc
 
 from osmosis_grpc.cli.environment import sets_options
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.cli.state_folder import SourceError
+from osmosis_grpc.cli.source_port import SourceError
 from osmosis_grpc.console.option import host_port, split_host_port
 from osmosis_grpc.errors import CallError, NotFound
 from osmosis_grpc.link.channel_options import client_options
@@ -85,9 +85,9 @@ class ChosenServer:
             raise SourceError(f"{error} on {self}; list shows the rollouts that the token may see") from None
         except CallError as error:
             how = "--server, --token and --tls say how to reach it"
-            raise SourceError(f"{self.why}{self.told(error)}; {how}") from None
+            raise SourceError(f"{self.why}{self.text_of(error)}; {how}") from None
 
-    def told(self, error: CallError) -> str:
+    def text_of(self, error: CallError) -> str:
         """Return the text of an error with the name of the server."""
         text = str(error)
         for ours, option in _OPTIONS.items():

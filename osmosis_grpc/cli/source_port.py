@@ -14,6 +14,10 @@ def stopped_text(where: str, as_of: float) -> str:
     return f"no server uses {where}; shown as of {time.strftime('%Y-%m-%d %H:%M:%SZ', time.gmtime(as_of))}"
 
 
+class SourceError(Exception):
+    """A journal or a server has no answer. The message says why and what to do."""
+
+
 class Source(ABC):
     """Rollouts and their events. Methods raise SourceError."""
 

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
+from osmosis_grpc.cli.source_port import SourceError
 from osmosis_grpc.errors import DataLoss, InvalidArgument
 from osmosis_grpc.storage import JournalError, Reader
 from osmosis_grpc.types import JournaledRollout
@@ -20,10 +21,6 @@ LOOKED_AT = 10_000
 def doctor_hint(folder: Path) -> str:
     """Return the advice to examine a folder."""
     return f"run osmosis-grpc doctor --state-dir {shlex.quote(str(folder))} for details"
-
-
-class SourceError(Exception):
-    """A journal or a server has no answer. The message says why and what to do."""
 
 
 @contextlib.contextmanager

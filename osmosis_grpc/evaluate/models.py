@@ -20,7 +20,7 @@ from osmosis_grpc.errors import CallError, FailedPrecondition, Internal, Invalid
 from osmosis_grpc.evaluate.columns import kind_of
 from osmosis_grpc.evaluate.errors import ModelError
 from osmosis_grpc.policies import EchoPolicy, EveryToolMock, LiteLLMPolicy, OpenAIPolicy, Policy, ScriptedPolicy
-from osmosis_grpc.policies.openai import checked_url
+from osmosis_grpc.policies.model_http import checked_url
 from osmosis_grpc.types import ChatRequest, Message
 from osmosis_grpc.types.messages import copy_message
 

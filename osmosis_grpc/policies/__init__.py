@@ -5,6 +5,7 @@ Trainer takes any policy. The policies of this package give scripted replies, mo
 
 from collections.abc import Awaitable, Callable
 
+from osmosis_grpc.policies.anthropic import AnthropicPolicy
 from osmosis_grpc.policies.chat_renderer import ChatRenderer, PromptIds, Tokenizer
 from osmosis_grpc.policies.every_tool import EveryToolMock
 from osmosis_grpc.policies.generation import FinishReason, Generated, GenerateRequest, TokenGenerator
@@ -29,6 +30,7 @@ If the reply to a chat is no longer wanted, the trainer cancels the task of an a
 `cancel`, the trainer then calls `cancel(request)` on the thread of its event loop. The method must not block."""
 
 __all__ = [
+    "AnthropicPolicy",
     "ChatRenderer",
     "EchoPolicy",
     "EveryToolMock",

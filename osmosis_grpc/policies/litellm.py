@@ -9,7 +9,7 @@ from typing import Any
 
 from osmosis_grpc.agent.local_prices import use_local_prices
 from osmosis_grpc.errors import CallError, DeadlineExceeded, Internal, InvalidArgument, MissingExtraError, Unavailable
-from osmosis_grpc.policies.openai import refused
+from osmosis_grpc.policies.model_http import refused
 from osmosis_grpc.types import ChatRequest, ChatResponse
 
 

@@ -2,45 +2,24 @@
 
 The policy keeps the token ids and logprobs that a server returns for `return_token_ids`. vLLM puts the prompt's ids
 beside the choices, and SGLang puts them into the choices. If a server returns no ids, the reply has no tokens and its
-sample is not trainable. The policy never tokenizes a text itself.
+sample is not trainable. The policy never tokenizes a text itself. SGLang also returns the version of its weights.
 
 Needs the extra `policies` (aiohttp).
 """
 
-import contextlib
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote, urlsplit
+from typing import Any
 
 import numpy as np
 
-from osmosis_grpc.errors import (
-    CallError,
-    DeadlineExceeded,
-    Internal,
-    InvalidArgument,
-    MissingExtraError,
-    PermissionDenied,
-    ResourceExhausted,
-    Unauthenticated,
-    Unavailable,
-)
-from osmosis_grpc.types import ChatRequest, ChatResponse, Ids, Tensor, TokenBlock, VersionSpan, jsontext
+from osmosis_grpc.errors import InvalidArgument, Unavailable
+from osmosis_grpc.policies.model_http import ModelHttp, checked_url, typed
+from osmosis_grpc.types import ChatRequest, ChatResponse, Ids, Tensor, TokenBlock, VersionSpan
 
-if TYPE_CHECKING:
-    import aiohttp
-
-
-T = TypeVar("T")
-
-SESSION_HEADER = "X-Session-ID"
-"""This header is equal in all chats of a sample, so that a router picks the replica that caches their prefix."""
 ID_PREFIX = "token_id:"
 """How vLLM writes a token as its id."""
 ABORT_RETRY = 1.0
 """When the model server aborts a chat, the agent server asks again after this many seconds."""
-MOST_SAID = 500
-"""An error has at most this many characters of the model server's answer."""
 
 
 class OpenAIPolicy:
@@ -68,77 +47,31 @@ class OpenAIPolicy:
         connections: int = 1024,
         version: str = "",
     ) -> None:
-        try:
-            import aiohttp
-        except ImportError:
-            raise MissingExtraError("OpenAIPolicy", "policies") from None
-        self._url = checked_url(base_url) + "/chat/completions"
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        url = checked_url(base_url) + "/chat/completions"
+        self._http = ModelHttp("OpenAIPolicy", url, headers, key=api_key, timeout=timeout, connections=connections)
         self._model = model
-        self._key = api_key
         self._token_ids = token_ids
         self._logprobs = logprobs
-        self._timeout = timeout
-        self._connections = connections
         self._version = version
-        self._session: aiohttp.ClientSession | None = None
-        self._users = 0
 
     async def __aenter__(self) -> "OpenAIPolicy":
-        self._users += 1
+        self._http.enter()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._users -= 1
-        session = self._session
-        if not self._users and session is not None:
-            self._session = None
-            await session.close()
+        await self._http.exit()
 
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
-        import aiohttp
-
-        session = self._session or self._open()
-        headers = {SESSION_HEADER: quote(f"{request.rollout_id}/{request.sample}")}
-        call = session.post(self._url, json=self._body(request), headers=headers, allow_redirects=False)
+        body = await self._http.post(request, self._body(request))
         try:
-            async with call as response:
-                raw, status, retry_after = await response.read(), response.status, response.headers.get("Retry-After")
-        except TimeoutError:
-            raise DeadlineExceeded(f"the model server gave no reply within {self._timeout:g} s{self._at}") from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise Unavailable(f"the model server cannot be reached: {type(error).__name__}{self._at}") from None
-        if status != 200:
-            text = _said(raw.decode(errors="replace"))
-            raise refused(status, self._without_key(text), self._at, retry_after)
-        try:
-            body = jsontext.parse(raw.decode(), "body")
             if body["choices"][0].get("finish_reason") == "abort":
-                raise Unavailable(f"the model server aborted the chat{self._at}", retry_after=ABORT_RETRY)
+                raise Unavailable(f"the model server aborted the chat{self._http.at}", retry_after=ABORT_RETRY)
             return _read(body, self._version)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, InvalidArgument) as error:
-            problem = self._without_key(f"{type(error).__name__}: {error}")
-            raise Internal(f"the model server's reply cannot be read: {problem}{self._at}") from None
-
-    def _without_key(self, text: str) -> str:
-        return text.replace(self._key, "[key]") if self._key else text
-
-    @property
-    def _at(self) -> str:
-        return f" (POST {self._url})"
-
-    def _open(self) -> "aiohttp.ClientSession":
-        import aiohttp
-
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        self._session = aiohttp.ClientSession(
-            headers=headers,
-            trust_env=False,
-            timeout=aiohttp.ClientTimeout(total=self._timeout),
-            connector=aiohttp.TCPConnector(limit=self._connections, limit_per_host=self._connections),
-        )
-        return self._session
+            raise self._http.unreadable(error) from None
 
     def _body(self, request: ChatRequest) -> dict[str, Any]:
         asked = {"logprobs": True} if self._logprobs else {}
@@ -151,31 +84,19 @@ class OpenAIPolicy:
         return body
 
 
-def checked_url(base_url: str) -> str:
-    """Return the base URL. Raises ValueError for a URL that is malformed or has a password."""
-    try:
-        parts = urlsplit(base_url)
-    except ValueError:  # its text may have the password
-        raise ValueError("base_url: is not http://HOST:PORT/v1 or https://HOST/v1") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("base_url: is not http://HOST:PORT/v1 or https://HOST/v1")
-    if parts.username or parts.password or parts.query or parts.fragment:
-        raise ValueError("base_url: has a user name, a password, a query or a fragment; give the key as api_key")
-    return base_url.rstrip("/")
-
-
 def _read(body: dict[str, Any], version: str) -> ChatResponse:
     choice = body["choices"][0]
     ids = choice.get("token_ids")
     block = None if ids is None else TokenBlock.of(ids, _logprobs(choice, len(ids)), _top_logprobs(choice, len(ids)))
     prompt = body.get("prompt_token_ids", choice.get("prompt_token_ids"))
     prompt_ids: Ids | None = None if prompt is None else TokenBlock.of(prompt).ids
-    message = {"role": "assistant"} | _typed(choice["message"], dict)
-    finish_reason = _typed(choice.get("finish_reason") or "", str)
+    message = {"role": "assistant"} | typed(choice["message"], dict)
+    finish_reason = typed(choice.get("finish_reason") or "", str)
+    version = _weight_version(body) or version
     response = ChatResponse(
         message=message,
         finish_reason=finish_reason,
-        usage=_typed(body.get("usage") or {}, dict) or None,
+        usage=typed(body.get("usage") or {}, dict) or None,
         tokens=block,
         prompt_ids=prompt_ids,
         versions=(VersionSpan(version, len(block.ids)),) if version and block is not None else (),
@@ -184,10 +105,10 @@ def _read(body: dict[str, Any], version: str) -> ChatResponse:
     return response
 
 
-def _typed(value: Any, kind: type[T]) -> T:
-    if not isinstance(value, kind):
-        raise TypeError(f"{value!r} is not a {kind.__name__}")
-    return value
+def _weight_version(body: dict[str, Any]) -> str:
+    """Return the version of the weights, as SGLang returns it; an empty text if there is none."""
+    version = (body.get("metadata") or {}).get("weight_version")
+    return "" if version is None else typed(version, str)
 
 
 def _logprobs(choice: dict[str, Any], count: int) -> "np.ndarray[Any, Any] | None":
@@ -210,24 +131,3 @@ def _top_logprobs(choice: dict[str, Any], count: int) -> dict[str, Tensor]:
         listed = [[int(name.removeprefix(ID_PREFIX)) for name in row] for row in names]
         extras["top_logprob_ids"] = Tensor.of(np.array(listed, dtype="<u4"))
     return extras
-
-
-def refused(status: int, text: str, at: str, retry_after: str | None) -> CallError:
-    """Return the error for a status of HTTP. `text` is the server's answer, and `at` the place for the message."""
-    pause = float(retry_after) if retry_after and retry_after.strip().isdecimal() else None
-    message = f"the model server answered {status}: {text[:MOST_SAID]}{at}"
-    if status == 429:
-        return ResourceExhausted(message, retry_after=pause)
-    if status >= 500 or status == 408:
-        return Unavailable(message, retry_after=pause)
-    if status in (401, 403):
-        kind = Unauthenticated if status == 401 else PermissionDenied
-        return kind(f"the model server answered {status}{at}; check api_key")
-    return Internal(f"{message}; check base_url and model" if status == 404 else message)
-
-
-def _said(text: str) -> str:
-    """Return the message of an answer {"error": {"message": ...}}, and any other answer as it is."""
-    with contextlib.suppress(KeyError, TypeError, ValueError, InvalidArgument):
-        return _typed(jsontext.parse(text, "body")["error"]["message"], str)
-    return text

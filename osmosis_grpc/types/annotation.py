@@ -6,10 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
 from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types.arrays import ArrayLike, Float32Array, np
 from osmosis_grpc.types.jsontext import check_text
 from osmosis_grpc.types.samples import Sample
 from osmosis_grpc.types.tensors import ArrayEquality
@@ -22,7 +20,7 @@ MAX_LABELS = 64
 MAX_NOTE_CHARS = 64 * 1024
 """The longest note and reason of an annotation, in characters."""
 
-Values = NDArray[np.float32]
+Values = Float32Array
 
 
 def _values(values: ArrayLike) -> Values:

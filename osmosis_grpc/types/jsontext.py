@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-import numpy as np
-
 from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types.arrays import np
 
 MAX_DEPTH = 256
 """Levels of lists and objects within one value."""
@@ -26,9 +25,8 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 _ITEM_BYTES = 64
 """The approximate memory of a list, an object or one item, in bytes."""
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"')
-_STEPS = np.zeros(256, np.int8)
-"""The change of the level at each byte: 1 at an opening bracket, -1 at a closing bracket."""
-_STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
+_STEPS = bytes(1 if byte in b"[{" else 255 if byte in b"]}" else 0 for byte in range(256))
+"""The change of the level at each byte, as int8: 1 at an opening bracket, -1 at a closing bracket."""
 _NESTED = (dict, list, tuple)
 _PLAIN: dict[type, Callable[[Any], Any]] = {str: str.__str__, int: int.__int__, float: float.__float__}
 
@@ -131,8 +129,8 @@ def parse(text: str, field: str, levels: int = MAX_DEPTH) -> Any:
 
 def _depth(text: str) -> int:
     """Returns how many levels a JSON text has."""
-    raw = np.frombuffer(_STRINGS.sub("", text).encode(), np.uint8)
-    return int(np.cumsum(_STEPS[raw], dtype=np.int32).max(initial=0))
+    steps = np.frombuffer(_STRINGS.sub("", text).encode().translate(_STEPS), np.int8)
+    return int(np.cumsum(steps, dtype=np.int32).max(initial=0))
 
 
 class Unparsed:

@@ -3,10 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
 from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types.arrays import BoolArray, np
 from osmosis_grpc.types.extras import Extra, Extras, check_extras
 from osmosis_grpc.types.fast_init import fast_init
 from osmosis_grpc.types.jsontext import NOTHING
@@ -53,7 +51,7 @@ class Segment(ArrayEquality):
         """The number of tokens with mask 1."""
         return sum(self.mask_runs[1::2])
 
-    def mask(self) -> NDArray[np.bool_]:
+    def mask(self) -> BoolArray:
         """Returns the loss mask, bool, shape (n,). `ids[mask]` are the tokens that the policy sampled."""
         values = np.arange(len(self.mask_runs)) % 2 == 1
         return np.repeat(values, self.mask_runs)

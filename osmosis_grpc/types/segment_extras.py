@@ -6,9 +6,7 @@ An extra is complete in a row of tokens if each of them has a row of it, and if 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from osmosis_grpc.types.arrays import BoolArray, np
 from osmosis_grpc.types.extras import Extra, Extras
 from osmosis_grpc.types.jsontext import NOTHING
 from osmosis_grpc.types.tensors import RaggedTensor, Tensor
@@ -65,7 +63,7 @@ def rows(extras: Extras, start: int, stop: int) -> Extras:
     return join([Part(extras, start, stop, 0)]) if extras else extras
 
 
-def spread(extra: Extra, mask: NDArray[np.bool_]) -> Extra:
+def spread(extra: Extra, mask: BoolArray) -> Extra:
     """Returns an extra with one row for each element of the mask: its own rows in order where the mask is set.
 
     The other rows are zeros, or empty.

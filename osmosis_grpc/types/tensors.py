@@ -7,10 +7,8 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
 from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types.arrays import Array, ArrayLike, UInt32Array, np
 
 MAX_DIMENSIONS = 16
 """The most dimensions of a tensor."""
@@ -80,7 +78,7 @@ class Tensor:
             raise InvalidArgument("extras", f"a tensor of {name} cannot be sent")
         return cls(dtype=name, shape=made.shape, data=made.astype(wire, copy=False).tobytes())
 
-    def numpy(self) -> NDArray[Any]:
+    def numpy(self) -> Array:
         """Returns a read-only array. For bfloat16 the array has the raw values as uint16."""
         return np.frombuffer(self.data, dtype=TENSOR_DTYPES[self.dtype] or "<u2").reshape(self.shape)
 
@@ -116,7 +114,7 @@ class RaggedTensor(ArrayEquality):
 
     values: Tensor
     """All rows, joined. The first dimension counts the elements of all rows."""
-    offsets: NDArray[np.uint32]
+    offsets: UInt32Array
     """uint32, shape (n + 1,). Row i has the elements from offsets[i] up to, but without, offsets[i + 1]."""
 
     @classmethod
@@ -146,7 +144,7 @@ class RaggedTensor(ArrayEquality):
         """The number of rows."""
         return len(self.offsets) - 1
 
-    def row(self, index: int) -> NDArray[Any]:
+    def row(self, index: int) -> Array:
         """Returns a read-only view of one row. Negative indices count from the end. Raises IndexError."""
         count = len(self)
         if not -count <= index < count:
@@ -154,7 +152,7 @@ class RaggedTensor(ArrayEquality):
         start, end = self.offsets[index % count : index % count + 2].tolist()
         return self.values.numpy()[start:end]
 
-    def numpy(self) -> list[NDArray[Any]]:
+    def numpy(self) -> list[Array]:
         """Returns the rows, each as a read-only view."""
         values, bounds = self.values.numpy(), self.offsets.tolist()
         return [values[start:end] for start, end in pairwise(bounds)]

@@ -5,24 +5,22 @@ module never estimates them. Received arrays are read-only views.
 """
 
 import math
+import struct
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
 from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types.arrays import Array, ArrayLike, Float32Array, UInt32Array, np
 from osmosis_grpc.types.extras import Extras, check_extras
 from osmosis_grpc.types.fast_init import fast_init
 from osmosis_grpc.types.jsontext import NOTHING
 from osmosis_grpc.types.tensors import ArrayEquality
 
-Ids = NDArray[np.uint32]
-Logprobs = NDArray[np.float32]
+Ids = UInt32Array
+Logprobs = Float32Array
 
 MAX_LOGPROB = 1e-3
 """The highest valid logprob. Rounding can make a logprob slightly greater than zero; a larger one is an error."""
-_HIGHEST = float(np.float32(MAX_LOGPROB))
+_HIGHEST: float = struct.unpack("<f", struct.pack("<f", MAX_LOGPROB))[0]
 
 
 @fast_init
@@ -83,11 +81,11 @@ class VersionSpan:
     tokens: int
 
 
-def _flat(values: ArrayLike, name: str, dtype: str | None = None) -> NDArray[Any]:
+def _flat(values: ArrayLike, name: str, dtype: str | None = None) -> Array:
     """Returns a one-dimensional array of numbers. Raises InvalidArgument."""
     try:
         with np.errstate(over="ignore"):
-            array: NDArray[Any] = np.asarray(values, dtype=dtype, order="C")
+            array: Array = np.asarray(values, dtype=dtype, order="C")
     except (TypeError, ValueError, OverflowError):
         raise InvalidArgument(name, "is not a list of numbers") from None
     if array.ndim != 1:

@@ -1,9 +1,8 @@
 """annotation.proto: annotations of rollouts."""
 
-import numpy as np
-
 from osmosis_grpc._gen.osmosis.rollout.v1 import annotation_pb2 as pb
 from osmosis_grpc.types.annotation import Annotation, SegmentAnnotation
+from osmosis_grpc.types.arrays import np
 from osmosis_grpc.wire.field_conversion import Codec, Converter
 
 _VALUES = Codec(lambda values: values.tolist(), lambda values, path: np.array(values, dtype="<f4"))

@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from osmosis_grpc._gen.osmosis.rollout.v1 import tokens_pb2 as pb
 from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types.arrays import np
 from osmosis_grpc.types.extras import MAX_EXTRAS, MAX_NAME, Extra, Extras
 from osmosis_grpc.types.jsontext import NOTHING
 from osmosis_grpc.types.tensors import MAX_DIMENSIONS, TENSOR_DTYPES, RaggedTensor, Tensor

@@ -9,10 +9,9 @@ later.
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from osmosis_grpc._gen.osmosis.rollout.v1 import tokens_pb2 as pb
 from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types.arrays import np
 from osmosis_grpc.types.extras import Extras, check_extras
 from osmosis_grpc.types.jsontext import NOTHING
 from osmosis_grpc.types.samples import ChatRef, ChatReward, PrefixChat, Sample, Segment
@@ -23,9 +22,6 @@ from osmosis_grpc.wire.message import message_to_wire, messages_from_wire
 from osmosis_grpc.wire.protobuf_encoding import head
 
 _IDS, _LOGPROBS = 1, 2  # the field numbers, in TokenBlock and in Segment
-_UINT32, _FLOAT32 = np.dtype("<u4"), np.dtype("<f4")
-_NO_IDS: Ids = np.empty(0, dtype="<u4")
-_NO_LOGPROBS: Logprobs = np.empty(0, dtype="<f4")
 
 
 def block_to_wire(block: TokenBlock) -> pb.TokenBlock:
@@ -198,12 +194,12 @@ def _read(message: pb.TokenBlock | pb.Segment, *, alone: bool = True) -> tuple[I
     """
     count, known = len(message.ids), len(message.logprobs)
     if not count and not known:
-        return _NO_IDS, _NO_LOGPROBS
+        return np.empty(0, "<u4"), np.empty(0, "<f4")
     data = message.SerializeToString()  # fields are in the order of their numbers, so these two come first
     at = len(head(_IDS, 4 * count)) if count else 0
     if not alone:
         data = data[: at + 4 * count + (len(head(_LOGPROBS, 4 * known)) + 4 * known if known else 0)]
-    ids = np.frombuffer(data, _UINT32, count, at)
+    ids = np.frombuffer(data, "<u4", count, at)
     if not known:
-        return ids, _NO_LOGPROBS
-    return ids, np.frombuffer(data, _FLOAT32, known, at + 4 * count + len(head(_LOGPROBS, 4 * known)))
+        return ids, np.empty(0, "<f4")
+    return ids, np.frombuffer(data, "<f4", known, at + 4 * count + len(head(_LOGPROBS, 4 * known)))

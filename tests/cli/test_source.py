@@ -10,7 +10,7 @@ from osmosis_grpc.cli.folder_source import FolderSource
 from osmosis_grpc.cli.server_source import ServerSource
 from osmosis_grpc.cli.source import open_source
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.cli.state_folder import SourceError
+from osmosis_grpc.cli.source_port import SourceError
 from osmosis_grpc.evaluate.run_folder import RunFolder
 from osmosis_grpc.types import RolloutState, events
 from tests.cli.looked_at import recorded

@@ -55,7 +55,8 @@ class Reader:
         self.output: list[str] = []
         """What each block printed."""
         self._stack = ExitStack()
-        self._ports = dict(zip(PORTS, (str(quiet_port()) for _ in PORTS), strict=True))
+        self.ports = dict(zip(PORTS, (str(quiet_port()) for _ in PORTS), strict=True))
+        """The free port for each of PORTS."""
 
     def __enter__(self) -> "Reader":
         return self
@@ -66,11 +67,11 @@ class Reader:
     async def run(self, block: Block, timeout: float = 50) -> None:
         """Run a block to its end; a server is left running. Raises AssertionError with what it printed."""
         text = block.text
-        for port, free in self._ports.items():
+        for port, free in self.ports.items():
             text = re.sub(rf"\b{port}\b", free, text)
         if block.language == "bash":
             if _SERVES.search(text):
-                grpc, http = self._ports["50051"], self._ports["9000"]
+                grpc, http = self.ports["50051"], self.ports["9000"]
                 text = re.sub(r"\bserve ", f"serve --grpc-port {grpc} -p {http} ", text)  # else the default ports
                 await asyncio.to_thread(self._serve, text, timeout)
             else:

@@ -61,3 +61,14 @@ def counting_model(tokenizer):
         return reply[len(prompt) - starts[-1] - len(begin) :]
 
     return model
+
+
+def adding_model(tokenizer):
+    """Sampled ids for a prompt of a ChatML template: a call of add(2, 3), and then the answer."""
+
+    def model(prompt):
+        call = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
+        answered = "<|im_start|>tool" in tokenizer.decode(prompt)
+        return tokenizer.encode(("#### 5" if answered else call) + "<|im_end|>")
+
+    return model

@@ -91,11 +91,11 @@ class FakeEngine:
 
 
 @asynccontextmanager
-async def serving(add):
-    """A server on a free port of loopback. `add` registers its services. Gives HOST:PORT."""
+async def serving(add, port=0):
+    """A server on loopback; port 0 is any free one. `add` registers its services. Gives HOST:PORT."""
     server = grpc.aio.server()
     add(server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     try:
         yield f"127.0.0.1:{port}"

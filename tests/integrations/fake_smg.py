@@ -14,13 +14,13 @@ from tests.integrations.fake_engine import Refused, serving
 
 
 class _Servicer:
-    """What both services have in common. `pb` are the messages of the service."""
+    """The common part of both services. `pb` are the messages; `tokenizer` is the folder that the server sends."""
 
-    def __init__(self, engine):
-        self.engine = engine
+    def __init__(self, engine, tokenizer=None):
+        self.engine, self.tokenizer = engine, tokenizer
 
-    def serving(self):
-        return serving(lambda server: self.add(self, server))
+    def serving(self, port=0):
+        return serving(lambda server: self.add(self, server), port)
 
     async def Generate(self, request, context):
         self.engine.saw("Generate", request, context)
@@ -55,8 +55,9 @@ class _Servicer:
     async def GetTokenizer(self, request, context):
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w") as files:
-            files.writestr("tokenizer.json", "{}")
             files.writestr("../outside.txt", "no")
+            for file in sorted(self.tokenizer.iterdir()):
+                files.write(file, file.name)
         data = packed.getvalue()
         yield common.GetTokenizerChunk(data=data[:50])
         yield common.GetTokenizerChunk(data=data[50:], sha256=hashlib.sha256(data).hexdigest())

@@ -15,8 +15,8 @@ class FakeVllm:
     def __init__(self, engine, without=()):
         self.engine, self.without = engine, without
 
-    def serving(self):
-        return serving(self._add)
+    def serving(self, port=0):
+        return serving(self._add, port)
 
     def _add(self, server):
         services = {}

@@ -241,9 +241,13 @@ async def test_the_other_engine_is_an_error_that_says_so():
 
 
 async def test_the_tokenizer_is_downloaded_into_its_folder_only(tmp_path):
-    engine = FakeEngine(lambda prompt: list(REPLY))
-    folder = tmp_path / "in" / "here"
-    async with server_of("smg-vllm", engine) as target, SmgGenerator(target) as generator:
+    from tests.integrations.fake_smg import FakeVllmEngine
+
+    sent, folder = tmp_path / "sent", tmp_path / "in" / "here"
+    sent.mkdir()
+    (sent / "tokenizer.json").write_text("{}")
+    served = FakeVllmEngine(FakeEngine(lambda prompt: []), sent)
+    async with served.serving() as target, SmgGenerator(target) as generator:
         assert await generator.download_tokenizer(folder) == folder
     assert (folder / "tokenizer.json").read_text() == "{}"
     assert not [*tmp_path.glob("outside*"), *(tmp_path / "in").glob("outside*")]

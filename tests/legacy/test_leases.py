@@ -262,4 +262,4 @@ def test_gap_s15_an_application_in_a_test_client_has_leases():
         lease = {"X-Osmosis-Rollout-Lease": admission.json()["polling_lease_token"]}
         assert client.get("/rollout/r1/result", headers=lease).json()["status"] == "cancelled"
         assert client.post("/drain", json={"timeout_sec": 1}).json()["drained"] is True
-    assert TestClient(create_app(Loop())).post("/rollout", json=body).status_code == 501
+    assert TestClient(create_app(Loop())).post("/rollout", json=body).status_code == 503

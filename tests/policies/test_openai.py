@@ -25,6 +25,7 @@ from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.types import ChatRequest, ChatResponse, OutcomeStatus, VersionSpan
 from osmosis_grpc.wire.chat import reply_bytes, reply_from_wire
+from tests.waiting import until
 
 KEY = "sk-very-secret"
 QUESTION = [{"role": "user", "content": "2+3?"}]
@@ -60,7 +61,7 @@ async def model_server(
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -352,3 +353,25 @@ async def test_a_policy_is_used_by_many_at_once_and_again_after_it_was_closed():
                 replies = await asyncio.gather(*(policy(request) for _ in range(20)))
                 assert all(reply.message == REPLY for reply in replies)
     assert len(seen) == 40
+
+
+async def test_cancelling_a_chat_ends_its_request():
+    ended: list[web.Request] = []
+
+    async def silent(request: web.Request) -> web.Response:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(request)
+
+    async with model_server(silent) as (url, seen), OpenAIPolicy(url, "m") as policy:
+        task = asyncio.ensure_future(policy(ChatRequest(rollout_id="r", messages=QUESTION)))
+        await until(lambda: seen)
+        task.cancel()
+        await asyncio.wait([task])
+        await until(lambda: ended)
+
+
+async def test_the_servers_version_of_the_weights_comes_first():
+    response = await ask({**SGLANG, "metadata": {"weight_version": "step-8"}}, version="step-7")
+    assert response.versions == (VersionSpan("step-8", 2),)

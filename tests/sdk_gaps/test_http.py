@@ -85,6 +85,8 @@ def test_gap_s02_the_test_client_without_a_block_reports_health_and_says_what_is
     assert (health["status"], health["agent_loop"], health["active_rollouts"]) == ("healthy", "calculator", 0)
     answer = client.post("/v1/rollout/init", json=HELLO)
     assert (answer.status_code, "with TestClient(app)" in answer.text) == (503, True)
+    for answer in (client.post("/rollout/cancel", json={"all": True}), client.get("/rollout/r1/status")):
+        assert (answer.status_code, "with TestClient(app)" in answer.text) == (503, True)
 
 
 def test_gap_s02_an_application_allows_the_targets_that_it_names():

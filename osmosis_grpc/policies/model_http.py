@@ -1,0 +1,160 @@
+"""Posts JSON to a model server over HTTP, and turns its statuses into errors. Needs the extra `policies` (aiohttp)."""
+
+import contextlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote, urlsplit
+
+from osmosis_grpc.errors import (
+    CallError,
+    DeadlineExceeded,
+    Internal,
+    InvalidArgument,
+    MissingExtraError,
+    PermissionDenied,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+)
+from osmosis_grpc.types import ChatRequest, jsontext
+
+if TYPE_CHECKING:
+    import aiohttp
+
+T = TypeVar("T")
+
+SESSION_HEADER = "X-Session-ID"
+"""This header is equal in all chats of a sample, so that a router picks the replica that caches their prefix."""
+MOST_SAID = 500
+"""An error has at most this many characters of the model server's answer."""
+
+
+class ModelHttp:
+    """The connections to one URL of a model server.
+
+    `headers` are sent with each request. The key is never in an error. The connections are closed when the last user
+    exits; exits without an open connection do nothing. Raises MissingExtraError without aiohttp, and names `policy`.
+    """
+
+    def __init__(
+        self,
+        policy: str,
+        url: str,
+        headers: Mapping[str, str],
+        *,
+        key: str | None = None,
+        timeout: float = 600.0,
+        connections: int = 1024,
+    ) -> None:
+        try:
+            import aiohttp
+        except ImportError:
+            raise MissingExtraError(policy, "policies") from None
+        self._url = url
+        self._headers = dict(headers)
+        self._key = key
+        self._timeout = timeout
+        self._connections = connections
+        self._session: aiohttp.ClientSession | None = None
+        self._users = 0
+
+    @property
+    def at(self) -> str:
+        """The place for messages of errors."""
+        return f" (POST {self._url})"
+
+    def enter(self) -> None:
+        """Count a user."""
+        self._users += 1
+
+    async def exit(self) -> None:
+        """Remove a user, and close the connections after the last one."""
+        self._users -= 1
+        session = self._session
+        if not self._users and session is not None:
+            self._session = None
+            await session.close()
+
+    async def post(self, request: ChatRequest, body: Mapping[str, Any]) -> Any:
+        """Return the JSON of the answer. Cancelling closes the connection, and the model server stops sampling.
+
+        Raises ResourceExhausted, Unavailable or DeadlineExceeded if a retry may help, and another CallError if not.
+        """
+        import aiohttp
+
+        session = self._session or self._open()
+        headers = {SESSION_HEADER: quote(f"{request.rollout_id}/{request.sample}")}
+        try:
+            async with session.post(self._url, json=body, headers=headers, allow_redirects=False) as response:
+                raw, status, retry_after = await response.read(), response.status, response.headers.get("Retry-After")
+        except TimeoutError:
+            raise DeadlineExceeded(f"the model server gave no reply within {self._timeout:g} s{self.at}") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unavailable(f"the model server cannot be reached: {type(error).__name__}{self.at}") from None
+        if status != 200:
+            raise refused(status, self.without_key(_said(raw.decode(errors="replace"))), self.at, retry_after)
+        try:
+            return jsontext.parse(raw.decode(), "body")
+        except (ValueError, InvalidArgument) as error:
+            raise self.unreadable(error) from None
+
+    def unreadable(self, error: Exception) -> Internal:
+        """Return the error for an answer that cannot be read."""
+        problem = self.without_key(f"{type(error).__name__}: {error}")
+        return Internal(f"the model server's reply cannot be read: {problem}{self.at}")
+
+    def without_key(self, text: str) -> str:
+        """Return a text without the key."""
+        return text.replace(self._key, "[key]") if self._key else text
+
+    def _open(self) -> "aiohttp.ClientSession":
+        import aiohttp
+
+        self._session = aiohttp.ClientSession(
+            headers=self._headers,
+            trust_env=False,
+            timeout=aiohttp.ClientTimeout(total=self._timeout),
+            connector=aiohttp.TCPConnector(limit=self._connections, limit_per_host=self._connections),
+        )
+        return self._session
+
+
+def checked_url(base_url: str) -> str:
+    """Return the base URL. Raises ValueError for a URL that is malformed or has a password."""
+    try:
+        parts = urlsplit(base_url)
+    except ValueError:  # its text may have the password
+        raise ValueError("base_url: is not http://HOST:PORT/v1 or https://HOST/v1") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("base_url: is not http://HOST:PORT/v1 or https://HOST/v1")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ValueError("base_url: has a user name, a password, a query or a fragment; give the key as api_key")
+    return base_url.rstrip("/")
+
+
+def refused(status: int, text: str, at: str, retry_after: str | None) -> CallError:
+    """Return the error for a status of HTTP. `text` is the server's answer, and `at` the place for the message."""
+    pause = float(retry_after) if retry_after and retry_after.strip().isdecimal() else None
+    message = f"the model server answered {status}: {text[:MOST_SAID]}{at}"
+    if status == 429:
+        return ResourceExhausted(message, retry_after=pause)
+    if status >= 500 or status == 408:
+        return Unavailable(message, retry_after=pause)
+    if status in (401, 403):
+        kind = Unauthenticated if status == 401 else PermissionDenied
+        return kind(f"the model server answered {status}{at}; check api_key")
+    return Internal(f"{message}; check base_url and model" if status == 404 else message)
+
+
+def typed(value: Any, kind: type[T]) -> T:
+    """Return the value. Raises TypeError if it is not a `kind`."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r} is not a {kind.__name__}")
+    return value
+
+
+def _said(text: str) -> str:
+    """Return the message of an answer {"error": {"message": ...}}, and any other answer as it is."""
+    with contextlib.suppress(KeyError, TypeError, ValueError, InvalidArgument):
+        return typed(jsontext.parse(text, "body")["error"]["message"], str)
+    return text
