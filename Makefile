@@ -3,13 +3,15 @@ PYTHON ?= python3
 SEED ?= 1
 # The tests wait more than they compute.
 WORKERS ?= 4
+# The libraries that train. `make test-trainers TRAINERS=trl` takes one of them.
+TRAINERS ?= trl verl verifiers openenv
 # Tests start hundreds of processes, which share compiled files.
 export PYTHONDONTWRITEBYTECODE :=
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-adapters test-model learn check faults bench plots generate docs image clients compat-newest clean
+.PHONY: help venv demo test test-slow test-adapters test-trainers test-model learn check faults bench plots generate docs image clients compat-newest clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -48,6 +50,11 @@ clients: .venv/.dev ## Run trainers made from stubs: TypeScript (needs npm), Go 
 
 test-adapters: .venv/.adapters ## Run the tests that drive rollouts with other libraries: openai, anthropic, mcp, strands, litellm
 	$(BIN)/pytest -m adapters -n 2 --timeout 300 tests
+
+test-trainers: $(TRAINERS:%=.venv-trainers/%/.done) ## Run the tests with TRL, verl, verifiers and OpenEnv, each in its own environment (5 GB)
+	for name in $(TRAINERS); do \
+		.venv-trainers/$$name/bin/python -m pytest -m trainers --timeout 300 tests/trainers/test_$$name.py || exit 1; \
+	done
 
 test-model: .venv/.dev .venv-model/.model ## Run the tests with a real model, SmolLM2-135M (its environment has 1.3 GB)
 	$(BIN)/pytest -m "" --timeout 600 tests/examples/test_local_model.py
@@ -91,7 +98,7 @@ compat-newest: .venv/.dev ## Run the compatibility test with the newest protobuf
 	OSMOSIS_COMPAT=newest $(BIN)/pytest -m slow --timeout 600 tests/compat
 
 clean: ## Remove what make made
-	rm -rf .venv .venv-tools .venv-model .venv-learn build dist
+	rm -rf .venv .venv-tools .venv-model .venv-trainers .venv-learn build dist
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version)'
@@ -125,4 +132,12 @@ clean: ## Remove what make made
 	@$(PYTHON) -m venv .venv-learn
 	@.venv-learn/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	@.venv-learn/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server]' matplotlib
+	@touch $@
+
+.venv-trainers/%/.done: tests/trainers/requirements/%.txt tests/trainers/requirements/tests.txt
+	@echo "installing $* into .venv-trainers/$* ..."
+	@$(PYTHON) -m venv .venv-trainers/$*
+	@.venv-trainers/$*/bin/python -m pip install --quiet --disable-pip-version-check $$(grep -o '^torch==.*' $< || echo pip)
+	@.venv-trainers/$*/bin/python -m pip install --quiet --disable-pip-version-check --requirement $< \
+		--requirement tests/trainers/requirements/tests.txt --editable '.[server]'
 	@touch $@

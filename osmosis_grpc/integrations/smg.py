@@ -68,6 +68,10 @@ class SmgGenerator:
         message = self._engine.abort_message(request_id)
         await self._server.answer(self._stub.Abort(message, timeout=SHORT, metadata=self._server.metadata()))
 
+    async def context_length(self) -> int:
+        """Return the most tokens of a prompt and its reply together; 0 if the engine does not say."""
+        return int((await self._model_info()).max_context_length)
+
     async def download_tokenizer(self, folder: str | Path) -> Path:
         """Put the files of the engine's tokenizer into a folder, which is made if it is missing. Returns the folder.
 
@@ -80,13 +84,12 @@ class SmgGenerator:
         return Path(folder)
 
     async def _weight_version(self) -> str:
-        info = self._engine.version_message()
-        if info is None:
-            return ""
-        reply = await self._server.answer(
-            self._stub.GetModelInfo(info, timeout=SHORT, metadata=self._server.metadata())
-        )
-        return str(reply.weight_version)
+        return str((await self._model_info()).weight_version) if self._engine.names_weights else ""
+
+    async def _model_info(self) -> Any:
+        message = self._engine.model_info_message()
+        sent = self._stub.GetModelInfo(message, timeout=SHORT, metadata=self._server.metadata())
+        return await self._server.answer(sent)
 
     @property
     def _stub(self) -> Any:

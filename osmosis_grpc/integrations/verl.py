@@ -16,7 +16,8 @@ import logging
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,6 +25,7 @@ import numpy as np
 
 from osmosis_grpc.errors import FailedPrecondition, InvalidArgument, MissingExtraError
 from osmosis_grpc.export import VerlConfig, agent_loop_outputs
+from osmosis_grpc.integrations.shared_trainer import SharedTrainers
 from osmosis_grpc.policies import (
     ChatRenderer,
     FinishReason,
@@ -33,7 +35,7 @@ from osmosis_grpc.policies import (
     TokenPolicy,
     TokenPolicyConfig,
 )
-from osmosis_grpc.trainer import ChatRequest, ChatResponse, RolloutOutcome, RolloutRequest, TokenBlock, Trainer
+from osmosis_grpc.trainer import ChatRequest, ChatResponse, RolloutRequest, TokenBlock, Trainer
 from osmosis_grpc.types import Group
 
 try:
@@ -100,45 +102,9 @@ _SAMPLING = (
 """The sampling parameters that go to verl, under vLLM's names."""
 
 
-@dataclass(slots=True)
-class SharedTrainer:
-    """The Trainer of all agent loops of a process."""
-
-    policy: TokenPolicy
-    params: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    """verl's sampling parameters by the id of the running rollout."""
-    trainer: Trainer = field(init=False)
-
-    async def __call__(self, request: ChatRequest, /) -> ChatResponse:
-        """Answers a chat. verl's sampling parameters are used where the agent sets none."""
-        params = {**self.params.get(request.rollout_id, {}), **request.params}
-        return await self.policy(replace(request, params=params))
-
-    def cancel(self, request: ChatRequest) -> None:
-        """Stops a chat whose reply is no longer wanted."""
-        self.policy.cancel(request)
-
-    async def __aenter__(self) -> "SharedTrainer":
-        await self.policy.__aenter__()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.policy.__aexit__(*exc)
-
-    async def outcome(self, request: RolloutRequest, retries: int) -> RolloutOutcome:
-        """Runs a rollout, again if it fails, and returns its outcome."""
-        self.params[request.rollout_id] = request.completion_params
-        try:
-            async for outcome in self.trainer.run([request], retries=retries):
-                return outcome
-        finally:
-            del self.params[request.rollout_id]
-        raise FailedPrecondition(f"rollout {request.rollout_id} has no outcome")
-
-
-_Started = dict[tuple[str, ...], "asyncio.Future[SharedTrainer]"]
-_SHARED: WeakKeyDictionary[asyncio.AbstractEventLoop, _Started] = WeakKeyDictionary()
-"""The trainers of each event loop, by the addresses of their servers."""
+_TRAINERS = SharedTrainers()
+_POLICIES: "WeakKeyDictionary[asyncio.AbstractEventLoop, TokenPolicy]" = WeakKeyDictionary()
+"""The policy of each event loop. All agent loops of a process have one server manager and one tokenizer."""
 
 
 class OsmosisAgentLoop(AgentLoopBase):
@@ -195,8 +161,10 @@ class OsmosisAgentLoop(AgentLoopBase):
         Raises FailedPrecondition if the rollout failed or cannot be trained on. V1 then drops the group of the row. V0
         ends its step, because it has no row without a reward.
         """
-        shared = await self._shared()
-        outcome = await shared.outcome(self._request(sampling_params, row), self._retries)
+        trainer = await _TRAINERS.get(self._servers, self.make_trainer)
+        request = self._request(sampling_params, row)
+        policy = partial(self._policy, request.completion_params)
+        outcome = await trainer.outcome(request, policy, retries=self._retries)
         made = agent_loop_outputs(outcome, self._rows)
         if not made:
             raise FailedPrecondition(f"rollout {outcome.rollout_id} has no row: {outcome.not_trainable_reason}")
@@ -222,45 +190,24 @@ class OsmosisAgentLoop(AgentLoopBase):
         }
         return RolloutRequest(**{**made, **self._fields})
 
-    async def _shared(self) -> SharedTrainer:
-        """Returns the trainer of this process. The first call starts it. Raises Unavailable without a server."""
+    async def _policy(self, params: Mapping[str, Any], request: ChatRequest) -> ChatResponse:
+        """Answers a chat. `params` are used where the agent sets none."""
         loop = asyncio.get_running_loop()
-        known = _SHARED.setdefault(loop, {})
-        if self._servers in known:
-            return await asyncio.shield(known[self._servers])
-        started = known[self._servers] = loop.create_future()
-        try:
-            shared = await self._start()
-        except BaseException as error:
-            del known[self._servers]
-            known_error = isinstance(error, Exception)
-            started.set_exception(error if known_error else InterruptedError("the start was cancelled"))
-            started.exception()  # there may be no other callers
-            raise
-        started.set_result(shared)
-        return shared
-
-    async def _start(self) -> SharedTrainer:
-        rollout = self.rollout_config
-        config = TokenPolicyConfig(
-            max_tokens=rollout.response_length,
-            context=rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length,
-        )
-        shared = SharedTrainer(TokenPolicy(self.make_renderer(), ServerManagerGenerator(self.server_manager), config))
-        shared.trainer = self.make_trainer(shared)
-        await shared.trainer.__aenter__()
-        try:
-            await shared.trainer.wait_for_server()
-        except BaseException:
-            await shared.trainer.__aexit__(None, None, None)
-            raise
-        return shared
+        if loop not in _POLICIES:
+            rollout = self.rollout_config
+            config = TokenPolicyConfig(
+                max_tokens=rollout.response_length,
+                context=rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length,
+            )
+            generator = ServerManagerGenerator(self.server_manager)
+            _POLICIES[loop] = TokenPolicy(self.make_renderer(), generator, config)
+        return await _POLICIES[loop](replace(request, params={**params, **request.params}))
 
 
 async def close_trainers() -> None:
     """Closes the trainers of the running event loop. verl ends its processes without it."""
-    for started in _SHARED.pop(asyncio.get_running_loop(), {}).values():
-        await (await started).trainer.__aexit__(None, None, None)
+    _POLICIES.pop(asyncio.get_running_loop(), None)
+    await _TRAINERS.close()
 
 
 def _of_v1(made: list[dict[str, Any]], rollout_id: str, row: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -144,6 +144,12 @@ async def test_every_finish_reason_is_seen(service):
 
 
 @pytest.mark.parametrize("service", SERVICES)
+async def test_the_length_of_the_context_is_known(service):
+    async with server_of(service, FakeEngine(list)) as target, generator_of(service, target) as generator:
+        assert await generator.context_length() == 4096
+
+
+@pytest.mark.parametrize("service", SERVICES)
 async def test_a_cancelled_rollout_aborts_its_call(service):
     tokenizer = ByteTokenizer()
     engine = FakeEngine(counting_model(tokenizer))

@@ -4,7 +4,6 @@ A server manager of the test samples the tokens, in place of vLLM's. Run by `mak
 """
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from osmosis_grpc.errors import FailedPrecondition, Unavailable
 from tests.ports import quiet_port
 from tests.processes import server_process
-from tests.trainers import tiny_model
+from tests.trainers import program, tiny_model
 
 pytestmark = [pytest.mark.trainers, pytest.mark.filterwarnings("ignore")]
 pytest.importorskip("verl")
@@ -21,7 +20,6 @@ CALCULATOR = "osmosis_grpc.testing.calculator:agent_loop"
 PROMPT_LENGTH, RESPONSE_LENGTH = 200, 400
 QUESTIONS = {"What is 2 + 3?": "5", "What is 7 * 8?": "56", "What is 9 - 4?": "6"}
 """With their labels; the last one is wrong."""
-OPERATORS = {"+": "add", "*": "multiply", "-": "subtract"}
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +42,7 @@ class ServerManager:
 
         if self.fails:
             raise RuntimeError("the replica is gone")
-        ids = self.tokenizer.encode(self.reply(self.tokenizer.decode(prompt_ids)))
+        ids = self.tokenizer.encode(program.reply(self.tokenizer.decode(prompt_ids)))
         reason = "completed"
         if self.aborts:
             self.aborts -= 1
@@ -58,15 +56,6 @@ class ServerManager:
         )
         self.calls.append((request_id, prompt_ids, sampling_params, output))
         return output
-
-    def reply(self, prompt):
-        """Returns what follows a prompt, which may end within a reply."""
-        left, operator, right = re.findall(r"What is (\d+) (.) (\d+)\?", prompt)[-1]
-        turn, begun = prompt.rsplit("<|im_start|>assistant\n", 1)
-        results = re.findall(r"<\|im_start\|>tool\n(.*?)<", turn)
-        call = {"name": OPERATORS[operator], "arguments": {"a": int(left), "b": int(right)}}
-        whole = f"#### {float(results[-1]):g}" if results else f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
-        return f"{whole}<|im_end|>"[len(begun) :]
 
 
 @pytest.fixture

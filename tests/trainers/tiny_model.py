@@ -7,8 +7,8 @@ TEMPLATE = """\
 {%- for message in messages -%}
 <|im_start|>{{ message.role }}
 {{ message.content or '' }}
-{%- for call in message.tool_calls or [] %}
-<tool_call>
+{%- for call in message.tool_calls or [] -%}
+{{ '\\n' if message.content or not loop.first }}<tool_call>
 {{ {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}
 </tool_call>
 {%- endfor %}<|im_end|>
@@ -19,17 +19,17 @@ TEMPLATE = """\
 SPECIAL = ["<|pad|>", "<|im_start|>", "<|im_end|>"]
 
 
-def tokenizer():
-    """Returns a tokenizer of transformers with 259 tokens: the bytes and SPECIAL."""
+def tokenizer(*more: str):
+    """Returns a tokenizer of transformers whose tokens are the bytes, SPECIAL and `more`: 259 without `more`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: number for number, token in enumerate([*SPECIAL, *alphabet])}
+    vocabulary = {token: number for number, token in enumerate([*SPECIAL, *alphabet, *more])}
     made = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(SPECIAL)
+    made.add_special_tokens([*SPECIAL, *more])
     return PreTrainedTokenizerFast(
         tokenizer_object=made, pad_token=SPECIAL[0], eos_token=SPECIAL[2], chat_template=TEMPLATE
     )

@@ -1,0 +1,181 @@
+"""Sessions of OpenEnv whose agent runs on an agent server. Needs the extra `openenv`.
+
+    with OsmosisSessionFactory(["127.0.0.1:50051"], policy) as factory:
+        session = factory.create({"prompt": "What is 2 + 3?", "answer": "5"})
+        session.wait_for_completion()
+        trace, reward = session.fetch_training_trace(), session.verify([]).env_reward
+
+A session owns its loop (OpenEnv's TrainableSession): its agent and the agent's tools run on the server, and the policy
+answers the chats in this process. Each chat is a turn of the training trace, with its exact prompt and reply.
+"""
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from osmosis_grpc.errors import FailedPrecondition, InvalidArgument, MissingExtraError
+from osmosis_grpc.trainer import RolloutOutcome, RolloutRequest, SyncTrainer
+from osmosis_grpc.trainer.chats.policy_table import Policies
+from osmosis_grpc.types import Message, OutcomeStatus
+from osmosis_grpc.types.outcome import lacks
+
+try:
+    from openenv.core.harness import ResourceSession, ResourceSessionFactory, VerifyResult
+    from openenv.core.harness.training import TrainingTrace, TrainingTurn
+except ImportError as error:
+    raise MissingExtraError("OsmosisSessionFactory", "openenv") from error
+
+EXIT_CODES = {OutcomeStatus.COMPLETED: 0, OutcomeStatus.DEADLINE_EXCEEDED: 124}
+"""The exit codes of a session; 1 for any other status."""
+
+RequestOf = Callable[[Any], Mapping[str, Any]]
+"""Returns fields of a RolloutRequest for a task."""
+
+
+def request_of(task: Any) -> Mapping[str, Any]:
+    """Returns the fields for a text, for messages, or for a mapping with `prompt` and, if it has one, `answer`."""
+    if isinstance(task, Mapping):
+        if "prompt" not in task:
+            raise InvalidArgument("task", f"has no prompt; its keys are: {', '.join(map(str, task))}")
+        label = task.get("answer")
+        return {**request_of(task["prompt"]), "label": None if label is None else str(label)}
+    if isinstance(task, str):
+        return {"messages": [{"role": "user", "content": task}]}
+    if isinstance(task, Sequence):
+        return {"messages": list(task)}
+    raise InvalidArgument("task", f"is a {type(task).__name__}; pass request_of= for tasks of your own")
+
+
+class OsmosisSession(ResourceSession):
+    """One rollout. wait_for_completion() runs it."""
+
+    def __init__(self, trainer: SyncTrainer, request: RolloutRequest) -> None:
+        self._trainer = trainer
+        self._request = request
+        self.outcome: RolloutOutcome | None = None
+        """The outcome; None until wait_for_completion() has returned."""
+
+    def wait_for_completion(self, timeout_s: float | None = None) -> int:
+        """Runs the rollout and returns its exit code: 0, 124 after `timeout_s` seconds, or 1 for a failure."""
+        if self.outcome is None:
+            limit = self._request.agent_timeout if timeout_s is None else timeout_s
+            (self.outcome,) = self._trainer.run([replace(self._request, agent_timeout=limit)])
+        return EXIT_CODES.get(self.outcome.status, 1)
+
+    def fetch_training_trace(self) -> TrainingTrace:
+        """Returns a turn for each chat, in the order of the samples.
+
+        The mask is 1 for the sampled tokens of samples that can be trained on. The trace of a rollout that failed, or
+        has no reward, has no turns. Raises FailedPrecondition before the end of the rollout.
+        """
+        outcome = self._ended()
+        trainable = outcome.trainable_samples()
+        return TrainingTrace(turns=list(_turns(outcome)) if trainable else [])
+
+    def verify(self, transcript: list[Message], final_state: Any | None = None) -> VerifyResult:
+        """Returns the reward of the outcome; None if the rollout failed or has no reward."""
+        outcome = self._ended()
+        completed = outcome.status is OutcomeStatus.COMPLETED
+        return VerifyResult(
+            env_reward=outcome.mean_reward if completed else None,
+            done=True,
+            metrics=dict(outcome.reward_components),
+            artifacts={
+                "rollout_id": outcome.rollout_id,
+                "status": outcome.status.value,
+                "not_trainable_reason": outcome.not_trainable_reason,
+                "messages": list(outcome.messages),
+            },
+        )
+
+    def initial_messages(self) -> list[Message]:
+        """Returns the messages of the request."""
+        return list(self._request.messages)
+
+    def list_tools(self) -> list[Any]:
+        """Returns no tools: those of the agent run on the agent server."""
+        return []
+
+    def call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
+        """Raises KeyError: see list_tools()."""
+        raise KeyError(f"the session has no tool {name}; the tools of the agent run on the agent server")
+
+    def close(self) -> None:
+        """Does nothing: a rollout that ended holds no resources here."""
+
+    def _ended(self) -> RolloutOutcome:
+        if self.outcome is None:
+            raise FailedPrecondition("the rollout has not ended; call wait_for_completion() first")
+        return self.outcome
+
+
+class OsmosisSessionFactory(ResourceSessionFactory):
+    """Makes sessions on agent servers, each HOST:PORT. `policy` answers the chats.
+
+    `request_of` returns the fields of a RolloutRequest for a task. `options` are those of Trainer. Any number of
+    threads may run sessions. The first session connects to the servers. close() ends the connections, and `with`
+    calls it.
+    """
+
+    def __init__(
+        self, servers: str | Sequence[str], policy: Policies, *, request_of: RequestOf = request_of, **options: Any
+    ) -> None:
+        self._make: Callable[[], SyncTrainer] = partial(SyncTrainer, servers, policy, **options)
+        self._request_of = request_of
+        self._trainer: SyncTrainer | None = None
+        self._opening = threading.Lock()
+
+    def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> OsmosisSession:
+        """Returns a session. Each one is a rollout with a new id, so an episode id may be used again.
+
+        Raises Unavailable if no agent server can be reached, and InvalidArgument for a task without a prompt.
+        """
+        name = "-".join(filter(None, ["openenv", episode_id, uuid.uuid4().hex]))
+        params = {} if seed is None else {"completion_params": {"seed": seed}}
+        fields: dict[str, Any] = {"rollout_id": name, **params, **self._request_of(task)}
+        return OsmosisSession(self._opened(), RolloutRequest(**fields))
+
+    def close(self) -> None:
+        """Ends the connections to the servers. Idempotent."""
+        with self._opening:
+            trainer, self._trainer = self._trainer, None
+        if trainer is not None:
+            trainer.close()
+
+    def __enter__(self) -> "OsmosisSessionFactory":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _opened(self) -> SyncTrainer:
+        with self._opening:
+            if self._trainer is None:
+                trainer = self._make().open()
+                try:
+                    trainer.wait_for_server()
+                except BaseException:
+                    trainer.close()
+                    raise
+                self._trainer = trainer
+            return self._trainer
+
+
+def _turns(outcome: RolloutOutcome) -> Iterator[TrainingTurn]:
+    for name, sample in outcome.samples.items():
+        trained = int(not lacks(sample) and outcome.reward_of(name) is not None)
+        for chat in sample.chats:
+            if chat.prompt_ids is None or chat.tokens is None or not chat.tokens.complete:
+                continue
+            ids, logprobs = chat.tokens.ids.tolist(), chat.tokens.logprobs
+            yield TrainingTurn(
+                node_id=f"{outcome.rollout_id}/{name}/{chat.chat_number}",
+                prompt_token_ids=chat.prompt_ids.tolist(),
+                completion_token_ids=ids,
+                per_token_logps=[] if logprobs is None else logprobs.tolist(),
+                loss_mask=[0] * len(chat.prompt_ids) + [trained] * len(ids),
+                metadata={"sample": name, "chat_number": chat.chat_number, "parent_chat": chat.parent_chat},
+            )

@@ -1,0 +1,166 @@
+"""A harness for verifiers: its agent runs on an agent server. Needs the extra `verifiers`.
+
+verifiers imports a harness by its id, the name of a module. A module of two lines names this one:
+
+    # osmosis_agent.py
+    from osmosis_grpc.integrations.verifiers import OsmosisHarness
+    __all__ = ["OsmosisHarness"]
+
+    agent = vf.Agent(vf.AgentConfig(
+        harness={"id": "osmosis_agent", "servers": ["127.0.0.1:50051"]},
+        runtime={"type": "subprocess"}, model="my-model", client=vf.TrainClientConfig(base_url=URL),
+    ))
+    trace = await agent.run(task)
+
+The calls of the agent go to the endpoint of verifiers, which samples and records the tokens. The harness reads them
+from the trace, so the outcome has the same ids, masks and logprobs. The reward of the outcome is a reward of the trace.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from osmosis_grpc.errors import CallError, MissingExtraError
+from osmosis_grpc.integrations.shared_trainer import SharedTrainers
+from osmosis_grpc.policies import OpenAIPolicy, Policy
+from osmosis_grpc.trainer import ChatRequest, ChatResponse, RolloutOutcome, RolloutRequest, TokenBlock, Trainer
+from osmosis_grpc.types import Message, OutcomeStatus
+
+try:
+    from pydantic import Field
+    from verifiers.v1 import Harness, HarnessConfig, ModelContext, ProgramResult, Runtime, TaskData, Trace
+    from verifiers.v1.dialects.chat import message_to_wire
+except ImportError as error:
+    raise MissingExtraError("OsmosisHarness", "verifiers") from error
+
+__all__ = ["OsmosisHarness"]
+
+REWARD = "agent_server"
+"""The name of the outcome's reward in a trace."""
+_TRAINERS = SharedTrainers()
+
+
+class OsmosisHarnessConfig(HarnessConfig):
+    """How the harness starts rollouts."""
+
+    servers: list[str] = Field(min_length=1)
+    """The agent servers, each HOST:PORT."""
+    label: str = "answer"
+    """The field of the TaskData that becomes the label of the request. A task without it has no label."""
+    metadata: list[str] = Field(default_factory=list)
+    """The fields of the TaskData that become the metadata of the request."""
+    fields: dict[str, Any] = Field(default_factory=dict)
+    """Fields of every RolloutRequest, for example {"agent_loop": "calculator", "max_turns": 4}."""
+
+
+class OsmosisHarness(Harness[OsmosisHarnessConfig]):
+    """Runs one rollout for each launch. make_trainer() may be overridden, for example for credentials."""
+
+    APPENDS_SYSTEM_PROMPT = True
+    EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
+
+    def make_trainer(self, policy: Policy) -> Trainer:
+        """Returns the Trainer of this process, not yet entered."""
+        return Trainer(self.config.servers, policy)
+
+    async def launch(
+        self,
+        ctx: ModelContext,
+        trace: Trace,
+        runtime: Runtime,
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],
+        data: TaskData,
+    ) -> ProgramResult:
+        """Runs a rollout and records its reward. A rollout that did not complete has an exit code and no reward."""
+        try:
+            trainer = await _TRAINERS.get(tuple(self.config.servers), self.make_trainer)
+            async with OpenAIPolicy(endpoint, ctx.model, api_key=secret, token_ids=False, logprobs=False) as policy:
+                answer = RecordedPolicy(policy, trace)
+                outcome = await trainer.outcome(self._request(trace, data), answer, retries=0)
+        except CallError as error:
+            return ProgramResult(1, "", str(error))
+        trace.info["rollout_id"] = outcome.rollout_id
+        if outcome.status is not OutcomeStatus.COMPLETED:
+            return ProgramResult(1, "", outcome.not_trainable_reason)
+        _record_reward(trace, outcome)
+        return ProgramResult(0, "", "")
+
+    def _request(self, trace: Trace, data: TaskData) -> RolloutRequest:
+        system, prompt = self.resolve_prompt(data)
+        messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        if isinstance(prompt, str):
+            messages.append({"role": "user", "content": prompt})
+        else:
+            messages += [message_to_wire(message) for message in prompt or ()]
+        values = data.model_dump(mode="json")
+        label = values.get(self.config.label)
+        made: dict[str, Any] = {
+            "rollout_id": f"verifiers-{trace.id}",
+            "messages": messages,
+            "label": None if label is None else str(label),
+            "metadata": {name: values.get(name) for name in self.config.metadata},
+        }
+        return RolloutRequest(**{**made, **self.config.fields})
+
+
+class RecordedPolicy:
+    """Asks the endpoint of a rollout, and adds the tokens that verifiers has recorded to the reply."""
+
+    def __init__(self, policy: OpenAIPolicy, trace: Trace) -> None:
+        self._policy = policy
+        self._trace = trace
+
+    async def __call__(self, request: ChatRequest, /) -> ChatResponse:
+        """Answers a chat."""
+        calls = self._trace.calls
+        before = len(calls)
+        reply = await self._policy(request)
+        # Chats of one rollout may overlap, so the turn of a reply is found by its message.
+        made = [call.node for call in calls[before:] if call.node is not None]
+        nodes = [node for node in made if _is_reply(self._trace.nodes[node].message, reply.message)]
+        tokens = _tokens(self._trace, nodes[0]) if len(nodes) == 1 else None
+        if tokens is None:
+            return reply
+        prompt, sampled, logprobs = tokens
+        return ChatResponse(
+            message=reply.message,
+            finish_reason=reply.finish_reason,
+            usage=reply.usage,
+            tokens=TokenBlock.of(sampled, logprobs),
+            prompt_ids=TokenBlock.of(prompt).ids,
+        )
+
+
+async def close_trainers() -> None:
+    """Closes the trainers of the running event loop. A process that ends needs no such call."""
+    await _TRAINERS.close()
+
+
+def _record_reward(trace: Trace, outcome: RolloutOutcome) -> None:
+    reward = outcome.mean_reward
+    if reward is not None:
+        trace.record_reward(REWARD, reward)
+    trace.record_metrics({f"{REWARD}/{name}": value for name, value in outcome.reward_components.items()})
+
+
+def _is_reply(recorded: Any, message: Message) -> bool:
+    """Returns whether a recorded message is the message of a reply."""
+    written = message_to_wire(recorded)
+    return all((written.get(key) or None) == (message.get(key) or None) for key in ("content", "tool_calls"))
+
+
+def _tokens(trace: Trace, number: int) -> tuple[list[int], list[int], Sequence[float]] | None:
+    """Returns the prompt, the sampled tokens and their logprobs of a turn; None if verifiers recorded no tokens.
+
+    A node has the tokens that it adds to those of its parents. The sampled ones are at the end of the last node.
+    """
+    node = trace.nodes[number]
+    sampled = sum(node.mask)
+    if not sampled or not all(node.mask[-sampled:]) or len(node.logprobs) != sampled:
+        return None
+    prompt, parent = node.token_ids[:-sampled], node.parent
+    while parent is not None:
+        prompt, parent = trace.nodes[parent].token_ids + prompt, trace.nodes[parent].parent
+    return prompt, node.token_ids[-sampled:], node.logprobs
