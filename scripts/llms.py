@@ -69,7 +69,19 @@ A trainer for the served agent:
 """
 
 PAGES = {
-    "Docs": ("agents", "test", "eval", "look", "control", "query", "errors", "trainers", "operators", "settings"),
+    "Docs": (
+        "agents",
+        "test",
+        "eval",
+        "look",
+        "control",
+        "query",
+        "export",
+        "errors",
+        "trainers",
+        "operators",
+        "settings",
+    ),
     "Protocol": ("write-a-trainer", "protocol", "implementers", "compatibility"),
     "Optional": ("architecture", "decisions", "reliability", "performance"),
 }

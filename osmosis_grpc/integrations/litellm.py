@@ -1,6 +1,6 @@
 """A provider for LiteLLM: its model `osmosis/policy` is the policy of the running rollout. Needs the extra `litellm`.
 
-    register_litellm_provider()  # once, for example where the module of the agent begins
+    litellm = register_litellm_provider()  # once, for example where the module of the agent begins
 
     reply = await litellm.acompletion(model="osmosis/policy", messages=messages, tools=tools)
 
@@ -46,12 +46,16 @@ _SIMPLER: dict[type, type] = {InvalidArgument: OsmosisValidationError, UnknownCh
 """The class to use in place of a class that cannot be made with a message alone."""
 
 
-def register_litellm_provider() -> None:
-    """Add the provider `osmosis` to LiteLLM. Idempotent. Raises MissingExtraError without litellm."""
+def register_litellm_provider() -> Any:
+    """Add the provider `osmosis` to LiteLLM, and return the module litellm. Idempotent.
+
+    litellm is imported without the network if nothing has imported it before. Raises MissingExtraError without litellm.
+    """
     litellm = import_litellm("register_litellm_provider")
     if all(item["provider"] != PROVIDER for item in litellm.custom_provider_map):
         litellm.custom_provider_map.append({"provider": PROVIDER, "custom_handler": _handler()})
     litellm.utils.custom_llm_setup()
+    return litellm
 
 
 @cache

@@ -155,5 +155,6 @@ PAGES = {
         "docs/look.md",
         "docs/control.md",
         "docs/query.md",
+        "docs/export.md",
     )
 }

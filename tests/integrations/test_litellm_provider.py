@@ -28,9 +28,9 @@ TOOLS = [
 
 @pytest.fixture
 def litellm():
-    register_litellm_provider()
     import litellm
 
+    assert register_litellm_provider() is litellm
     return litellm
 
 

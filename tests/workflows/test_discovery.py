@@ -194,6 +194,16 @@ def test_a_class_of_a_module_with_several_workflows_can_be_named(write):
     assert [agent.name for agent in load_agents(["several:Mine", "several:Other"])] == ["Mine", "Other"]
     with pytest.raises(LoadError, match=r"^two agent loops are named Mine$"):
         load_agents(["several:Mine", "several:Mine"])
+    with pytest.raises(LoadError, match=r"^several has no attribute 'Mime'; it has: Mine, Other \("):
+        load_agents(["several:Mime"])
+
+
+def test_an_error_that_names_an_extra_ends_with_its_place_after_the_command(write):
+    write("lacks.py", "from osmosis_grpc.errors import MissingExtraError\nraise MissingExtraError('It', 'strands')\n")
+    with pytest.raises(
+        LoadError, match=r"It needs the extra 'strands': pip install .+; it is imported at \S+lacks.py:\d+$"
+    ):
+        load_agents(["lacks.py"])
 
 
 def test_a_named_class_gets_the_configuration_of_its_own_class(write):
