@@ -41,6 +41,7 @@ class Tokenizer:
         tools: Any = None,
         add_generation_prompt: bool = False,
         tokenize: bool = False,
+        **params: Any,
     ) -> str:
         texts = [f"{message['role'][0].upper()}{message['content']}\0" for message in conversation]
         return "".join([*texts, "A" if add_generation_prompt else ""])

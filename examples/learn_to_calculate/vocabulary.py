@@ -58,6 +58,7 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = False,
         tokenize: bool = False,
+        **params: Any,
     ) -> Any:
         """Return a conversation as text, or as token ids. The names of the tools are a message in front of it."""
         names = " ".join(tool["function"]["name"] for tool in tools or ())
