@@ -31,7 +31,7 @@ from warm_up import warm_up
 from osmosis_grpc.policies import ChatRenderer, TokenPolicy, TokenPolicyConfig
 from osmosis_grpc.trainer import Batch, OutcomeGroup, RolloutRequest, Trainer, advantages, pad
 
-BATCHES, QUESTIONS, GROUP_SIZE = 60, 8, 8
+BATCHES, QUESTIONS, GROUP_SIZE = 80, 8, 8
 WARM_UP, RATE = 400, 7e-4
 ENDS, RISE = 10, 0.3
 """The mean reward of the last ENDS batches is greater than that of the first ENDS batches by at least RISE."""

@@ -35,7 +35,8 @@ TOKENS = (*PIECES, *map(chr, range(32, 127)), "\n")
 PAD, END = TOKENS.index("<|pad|>"), TOKENS.index("<|im_end|>")
 
 _IDS = {token: number for number, token in enumerate(TOKENS)}
-_PATTERN = re.compile("|".join(map(re.escape, sorted(PIECES, key=len, reverse=True))) + "|.", re.DOTALL)
+PATTERN = "|".join(map(re.escape, sorted(PIECES, key=len, reverse=True))) + "|[\\s\\S]"
+"""The regular expression whose matches are the tokens of a text."""
 
 
 class Tokenizer:
@@ -45,7 +46,7 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Return the token ids of a text. A character that is not ASCII becomes a question mark."""
-        return [_IDS.get(found, _IDS["?"]) for found in _PATTERN.findall(text)]
+        return [_IDS.get(found, _IDS["?"]) for found in re.findall(PATTERN, text)]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids."""

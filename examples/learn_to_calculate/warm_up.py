@@ -1,6 +1,6 @@
 """Teaches the model the format before it learns from rewards: tool calls, their arguments, and the answer.
 
-Most written conversations choose their tools at random, and a tenth of them (RIGHT) choose the right tools. So the
+Most written conversations choose their tools at random, and some of them (RIGHT) choose the right tools. So the
 model learns to copy numbers and to answer with the last result. It hardly learns which tool a question needs.
 """
 
@@ -13,7 +13,7 @@ from model import Model, token_logprobs
 from questions import OPERATORS, Question, calls, draw, drawn_steps
 from vocabulary import PAD, Tokenizer, tool_call
 
-RIGHT = 0.1
+RIGHT = 0.15
 """The share of written conversations with the right tools on purpose."""
 TOOLS = [{"function": {"name": name}} for name in OPERATORS]
 

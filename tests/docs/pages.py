@@ -150,6 +150,7 @@ PAGES = {
         "docs/eval.md",
         "docs/trainers.md",
         "docs/asynchronous.md",
+        "docs/policies.md",
         "docs/operators.md",
         "docs/implementers.md",
         "docs/look.md",
