@@ -1,8 +1,7 @@
-"""The models that take tokens over gRPC: vllm-grpc:HOST:PORT, smg-vllm:HOST:PORT and smg-sglang:HOST:PORT."""
+"""The models that take tokens over gRPC: vllm-grpc:HOST:PORT and smg:HOST:PORT."""
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 from tempfile import TemporaryDirectory
 
 from osmosis_grpc.errors import CallError, MissingExtraError
@@ -13,11 +12,7 @@ from osmosis_grpc.integrations.vllm_grpc import VllmGrpcGenerator
 from osmosis_grpc.policies import ChatRenderer, TemplateTokenizer, TokenPolicy, TokenPolicyConfig
 
 Generator = VllmGrpcGenerator | SmgGenerator
-GENERATORS: dict[str, Callable[[str], Generator]] = {
-    "vllm-grpc": VllmGrpcGenerator,
-    "smg-vllm": partial(SmgGenerator, engine="vllm"),
-    "smg-sglang": partial(SmgGenerator, engine="sglang"),
-}
+GENERATORS: dict[str, Callable[[str], Generator]] = {"vllm-grpc": VllmGrpcGenerator, "smg": SmgGenerator}
 """Make the generator for HOST:PORT, by the kind of the model."""
 
 

@@ -171,7 +171,7 @@ def test_r28_another_grader_replaces_that_of_the_file(write):
         "others:AgentWorkflow": "others:AgentWorkflow is not a subclass of Grader: it is AgentWorkflow",
         "others:function": "others:function is not a subclass of Grader: it is a builtin_function_or_method",
         "others:None_": "others has no attribute 'None_'",
-        "others": "'others' is not MODULE:ATTRIBUTE, for example server:agent_loop",
+        "others": "--grader: 'others' is not MODULE:CLASS, for example graders:Strict",
     }.items():
         with pytest.raises(LoadError, match=f"^{problem}"):
             load_configured(["entry.py"], ConfigSources(grader_class=wrong))
