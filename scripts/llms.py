@@ -79,6 +79,7 @@ PAGES = {
         "export",
         "errors",
         "trainers",
+        "policies",
         "operators",
         "settings",
     ),
@@ -90,6 +91,8 @@ EXAMPLES = {
     "examples/trainer_minimal.py": "the smallest trainer",
     "examples/grpo_numpy.py": "GRPO on the calculator, without a GPU",
     "examples/calculator": "an agent with tools, a grader and a dataset",
+    "examples/image_agent": "an agent that shows pictures to the model",
+    "examples/local_model": "SmolLM2-135M on a CPU, behind HTTP or in the trainer's process",
     "examples/openai_agent": "a program that uses the openai package, run by `serve --command`",
     "examples/trainers_from_stubs": "trainers that use generated stubs only",
 }
