@@ -178,6 +178,18 @@ async def test_a_reply_that_is_not_wanted_is_aborted_once(how):
     assert sorted(generator.aborted) == sorted(asked.request_id for asked in generator.asked)
 
 
+async def test_a_cancelled_rollout_aborts_its_call():
+    policy, generator, _ = policy_of(None)
+    async with AgentServer([CalculatorAgent()], port=0) as server, Trainer([server.address], policy) as trainer:
+        rollout = asyncio.ensure_future(trainer.rollout(rollout_id="r", messages=QUESTION))
+        await until(lambda: generator.asked)
+        await trainer.cancel("r")
+        await until(lambda: generator.aborted)
+        outcome = await asyncio.wait_for(rollout, PATIENCE)
+    assert outcome.status is OutcomeStatus.CANCELLED
+    assert generator.aborted == [asked.request_id for asked in generator.asked]
+
+
 async def test_the_time_is_limited():
     policy, generator, _ = policy_of(None, timeout=0.01)
     async with policy:
