@@ -3,7 +3,6 @@
 Those of the trainer and its ledger are in tests/trainer/test_supervised.py.
 """
 
-import contextlib
 import importlib
 import pkgutil
 
@@ -21,8 +20,13 @@ from tests.trainer import test_supervised as trainer_jobs
 for package in (osmosis_grpc, osmosis_gateway):
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         if "_gen" not in module.name and not module.name.endswith("__main__"):
-            with contextlib.suppress(MissingExtraError):
+            try:
                 importlib.import_module(module.name)
+            except MissingExtraError:
+                continue
+            except ModuleNotFoundError as error:  # an adapter without its library
+                if (error.name or "").startswith("osmosis"):
+                    raise
 
 SCENARIOS = server_jobs.SCENARIOS | process_jobs.SCENARIOS
 JOBS = {name: job for name, job in supervise.declared().items() if not name.startswith("test.")}
