@@ -53,7 +53,7 @@ test-adapters: .venv/.adapters ## Run the tests that drive rollouts with other l
 
 test-trainers: $(TRAINERS:%=.venv-trainers/%/.done) ## Run the tests with TRL, verl, verifiers and OpenEnv, each in its own environment (5 GB)
 	for name in $(TRAINERS); do \
-		.venv-trainers/$$name/bin/python -m pytest -m trainers --timeout 300 tests/trainers/test_$$name.py || exit 1; \
+		.venv-trainers/$$name/bin/python -m pytest -m trainers --timeout 300 tests/trainers/test_$$name*.py || exit 1; \
 	done
 
 test-model: .venv/.dev .venv-model/.model ## Run the tests with a real model, SmolLM2-135M (its environment has 1.3 GB)

@@ -10,7 +10,7 @@ import pytest
 
 from osmosis_grpc.errors import FailedPrecondition, Unavailable
 from tests.ports import quiet_port
-from tests.processes import server_process
+from tests.processes import ROOT, run, server_process
 from tests.trainers import program, tiny_model
 
 pytestmark = [pytest.mark.trainers, pytest.mark.filterwarnings("ignore")]
@@ -186,3 +186,11 @@ async def test_a_wrong_address_is_named_for_every_trajectory(worker, monkeypatch
     address = f"127.0.0.1:{quiet_port()}"
     with pytest.raises(Unavailable, match=address):
         await worker(servers=[address]).generate_sequences(batch_of(QUESTIONS))
+
+
+def test_the_example_runs(server, tmp_path):
+    tiny_model.tokenizer().save_pretrained(tmp_path)
+    tiny_model.model(259).save_pretrained(tmp_path)
+    done = run(str(ROOT / "examples" / "verl_agent_loop.py"), server, str(tmp_path), timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "rewards [1.0, 1.0] turns [4 4]" in done.stdout
