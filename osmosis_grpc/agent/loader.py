@@ -74,8 +74,9 @@ def _own_code(spec: str) -> Iterator[None]:
         if isinstance(error, ModuleNotFoundError):
             text = missing_import(error)
         file, line = place_of_error(error)
-        at = "; it is imported at" if text and "pip install" in text else " at"  # a command ends the text
-        raise LoadError(f"{spec}: {text or one_line(error)}" + (f"{at} {file}:{line}" if file else "")) from error
+        text = text or one_line(error)
+        at = "; it is imported at" if "pip install" in text else " at"  # a command ends the text
+        raise LoadError(f"{spec}: {text}" + (f"{at} {file}:{line}" if file else "")) from error
 
 
 def load_items(spec: str) -> list[Any]:
@@ -219,8 +220,9 @@ def _instead(module: ModuleType, spec: str) -> str:
 
 
 def _suggest(found: Any) -> str:
-    """Return a text with the agent loops of a module or an object, and the module's file."""
-    loops = [name for name, value in getattr(found, "__dict__", {}).items() if _is_loop(value, found)]
+    """Return a text with the agent loops and workflows of a module or an object, and the module's file."""
+    values = getattr(found, "__dict__", {}).items()
+    loops = [name for name, value in values if _is_loop(value, found) or _is_workflow(value)]
     file = getattr(found, "__file__", None)
     loops_found = f"; it has: {', '.join(sorted(loops))}" if loops else ", and no agent loop"
     return loops_found + (f" ({file})" if isinstance(file, str) else "")
@@ -231,6 +233,10 @@ def _suggest_graders(found: Any) -> str:
     values = getattr(found, "__dict__", {}).items()
     graders = [name for name, value in values if _is_grader(value)]
     return f"; it has: {', '.join(graders)}" if graders else ", and no grader"
+
+
+def _is_workflow(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, AgentWorkflow) and value is not AgentWorkflow
 
 
 def _is_grader(value: Any) -> bool:

@@ -83,7 +83,8 @@ def _configured(
     workflow = sources.toml.values("workflow", found.name, only=only)
     grader = sources.toml.values("grader", found.name, only=only)
     named = sources.grader_class or grader.get("module", "")
-    cls = _grader(named, load) if named else found.grader
+    place = sources.grader_class_place if sources.grader_class else f"{sources.toml.path}: [grader] module"
+    cls = _grader(named, load, place) if named else found.grader
     return replace(
         found,
         grader=cls,
@@ -109,7 +110,7 @@ def configured_grader(
 
     `load` and the errors are those of configured(). Raises DiscoveryError if the module has several configurations.
     """
-    cls = _grader(spec, load)
+    cls = _grader(spec, load, "--grader")
     config = grader_config_of(sys.modules[cls.__module__])
     given = Texts(values=tuple(texts), place="--grader-config")
     return cls, _with(config, config_class(cls, Grader), ({}, ""), (given,))
@@ -136,7 +137,10 @@ def parsed(texts: Iterable[str], flag: str) -> tuple[dict[str, Any], dict[str, s
     return values, read
 
 
-def _grader(spec: str, load: Callable[[str], Any]) -> type[Grader[Any]]:
+def _grader(spec: str, load: Callable[[str], Any], place: str) -> type[Grader[Any]]:
+    """Return the grader of a text MODULE:CLASS. Raises ValueError, which names the place of the text."""
+    if ":" not in spec:
+        raise ValueError(f"{place}: {spec!r} is not MODULE:CLASS, for example graders:Strict")
     found = load(spec)
     if not isinstance(found, type) or not issubclass(found, Grader):
         what = found.__name__ if isinstance(found, type) else f"a {type(found).__name__}"

@@ -26,6 +26,14 @@ TABLES = ("workflow", "grader", "server")
 KEYS = {"workflow": ("config",), "grader": ("config", "module")}
 """The keys of a table that names no workflow."""
 
+INSTEAD = {
+    "serve": 'name the workflow with -m FILE, or with module = ["FILE"] in [server]',
+    "grader_config": "write [grader.config]",
+    "debug": "the settings of serve are in [server], with the names of docs/settings.md",
+    "eval": "give these values to the command eval as options",
+}
+"""What to write instead of a table of the Osmosis SDK's files."""
+
 
 class WorkflowTomlError(ValueError):
     """The file cannot be read, or has a table or a key that is not known. The text names the file."""
@@ -50,8 +58,9 @@ class WorkflowToml:
             raise WorkflowTomlError(f"{path} cannot be read: {why}") from None
         for name, value in data.items():
             if name not in TABLES:
-                known = ", ".join(f"[{table}]" for table in TABLES)
-                raise WorkflowTomlError(f"{path}: the table [{name}] is unknown; the tables are {known}")
+                known, instead = ", ".join(f"[{table}]" for table in TABLES), INSTEAD.get(name)
+                hint = f"; {instead}" if instead else ""
+                raise WorkflowTomlError(f"{path}: the table [{name}] is unknown; the tables are {known}{hint}")
             if not isinstance(value, dict):
                 raise WorkflowTomlError(f"{path}: {name} is not a table")
         return cls(path=str(path), server=data.get("server", {}), _tables=data)
@@ -71,7 +80,9 @@ class WorkflowToml:
                 elif key not in names and isinstance(value, dict):
                     self._fail(f"[{table}.{key}]: there is no workflow {key}; use {' or '.join(names)}")
                 elif key not in names:
-                    self._fail(f"the key {table}.{key} is unknown; the keys are {', '.join(keys)}, and NAME.config")
+                    value_of = "a value of the configuration belongs into"
+                    known = f"the keys are {', '.join(keys)}, and NAME.config"
+                    self._fail(f"the key {table}.{key} is unknown; {known}; {value_of} [{table}.config]")
                 else:
                     self._check_named(table, key, value)
 

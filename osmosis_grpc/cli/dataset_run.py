@@ -51,7 +51,7 @@ from osmosis_grpc.types.requests import check_params
 T = TypeVar("T")
 
 SCRIPT = "mock:script="
-TOKEN_MODELS = ("vllm-grpc:", "smg-vllm:", "smg-sglang:")
+TOKEN_MODELS = ("vllm-grpc:", "smg:")
 """The beginnings of the names of models that osmosis_grpc.cli.token_models opens."""
 
 MOST_FAILURES = 10

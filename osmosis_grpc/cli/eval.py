@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_grpc.agent.loader import LoadError
+from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
 from osmosis_grpc.cli.dataset_run import DatasetRun, Prepared, Rows, about, inputs, parsed, prepare, stored
 from osmosis_grpc.cli.program import program
 from osmosis_grpc.cli.run_display import Display
@@ -23,7 +24,7 @@ from osmosis_grpc.cli.transcript import counted
 from osmosis_grpc.evaluate import DatasetError, ModelError, Run, RunError, RunFolder
 from osmosis_grpc.evaluate.dataset import Row
 from osmosis_grpc.evaluate.errors import EvalFunctionError
-from osmosis_grpc.evaluate.eval_functions import EvalFunction, Scorer, load_eval_functions
+from osmosis_grpc.evaluate.eval_functions import OWN_REWARD, EvalFunction, Scorer, load_eval_functions
 from osmosis_grpc.evaluate.inputs import Inputs, changes, function_inputs
 from osmosis_grpc.evaluate.results import RowResult
 from osmosis_grpc.evaluate.row_choice import RowChoice
@@ -117,8 +118,6 @@ class _Preparation:
     def __init__(self, run: RunOptions, options: EvalOptions, given: frozenset[str]) -> None:
         self.run = run
         self.options = options
-        if not options.eval_fn:
-            usage_error(COMMAND, "--eval-fn names a function that scores: --eval-fn MODULE:FUNCTION; it is repeatable")
         if not math.isfinite(options.pass_threshold):
             usage_error(COMMAND, f"--pass-threshold {options.pass_threshold} is not a finite number")
         chosen = parsed(COMMAND, "--rows", RowChoice, options.rows) if options.rows else None
@@ -127,6 +126,10 @@ class _Preparation:
         self.functions = load_eval_functions(options.eval_fn)
         rows = Rows(run.offset, run.limit) if chosen is None else Rows(0, chosen.last + 1, chosen)
         prepared = prepare(COMMAND, run, rows, given, runs=options.n)
+        agent = prepared.agent_loop
+        if not self.functions and not (isinstance(agent, WorkflowRunnable) and agent.grader is not None):
+            why = "--eval-fn names a function that scores: --eval-fn MODULE:FUNCTION; it is repeatable"
+            usage_error(COMMAND, f"{why}. Without it, the agent has to be a workflow with a grader")
         missing = None if chosen is None else chosen.after(prepared.total)
         if missing is not None:
             usage_error(COMMAND, printable(f"--rows {options.rows}: {prepared.dataset.path} has no row {missing}"))
@@ -288,7 +291,8 @@ class _Eval(DatasetRun):
     @cached_property
     def _summaries(self) -> dict[str, ScoreSummary]:
         """The statistics of each eval function, over all results in the folder."""
-        scores = {function.name: Scores(self._threshold) for function in self._evaluation.functions}
+        names = [function.name for function in self._evaluation.functions] or [OWN_REWARD]
+        scores = {name: Scores(self._threshold) for name in names}
         for result in self._results.values():
             for name, each in scores.items():
                 each.add(result.row_index, (result.scores or {}).get(name), completed=result.completed)

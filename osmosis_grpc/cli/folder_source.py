@@ -13,7 +13,7 @@ from osmosis_grpc.cli.journal_info import damaged_info, ended_info, unfinished_i
 from osmosis_grpc.cli.source_port import Events, Source
 from osmosis_grpc.cli.state_folder import doctor_hint, find_attempt, opened
 from osmosis_grpc.storage import Reader
-from osmosis_grpc.types import JournaledRollout, RolloutFilter, RolloutInfo, TrajectoryEvent
+from osmosis_grpc.types import JournaledRollout, RolloutFilter, RolloutInfo, RolloutRequest, ToolDict, TrajectoryEvent
 
 POLL = 0.2
 """Seconds between two looks at a journal that another process may write."""
@@ -45,6 +45,8 @@ class FolderSource(Source):
         self._kept: Reader | None = None
         self._read: _Read | None = None
         """The unfinished rollout that get() returned last. To find its events takes a look at all later events."""
+        self._ended: JournaledRollout | None = None
+        """The ended rollout that get() returned last. Its request does not change."""
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -94,8 +96,17 @@ class FolderSource(Source):
             if entry.end_time is None:
                 self._read = _Read.of(reader, entry)
                 return unfinished_info(entry, self._read.events)
+            self._ended = entry
             outcome = entry.outcome and resolve_references(entry.outcome, reader.trajectory)
             return ended_info(replace(entry, outcome=outcome))
+
+    async def request(self, rollout_id: str, attempt: int) -> tuple[RolloutRequest, Sequence[ToolDict]]:
+        """See Source."""
+        entry = self._ended
+        if entry is None or (entry.init.request.rollout_id, entry.init.request.attempt) != (rollout_id, attempt):
+            with self._opened() as reader:
+                entry = find_attempt(reader, self.folder, rollout_id, attempt)
+        return entry.init.request, entry.tools
 
     async def events(self, rollout_id: str, attempt: int = 0, *, after: int = 0, follow: bool = False) -> Events:
         """See Source."""

@@ -45,7 +45,7 @@ class ListOptions:
 
 def run_list(given: ListOptions, options: SourceOptions, *, json: bool) -> int:
     """Print the selected rollouts, and return the exit code."""
-    where = _filter(given, time.time())
+    where = rollout_filter("list", given, time.time())
     with records(json) as out:
         source = open_source("list", options)
         try:
@@ -114,22 +114,23 @@ def record(info: RolloutInfo, now: float) -> dict[str, Any]:
     }
 
 
-def _filter(given: ListOptions, now: float) -> RolloutFilter:
-    """Return the filter of the options. A wrong option ends the command with exit code 2."""
+def rollout_filter(command: str, given: ListOptions, now: float) -> RolloutFilter:
+    """Return the filter of the options of a command. A wrong option ends the command with exit code 2."""
     since, before, stalled = (
-        _seconds(name, getattr(given, name.removeprefix("--"))) for name in ("--since", "--before", "--stalled")
+        _seconds(command, name, getattr(given, name.removeprefix("--")))
+        for name in ("--since", "--before", "--stalled")
     )
     if stalled is not None and stalled <= 0:
-        usage_error("list", "--stalled: 0 is not a time greater than zero; name one, for example 5s")
+        usage_error(command, "--stalled: 0 is not a time greater than zero; name one, for example 5s")
     for name, value in (("--min-reward", given.min_reward), ("--max-reward", given.max_reward)):
         if value is not None and math.isnan(value):
-            usage_error("list", f"{name}: nan is not a number; name one, for example 0.5")
+            usage_error(command, f"{name}: nan is not a number; name one, for example 0.5")
     return RolloutFilter(
-        states=tuple(_state(text) for text in given.states),
+        states=tuple(_state(command, text) for text in given.states),
         group_id=given.group,
         undelivered=given.undelivered,
         agent_loop=given.agent,
-        failure_reasons=tuple(_reason(text) for text in given.reasons),
+        failure_reasons=tuple(_reason(command, text) for text in given.reasons),
         min_reward=given.min_reward,
         max_reward=given.max_reward,
         accepted_after=None if since is None else now - since,
@@ -138,26 +139,26 @@ def _filter(given: ListOptions, now: float) -> RolloutFilter:
     )
 
 
-def _seconds(option: str, text: str | None) -> float | None:
+def _seconds(command: str, option: str, text: str | None) -> float | None:
     if text is None:
         return None
     found = _SPAN.fullmatch(text.strip().lower())
     if found is None:
-        usage_error("list", f"{option}: {text!r} is not a time; name one such as 5s, 10m, 2h or 1d")
+        usage_error(command, f"{option}: {text!r} is not a time; name one such as 5s, 10m, 2h or 1d")
     return float(found[1]) * _UNITS[found[2]]
 
 
-def _state(text: str) -> RolloutState:
+def _state(command: str, text: str) -> RolloutState:
     try:
         return RolloutState(text.upper())
     except ValueError:
-        usage_error("list", f"--state: {text!r} is not a state; the states are {', '.join(RolloutState).lower()}")
+        usage_error(command, f"--state: {text!r} is not a state; the states are {', '.join(RolloutState).lower()}")
 
 
-def _reason(text: str) -> str:
+def _reason(command: str, text: str) -> str:
     name = text.upper().replace("-", "_")
     if name not in tuple(FailureReason):
         near = difflib.get_close_matches(name, FailureReason, 3, 0.6)
         which = f"do you mean {' or '.join(near)}?" if near else f"the reasons are {', '.join(FailureReason)}"
-        usage_error("list", f"--reason: {text!r} is not a reason; {which}")
+        usage_error(command, f"--reason: {text!r} is not a reason; {which}")
     return name

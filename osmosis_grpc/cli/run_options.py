@@ -25,8 +25,8 @@ class RunOptions:
         typer.Option(
             "--model",
             metavar="NAME",
-            help="mock:echo, mock:tools, mock:script=FILE, litellm:NAME, vllm-grpc:HOST:PORT, smg-vllm:HOST:PORT, "
-            "smg-sglang:HOST:PORT, or a name of the server at --base-url.",
+            help="mock:echo, mock:tools, mock:script=FILE, litellm:NAME, vllm-grpc:HOST:PORT, smg:HOST:PORT, or a name "
+            "of the server at --base-url.",
         ),
     ] = "gpt-5-mini"
     tokenizer: Annotated[

@@ -2,9 +2,11 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractContextManager, aclosing, nullcontext
 
-from osmosis_grpc.types import RolloutFilter, RolloutInfo, TrajectoryEvent
+from osmosis_grpc.types import RolloutFilter, RolloutInfo, RolloutRequest, ToolDict, TrajectoryEvent
+from osmosis_grpc.types.events import Accepted
 
 Events = AsyncGenerator[TrajectoryEvent, None]
 
@@ -46,6 +48,18 @@ class Source(ABC):
     @abstractmethod
     async def get(self, rollout_id: str, attempt: int = 0) -> RolloutInfo:
         """Return an attempt of a rollout, the newest by default. After the end, it has its outcome with all tokens."""
+
+    async def request(self, rollout_id: str, attempt: int) -> tuple[RolloutRequest, Sequence[ToolDict]]:
+        """Return the request of an attempt, and the tools that its agent loop listed."""
+        async with aclosing(self.events(rollout_id, attempt)) as found:
+            async for event in found:
+                if isinstance(event.kind, Accepted):
+                    return event.kind.init.request, event.kind.tools
+        return RolloutRequest(rollout_id=rollout_id, attempt=attempt), ()
+
+    def snapshot(self) -> AbstractContextManager[None]:
+        """Return a context in which many reads are cheap."""
+        return nullcontext()
 
     @abstractmethod
     def events(self, rollout_id: str, attempt: int = 0, *, after: int = 0, follow: bool = False) -> Events:

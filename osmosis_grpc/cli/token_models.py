@@ -1,9 +1,7 @@
-"""The models that take tokens over gRPC: vllm-grpc:HOST:PORT, smg-vllm:HOST:PORT and smg-sglang:HOST:PORT."""
+"""The models that take tokens over gRPC: vllm-grpc:HOST:PORT and smg:HOST:PORT."""
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from osmosis_grpc.errors import CallError, MissingExtraError
@@ -11,13 +9,10 @@ from osmosis_grpc.evaluate import ModelError
 from osmosis_grpc.evaluate.models import Model
 from osmosis_grpc.integrations.smg import SmgGenerator
 from osmosis_grpc.integrations.vllm_grpc import VllmGrpcGenerator
-from osmosis_grpc.policies import ChatRenderer, TemplateTokenizer, TokenGenerator, TokenPolicy
+from osmosis_grpc.policies import ChatRenderer, TemplateTokenizer, TokenPolicy, TokenPolicyConfig
 
-GENERATORS: dict[str, Callable[[str], TokenGenerator]] = {
-    "vllm-grpc": VllmGrpcGenerator,
-    "smg-vllm": partial(SmgGenerator, engine="vllm"),
-    "smg-sglang": partial(SmgGenerator, engine="sglang"),
-}
+Generator = VllmGrpcGenerator | SmgGenerator
+GENERATORS: dict[str, Callable[[str], Generator]] = {"vllm-grpc": VllmGrpcGenerator, "smg": SmgGenerator}
 """Make the generator for HOST:PORT, by the kind of the model."""
 
 
@@ -29,19 +24,26 @@ def open_token_model(name: str, tokenizer: str | None) -> Model:
     kind, _, target = name.partition(":")
     try:
         generator = GENERATORS[kind](target)
+        files = TemplateTokenizer(tokenizer) if tokenizer else None
         with TemporaryDirectory() as temporary:
-            folder = tokenizer or asyncio.run(_downloaded(generator, temporary))
-            renderer = ChatRenderer(TemplateTokenizer(folder))
+            context = asyncio.run(_asked(generator, None if files else temporary))
+            renderer = ChatRenderer(files or TemplateTokenizer(temporary))
     except MissingExtraError:
         raise
-    except (CallError, ValueError, OSError) as error:
+    except (CallError, ModelError, ValueError, OSError) as error:
         raise ModelError(f"{name}: {error}") from None
-    return Model(name, [lambda: TokenPolicy(renderer, generator)], url=target)
+    config = TokenPolicyConfig(context=context)
+    return Model(name, [lambda: TokenPolicy(renderer, generator, config)], url=target)
 
 
-async def _downloaded(generator: TokenGenerator, folder: str) -> str:
-    """Put the engine's tokenizer into a folder, and return the folder. Raises ModelError if it does not send it."""
-    if not isinstance(generator, SmgGenerator):
+async def _asked(generator: Generator, folder: str | None) -> int | None:
+    """Return the length of the model's context; None if the engine does not say.
+
+    Downloads the tokenizer if a folder for it is given. Raises ModelError if the engine does not send it.
+    """
+    if folder is not None and not isinstance(generator, SmgGenerator):
         raise ModelError("the server does not send its tokenizer; name a folder that has it with --tokenizer")
     async with generator:
-        return str(await generator.download_tokenizer(Path(folder)))
+        if folder is not None and isinstance(generator, SmgGenerator):
+            await generator.download_tokenizer(folder)
+        return await generator.context_length() or None

@@ -115,7 +115,10 @@ class RecordTable:
             for entry in page:
                 sequence = entry.sequence
                 record = self._by_sequence.get(sequence)
-                if record is not None or entry.settled:  # otherwise it was refused, or dropped meanwhile
+                if record is None and not entry.settled:  # it was settled after the read, or it was refused
+                    cold = self._cold(entry.init.request.rollout_id)
+                    record = next((found for found in cold if found.sequence == sequence), None)
+                if record is not None or entry.settled:
                     yield record or _record_of(entry)
 
     def in_memory(self) -> list[Record]:

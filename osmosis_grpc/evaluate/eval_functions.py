@@ -35,6 +35,8 @@ GIVEN = {
 THREADS = 32
 """At most this many functions that are no coroutine functions run at once."""
 MOST_ERROR_BYTES = 2048
+OWN_REWARD = "reward"
+"""The name of the score that is the rollout's own reward, in a run without eval functions."""
 MOST_NAME_CHARS = 200
 """A longer name of a function is cut in the ids of annotations."""
 

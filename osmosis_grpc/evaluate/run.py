@@ -16,7 +16,7 @@ from osmosis_grpc.engine import Engine, EngineConfig, Peer
 from osmosis_grpc.engine.record import Record
 from osmosis_grpc.errors import AlreadyExists, CallError, ResourceExhausted
 from osmosis_grpc.evaluate.dataset import Row
-from osmosis_grpc.evaluate.eval_functions import Scored, Scorer
+from osmosis_grpc.evaluate.eval_functions import OWN_REWARD, Scored, Scorer
 from osmosis_grpc.evaluate.models import entered
 from osmosis_grpc.evaluate.price import Price, cost_of
 from osmosis_grpc.evaluate.results import REFUSED, RowResult, result_of
@@ -300,7 +300,7 @@ class Run:
     async def _score(self, engine: Engine, row: Row, result: RowResult, outcome: RolloutOutcome) -> RowResult:
         """Return the result with the scores of the eval functions. Each score becomes an annotation of the rollout.
 
-        The error of a score that failed becomes an annotation, too.
+        The error of a score that failed becomes an annotation, too. Without eval functions, the reward is the score.
 
         A score that the journal has is not computed again. A rollout that did not complete has no scores.
         """
@@ -308,6 +308,8 @@ class Run:
             return result
         if not result.completed:
             return replace(result, scores={}, score_errors={})
+        if not self._scorer.functions:
+            return _own_score(result)
         key = result.rollout_id, result.attempt
         known = scores_in(engine.journal.annotations(*key))
         scored = Scored(messages=outcome.messages, label=row.label, metadata=row.metadata)
@@ -322,6 +324,13 @@ class Run:
             with contextlib.suppress(AlreadyExists):  # the annotation of an earlier try, for another score
                 await engine.annotations.add("", *key, note)
         return replace(result, scores=scores, score_errors=errors)
+
+
+def _own_score(result: RowResult) -> RowResult:
+    """Return the result with the rollout's reward as its score."""
+    if result.reward is None:
+        return replace(result, scores={}, score_errors={OWN_REWARD: "the rollout has no reward"})
+    return replace(result, scores={OWN_REWARD: result.reward}, score_errors={})
 
 
 def scores_in(annotated: Iterable[TrajectoryEvent]) -> dict[str, float]:

@@ -59,16 +59,14 @@ def padded_batch(
     """
     made = VerlRows(config)
     rows = list(made.all(outcomes))
-    return pad_rows(rows, config, pad_id=pad_id, inputs_of=inputs_of, skipped=made.selection.skipped + made.left_out)
+    return pad_rows(rows, config, pad_id=pad_id, inputs_of=inputs_of, skipped=made.counts()[1])
 
 
 def pad_rows(
     rows: Sequence[VerlRow], config: VerlConfig, *, pad_id: int, inputs_of: InputsOf | None = None, skipped: int = 0
 ) -> PaddedBatch:
     """Returns the padded batch of rows. Raises InvalidArgument without a row or a length; see padded_batch()."""
-    width, length = config.prompt_length, config.response_length
-    if width is None or length is None:
-        raise InvalidArgument("config", "a padded batch needs prompt_length and response_length")
+    width, length = check_lengths(config)
     if not rows:
         raise InvalidArgument("outcomes", "no segment can be trained on, so there is no batch")
     if not 0 <= pad_id < 2**63:
@@ -111,6 +109,16 @@ def pad_rows(
         pad_id=pad_id,
         skipped=skipped,
     )
+
+
+def check_lengths(config: VerlConfig) -> tuple[int, int]:
+    """Returns the prompt length and the response length. Raises InvalidArgument if one is missing."""
+    for name in ("prompt_length", "response_length"):
+        if getattr(config, name) is None:
+            raise InvalidArgument(name, f"a padded batch needs it; it is verl's rollout.{name}")
+    assert config.prompt_length is not None
+    assert config.response_length is not None
+    return config.prompt_length, config.response_length
 
 
 def default_inputs(outcome: RolloutOutcome) -> dict[str, Any]:

@@ -40,11 +40,15 @@ class VerlConfig:
     response_length: int | None = None
     """The most tokens of a response, verl's `rollout.response_length`; None for no limit."""
     too_long: TooLong = "raise"
+    """What to do with a segment above the limits: "raise", "skip", or "truncate" the end of the response."""
     untrainable: Untrainable = "raise"
+    """What to do with a sample that cannot be trained on: "raise" or "skip"."""
     extras: tuple[str, ...] = ()
     """The extras that go along. "routed_experts" fills the field of that name; others are in `extra_fields`."""
-    step_of: Callable[[str], int | None] = step_of_version
-    """Returns the global step of a policy version, or None if it has none."""
+    components: bool = True
+    """Whether the named parts of the reward go along, as `reward_extra_info`. Then all rows need the same parts."""
+    step_of: Callable[[str], int | None] | None = None
+    """Returns the global step of a policy version, or None if it has none. By default, a version is an integer."""
 
     def __post_init__(self) -> None:
         check_choice("too_long", self.too_long, get_args(TooLong))
@@ -126,6 +130,10 @@ class VerlRows:
         for outcome in flatten(outcomes):
             yield from self.of(outcome)
 
+    def counts(self) -> tuple[int, int, int]:
+        """Returns the number of rows, of what was left out on request, and of truncated rows, so far."""
+        return self.selection.segments - self.left_out, self.selection.skipped + self.left_out, self.truncated
+
     def _row(self, source: TrainableSegment) -> VerlRow | None:
         segment, config = source.segment, self.config
         mask = segment.mask()
@@ -193,14 +201,14 @@ class VerlRows:
     def _extra_fields(self, source: TrainableSegment, end: int) -> dict[str, Any]:
         segment, sample, outcome = source.segment, source.sample, source.outcome
         rewards = {each.chat_number: each.reward for each in sample.chat_rewards}
-        components = sample.reward_components or outcome.reward_components
+        components = (sample.reward_components or outcome.reward_components) if self.config.components else {}
         names = frozenset(components)
         self._components = names if self._components is None else self._components
         if names != self._components:
             raise InvalidArgument(
                 "reward_components",
                 f"{source} has the parts {sorted(names)}, and rows before it {sorted(self._components)}; "
-                "verl needs the same parts in every row",
+                "verl needs the same parts in every row. Leave out the rollout, or pass components=False",
             )
         steps = [self._step(source, span.version) for span in segment.versions]
         known = [step for step in steps if step is not None]
@@ -218,7 +226,7 @@ class VerlRows:
         return made
 
     def _step(self, source: TrainableSegment, version: str) -> int | None:
-        step: Any = self.config.step_of(version)
+        step: Any = (self.config.step_of or step_of_version)(version)
         if step is None:
             return None
         try:

@@ -1,6 +1,6 @@
 """A provider for LiteLLM: its model `osmosis/policy` is the policy of the running rollout. Needs the extra `litellm`.
 
-    register_litellm_provider()  # once, for example where the module of the agent begins
+    litellm = register_litellm_provider()  # once, for example where the module of the agent begins
 
     reply = await litellm.acompletion(model="osmosis/policy", messages=messages, tools=tools)
 
@@ -19,7 +19,7 @@ from urllib.parse import unquote
 from weakref import WeakKeyDictionary, proxy
 
 from osmosis_grpc.agent.context import RolloutContext, get_rollout_context
-from osmosis_grpc.agent.history_chats import HistoryChats
+from osmosis_grpc.agent.history_chats import POLICY, HistoryChats
 from osmosis_grpc.agent.message_keys import History
 from osmosis_grpc.agent.results import CompletionsResult
 from osmosis_grpc.errors import (
@@ -46,12 +46,16 @@ _SIMPLER: dict[type, type] = {InvalidArgument: OsmosisValidationError, UnknownCh
 """The class to use in place of a class that cannot be made with a message alone."""
 
 
-def register_litellm_provider() -> None:
-    """Add the provider `osmosis` to LiteLLM. Idempotent. Raises MissingExtraError without litellm."""
+def register_litellm_provider() -> Any:
+    """Add the provider `osmosis` to LiteLLM, and return the module litellm. Idempotent.
+
+    litellm is imported without the network if nothing has imported it before. Raises MissingExtraError without litellm.
+    """
     litellm = import_litellm("register_litellm_provider")
     if all(item["provider"] != PROVIDER for item in litellm.custom_provider_map):
         litellm.custom_provider_map.append({"provider": PROVIDER, "custom_handler": _handler()})
     litellm.utils.custom_llm_setup()
+    return litellm
 
 
 @cache
@@ -165,6 +169,10 @@ def _joined(base: type, other: type) -> Any:
 
 
 def _active(call: Mapping[str, Any]) -> RolloutContext:
+    """Return the context of the running rollout. Raises InvalidArgument without one, and for an unknown model."""
+    if call["model"] != POLICY and not call["model"].startswith(f"{POLICY}/"):
+        known = f"{PROVIDER}/{POLICY} and {PROVIDER}/{POLICY}/NAME, for the trainer's policy NAME"
+        raise InvalidArgument("model", f"{PROVIDER}/{call['model']} is unknown; the models are {known}")
     context = get_rollout_context()
     if context is None:
         name = call["model"]

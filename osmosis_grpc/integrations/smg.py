@@ -1,6 +1,6 @@
 """Samples tokens from vLLM or SGLang over the gRPC services of smg-grpc-proto. Needs the extra `smg`.
 
-    policy = TokenPolicy(renderer, SmgGenerator("127.0.0.1:50051", engine="sglang"))
+    policy = TokenPolicy(renderer, SmgGenerator("127.0.0.1:50051"))
 
 The services have no field for a session or a priority. The session id is sent as the metadata x-session-id, for a proxy
 that chooses a replica. They have no authentication: a token and TLS are for a proxy, too.
@@ -11,16 +11,22 @@ import io
 import zipfile
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import grpc
 
 from osmosis_grpc.errors import Internal, InvalidArgument, MissingExtraError
 from osmosis_grpc.integrations.model_channel import NO_CREDENTIALS, ModelChannel
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.policies.generation import Generated, GenerateRequest
 
+if TYPE_CHECKING:
+    from osmosis_grpc.integrations.smg_engines import Engine
+
 SHORT = 10.0
 """A call that samples nothing takes at most this many seconds."""
 TOKENIZER_SECONDS = 120.0
+AUTO = "auto"
 LARGEST_TOKENIZER = 256 * 1024 * 1024
 """The most bytes of a tokenizer, packed and unpacked."""
 
@@ -28,20 +34,21 @@ LARGEST_TOKENIZER = 256 * 1024 * 1024
 class SmgGenerator:
     """A TokenGenerator for an engine at HOST:PORT. `async with` closes its connection, as TokenPolicy does.
 
-    `engine` is "vllm" or "sglang". SGLang names its weights, and vLLM does not over this service: give the name as
-    TokenPolicyConfig.version, or leave it to the trainer. Raises MissingExtraError without smg-grpc-proto, and
-    ValueError for a wrong target or engine.
+    `engine` is "vllm", "sglang", or "auto": the first call finds out. SGLang names its weights. vLLM does not over this
+    service: give the name as TokenPolicyConfig.version, or leave it to the trainer. Raises MissingExtraError without
+    smg-grpc-proto, and ValueError for a wrong target or engine.
     """
 
-    def __init__(self, target: str, *, engine: str = "vllm", credentials: Credentials = NO_CREDENTIALS) -> None:
+    def __init__(self, target: str, *, engine: str = AUTO, credentials: Credentials = NO_CREDENTIALS) -> None:
         try:
             from osmosis_grpc.integrations.smg_engines import ENGINES
         except ImportError:
             raise MissingExtraError("SmgGenerator", "smg") from None
-        if engine not in ENGINES:
-            raise ValueError(f"engine: {engine!r} is not one of {', '.join(ENGINES)}")
+        if engine not in (AUTO, *ENGINES):
+            raise ValueError(f"engine: {engine!r} is not one of {AUTO}, {', '.join(ENGINES)}")
         self._server = ModelChannel(target, credentials)
-        self._engine = ENGINES[engine]
+        self._engines = ENGINES
+        self._engine = ENGINES.get(engine)
 
     async def __aenter__(self) -> "SmgGenerator":
         await self._server.__aenter__()
@@ -57,40 +64,63 @@ class SmgGenerator:
         if request.media:
             problem = "this service does not return the tokens of an image; use vLLM's own gRPC service"
             raise InvalidArgument("messages", f"have {len(request.media)} images or other media: {problem}")
-        message = self._engine.to_message(request)
-        version = await self._weight_version()
+        engine = await self._known_engine()
+        message = engine.to_message(request)
+        version = str((await self._model_info(engine)).weight_version) if engine.names_weights else ""
         metadata = self._server.metadata(request.session_id)
-        stream = self._stub.Generate(message, timeout=request.timeout, metadata=metadata)
-        return self._engine.from_message(request, await self._server.answer(_complete(stream)), version)
+        stream = self._stub(engine).Generate(message, timeout=request.timeout, metadata=metadata)
+        return engine.from_message(request, await self._server.answer(_complete(stream)), version)
 
     async def abort(self, request_id: str, /) -> None:
         """Stop the sampling of a call. Raises CallError if the engine cannot be reached."""
-        message = self._engine.abort_message(request_id)
-        await self._server.answer(self._stub.Abort(message, timeout=SHORT, metadata=self._server.metadata()))
+        engine = self._engine
+        if engine is not None:  # else no call was sent
+            sent = self._stub(engine).Abort(
+                engine.abort_message(request_id), timeout=SHORT, metadata=self._server.metadata()
+            )
+            await self._server.answer(sent)
+
+    async def context_length(self) -> int:
+        """Return the most tokens of a prompt and its reply together; 0 if the engine does not say."""
+        return int((await self._model_info(await self._known_engine())).max_context_length)
 
     async def download_tokenizer(self, folder: str | Path) -> Path:
         """Put the files of the engine's tokenizer into a folder, which is made if it is missing. Returns the folder.
 
-        transformers reads it: AutoTokenizer.from_pretrained(folder). Raises Internal for a damaged tokenizer.
+        transformers and TemplateTokenizer read it. Raises Internal for a damaged tokenizer.
         """
-        metadata = self._server.metadata()
-        stream = self._stub.GetTokenizer(self._engine.tokenizer_message(), timeout=TOKENIZER_SECONDS, metadata=metadata)
+        engine = await self._known_engine()
+        stream = self._stub(engine).GetTokenizer(
+            engine.tokenizer_message(), timeout=TOKENIZER_SECONDS, metadata=self._server.metadata()
+        )
         data = await self._server.answer(_joined(stream))
         _unpack(data, Path(folder))
         return Path(folder)
 
-    async def _weight_version(self) -> str:
-        info = self._engine.version_message()
-        if info is None:
-            return ""
-        reply = await self._server.answer(
-            self._stub.GetModelInfo(info, timeout=SHORT, metadata=self._server.metadata())
-        )
-        return str(reply.weight_version)
+    async def _known_engine(self) -> "Engine":
+        """Return the engine. Raises Internal if the server is neither."""
+        for engine in () if self._engine is not None else self._engines.values():
+            try:
+                await self._stub(engine).GetModelInfo(
+                    engine.model_info_message(), timeout=SHORT, metadata=self._server.metadata()
+                )
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                    raise await self._server.error_of(error) from None
+            else:
+                self._engine = engine
+                break
+        if self._engine is None:
+            raise Internal(f"{self._server.target} has no service of smg-grpc-proto, neither for vLLM nor for SGLang")
+        return self._engine
 
-    @property
-    def _stub(self) -> Any:
-        return self._engine.stub(self._server.open())
+    async def _model_info(self, engine: "Engine") -> Any:
+        message = engine.model_info_message()
+        sent = self._stub(engine).GetModelInfo(message, timeout=SHORT, metadata=self._server.metadata())
+        return await self._server.answer(sent)
+
+    def _stub(self, engine: "Engine") -> Any:
+        return engine.stub(self._server.open())
 
 
 async def _complete(stream: Any) -> Any:

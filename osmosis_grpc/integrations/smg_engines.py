@@ -21,6 +21,9 @@ _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": F
 class Engine(Protocol):
     """The service of one engine. Messages are those of smg-grpc-proto."""
 
+    names_weights: bool
+    """Whether the reply of GetModelInfo has the version of the weights."""
+
     def stub(self, channel: Any) -> Any:
         """Return the client of the service."""
         ...
@@ -37,8 +40,8 @@ class Engine(Protocol):
         """Return the request of Abort."""
         ...
 
-    def version_message(self) -> Any:
-        """Return the request of GetModelInfo; None if its reply does not name the weights."""
+    def model_info_message(self) -> Any:
+        """Return the request of GetModelInfo."""
         ...
 
     def tokenizer_message(self) -> Any:
@@ -48,6 +51,8 @@ class Engine(Protocol):
 
 class _VllmEngine:
     """vllm.grpc.engine.VllmEngine: 0 switches top_k and min_p off; absent logprobs mean none."""
+
+    names_weights = False
 
     def stub(self, channel: Any) -> Any:
         return vllm_grpc.VllmEngineStub(channel)
@@ -76,8 +81,8 @@ class _VllmEngine:
     def abort_message(self, request_id: str) -> Any:
         return vllm.AbortRequest(request_ids=[request_id])
 
-    def version_message(self) -> Any:
-        return None
+    def model_info_message(self) -> Any:
+        return vllm.GetModelInfoRequest()
 
     def tokenizer_message(self) -> Any:
         return common.GetTokenizerRequest()
@@ -85,6 +90,8 @@ class _VllmEngine:
 
 class _SglangScheduler:
     """sglang.grpc.scheduler.SglangScheduler: absent numbers mean 0, and not the engine's defaults."""
+
+    names_weights = True
 
     def stub(self, channel: Any) -> Any:
         return sglang_grpc.SglangSchedulerStub(channel)
@@ -114,7 +121,7 @@ class _SglangScheduler:
     def abort_message(self, request_id: str) -> Any:
         return sglang.AbortRequest(request_id=request_id, reason="the reply is no longer wanted")
 
-    def version_message(self) -> Any:
+    def model_info_message(self) -> Any:
         return sglang.GetModelInfoRequest()
 
     def tokenizer_message(self) -> Any:

@@ -1,10 +1,11 @@
 """Makes plain arguments for a tool from its JSON Schema. Equal schemas give equal arguments.
 
-The author of a tool can choose its arguments with `examples` or a `default`. Ignored keywords: `not`, `if`,
-`patternProperties`, `dependentSchemas`.
+The author of a tool can choose its arguments with `examples`, with a `default`, or for a text with the words
+"for example" in its description. Ignored keywords: `not`, `if`, `patternProperties`, `dependentSchemas`.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,6 +37,18 @@ _FORMATS = {
     "byte": "dGV4dA==",
     "path": "file.txt",
 }
+_BY_NAME = {"expression": "2 + 3", "filename": "file.txt"} | {
+    name: _FORMATS[name] for name in ("date", "time", "email", "hostname", "uri", "url", "uuid", "path")
+}
+"""The texts of parameters with these names, if their schemas say no more."""
+_EXAMPLE = re.compile(
+    r"""\b(?:for\ example|e\.g\.|such\ as)[\s:,]+
+    (?: "([^"]+)" | '([^']+)' | `([^`]+)`
+      | ([^\s,;()"'`][^,;()"'`]*?) (?= [,;()] | \.?\s*$ | \.\s | \sor\s | \sand\s )
+    )""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_LONGEST_EXAMPLE = 200  # characters
 _KINDS = (
     ("object", ("properties", "required", "additionalProperties", "minProperties")),
     ("array", ("items", "prefixItems", "minItems", "maxItems", "contains")),
@@ -59,8 +72,11 @@ class _Maker:
         self._root = root
         self._left = _MOST_VALUES
 
-    def value(self, schema: Any, level: int, index: int) -> Any:
-        """Return a value that fits; _NOTHING if none is found. If possible, each index gives another value."""
+    def value(self, schema: Any, level: int, index: int, name: str = "") -> Any:
+        """Return a value that fits; _NOTHING if none is found. If possible, each index gives another value.
+
+        `name` is the name of the parameter.
+        """
         self._left -= 1
         if schema is False or self._left < 0:
             return _NOTHING
@@ -86,7 +102,7 @@ class _Maker:
             return _number(schema, index, whole=kind == "integer")
         if kind in ("boolean", "null"):
             return index % 2 == 0 if kind == "boolean" else None
-        return _text(schema, index)
+        return _text(schema, index, name)
 
     def _flat(self, schema: Any, depth: int) -> dict[str, Any]:
         """Return a schema with its references resolved and its first alternative merged."""
@@ -120,7 +136,7 @@ class _Maker:
         for name, inner in {**{key: {} for key in required}, **mapping(schema.get("properties"))}.items():
             if name not in required and level >= _DEEPEST // 2:
                 continue
-            value = self.value(inner, level + 1, 0)
+            value = self.value(inner, level + 1, 0, name)
             if value is not _NOTHING:
                 made[name] = value
         more = schema.get("additionalProperties", {})
@@ -166,7 +182,7 @@ def _number(schema: _Schema, index: int, *, whole: bool) -> int | float:
     return int(wanted) if wanted.is_integer() and abs(wanted) < 2**53 else wanted
 
 
-def _text(schema: _Schema, index: int) -> str:
+def _text(schema: _Schema, index: int, name: str) -> str:
     least, most = _whole(schema, "minLength", 0), _whole(schema, "maxLength", _MOST_CHARS)
     pattern, form = schema.get("pattern"), schema.get("format")
     if isinstance(pattern, str):
@@ -175,8 +191,18 @@ def _text(schema: _Schema, index: int) -> str:
             return found
     if isinstance(form, str) and form in _FORMATS:
         return _FORMATS[form]
+    for given in (_example(schema.get("description")), _BY_NAME.get(name.lower())) if index == 0 else ():
+        if given and "pattern" not in schema and least <= len(given) <= most:
+            return given
     text = "text" if index == 0 else f"text {index + 1}"
     return (text + "." * (min(least, _MOST_CHARS) - len(text)))[: max(0, most)]
+
+
+def _example(description: Any) -> str:
+    """Return the example in a description, such as Oslo in "a city, for example Oslo"; empty if it has none."""
+    found = _EXAMPLE.search(description) if isinstance(description, str) else None
+    text = next(filter(None, found.groups()), "").strip() if found else ""
+    return text if len(text) <= _LONGEST_EXAMPLE else ""
 
 
 def _list(schema: _Schema, word: str) -> list[Any]:

@@ -72,7 +72,8 @@ class ChatRenderer:
 
     `tool_parser` is a style of osmosis_grpc.policies.tool_call_texts, "auto" for all of them, or a function.
     `template_params` are further variables of the template, such as enable_thinking. Raises ValueError for an unknown
-    style. Its methods may be called on any thread, by one thread at a time.
+    style, and TypeError for a tokenizer that lacks a method. Its methods may be called on any
+    thread, by one thread at a time.
     """
 
     def __init__(
@@ -82,6 +83,9 @@ class ChatRenderer:
         tool_parser: str | ToolParser = "auto",
         template_params: Mapping[str, Any] | None = None,
     ) -> None:
+        for method in ("apply_chat_template", "encode", "decode"):
+            if not callable(getattr(tokenizer, method, None)):
+                raise TypeError(f"tokenizer: a {type(tokenizer).__name__} has no {method}()")
         self._tokenizer = tokenizer
         self._parse = parser_of(tool_parser)
         self._params = dict(template_params or {})

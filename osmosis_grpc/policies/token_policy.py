@@ -72,6 +72,8 @@ class TokenPolicy:
     def __init__(
         self, renderer: ChatRenderer, generator: TokenGenerator, config: TokenPolicyConfig = TokenPolicyConfig()
     ) -> None:
+        _check(renderer, "renderer", ("prompt_ids", "message", "text"), "ChatRenderer(tokenizer)")
+        _check(generator, "generator", ("generate", "abort"), "a TokenGenerator")
         self._renderer = renderer
         self._generator = generator
         self._config = config
@@ -189,6 +191,8 @@ class TokenPolicy:
             raise
         if self._running.pop(request_id, None) is None:
             raise Cancelled("the reply to the chat is no longer wanted")
+        if not isinstance(generated, Generated):
+            raise Internal(f"the generator returned a {type(generated).__name__}, not a Generated")
         return generated
 
     async def _reply(
@@ -252,6 +256,13 @@ class TokenPolicy:
                 await self._generator.abort(request_id)
         except (CallError, TimeoutError, OSError) as error:
             log.info("the call %s could not be aborted: %s", request_id, error)
+
+
+def _check(given: object, name: str, methods: tuple[str, ...], wanted: str) -> None:
+    """Raises TypeError if a parameter has not all methods."""
+    missing = [method for method in methods if not callable(getattr(given, method, None))]
+    if missing:
+        raise TypeError(f"{name}: a {type(given).__name__} has no {missing[0]}(); pass {wanted}")
 
 
 def _chat(request: ChatRequest) -> tuple[str, int, str, int]:

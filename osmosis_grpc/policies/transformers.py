@@ -36,7 +36,7 @@ class TransformersGenerator:
 
     `tokenizer` decodes for stop texts, and names the token that ends a turn. `end_ids` are the ids of the tokens that
     end a turn; None for those of the tokenizer and of the model's generation_config. Up to `batch` calls are sampled
-    together. `version` is the version of the weights.
+    together; a batch begins `gather` seconds after its first call. `version` is the version of the weights.
 
     The logprobs are those of log_softmax(logits / temperature) in float32, over the whole vocabulary, also with top_p
     and top_k. With temperature 0, the most likely token is taken, and the logprobs are those of temperature 1. Calls
@@ -44,7 +44,14 @@ class TransformersGenerator:
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, *, end_ids: Sequence[int] | None = None, batch: int = 8, version: str = ""
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        end_ids: Sequence[int] | None = None,
+        batch: int = 8,
+        gather: float = 0.01,
+        version: str = "",
     ) -> None:
         if batch < 1:
             raise ValueError(f"batch: {batch} is less than 1")
@@ -54,6 +61,7 @@ class TransformersGenerator:
         self._decode = tokenizer.decode
         self._end_ids = frozenset(_end_ids(model, tokenizer) if end_ids is None else end_ids)
         self._batch = batch
+        self._gather = gather
         self._waiting: deque[SampledRow] = deque()
         self._rows: dict[str, SampledRow] = {}
         """The calls that wait or are sampled, by request id."""
@@ -148,6 +156,10 @@ class TransformersGenerator:
 
     async def _run(self) -> None:
         """Sample one batch."""
+        if len(self._waiting) < self._batch:
+            await asyncio.sleep(self._gather)
+            if self._updates:
+                return
         rows: list[SampledRow] = []
         while self._waiting and len(rows) < self._batch:
             row = self._waiting.popleft()

@@ -43,13 +43,13 @@ def server_of(kind, engine, folder):
     return made.serving()
 
 
-@pytest.mark.parametrize("kind", ["vllm-grpc", "smg-vllm", "smg-sglang"])
-async def test_a_run_over_grpc_has_one_segment_with_tokens(command, folder, kind):
-    """Engines of smg send their tokenizer."""
+@pytest.mark.parametrize(("name", "kind"), [("vllm-grpc", "vllm-grpc"), ("smg", "smg-vllm"), ("smg", "smg-sglang")])
+async def test_a_run_over_grpc_has_one_segment_with_tokens(command, folder, name, kind):
+    """Engines of smg send their tokenizer, and the first call finds out which engine it is."""
     engine = FakeEngine(adding_model(TemplateTokenizer(folder / "model")))
     async with server_of(kind, engine, folder) as target:
         tokenizer = ["--tokenizer", "model"] if kind == "vllm-grpc" else []
-        done = await command(*USUAL, "--model", f"{kind}:{target}", *tokenizer, "--json")
+        done = await command(*USUAL, "--model", f"{name}:{target}", *tokenizer, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     result, summary = map(json.loads, done.stdout.splitlines()[-2:])
     assert (result["reward"], summary["passed"]) == (1.0, 1)
@@ -65,10 +65,10 @@ async def test_a_run_over_grpc_has_one_segment_with_tokens(command, folder, kind
         (["--model", "vllm-grpc:127.0.0.1:1"], "name a folder that has it with --tokenizer"),
         (["--model", "vllm-grpc:127.0.0.1:1", "--tokenizer", "nowhere"], "nowhere/tokenizer.json"),
         (["--model", "vllm-grpc:127.0.0.1:1", "--tokenizer", "model"], "cannot be reached"),
-        (["--model", "smg-sglang:127.0.0.1:1"], "cannot be reached"),
+        (["--model", "smg:127.0.0.1:1"], "cannot be reached"),
         (["--model", "vllm-grpc:localhost"], "is not HOST:PORT"),
         (["--model", "mock:echo", "--tokenizer", "model"], "--tokenizer is for a model over gRPC"),
-        (["--model", "smg-vllm:127.0.0.1:1", "--base-url", "http://127.0.0.1:1/v1"], "leave out --base-url"),
+        (["--model", "smg:127.0.0.1:1", "--base-url", "http://127.0.0.1:1/v1"], "leave out --base-url"),
     ],
 )
 async def test_a_wrong_option_is_one_error_and_no_row_runs(command, folder, arguments, problem):

@@ -60,6 +60,22 @@ SPECS = ("rollouts/greeter/entry.py", "rollouts.greeter.entry", "rollouts.greete
 
 
 @pytest.mark.slow
+def test_eval_scores_a_workflow_with_its_grader(folder):
+    options = ("-d", "data.jsonl", "--model", "mock:echo", "--n", "2", "--config", "run.toml", "-q")
+    done = run(
+        "-m", "osmosis_grpc", "eval", "-m", SPECS[0], *options, "--save-dir", "first", "-o", "out.json", cwd=folder
+    )
+    assert done.returncode == 0, done.stderr
+    assert "reward: mean 3" in done.stdout
+    assert "pass@1 1 (1 to 1), pass@2 1 " in done.stdout
+    (row, _) = json.loads((folder / "out.json").read_text())["rows"]
+    assert [each["scores"] for each in row["runs"]] == [{"reward": 3.0}] * 2
+    (folder / "data.jsonl").write_text('{"user_prompt": "Say one."}\n')
+    done = run("-m", "osmosis_grpc", "eval", "-m", SPECS[0], *options, cwd=folder)
+    assert (done.returncode, "0 of 2 rollouts scored" in done.stdout) == (1, True)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS)
 async def test_r18_r21_serve_hosts_a_workflow_with_the_values_of_file_variable_and_line(folder, spec):
     options = ("--config", "run.toml", "--grader-config", "reward=4", "--no-journal")

@@ -149,10 +149,12 @@ PAGES = {
         "docs/test.md",
         "docs/eval.md",
         "docs/trainers.md",
+        "docs/policies.md",
         "docs/operators.md",
         "docs/implementers.md",
         "docs/look.md",
         "docs/control.md",
         "docs/query.md",
+        "docs/export.md",
     )
 }

@@ -44,14 +44,19 @@ async def test_the_blocks_that_need_the_libraries_of_agents_run(tmp_path, monkey
 
 
 @pytest.mark.adapters
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 async def test_the_blocks_of_the_page_about_strands_run(tmp_path, monkeypatch):
     pytest.importorskip("strands")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     with Reader(tmp_path) as reader:
         for block in blocks_of(ROOT / "docs" / "strands.md"):
-            await reader.run(block)
+            await reader.run(block, timeout=150)
+    printed = "".join(reader.output)
+    assert "COMPLETED 1.0 ['user', 'assistant', 'tool', 'assistant'] 1\n" in printed
+    assert "1 agent, 0 errors, 0 warnings\n" in printed
+    assert "result (" in printed
+    assert "1 of 1 row COMPLETED, mean reward 1," in printed
 
 
 def test_an_agent_with_three_tools_has_less_than_30_lines():

@@ -8,6 +8,8 @@ from osmosis_grpc.engine import Engine, EngineConfig
 from osmosis_grpc.storage import MemoryJournal, SqliteJournal
 from osmosis_grpc.types import RolloutFilter, RolloutState
 from tests.engine.conftest import FAST, Clock, Host, as_loop
+from tests.engine.test_journal import Talker, keeping
+from tests.waiting import until
 
 
 async def listed(h, newest_first=False, limit=100, **filters):
@@ -103,3 +105,29 @@ async def test_stalled_selects_unfinished_rollouts_without_progress(hosting):
         h.clock.ahead = 120.0
         assert await names(h, stalled=30.0) == ["wait1", "wait2"]
         assert await names(h, stalled=30.0, newest_first=True, limit=1) == ["wait2", "wait1"]
+
+
+async def test_c09_a_rollout_that_is_settled_while_the_journal_is_read_is_listed(tmp_path, monkeypatch):
+    class Gated(Talker):
+        async def run(self, ctx):
+            await opened.wait()
+            return await super().run(ctx)
+
+    async def late(self, *selection, **order):
+        found = await entries(self, *selection, **order)
+        read.set()
+        await left.wait()
+        return found
+
+    opened, read, left, entries = asyncio.Event(), asyncio.Event(), asyncio.Event(), SqliteJournal.entries
+    async with keeping(tmp_path / "state", Gated()) as h:
+        record = await h.start()
+        monkeypatch.setattr(SqliteJournal, "entries", late)
+        listed = asyncio.ensure_future(h.engine.rollouts.page("me"))
+        await read.wait()
+        opened.set()
+        await h.settled(record)
+        await until(lambda: not h.in_memory)
+        left.set()
+        rows, _ = await listed
+        assert [row.rollout_id for row in rows] == ["r1"]

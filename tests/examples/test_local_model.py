@@ -187,5 +187,21 @@ async def test_the_page_runs_on_the_real_model(tmp_path):
     assert (again.returncode, done.stdout.splitlines()[5][:10]) == (1, again.stdout.splitlines()[5][:10])
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not PYTHON.exists(), reason="the model is not installed; run make test-model")
+@pytest.mark.timeout(900)
+async def test_eight_rollouts_in_process_are_trainable(tmp_path):
+    command = [str(PYTHON), str(FOLDER / "rollouts.py")]
+    done = await asyncio.to_thread(subprocess.run, command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    assert (done.returncode, len(lines)) == (0, 9), done.stdout + done.stderr
+    assert lines[8].startswith("8 of 8 rollouts are trainable")
+    shape = (
+        r"local-\w+-\d  COMPLETED  reward [01]  (1 chat|\d chats)  \d+ of \d+ tokens sampled, mean logprob -\d\.\d\d"
+    )
+    assert all(re.fullmatch(shape, line) for line in lines[:8]), done.stdout
+    assert any("2 chats" in line for line in lines), "the model has called a tool"
+
+
 def cli(folder, *arguments):
     return run("-m", "osmosis_grpc", *arguments, cwd=folder, timeout=300)

@@ -13,7 +13,7 @@ from osmosis_grpc.types import Group, Tensor, VersionSpan
 from tests.export.outcomes import GOLDEN, case, failed, golden, outcome, sample, segment
 
 RECORDED = [json.loads(line) for line in (Path(__file__).parent / "verl_batches.jsonl").read_text().splitlines()]
-"""What verl_oracle.py recorded of verl 0.9.1."""
+"""Batches of verl 0.9.1, recorded by tests/trainers/test_verl_batches.py."""
 
 
 @pytest.mark.parametrize("wanted", RECORDED, ids=[f"seed{each['seed']}" for each in RECORDED])

@@ -50,7 +50,7 @@ class _Servicer:
     async def GetModelInfo(self, request, context):
         self.engine.saw("GetModelInfo", request, context)
         named = {"weight_version": self.engine.version} if self.pb is sglang else {}
-        return self.pb.GetModelInfoResponse(served_model_name="tiny", **named)
+        return self.pb.GetModelInfoResponse(served_model_name="tiny", max_context_length=4096, **named)
 
     async def GetTokenizer(self, request, context):
         packed = io.BytesIO()

@@ -144,6 +144,12 @@ async def test_every_finish_reason_is_seen(service):
 
 
 @pytest.mark.parametrize("service", SERVICES)
+async def test_the_length_of_the_context_is_known(service):
+    async with server_of(service, FakeEngine(list)) as target, generator_of(service, target) as generator:
+        assert await generator.context_length() == 4096
+
+
+@pytest.mark.parametrize("service", SERVICES)
 async def test_a_cancelled_rollout_aborts_its_call(service):
     tokenizer = ByteTokenizer()
     engine = FakeEngine(counting_model(tokenizer))
@@ -231,12 +237,23 @@ async def test_smg_refuses_media_and_an_error_of_the_engine_is_no_reply():
     assert len(engine.received) == 1
 
 
+async def test_the_engine_is_found_out():
+    for service, named in (("smg-vllm", ""), ("smg-sglang", "weights-1")):
+        engine = FakeEngine(lambda prompt: list(REPLY))
+        async with server_of(service, engine) as target, SmgGenerator(target) as generator:
+            await generator.abort("nothing was sent")
+            assert (await generator.generate(smg_request())).weight_version == named
+    async with server_of("vllm-grpc", engine) as target, SmgGenerator(target) as generator:
+        with pytest.raises(Internal, match="neither for vLLM nor for SGLang"):
+            await generator.generate(smg_request())
+
+
 async def test_the_other_engine_is_an_error_that_says_so():
     engine = FakeEngine(lambda prompt: list(REPLY))
     async with server_of("smg-vllm", engine) as target, SmgGenerator(target, engine="sglang") as generator:
         with pytest.raises(Internal, match="another service"):
             await generator.generate(smg_request())
-    with pytest.raises(ValueError, match="engine: 'llama' is not one of vllm, sglang"):
+    with pytest.raises(ValueError, match="engine: 'llama' is not one of auto, vllm, sglang"):
         SmgGenerator("127.0.0.1:1", engine="llama")
 
 

@@ -291,8 +291,10 @@ def test_a_wrong_target_is_refused(target):
 
 async def test_an_older_release_has_no_versions():
     vllm = engine()
-    async with FakeVllm(vllm, without=["GetWeightVersion"]).serving() as target, VllmGrpcGenerator(target) as generator:
+    older = FakeVllm(vllm, without=["GetWeightVersion", "GetServerInfo"])
+    async with older.serving() as target, VllmGrpcGenerator(target) as generator:
         results = [await generator.generate(asked()) for _ in range(2)]
+        assert await generator.context_length() == 0
     assert [result.weight_version for result in results] == ["", ""]
     assert vllm.calls == ["Generate", "Generate"]
 

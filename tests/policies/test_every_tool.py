@@ -278,3 +278,29 @@ async def test_t05_the_same_chat_has_the_same_reply():
     request = ChatRequest(rollout_id="r", messages=[QUESTION], chat_number=1, tools=tools("a", "b"))
     first, second = await EveryToolMock()(request), await EveryToolMock()(request)
     assert first == second
+
+
+@pytest.mark.parametrize(
+    ("description", "value"),
+    [
+        ("The name of the city, for example Oslo.", "Oslo"),
+        ('A sum, e.g. "2 + 3 * 4", of numbers.', "2 + 3 * 4"),
+        ("A number such as 3.5 or 4.", "3.5"),
+        ("A day (for example: 31 January) of a year", "31 January"),
+        ("A word, for example `tea`", "tea"),
+        ("It is for example", "text"),
+        ("A word, for example " + "x" * 500, "text"),
+    ],
+)
+def test_the_description_of_a_text_can_have_an_example(description, value):
+    assert arguments_for(one(type="string", description=description)) == {"v": value}
+    assert arguments_for(one(type="string", description=description, examples=["Rome"])) == {"v": "Rome"}
+    assert arguments_for(one(type="string", description=description, pattern="^[0-9]{3}$"))["v"].isdigit()
+    assert len(arguments_for(one(type="string", description=description, maxLength=2))["v"]) <= 2
+
+
+def test_the_name_of_a_text_can_say_what_it_is():
+    names = ("expression", "Path", "url", "city")
+    schema = {"type": "object", "properties": {name: {"type": "string"} for name in names}}
+    made = {"expression": "2 + 3", "Path": "file.txt", "url": "https://example.com/", "city": "text"}
+    assert arguments_for(schema) == made

@@ -3,12 +3,15 @@
 import json
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from osmosis_grpc.policies import ChatRenderer
 from osmosis_grpc.types import ChatRequest
 from tests.policies.byte_tokenizer import ByteTokenizer, chatml, forgetful, hermes, llama3
+
+pytestmark = pytest.mark.slow
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 QUESTION = {"role": "user", "content": "Begin."}
@@ -84,25 +87,25 @@ def check_append_only(template, turns):
 
 
 @given(TURNS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_chatml_prompts_continue_the_sampled_tokens(turns):
     check_append_only(chatml, turns)
 
 
 @given(TURNS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_llama_prompts_continue_the_sampled_tokens(turns):
     check_append_only(llama3, turns)
 
 
 @given(TURNS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_hermes_prompts_continue_the_sampled_tokens(turns):
     check_append_only(hermes, turns)
 
 
 @given(TURNS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_a_template_that_forgets_gives_the_sampled_tokens_or_its_own(turns):
     tokenizer = ByteTokenizer(forgetful)
     thinking = [(("<think>x</think>" + text, *more), said, speaks) for (text, *more), said, speaks in turns]

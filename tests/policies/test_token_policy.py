@@ -20,6 +20,18 @@ QUESTION = [{"role": "user", "content": "What is 2 + 3?"}]
 PATIENCE = 20.0
 
 
+async def test_a_wrong_part_is_named():
+    with pytest.raises(TypeError, match=r"renderer: a ByteTokenizer has no prompt_ids\(\); pass ChatRenderer"):
+        TokenPolicy(TOKENS, Scripted([]))
+    with pytest.raises(TypeError, match=r"generator: a function has no generate\(\); pass a TokenGenerator"):
+        TokenPolicy(ChatRenderer(TOKENS), lambda asked: asked)
+    with pytest.raises(TypeError, match=r"tokenizer: a str has no apply_chat_template\(\)"):
+        ChatRenderer("Qwen/Qwen2.5-0.5B-Instruct")
+    policy, _, _ = policy_of("#### 5")
+    with pytest.raises(Internal, match="the generator returned a str, not a Generated"):
+        await policy(chat())
+
+
 @dataclass
 class Scripted:
     """A generator that returns results, raises errors, and waits for ever at None, one after the other."""
@@ -164,6 +176,18 @@ async def test_a_reply_that_is_not_wanted_is_aborted_once(how):
         other.cancel()
         await asyncio.wait([task, other])
     assert sorted(generator.aborted) == sorted(asked.request_id for asked in generator.asked)
+
+
+async def test_a_cancelled_rollout_aborts_its_call():
+    policy, generator, _ = policy_of(None)
+    async with AgentServer([CalculatorAgent()], port=0) as server, Trainer([server.address], policy) as trainer:
+        rollout = asyncio.ensure_future(trainer.rollout(rollout_id="r", messages=QUESTION))
+        await until(lambda: generator.asked)
+        await trainer.cancel("r")
+        await until(lambda: generator.aborted)
+        outcome = await asyncio.wait_for(rollout, PATIENCE)
+    assert outcome.status is OutcomeStatus.CANCELLED
+    assert generator.aborted == [asked.request_id for asked in generator.asked]
 
 
 async def test_the_time_is_limited():

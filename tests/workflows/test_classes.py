@@ -73,8 +73,10 @@ async def test_r05_the_class_can_be_generic(base):
     assert (await run_rollout(Either, EchoPolicy(), QUESTION)).failure is None
 
 
-async def run_configured(workflow, config, **request):
-    return await run_rollout(WorkflowRunnable(workflow, config), EchoPolicy(), QUESTION, **request)
+async def run_twice(workflow, config):
+    """Run two rollouts of one runnable, as a server does. Return their outcomes."""
+    runnable = WorkflowRunnable(workflow, config)
+    return [await run_rollout(runnable, EchoPolicy(), QUESTION) for _ in range(2)]
 
 
 async def test_r06_r08_each_rollout_has_its_own_object_with_its_configuration():
@@ -86,8 +88,7 @@ async def test_r06_r08_each_rollout_has_its_own_object_with_its_configuration():
             made.append(self)
             await super().run(ctx)
 
-    for _ in range(2):
-        assert (await run_configured(Keeps, Config())).failure is None
+    assert [outcome.failure for outcome in await run_twice(Keeps, Config())] == [None, None]
     assert made[0] is not made[1]
     assert made[0].config is not made[1].config
 
@@ -102,8 +103,7 @@ async def test_r09_a_change_of_the_configuration_is_invisible_in_the_next_rollou
             ctx.config.notes.append("changed")
             await super().run(ctx)
 
-    for _ in range(2):
-        await run_configured(Changes, config)
+    await run_twice(Changes, config)
     assert seen == [(10, [])] * 2
     assert config == Config()
 

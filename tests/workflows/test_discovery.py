@@ -171,7 +171,7 @@ def test_r28_another_grader_replaces_that_of_the_file(write):
         "others:AgentWorkflow": "others:AgentWorkflow is not a subclass of Grader: it is AgentWorkflow",
         "others:function": "others:function is not a subclass of Grader: it is a builtin_function_or_method",
         "others:None_": "others has no attribute 'None_'",
-        "others": "'others' is not MODULE:ATTRIBUTE, for example server:agent_loop",
+        "others": "--grader: 'others' is not MODULE:CLASS, for example graders:Strict",
     }.items():
         with pytest.raises(LoadError, match=f"^{problem}"):
             load_configured(["entry.py"], ConfigSources(grader_class=wrong))
@@ -194,6 +194,16 @@ def test_a_class_of_a_module_with_several_workflows_can_be_named(write):
     assert [agent.name for agent in load_agents(["several:Mine", "several:Other"])] == ["Mine", "Other"]
     with pytest.raises(LoadError, match=r"^two agent loops are named Mine$"):
         load_agents(["several:Mine", "several:Mine"])
+    with pytest.raises(LoadError, match=r"^several has no attribute 'Mime'; it has: Mine, Other \("):
+        load_agents(["several:Mime"])
+
+
+def test_an_error_that_names_an_extra_ends_with_its_place_after_the_command(write):
+    write("lacks.py", "from osmosis_grpc.errors import MissingExtraError\nraise MissingExtraError('It', 'strands')\n")
+    with pytest.raises(
+        LoadError, match=r"It needs the extra 'strands': pip install .+; it is imported at \S+lacks.py:\d+$"
+    ):
+        load_agents(["lacks.py"])
 
 
 def test_a_named_class_gets_the_configuration_of_its_own_class(write):

@@ -135,12 +135,16 @@ def test_r18_the_graders_values_and_class_are_in_the_file_too(toml):
     made = one(toml("[grader.config]\nthreshold = 0.9\n"), Config())
     assert (made.grader_config, made.grader) == (Threshold(threshold=0.9), Graded)
     assert one(toml('[grader]\nmodule = "tests.workflows.made:Ones"\n'), Config()).grader is Ones
+    with pytest.raises(ValueError, match=r"\[grader\] module: 'Ones' is not MODULE:CLASS, for example graders:Strict"):
+        one(toml('[grader]\nmodule = "Ones"\n'), Config())
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("[workflows]\n", "the table [workflows] is unknown; the tables are [workflow], [grader], [server]"),
+        ("[serve]\nentrypoint = 'a.py'\n", '[server]; name the workflow with -m FILE, or with module = ["FILE"] in'),
+        ("[workflow]\nlabel = 'a'\n", "a value of the configuration belongs into [workflow.config]"),
         ("workflow = 3\n", "workflow is not a table"),
         ("[workflow]\nmax_iterations = 3\n", "the key workflow.max_iterations is unknown; the keys are config"),
         ("[workflow.other.config]\na = 3\n", "[workflow.other]: there is no workflow other; use mine"),

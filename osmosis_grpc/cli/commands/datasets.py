@@ -13,7 +13,9 @@ commands = typer.Typer()
 
 EvalFunctions = Annotated[
     list[str] | None,
-    typer.Option("--eval-fn", metavar="MODULE:FUNCTION", help="A function that scores; repeatable.  [required]"),
+    typer.Option(
+        "--eval-fn", metavar="MODULE:FUNCTION", help="A function that scores; repeatable. Default: the grader."
+    ),
 ]
 
 

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from osmosis_grpc.cli.commands.shared import Attempt, Json
+from osmosis_grpc.cli.export_options import ExportChoices, with_choices
 from osmosis_grpc.cli.source_options import SourceOptions, with_source
 
 commands = typer.Typer()
@@ -170,6 +171,43 @@ def query(
         sql=sql, file=file, state_dir=state_dir, run=run, server=server, csv=csv, limit=limit, timeout=timeout
     )
     raise typer.Exit(run_query(given, json=json))
+
+
+@commands.command(short_help="Write rollouts for verl, or as Parquet, ATIF or messages.")
+@with_choices
+@with_source
+def export(
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="FORMAT",
+            help="messages, atif, parquet, verl, verl-batch or verl-records.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "-o", "--output", metavar="PATH", help="A file or folder, or - for stdout. Default: named after the format."
+        ),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
+    json: Json = False,
+    *,
+    choices: ExportChoices,
+    source: SourceOptions,
+) -> None:
+    """Write recorded rollouts for verl, or as Parquet, ATIF v1.7 or OpenAI messages.
+
+    A server may be using the folder. The output appears when it is complete. For verl and Parquet, a rollout that
+    cannot be trained on ends the command with its name and the reason. `osmosis-grpc docs export` has examples.
+
+    Exit codes: 0 written, 1 a rollout cannot be written, 2 a wrong option, or there is nothing to write, 130 Ctrl-C.
+    """
+    from osmosis_grpc.cli.export import run_export
+
+    raise typer.Exit(run_export(to, output, choices, source, overwrite=overwrite, json=json))
 
 
 @commands.command()

@@ -6,8 +6,10 @@ vLLM's service has no authentication: a token and TLS are for a proxy in front o
 """
 
 from types import TracebackType
+from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from osmosis_grpc.integrations.model_channel import NO_CREDENTIALS, ModelChannel
 from osmosis_grpc.integrations.vllm_grpc import vllm_messages_pb2 as pb
@@ -56,14 +58,23 @@ class VllmGrpcGenerator:
         """Stop the sampling of a call. Raises CallError if vLLM cannot be reached."""
         await self._server.answer(call(self._server, pb.AbortRequest(request_ids=[request_id]), timeout=SHORT))
 
+    async def context_length(self) -> int:
+        """Return the most tokens of a prompt and its reply together; 0 if this release of vLLM does not say."""
+        reply: pb.ServerInfo | None = await self._served(pb.GetServerInfoRequest())
+        return reply.max_model_len if reply is not None else 0
+
     async def _weight_version(self) -> str:
         if not self._has_versions:
             return ""
+        reply: pb.GetWeightVersionResponse | None = await self._served(pb.GetWeightVersionRequest())
+        self._has_versions = reply is not None
+        return reply.weight_version if reply is not None else ""
+
+    async def _served(self, request: Message) -> Any:
+        """Return the reply to a request; None if this release of vLLM does not know the method."""
         try:
-            reply: pb.GetWeightVersionResponse = await call(self._server, pb.GetWeightVersionRequest(), timeout=SHORT)
+            return await call(self._server, request, timeout=SHORT)
         except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
-                raise await self._server.error_of(error) from None
-            self._has_versions = False
-            return ""
-        return reply.weight_version
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return None
+            raise await self._server.error_of(error) from None

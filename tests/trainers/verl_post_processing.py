@@ -1,14 +1,7 @@
-"""Runs verl's own post-processing on random batches. It needs an environment with verl, and is run as a program.
-
-    python tests/export/verl_oracle.py compare         compares our batches with verl's, for 200 random batches
-    python tests/export/verl_oracle.py record FILE     writes what verl makes of a few batches, for the fast tests
-
-The folder of this repository is on PYTHONPATH. verl's wheel has a package `tests`, so this program cannot import ours.
-"""
+"""What verl's own workers make of our AgentLoopOutputs: V0's padded batch, and V1's records."""
 
 import asyncio
 import inspect
-import json
 import pickle
 import sys
 from collections.abc import Sequence
@@ -16,14 +9,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
-from outcomes import GOLDEN, case, golden
 
-from osmosis_grpc.export import PaddedBatch, VerlConfig, agent_loop_outputs, padded_batch, verl_records
+from osmosis_grpc.export import PaddedBatch, VerlConfig, agent_loop_outputs, verl_records
 from osmosis_grpc.export.verl_batch import default_inputs
 from osmosis_grpc.types import RolloutOutcome
-
-BATCHES = 200
-RECORDED = 6
 
 
 class NoQueue(ModuleType):
@@ -166,45 +155,12 @@ def v1_differences(outcomes: Sequence[RolloutOutcome], config: VerlConfig, pad_i
     return found
 
 
-def compare() -> int:
-    """Compares all batches, and returns the exit code."""
-    wrong = rows = 0
-    for seed in range(BATCHES):
-        outcomes, config, pad_id = case(seed)
-        ours, theirs = padded_batch(outcomes, config, pad_id=pad_id), verl_batch(outcomes, config, pad_id)
-        theirs.check_consistency()
-        problems = differences(ours, theirs) + used(ours) + v1_differences(outcomes, config, pad_id)
-        rows += len(ours)
-        wrong += bool(problems)
-        for problem in problems:
-            print(f"batch {seed}: {problem}")
-    import verl
-
-    version = getattr(verl, "__version__", "?")
-    print(f"verl {version}: {BATCHES - wrong} of {BATCHES} random batches are equal ({rows} rows, pad id never 0)")
-    return bool(wrong)
-
-
-def record(path: str) -> int:
-    """Writes what verl makes of the golden batch and a few random ones."""
-    made = []
-    for seed in (-1, *range(RECORDED)):
-        outcomes, config, pad_id = case(seed) if seed >= 0 else (golden(), GOLDEN, 0)
-        theirs = verl_batch(outcomes, config, pad_id)
-        tensors = {
-            name: {"dtype": str(value.numpy().dtype), "values": value.numpy().tolist()}
-            for name, value in theirs.batch.items()
-        }
-        columns = {
-            name: {"dtype": str(value.dtype), "values": value.tolist()}
-            for name, value in theirs.non_tensor_batch.items()
-        }
-        made.append({"seed": seed, "batch": tensors, "non_tensor_batch": columns, "meta_info": theirs.meta_info})
-    with open(path, "w", encoding="utf-8") as file:
-        for each in made:
-            file.write(json.dumps(each, separators=(",", ":")) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(compare() if sys.argv[1:] == ["compare"] else record(sys.argv[2]))
+def as_json(batch: Any) -> dict[str, Any]:
+    """Returns a DataProto as JSON."""
+    tensors = {name: value.numpy() for name, value in batch.batch.items()}
+    columns = dict(batch.non_tensor_batch)
+    return {
+        "batch": {name: {"dtype": str(value.dtype), "values": value.tolist()} for name, value in tensors.items()},
+        "non_tensor_batch": {name: {"dtype": str(v.dtype), "values": v.tolist()} for name, v in columns.items()},
+        "meta_info": batch.meta_info,
+    }

@@ -1,0 +1,216 @@
+"""The export command: writes recorded rollouts in a format of trainers or tools.
+
+Rollouts are read page by page and written one by one, so memory does not grow with their number.
+"""
+
+import asyncio
+import os
+import sys
+import time
+from typing import cast, get_args
+
+from osmosis_grpc.cli.export_options import ExportChoices
+from osmosis_grpc.cli.list import ListOptions, rollout_filter
+from osmosis_grpc.cli.source import Source, open_source
+from osmosis_grpc.cli.source_options import SourceOptions
+from osmosis_grpc.cli.source_port import SourceError
+from osmosis_grpc.cli.transcript import counted
+from osmosis_grpc.errors import InvalidArgument, MissingExtraError
+from osmosis_grpc.export import Export, ExportCounts, ExportOptions, RecordedRollout, VerlConfig
+from osmosis_grpc.export.files import Format
+from osmosis_grpc.export.verl_rows import TooLong
+from osmosis_grpc.serve.json_output import Records, records, say_error
+from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.types import RolloutFilter, RolloutInfo
+from osmosis_grpc.types.failure_reasons import FailureReason
+
+PAGE = 200
+PROGRESS = 5.0
+"""Seconds between two lines about the progress."""
+OUTPUTS = {
+    "messages": "messages.jsonl",
+    "atif": "atif",
+    "parquet": "parquet",
+    "verl": "verl.jsonl",
+    "verl-batch": "verl-batch",
+    "verl-records": "verl-records.jsonl",
+}
+"""The formats, and the output of each without --output."""
+_ROWS = {"messages": "line", "atif": "file"}
+"""What a row of a format is; a segment for the others."""
+_OPTIONS = {
+    'untrainable="skip"': "--skip-untrainable",
+    'too_long="skip"': "--too-long skip",
+    "components=False": "--no-reward-components",
+    "inputs_of=": "osmosis_grpc.export.verl_records(inputs_of=) in Python",
+}
+"""What Python calls the options."""
+_NOT_ROLLOUTS = {"output", "pad_id", "prompt_length", "response_length", "global_steps", "too_long"}
+"""The fields of errors that are about options, and not about a rollout."""
+
+
+class NothingExported(Exception):
+    """There is nothing to write. The message says why."""
+
+
+class Refused(Exception):
+    """A rollout or an option is refused. The cause is an InvalidArgument, which a source takes for its own."""
+
+    def __init__(self, cause: InvalidArgument) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+def run_export(to: str, output: str | None, choices: ExportChoices, options: SourceOptions, **flags: bool) -> int:
+    """Export the selected rollouts, and return the exit code. `flags` are `overwrite` and `json`."""
+    if to not in OUTPUTS:
+        usage_error("export", f"--to: {to!r} is not a format; the formats are {', '.join(OUTPUTS)}")
+    if choices.too_long not in get_args(TooLong):
+        usage_error("export", f"--too-long: {choices.too_long!r} is not one of {', '.join(get_args(TooLong))}")
+    output = output or OUTPUTS[to]
+    if output == "-" and flags["json"]:
+        usage_error("export", "--json writes records to stdout, and so does --output -; leave one of them out")
+    given = ListOptions(
+        states=tuple(choices.state or ()),
+        agent=choices.agent,
+        group=choices.group,
+        min_reward=choices.min_reward,
+        max_reward=choices.max_reward,
+    )
+    where = rollout_filter("export", given, time.time())
+    with records(flags["json"]) as out:
+        source = open_source("export", options)
+        try:
+            made = Export(output, cast(Format, to), _options(choices), overwrite=flags["overwrite"])
+            counts, left = asyncio.run(_Run(source, where, choices, made).run())
+        except InvalidArgument as error:
+            return _refused(error)
+        except Refused as refused:
+            return _refused(refused.cause)
+        except (SourceError, MissingExtraError, NothingExported) as error:
+            usage_error("export", str(error))
+        except BrokenPipeError:  # the reader of stdout has read enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            return 0
+        except OSError as error:
+            usage_error("export", f"--output: {output} cannot be written: {error.strerror}")
+        except KeyboardInterrupt:
+            return 130
+        _report(out, to, output, counts, left)
+    return 0
+
+
+def _options(choices: ExportChoices) -> ExportOptions:
+    verl = VerlConfig(
+        prompt_length=choices.prompt_length,
+        response_length=choices.response_length,
+        too_long=cast(TooLong, choices.too_long),
+        untrainable="skip" if choices.skip_untrainable else "raise",
+        extras=tuple(choices.extra or ()),
+        components=not choices.no_reward_components,
+    )
+    return ExportOptions(
+        verl=verl,
+        pad_id=choices.pad_id,
+        batch_size=choices.batch_size,
+        global_steps=choices.global_steps,
+        tokens=not choices.no_tokens,
+    )
+
+
+class _Run:
+    """One run of the command."""
+
+    def __init__(self, source: Source, where: RolloutFilter, choices: ExportChoices, made: Export) -> None:
+        self._source, self._where, self._choices, self._made = source, where, choices, made
+        self._left = 0
+        self._shown = time.monotonic()
+
+    async def run(self) -> tuple[ExportCounts, int]:
+        """Write the rollouts. Return what was written, and the number of rollouts without an outcome."""
+        async with self._source as source:
+            found, token = await source.page(self._where, limit=PAGE)
+            with self._made as made:
+                while found:
+                    with source.snapshot():
+                        for info in found:
+                            await self._add(info)
+                    if not token or self._enough:
+                        break
+                    found, token = await source.page(self._where, token, limit=PAGE)
+                counts = made.counts
+                if not (counts.rollouts if made.to == "parquet" else counts.rows):
+                    raise NothingExported(self._why(counts))
+            return made.counts, self._left
+
+    @property
+    def _enough(self) -> bool:
+        return 0 < self._choices.limit <= self._made.counts.rollouts
+
+    async def _add(self, info: RolloutInfo) -> None:
+        if self._enough:
+            return
+        try:
+            whole = await self._source.get(info.rollout_id, info.attempt)
+            if whole.outcome is None:
+                self._left += 1
+                return
+            request, tools = await self._source.request(info.rollout_id, info.attempt)
+        except SourceError:
+            if info.failure_reason != FailureReason.DATA_LOSS or not self._choices.skip_untrainable:
+                raise
+            self._left += 1
+            return
+        rollout = RecordedRollout(
+            outcome=whole.outcome,
+            agent_loop=whole.agent_loop,
+            tools=tools,
+            messages=request.messages,
+            label=request.label,
+            metadata=request.metadata,
+            accept_time=whole.accept_time,
+            end_time=whole.end_time,
+        )
+        try:
+            self._made.add(rollout)
+        except InvalidArgument as error:
+            raise Refused(error) from None
+        if time.monotonic() - self._shown >= PROGRESS:
+            self._shown = time.monotonic()
+            say_error(f"{self._made.counts.rollouts:,} rollouts so far")
+
+    def _why(self, counts: ExportCounts) -> str:
+        if counts.rollouts:
+            read = f"{counted(counts.rollouts, 'rollout')} read, {counts.skipped} skipped"
+            return f"nothing to write: {read}. Without the option that skips, the command says why"
+        if self._left:
+            return f"{counted(self._left, 'rollout')} in {self._source.where} without an outcome, and no other one"
+        none = "no rollout matches" if self._where != RolloutFilter() else "there are no rollouts yet"
+        return f"{none} in {self._source.where}"
+
+
+def _refused(error: InvalidArgument) -> int:
+    """Print an error about a rollout or an option, and return the exit code."""
+    field, problem = error.violations[0]
+    for name, option in _OPTIONS.items():
+        problem = problem.replace(f"pass {name}", f"use {option}").replace(f"Pass {name}", f"Use {option}")
+    problem = problem.replace(": --overwrite", " with --overwrite")
+    if field in _NOT_ROLLOUTS:
+        usage_error("export", f"--{field.replace('_', '-')}: {problem}")
+    say_error(f"export: {problem}. Nothing was written")
+    return 1
+
+
+def _report(out: Records, to: str, output: str, counts: ExportCounts, left: int) -> None:
+    numbers = {"rollouts": counts.rollouts, "rows": counts.rows, "skipped": counts.skipped}
+    out.write("exported", format=to, output=output, **numbers, truncated=counts.truncated, without_outcome=left)
+    rows = counted(counts.rows, _ROWS.get(to, "segment"))
+    parts = [f"{counted(counts.rollouts, 'rollout')} read, {rows} written"]
+    parts += [f"{counts.skipped} skipped"] * bool(counts.skipped)
+    parts += [f"{counts.truncated} truncated"] * bool(counts.truncated)
+    parts += [f"{left} without an outcome left out"] * bool(left)
+    text = ", ".join(parts)
+    if output == "-":
+        print(text, file=sys.stderr)
+    else:
+        out.say(f"{text}: {output}")
