@@ -1,6 +1,6 @@
 """The in-process generator, with a small random Llama and a tokenizer of bytes: exact logprobs, batches, seeds, ends.
 
-Runs where torch and transformers are installed: `make test-model`.
+Runs where torch and transformers are installed: `make test-adapters` and `make test-model`.
 """
 
 import asyncio
