@@ -19,7 +19,7 @@ from urllib.parse import unquote
 from weakref import WeakKeyDictionary, proxy
 
 from osmosis_grpc.agent.context import RolloutContext, get_rollout_context
-from osmosis_grpc.agent.history_chats import HistoryChats
+from osmosis_grpc.agent.history_chats import POLICY, HistoryChats
 from osmosis_grpc.agent.message_keys import History
 from osmosis_grpc.agent.results import CompletionsResult
 from osmosis_grpc.errors import (
@@ -169,6 +169,10 @@ def _joined(base: type, other: type) -> Any:
 
 
 def _active(call: Mapping[str, Any]) -> RolloutContext:
+    """Return the context of the running rollout. Raises InvalidArgument without one, and for an unknown model."""
+    if call["model"] != POLICY and not call["model"].startswith(f"{POLICY}/"):
+        known = f"{PROVIDER}/{POLICY} and {PROVIDER}/{POLICY}/NAME, for the trainer's policy NAME"
+        raise InvalidArgument("model", f"{PROVIDER}/{call['model']} is unknown; the models are {known}")
     context = get_rollout_context()
     if context is None:
         name = call["model"]

@@ -194,6 +194,19 @@ async def test_an_agent_loop_reaches_its_policy_too(litellm):
     assert (outcome.reward, outcome.samples["main"].messages[-1]["content"]) == (1.0, "x"), outcome.failure
 
 
+async def test_another_name_of_the_model_is_refused_with_those_that_exist(litellm):
+    policy = Replies("x")
+
+    async def run(messages):
+        for name in ("osmosis/polcy", "osmosis/policies/planner"):
+            with pytest.raises(litellm.BadRequestError, match=f"{name} is unknown; the models are osmosis/policy and"):
+                await litellm.acompletion(model=name, messages=messages)
+        await litellm.acompletion(model=MODEL, messages=messages)
+
+    outcome = await ran(run, policy)
+    assert (outcome.status, len(policy.requests)) == (OutcomeStatus.COMPLETED, 1), outcome.failure
+
+
 async def test_outside_of_a_rollout_there_is_no_model(litellm):
     with pytest.raises(litellm.BadRequestError, match="osmosis/policy exists only in the process of the server"):
         await litellm.acompletion(model=MODEL, messages=QUESTION)
