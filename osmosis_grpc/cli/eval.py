@@ -56,7 +56,7 @@ def run_eval(run: RunOptions, options: EvalOptions, given: frozenset[str]) -> in
 
     `given` has the names of the options that are on the command line. The others of a resumed run are those of then.
     """
-    with records(options.json) as out:
+    with records(options.json, drops_text=True) as out:
         try:
             old = _earlier(run, options)
             if options.resume and old is not None:

@@ -1,6 +1,7 @@
 """Formats rollouts as a table. A column without values is left out.
 
-If a line is too wide, a failure and an activity are in lines below their row, and some columns are left out.
+If a line is too wide, a failure and an activity are in lines below their row, and some columns are left out. Ids stay
+whole: if a line is still too wide, each id is in the line above its row.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,22 +22,31 @@ LEFT_OUT = ("TOKENS", "IDLE", "CHATS")
 def table(rows: Sequence[RolloutInfo], now: float, width: int) -> Iterator[str]:
     """Yield the lines of a table. `now` is in Unix seconds. Control characters in texts are escaped.
 
-    Lines have at most `width` columns, unless the ids and the states alone are wider.
+    Lines have at most `width` columns. Only an id, in a line of its own, can be wider.
     """
     cells = {name: [printable(cell(info, now)) for info in rows] for name, cell in COLUMNS.items()}
     cells = {name: column for name, column in cells.items() if any(column) or name in ALWAYS}
     widths = {name: max(len(name), *map(len, column)) for name, column in cells.items()}
     below = _narrow(widths, width)
-    yield _line([(name, name, size) for name, size in widths.items()])
+    above = "ID" not in widths
+    indent = "  " if above else ""
+    if above:
+        yield "ID"
+    yield indent + _line([(name, name, size) for name, size in widths.items()])
     for at in range(len(rows)):
-        yield _line([(name, cells[name][at], size) for name, size in widths.items()])
+        if above:
+            yield cells["ID"][at]
+        yield indent + _line([(name, cells[name][at], size) for name, size in widths.items()])
         for name in below:
             if cells[name][at]:
                 yield from (f"  {piece}" for piece in wrapped(cells[name][at], width - 2))
 
 
 def _narrow(widths: dict[str, int], most: int) -> list[str]:
-    """Make a line narrower until it fits. Return the columns that are below the row."""
+    """Make a line narrower until it fits. Return the columns that are below the row.
+
+    Without the column ID, the ids are above the rows.
+    """
 
     def over() -> int:
         return sum(widths.values()) + len(GAP) * (len(widths) - 1) - most
@@ -51,6 +61,8 @@ def _narrow(widths: dict[str, int], most: int) -> list[str]:
     for name in LEFT_OUT:
         if over() > 0:
             widths.pop(name, None)
+    if over() > 0:
+        del widths["ID"]
     return below
 
 

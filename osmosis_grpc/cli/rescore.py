@@ -57,7 +57,7 @@ def run_rescore(options: RescoreOptions, source: SourceOptions) -> int:
         usage_error("rescore", "--grader-config goes with --grader MODULE:CLASS")
     if options.run is not None and (source.server is not None or source.state_dir is not None):
         usage_error("rescore", "RUN, --state-dir and --server exclude each other; name one of them")
-    with records(options.json) as out:
+    with records(options.json, drops_text=True) as out:
         try:
             if options.run is not None:
                 source = replace(source, state_dir=str(RunFolder.open(options.run).path))

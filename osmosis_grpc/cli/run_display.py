@@ -10,6 +10,7 @@ from osmosis_grpc.cli.screen import pieces, say_wrapped
 from osmosis_grpc.cli.transcript import counted
 from osmosis_grpc.engine import runner
 from osmosis_grpc.evaluate import RowResult, Summary
+from osmosis_grpc.evaluate.eval_functions import OWN_REWARD
 from osmosis_grpc.serve.json_output import Records, say_error
 from osmosis_grpc.types.outcome import printable
 
@@ -137,7 +138,7 @@ def row_lines(result: RowResult, dataset: str) -> list[str]:
     if not result.completed:
         return failed_lines(result, dataset)
     rewards = [] if result.reward is None else [f"reward {result.reward:g}"]
-    rewards += [f"{printable(name)} {score:g}" for name, score in (result.scores or {}).items()]
+    rewards += [f"{printable(name)} {score:g}" for name, score in (result.scores or {}).items() if name != OWN_REWARD]
     chats, tokens = usage.get("num_llm_calls", 0), usage.get("total_tokens", 0)
     parts = [f"row {result.name}", result.status, *(rewards or ["no reward"])]
     parts += [counted(chats, "chat"), f"{tokens:,} tokens", *price_text(result.cost)]
@@ -172,7 +173,11 @@ def figures(summary: Summary, *, scores: bool = True) -> list[str]:
         *([f"{summary.failed} failed"] if summary.failed else []),
         *([f"{summary.unscored} without a score"] if summary.unscored else []),
         *([] if mean is None else [f"mean reward {mean:.3g}{_of(summary)}"]),
-        *(f"mean {printable(name)} {total / count:.3g}" for name, (count, total) in summary.scores.items() if scores),
+        *(
+            f"mean {printable(name)} {total / count:.3g}"
+            for name, (count, total) in summary.scores.items()
+            if scores and name != OWN_REWARD
+        ),
         f"{summary.prompt_tokens:,} + {summary.completion_tokens:,} tokens",
         *price_text(summary.cost),
     ]

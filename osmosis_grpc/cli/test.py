@@ -34,7 +34,7 @@ def run_test(run: RunOptions, options: TestOptions, given: frozenset[str] = froz
 
     `given` has the names of the options that are on the command line.
     """
-    with records(options.json) as out:
+    with records(options.json, drops_text=True) as out:
         _check(run, options)
         try:
             prepared = _prepare(run, options, given)

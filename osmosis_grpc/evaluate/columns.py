@@ -83,19 +83,19 @@ class Columns:
         return made
 
     def label(self) -> str | None:
-        """Return the reference answer. Numbers and lists become their JSON text."""
+        """Return the reference answer; None for a missing or an empty one. Numbers and lists become their JSON text."""
         mapped = "ground_truth" in self._mapped
         for column, raw in [self._first("ground_truth")] if mapped else map(self._at, LABELS):
             value = _plain(column, raw)
             if value is _LEFT_OUT:
                 raise ColumnError(column, "has bytes, not a text")
-            if value is not None:
+            if value is not None and value != "":  # an empty cell of a CSV file is no answer
                 return value if isinstance(value, str) else jsontext.render(value)
         return None
 
     def metadata(self, number: int, label: str | None) -> dict[str, Any]:
         """Return the other columns, the label as `ground_truth`, and the row's number as `row_index`."""
-        made: dict[str, Any] = {ROW_INDEX: number}
+        made: dict[str, Any] = {ROW_INDEX: number}  # the first key
         column, value = self._first("metadata")
         if isinstance(value, str):  # a cell of a CSV file
             try:
@@ -110,6 +110,7 @@ class Columns:
                 if found is not _LEFT_OUT:
                     made[name] = found
         made |= dict(_plain(column, value)) if value else {}
+        made[ROW_INDEX] = number  # also if a column has this name
         return made if label is None else made | {"ground_truth": label}
 
     def _first(self, field: str, *names: str) -> tuple[str, Any]:

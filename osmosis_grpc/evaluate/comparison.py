@@ -1,5 +1,6 @@
 """Compares two runs over the same dataset, row by row."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,6 +67,8 @@ class Comparison:
     """The mean of the rows' differences, with a paired t interval."""
     only: tuple[tuple[int, ...], tuple[int, ...]]
     """The rows that have a score in the first run only, and in the second run only."""
+    unscored: tuple[int, int] = (0, 0)
+    """The rollouts of these rows that have no score, in the first run and in the second run."""
     passes: Mapping[int, PassPair] = field(default_factory=dict)
     """pass@k in both runs, by k. A rollout that failed has not passed."""
 
@@ -86,6 +89,8 @@ class Comparison:
             "rows": len(self.rows),
             "only_a": len(self.only[0]),
             "only_b": len(self.only[1]),
+            "unscored_a": self.unscored[0],
+            "unscored_b": self.unscored[1],
             "rows_only_a": list(self.only[0]),
             "rows_only_b": list(self.only[1]),
             "a": self.before.record(),
@@ -111,10 +116,13 @@ def compare(first: RunFolder, second: RunFolder) -> list[Comparison]:
         )
     results = [list(folder.newest_results().values()) for folder in (first, second)]
     scores = [_scores(each) for each in results]
+    without = [_unscored(each) for each in results]
     passes = _passes((first, second), results)
     names = [name for name in scores[0] if name in scores[1]]
     found = [
-        made for name in names if (made := _compared(name, scores[0][name], scores[1][name], passes.get(name, {})))
+        made
+        for name in names
+        if (made := _compared(name, (scores[0][name], scores[1][name]), without, passes.get(name, {})))
     ]
     if not found:
         known = (", ".join(each) or "none" for each in scores)
@@ -141,6 +149,20 @@ def _scores(results: Iterable[RowResult]) -> dict[str, Mapping[int, float]]:
     return {name: scores.means() for name, scores in found.items()}
 
 
+def _unscored(results: Iterable[RowResult]) -> dict[str, Counter[int]]:
+    """Return how many rollouts of each row have no score, by name. A failed rollout has none of all scores."""
+    kept = list(results)
+    names = {REWARD, *(name for result in kept for name in result.scores or {})}
+    return {
+        name: Counter(
+            result.row_index
+            for result in kept
+            if (result.reward if name == REWARD else (result.scores or {}).get(name)) is None
+        )
+        for name in names
+    }
+
+
 def _passes(
     folders: tuple[RunFolder, RunFolder], results: Sequence[Iterable[RowResult]]
 ) -> dict[str, dict[int, PassPair]]:
@@ -162,16 +184,22 @@ def _passes(
 
 
 def _compared(
-    name: str, before: Mapping[int, float], after: Mapping[int, float], passes: Mapping[int, PassPair]
+    name: str,
+    means: tuple[Mapping[int, float], Mapping[int, float]],
+    without: Sequence[Mapping[str, Counter[int]]],
+    passes: Mapping[int, PassPair],
 ) -> Comparison | None:
+    before, after = means
     rows = tuple(RowPair(row, before[row], after[row]) for row in sorted(before.keys() & after.keys()))
     if not rows:
         return None
+    first, second = (sum(each[name][pair.row] for pair in rows) for each in without)
     return Comparison(
         name,
         rows,
         *_estimates([(pair.before, pair.after) for pair in rows]),
         (tuple(sorted(before.keys() - after.keys())), tuple(sorted(after.keys() - before.keys()))),
+        (first, second),
         passes,
     )
 

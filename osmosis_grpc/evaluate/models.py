@@ -87,6 +87,9 @@ def open_model(name: str, *, base_url: str | None = None, api_key: str | None = 
     """Return the model with a name. Raises ModelError, and MissingExtraError without the library that it needs."""
     kind, colon, rest = name.partition(":")
     if kind == "mock" and colon:
+        given = [option for option, value in (("--base-url", base_url), ("--api-key", api_key)) if value]
+        if given:
+            raise ModelError(f"{name} asks no server; leave out {' and '.join(given)}")
         return Model(name, [lambda: _mock(rest)], mock=True)
     url = base_url or os.environ.get(URL_VARIABLE) or None
     if (kind == "litellm" and colon) or (url is None and "/" in name):

@@ -16,10 +16,14 @@ import typer
 
 
 class Records:
-    """Writes records to a stream. Without a stream, it writes text to stdout."""
+    """Writes records to a stream. Without a stream, it writes text to stdout.
 
-    def __init__(self, stream: TextIO | None) -> None:
+    With `drops_text`, text is dropped after the reader of stdout has left. Otherwise say() raises BrokenPipeError then.
+    """
+
+    def __init__(self, stream: TextIO | None, *, drops_text: bool = False) -> None:
         self._stream = stream
+        self._drops_text = drops_text
 
     def write(self, event: str, **fields: Any) -> None:
         """Write and flush one record. If the reader is gone, drop the record."""
@@ -32,7 +36,13 @@ class Records:
         """Print text, unless stdout has records. Control characters are escaped. `colour` is an SGR code."""
         if self._stream is None:
             shown = harmless(text)
-            typer.echo(f"\x1b[{colour}m{shown}\x1b[0m" if colour else shown)
+            try:
+                typer.echo(f"\x1b[{colour}m{shown}\x1b[0m" if colour else shown)
+            except BrokenPipeError:
+                if not self._drops_text:
+                    raise
+                with open(os.devnull, "wb") as nowhere:
+                    os.dup2(nowhere.fileno(), 1)
 
 
 def say_error(text: str) -> None:
@@ -69,13 +79,14 @@ def escaped(text: str) -> str:
 
 
 @contextlib.contextmanager
-def records(enabled: bool) -> Iterator[Records]:
+def records(enabled: bool, *, drops_text: bool = False) -> Iterator[Records]:
     """Reserve stdout for records until the process ends; without `enabled`, write no records.
 
     All other output to stdout goes to stderr. This includes the output of C code, child processes and exit handlers.
+    With `drops_text`, a command without records continues after the reader of stdout has left.
     """
     if not enabled:
-        yield Records(None)
+        yield Records(None, drops_text=drops_text)
         return
     sys.stdout.flush()
     stream = os.fdopen(os.dup(1), "w", encoding="utf-8")

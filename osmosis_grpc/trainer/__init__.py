@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from osmosis_grpc.trainer.evaluate import Evaluation
     from osmosis_grpc.trainer.groups import GroupCounts, OutcomeGroup
     from osmosis_grpc.trainer.server_availability import Server
+    from osmosis_grpc.trainer.staleness import version_lag
     from osmosis_grpc.trainer.sync import SyncTrainer
     from osmosis_grpc.trainer.trainer import Trainer, TransportName
 
@@ -131,6 +132,7 @@ __all__ = [
     "VersionSpan",
     "advantages",
     "pad",
+    "version_lag",
 ]
 
 _MODULES = {
@@ -149,6 +151,7 @@ _MODULES = {
     "SyncTrainer": "trainer.sync",
     "Trainer": "trainer.trainer",
     "TransportName": "trainer.trainer",
+    "version_lag": "trainer.staleness",
 }
 
 

@@ -17,7 +17,7 @@ from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.trainer.advantage import compared_rewards, equal
 from osmosis_grpc.trainer.run import Requests, Run, RunOptions, reason_of
 from osmosis_grpc.trainer.scheduler import Scheduler
-from osmosis_grpc.types import OutcomeStatus, RolloutOutcome
+from osmosis_grpc.types import OutcomeStatus, RolloutOutcome, RolloutRequest
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +96,8 @@ class GroupCounts:
     """Failed members of groups that were yielded."""
     retried: int = 0
     """Failed members that were started again."""
+    stale: int = 0
+    """Completed rollouts that were started again because of `max_version_lag`."""
     zero_variance: int = 0
     """Yielded groups whose rewards are all equal."""
 
@@ -118,6 +120,8 @@ class GroupRun(Run):
         self._hints = on_failure == "drop_group" and size > MIN_MEMBERS  # log once, before the first yielded group
         self._open: dict[str, dict[int, RolloutOutcome]] = {}
         """The outcomes of unfinished groups, by index."""
+        self._requests: dict[str, dict[int, RolloutRequest]] = {}
+        """The requests of these outcomes."""
 
     async def groups(self, requests: Requests) -> AsyncGenerator[OutcomeGroup, None]:
         """See Trainer.groups()."""
@@ -128,10 +132,18 @@ class GroupRun(Run):
                 group = self._open.setdefault(name, {})
                 if group.setdefault(request.group.index, outcome) is not outcome:
                     raise InvalidArgument("rollout_id", f"two requests of one groups() have the id {name}")
+                self._requests.setdefault(name, {})[request.group.index] = request
                 if len(_members(group, completed=False)) > self._may_fail:
                     await self._drop(name, group, outcome)
-                elif len(group) == self._size:
+                elif len(group) == self._size and not self._renew(name, group):
                     yield self._finish(name, group)
+
+    def _renew(self, name: str, group: dict[int, RolloutOutcome]) -> bool:
+        """Start the stale members of a group again. Returns whether there are any."""
+        stale = [index for index, outcome in group.items() if self.is_stale(outcome)]
+        for index in stale:
+            self.renew(self._requests[name][index], group.pop(index))
+        return bool(stale)
 
     def _finish(self, name: str, group: dict[int, RolloutOutcome]) -> OutcomeGroup:
         self._close(name)
@@ -164,7 +176,7 @@ class GroupRun(Run):
             await outcome.confirm()
 
     def _close(self, name: str) -> None:
-        del self._open[name]
+        del self._open[name], self._requests[name]
         self._scheduler.unpin(name)
 
 

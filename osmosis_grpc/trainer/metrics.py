@@ -3,7 +3,6 @@
 Metrics is called with outcomes and policy replies; it knows no transport and starts no task.
 """
 
-import math
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ import numpy as np
 
 from osmosis_grpc.observability import Calls, Histogram
 from osmosis_grpc.observability.metric_families import CHAT_SECONDS, ROLLOUT_SECONDS
+from osmosis_grpc.trainer.staleness import version_lag, version_number
 from osmosis_grpc.types import ChatResponse, OutcomeStatus, RolloutOutcome, RolloutRequest
 
 RECENT = 1024
@@ -82,7 +82,7 @@ class Tally:
             self.counts["rollouts/from_journal"] += 1
             return
         self._seconds.add(outcome.metrics.total_latency_ms / 1000)
-        lag = _lag(outcome, version)
+        lag = version_lag(outcome, version)
         if lag is not None:
             self._lags.add(lag)
 
@@ -154,7 +154,7 @@ class Metrics:
         current = {"rollouts/open": open_rollouts, "chats/open": open_chats}
         values |= {name: float(value) for name, value in (current | self._counts).items()}
         values.update(self._chat_seconds.read("chat_seconds", "mean", "p50", "p95"))
-        number = _number(version)
+        number = version_number(version)
         if number is not None:
             values["policy/version"] = number
         if self._evaluation.counts.total():
@@ -173,21 +173,3 @@ def _used(reply: ChatResponse, name: str) -> int:
     """Returns a token count of the reply's usage; 0 if there is none."""
     count = (reply.usage or {}).get(name)
     return count if isinstance(count, int) and count > 0 else 0
-
-
-def _lag(outcome: RolloutOutcome, version: str) -> float | None:
-    """Returns how many versions the oldest sampled token is behind; None if a version is missing or not a number."""
-    current = _number(version)
-    spans = [span for sample in outcome.samples.values() for segment in sample.segments for span in segment.versions]
-    numbers = [_number(span.version) for span in spans]
-    if current is None or not numbers or any(number is None for number in numbers):
-        return None
-    return current - min(number for number in numbers if number is not None)
-
-
-def _number(version: str) -> float | None:
-    try:
-        number = float(version)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None

@@ -21,6 +21,7 @@ from osmosis_grpc.trainer.agent_server_state import Rollout, job_failed
 from osmosis_grpc.trainer.progress_bar import Progress, shown
 from osmosis_grpc.trainer.request_check import checked
 from osmosis_grpc.trainer.scheduler import Scheduler
+from osmosis_grpc.trainer.staleness import version_lag
 from osmosis_grpc.types import Failure, FailureReason, Group, OutcomeStatus, RolloutOutcome, RolloutRequest
 
 log = logging.getLogger(__name__)
@@ -48,12 +49,16 @@ class RunOptions:
     """How often a failed rollout is run again."""
     progress: bool = False
     """Whether stderr shows the progress."""
+    max_version_lag: int | None = None
+    """A completed rollout with a token that is more versions behind runs again; None for no limit."""
 
     def __post_init__(self) -> None:
         if self.group_size < 1 or self.max_in_flight < 1:
             raise ValueError("group_size and max_in_flight are at least 1")
         if self.retries < 0:
             raise ValueError(f"retries: {self.retries} is negative")
+        if self.max_version_lag is not None and self.max_version_lag < 0:
+            raise ValueError(f"max_version_lag: {self.max_version_lag} is negative")
 
 
 class Run:
@@ -75,6 +80,8 @@ class Run:
         self._progress: Progress | None = None
         self._fed: dict[tuple[str, int], None] = {}
         self._slots = asyncio.Semaphore(options.max_in_flight)
+        self._without_slot = 0
+        """The number of rollouts that were started without a free slot. So many slots are not released later."""
         self._finished: asyncio.Queue[Rollout | BaseException | None] = asyncio.Queue()
         self._started: Counter[Rollout] = Counter()
         self._tries: Counter[str] = Counter()
@@ -102,7 +109,7 @@ class Run:
                     elif finished in self._started:  # otherwise its group was abandoned
                         outcome = self._over(finished)
                         if not self._start_again(finished, outcome):
-                            self._slots.release()
+                            self._release()
                             if self._progress is not None:
                                 self._progress.refresh()
                             yield finished.request, outcome
@@ -124,7 +131,7 @@ class Run:
         for rollout in [r for r in self._started if r.request.group is not None and r.request.group.id == group_id]:
             del self._tries[rollout.request.rollout_id]
             for _ in range(self._started[rollout]):
-                rollout.done.add_done_callback(lambda _: self._slots.release())
+                rollout.done.add_done_callback(lambda _: self._release())
             self._leave(rollout)
             if rollout.done.done() and rollout.done.exception() is None:
                 untaken.append(rollout.done.result())
@@ -175,8 +182,14 @@ class Run:
         rollout.done.add_done_callback(lambda _: self._finished.put_nowait(rollout))
 
     def _start_again(self, rollout: Rollout, outcome: RolloutOutcome) -> bool:
-        """Start a failed rollout with a higher attempt in the same slot. Returns False if it has no retries left."""
+        """Start a stale or failed rollout with a higher attempt in the same slot.
+
+        Returns False if the outcome is final. A failed rollout may have no retries left.
+        """
         rollout_id = outcome.rollout_id
+        if self.is_stale(outcome):
+            self._start_newer(rollout.request, outcome)
+            return True
         if self._tries[rollout_id] >= self._options.retries or not _may_succeed(rollout, outcome):
             del self._tries[rollout_id]
             return False
@@ -186,6 +199,41 @@ class Run:
         log.info("rollout %s is tried again as attempt %d: %s", rollout_id, attempt, reason_of(outcome))
         self._start(replace(rollout.request, attempt=attempt))
         return True
+
+    def is_stale(self, outcome: RolloutOutcome) -> bool:
+        """Returns whether a completed rollout has a token that is too old now.
+
+        Raises InvalidArgument if `max_version_lag` is set and a version is unknown.
+        """
+        limit = self._options.max_version_lag
+        sampled = any(segment.sampled for sample in outcome.samples.values() for segment in sample.segments)
+        if limit is None or not sampled or outcome.status is not OutcomeStatus.COMPLETED:
+            return False
+        lag = version_lag(outcome, self._scheduler.cache.sampler.version)
+        if lag is None:
+            raise InvalidArgument(
+                "max_version_lag",
+                f"rollout {outcome.rollout_id} has tokens whose version is unknown or not a number; "
+                "call resume(version=...) with a whole number before the first rollout",
+            )
+        return lag > limit
+
+    def renew(self, request: RolloutRequest, outcome: RolloutOutcome) -> None:
+        """Start a stale rollout again after its slot was released. More rollouts may then run than there are slots."""
+        self._without_slot += 1
+        self._start_newer(request, outcome)
+
+    def _start_newer(self, request: RolloutRequest, outcome: RolloutOutcome) -> None:
+        self._scheduler.group_counts["stale"] += 1
+        attempt = outcome.attempt + 1
+        log.info("rollout %s runs again as attempt %d: its tokens are too old", outcome.rollout_id, attempt)
+        self._start(replace(request, attempt=attempt))
+
+    def _release(self) -> None:
+        if self._without_slot:
+            self._without_slot -= 1
+        else:
+            self._slots.release()
 
     def _over(self, rollout: Rollout) -> RolloutOutcome:
         """Stop waiting for an ended rollout. Returns its outcome."""

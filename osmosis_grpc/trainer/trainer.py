@@ -208,6 +208,7 @@ class Trainer:
         group_size: int = 1,
         retries: int = 0,
         max_in_flight: int = 256,
+        max_version_lag: int | None = None,
         colocate_groups: bool = False,
         progress: bool = False,
     ) -> AsyncGenerator[RolloutOutcome, None]:
@@ -219,11 +220,17 @@ class Trainer:
         `retries` times, as in groups(). Leaving the loop cancels unfinished rollouts. With `progress`, stderr shows
         the progress: a bar on a terminal if rich is installed (the extra `server`), otherwise a line every few seconds.
 
-        Raises TypeError and InvalidArgument for a wrong request, and InvalidArgument for two requests with one id.
+        `max_version_lag` limits the age of tokens. When an outcome would be yielded, its oldest token may be so many
+        versions behind the version of resume(). A rollout with an older token runs again with a higher attempt, and
+        `group_counts` counts it as stale. The versions must be numbers.
+
+        Raises TypeError and InvalidArgument for a wrong request, and InvalidArgument for two requests with one id. With
+        `max_version_lag`, raises InvalidArgument for tokens without a version.
         """
         options = RunOptions(
             group_size=group_size,
             max_in_flight=max_in_flight,
+            max_version_lag=max_version_lag,
             colocate_groups=colocate_groups,
             retries=retries,
             progress=progress,
@@ -240,6 +247,7 @@ class Trainer:
         retries: int = 1,
         on_failure: OnFailure = "drop_group",
         max_in_flight: int = 256,
+        max_version_lag: int | None = None,
         colocate_groups: bool = False,
         progress: bool = False,
     ) -> AsyncGenerator[OutcomeGroup, None]:
@@ -249,7 +257,8 @@ class Trainer:
         cancelled, or refused with a permanent error, does not run again. If the member still fails, `on_failure`
         decides. "drop_group" cancels the other members and yields nothing. "drop_member" yields the group without the
         member if at least two members complete. Dropped groups and members are logged and counted in `group_counts`.
-        Leaving the loop cancels unfinished rollouts.
+        Leaving the loop cancels unfinished rollouts. `max_version_lag` works as in run(): when a group would be
+        yielded, its stale members run again first.
 
         Raises ValueError, TypeError and InvalidArgument for wrong arguments, AlreadyExists for an id that this trainer
         has run before (Aborted for a lower attempt), LedgerError when the outcomes of a dropped group cannot be
@@ -258,6 +267,7 @@ class Trainer:
         options = RunOptions(
             group_size=group_size,
             max_in_flight=max_in_flight,
+            max_version_lag=max_version_lag,
             colocate_groups=colocate_groups,
             retries=retries,
             progress=progress,
@@ -415,7 +425,7 @@ class Trainer:
         `rollouts/not_trainable` (completed rollouts without a trainable sample), `samples/trainable`,
         `samples/segments` (segments of these; more segments than samples means that a prompt did not continue the
         earlier tokens, for example because of the chat template), `groups/yielded`, `/dropped`, `/dropped_members`,
-        `/retried`, `/zero_variance` (as in group_counts).
+        `/retried`, `/stale`, `/zero_variance` (as in group_counts).
         Current values: `rollouts/open`, `chats/open` (policy calls in flight), `policy/version`.
         Over the newest 1,024 values: `reward/mean` (of a rollout's own reward, or else the mean of its samples'
         rewards), `rollout_seconds/mean`, `/p50`, `/p95` (on the server),

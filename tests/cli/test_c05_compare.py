@@ -55,6 +55,18 @@ def test_c05_a_row_that_failed_in_one_run_has_not_passed_there(tmp_path, capfd):
     assert (found["rows_only_a"], found["rows_only_b"], found["pass_at_k"]["2"]["b"]["mean"]) == ([1], [], 0.5)
 
 
+def test_c05_failed_rollouts_of_a_row_are_counted(tmp_path, capfd):
+    first = made(tmp_path / "a", {0: [1, None, None], 1: [1]})
+    second = made(tmp_path / "b", {0: [1, 1, 1], 1: [None, 0], 2: [None]})
+    assert run_compare(first, second, json=False) == 0
+    printed = capfd.readouterr().out
+    assert "  2 rollouts of A in these rows have no score; not in the means above\n" in printed
+    assert "  1 rollout of B in these rows has no score; not in the means above\n" in printed
+    assert run_compare(first, second, json=True) == 0
+    found = json.loads(capfd.readouterr().out.splitlines()[1])
+    assert (found["unscored_a"], found["unscored_b"]) == (2, 1)
+
+
 def test_c05_the_comparison_as_json(runs, capfd):
     assert run_compare(*runs, json=True) == 0
     head, found = map(json.loads, capfd.readouterr().out.splitlines())

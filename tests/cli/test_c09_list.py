@@ -179,6 +179,18 @@ def test_c09_a_failure_is_legible_at_80_columns():
     assert f"{lines[2]} {lines[3].strip()}" == "  AGENT_EXCEPTION: ValueError: " + ("long text " * 10).rstrip()
 
 
+def test_c09_a_long_id_is_whole_and_the_lines_have_80_columns():
+    names = ["3f" * 30, "r2"]
+    rows = [info(name, state=RolloutState.RUNNING, progress_time=5.0, chats=100, reward=0.5) for name in names]
+    lines = list(table(rows, 9.0, 80))
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == "ID"
+    assert lines[1].split() == ["AGENT", "STATE", "ELAPSED", "REWARD"]
+    assert lines[2] == names[0]
+    assert lines[3].split() == ["traveller", "RUNNING", "9.0s", "0.5"]
+    assert lines[5] == "r2"
+
+
 async def test_c09_an_empty_folder_has_no_rollouts(forked, tmp_path):
     SqliteJournal(tmp_path / "state").close()
     done = forked.run("-m", "osmosis_grpc", "list", "--state-dir", "state", cwd=tmp_path)

@@ -274,6 +274,15 @@ def test_c03_quiet_prints_only_the_summary(test, folder):
     assert lines[1].startswith("3 of 4 rows COMPLETED, 1 failed, mean reward 0 of the 3 that completed, ")
 
 
+def test_c03_a_reader_that_leaves_does_not_stop_the_run(forked, folder):
+    left = "import os; reader, writer = os.pipe(); os.close(reader); os.dup2(writer, 1)"
+    code = f"{left}; import sys; sys.path.insert(0, ''); from osmosis_grpc.cli import main; main()"
+    done = forked.run("-c", code, *USUAL[2:], "--model", "mock:echo", cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    (path,) = runs(folder)
+    assert len((path / "results.jsonl").read_text().splitlines()) == len(ROWS)
+
+
 def test_c03_debug_shows_the_conversations(test):
     done = test("--model", "mock:script=script.json", "--debug", "--row", "0")
     assert "    1 assistant calls divide" in done.stdout
@@ -304,6 +313,7 @@ def test_c03_columns_are_mapped(test, folder):
         (("--price", "x"), "--price 'x' is not PROMPT/REPLY in dollars for a million tokens, for example 0.25/2"),
         (("--map", "x"), "--map 'x' is not COLUMN=FIELD, for example question=user_prompt"),
         (("--replay", "nothing"), "--replay takes the replies of a run, and asks no model; leave out --model"),
+        (("--base-url", "http://127.0.0.1:1/v1"), "mock:echo asks no server; leave out --base-url"),
         (("--model", "gpt-5-mini"), "gpt-5-mini: a key is missing; set OPENAI_API_KEY, or give --base-url"),
     ],
 )

@@ -149,6 +149,7 @@ PAGES = {
         "docs/test.md",
         "docs/eval.md",
         "docs/trainers.md",
+        "docs/asynchronous.md",
         "docs/policies.md",
         "docs/operators.md",
         "docs/implementers.md",

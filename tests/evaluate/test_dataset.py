@@ -280,6 +280,18 @@ def test_c03_an_empty_cell_is_no_system_prompt(tmp_path):
     assert only(tmp_path / "d.csv").messages == [{"role": "user", "content": "q"}]
 
 
+def test_c03_an_empty_cell_is_no_label(tmp_path):
+    (tmp_path / "d.csv").write_text("user_prompt,ground_truth,label\nq,,\nq,,4\n")
+    assert [row.label for row in Dataset(tmp_path / "d.csv").rows()] == [None, "4"]
+    assert "ground_truth" not in next(Dataset(tmp_path / "d.csv").rows()).metadata
+
+
+def test_c03_a_column_does_not_replace_the_number_of_the_row(tmp_path):
+    rows = [{"user_prompt": "q", "row_index": 7}, {"user_prompt": "q", "metadata": {"row_index": 8, "a": 1}}]
+    found = [row.metadata for row in Dataset(written(tmp_path, "d.jsonl", rows)).rows()]
+    assert found == [{"row_index": 0}, {"row_index": 1, "a": 1}]
+
+
 def test_c03_the_metadata_has_the_label_of_a_mapped_column(tmp_path):
     rows = [{"user_prompt": "q", "answer": "A", "ground_truth": "B", "metadata": {"ground_truth": "C"}}]
     row = only(written(tmp_path, "d.jsonl", rows), columns={"ground_truth": "answer"})

@@ -195,7 +195,8 @@ async def test_aborted_is_asked_again_from_what_was_sampled_with_a_version_for_e
         answer = asyncio.ensure_future(policy(chat(params={"max_tokens": 50})))
         await until(lambda: vllm.sampling)
         async with control.updating("weights-2"):
-            assert await control.is_paused()
+            await until(lambda: vllm.calls[-2:] == ["IsPaused", "IsPaused"])
+            assert len(vllm.received) == 1, "nothing is asked during the update"
         response = await answer
     assert response.message == {"role": "assistant", "content": "Hello there"}
     assert (response.finish_reason, response.tokens.ids.tolist()) == ("stop", reply)
@@ -206,6 +207,21 @@ async def test_aborted_is_asked_again_from_what_was_sampled_with_a_version_for_e
     assert [sent.stopping.max_new_tokens for sent in vllm.received] == [50, 47, 47]
     assert len({sent.request_id for sent in vllm.received}) == 3
     assert {sent.session_id for sent in vllm.received} == {"r/main"}
+
+
+async def test_a_chat_that_comes_during_an_update_has_the_new_version():
+    tokenizer = ByteTokenizer()
+    vllm = FakeEngine(lambda prompt: tokenizer.reply("Fine"))
+    async with (
+        FakeVllm(vllm).serving() as target,
+        policy_of(target, tokenizer) as policy,
+        VllmControl(target) as control,
+    ):
+        async with control.updating("weights-2"):
+            answer = asyncio.ensure_future(policy(chat()))
+            await until(lambda: "IsPaused" in vllm.calls)
+        response = await answer
+    assert {span.version for span in response.versions} == {"weights-2"}
 
 
 @pytest.mark.parametrize("ending", ["task", "hook"])
@@ -291,7 +307,7 @@ def test_a_wrong_target_is_refused(target):
 
 async def test_an_older_release_has_no_versions():
     vllm = engine()
-    older = FakeVllm(vllm, without=["GetWeightVersion", "GetServerInfo"])
+    older = FakeVllm(vllm, without=["IsPaused", "GetWeightVersion", "GetServerInfo"])
     async with older.serving() as target, VllmGrpcGenerator(target) as generator:
         results = [await generator.generate(asked()) for _ in range(2)]
         assert await generator.context_length() == 0

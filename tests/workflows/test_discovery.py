@@ -166,7 +166,7 @@ def test_r28_another_grader_replaces_that_of_the_file(write):
     write("others.py", GRADER.replace("Ones", "Strict") + "function = print\n")
     (item,) = load_configured(["entry.py"], ConfigSources(grader_class="others:Strict"))
     assert issubclass(item.grader, Grader)
-    assert item.grader.__name__ == "Strict"
+    assert (item.grader.__name__, item.grader_config) == ("Strict", None)
     for wrong, problem in {
         "others:AgentWorkflow": "others:AgentWorkflow is not a subclass of Grader: it is AgentWorkflow",
         "others:function": "others:function is not a subclass of Grader: it is a builtin_function_or_method",
@@ -175,6 +175,19 @@ def test_r28_another_grader_replaces_that_of_the_file(write):
     }.items():
         with pytest.raises(LoadError, match=f"^{problem}"):
             load_configured(["entry.py"], ConfigSources(grader_class=wrong))
+
+
+def test_r28_another_grader_has_the_configuration_of_its_own_module(write):
+    write("entry.py", WORKFLOW + GRADER + "config = GraderConfig(name='of the file')\n")
+    own = "class Own(GraderConfig):\n    name: str = 'own'\n    word: str = ''\n"
+    write("instance.py", GRADER + own + "own = Own()\n")
+    write("typed.py", own + GRADER.replace("(Grader)", "(Grader[Own])"))
+    write("plain.py", GRADER)
+    given = {"instance:Ones": "Own 43", "typed:Ones": "Own 43", "plain:Ones": "GraderConfig 43"}
+    for name, wanted in given.items():
+        (item,) = load_configured(["entry.py"], ConfigSources(grader_class=name, grader=("word=43",)))
+        assert f"{type(item.grader_config).__name__} {item.grader_config.word}" == wanted
+        assert type(item.grader_config.word) is (int if name == "plain:Ones" else str)
 
 
 def test_a_module_and_a_class_lead_to_the_workflow_too(write):

@@ -5,6 +5,7 @@
 vLLM's service has no authentication: a token and TLS are for a proxy in front of it.
 """
 
+import asyncio
 from types import TracebackType
 from typing import Any
 
@@ -17,9 +18,12 @@ from osmosis_grpc.integrations.vllm_grpc.generate_messages import from_message, 
 from osmosis_grpc.integrations.vllm_grpc.methods import call
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.policies.generation import Generated, GenerateRequest
+from osmosis_grpc.supervise import Backoff
 
 SHORT = 10.0
 """A call that samples nothing takes at most this many seconds."""
+PAUSES = 0.05, 1.0
+"""The first and the longest pause, in seconds, between two questions whether vLLM is paused."""
 
 
 class VllmGrpcGenerator:
@@ -36,7 +40,7 @@ class VllmGrpcGenerator:
         self._server = ModelChannel(target, credentials)
         self._model = model
         self._lora = lora
-        self._has_versions = True
+        self._has_control = True
 
     async def __aenter__(self) -> "VllmGrpcGenerator":
         await self._server.__aenter__()
@@ -49,6 +53,7 @@ class VllmGrpcGenerator:
 
     async def generate(self, request: GenerateRequest, /) -> Generated:
         """See TokenGenerator."""
+        await self._until_resumed()
         version = await self._weight_version()
         message = to_message(request, self._model, self._lora)
         sent = call(self._server, message, timeout=request.timeout, session_id=request.session_id)
@@ -63,11 +68,20 @@ class VllmGrpcGenerator:
         reply: pb.ServerInfo | None = await self._served(pb.GetServerInfoRequest())
         return reply.max_model_len if reply is not None else 0
 
+    async def _until_resumed(self) -> None:
+        """Wait while vLLM is paused. It would hold the call, and then sample with weights of another version."""
+        pauses = Backoff(*PAUSES)
+        while self._has_control:
+            reply: pb.IsPausedResponse | None = await self._served(pb.IsPausedRequest())
+            if reply is None or not reply.paused:
+                return
+            await asyncio.sleep(pauses.next())
+
     async def _weight_version(self) -> str:
-        if not self._has_versions:
+        if not self._has_control:
             return ""
         reply: pb.GetWeightVersionResponse | None = await self._served(pb.GetWeightVersionRequest())
-        self._has_versions = reply is not None
+        self._has_control = reply is not None
         return reply.weight_version if reply is not None else ""
 
     async def _served(self, request: Message) -> Any:

@@ -1,0 +1,48 @@
+"""One update of GRPO: a few gradient steps on a batch, with PPO's clipped ratio."""
+
+import numpy as np
+import torch
+from model import Model, token_logprobs
+
+from osmosis_grpc.trainer import Batch
+
+STEPS, CLIP = 2, 0.2
+TOLERANCE = 1e-4
+"""The greatest difference between a recorded logprob and the same logprob, computed anew."""
+
+
+class WrongData(Exception):
+    """The model gives other logprobs than those that were recorded while it sampled."""
+
+
+def check_logprobs(computed: torch.Tensor, recorded: torch.Tensor) -> float:
+    """Return the greatest difference. Raises WrongData if it is above TOLERANCE."""
+    if not len(recorded):
+        raise WrongData("the batch has no sampled tokens")
+    difference = float((computed - recorded).abs().max())
+    if not difference <= TOLERANCE:
+        raise WrongData(f"a logprob differs by {difference:.3g} from the recorded one, and {TOLERANCE:g} is allowed")
+    return difference
+
+
+def train(model: Model, optimizer: torch.optim.Optimizer, batch: Batch) -> float:
+    """Train on a batch with advantages. Returns the greatest difference of check_logprobs() at the first step.
+
+    `batch` is padded on the right. Attention is causal, so padding changes no token before it.
+    """
+    ids, mask = torch.from_numpy(batch.ids), torch.from_numpy(batch.loss_mask)
+    recorded = torch.from_numpy(batch.logprobs)[mask]
+    assert batch.advantages is not None
+    advantage = torch.from_numpy(np.repeat(batch.advantages, batch.loss_mask.sum(axis=1)))
+    difference = 0.0
+    for step in range(STEPS):
+        logprobs = token_logprobs(model, ids)[mask]
+        if step == 0:
+            difference = check_logprobs(logprobs.detach(), recorded)
+        ratio = torch.exp(logprobs - recorded)
+        gain = torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage)
+        optimizer.zero_grad()
+        (-gain.mean()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return difference

@@ -1,0 +1,110 @@
+"""The calculator agent under TRL's GRPOTrainer. The model is made on the spot, and there is no GPU.
+
+python examples/trl_calculator/train.py --picture trl.png
+
+The agent server is a process of its own.
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from llama import small_tokenizer, taught_model
+from trl import GRPOConfig, GRPOTrainer
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "learn_to_calculate"))
+from learn import agent_server, draw_curves
+from questions import draw
+
+from osmosis_grpc.integrations.trl import TrlRollouts, outcome_reward
+
+STEPS, ROWS, GROUP_SIZE = 30, 256, 8
+WARM_UP, RATE = 400, 1e-3
+ENDS, RISE, TOLERANCE = 5, 0.1, 1e-4
+
+
+class CheckingTrainer(GRPOTrainer):
+    """Compares the recorded logprobs of each batch with those of the model before its update."""
+
+    greatest = 0.0
+
+    def _compute_loss(self, model, inputs):
+        keep = inputs["completion_ids"].size(1)
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        with torch.no_grad():
+            logits = model(input_ids=ids, attention_mask=attention).logits[:, -keep - 1 : -1] / self.temperature
+        scores = logits.log_softmax(-1).gather(2, inputs["completion_ids"].unsqueeze(2)).squeeze(2)
+        mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
+        difference = float((scores - inputs["sampling_per_token_logps"])[mask].abs().max())
+        if not difference <= TOLERANCE:
+            sys.exit(f"a logprob differs by {difference:.3g} from the recorded one")
+        self.greatest = max(self.greatest, difference)
+        return super()._compute_loss(model, inputs)
+
+
+def rows(seed: int) -> Dataset:
+    """Draw questions. Each is once in the dataset."""
+    source = random.Random(seed)
+    drawn = {question.text: question for question in (draw(source) for _ in range(ROWS))}
+    return Dataset.from_list(
+        [{"prompt": [{"role": "user", "content": text}], "answer": str(each.answer)} for text, each in drawn.items()]
+    )
+
+
+def train(target: str, folder: str, *, seed: int, steps: int, warm_up_updates: int) -> list[float]:
+    """Train a new model. Returns the mean reward of each step."""
+    tokenizer = small_tokenizer()
+    with TrlRollouts([target], label="answer", fields={"max_turns": 4}) as rollouts:
+        trainer = CheckingTrainer(
+            model=taught_model(seed, warm_up_updates),
+            processing_class=tokenizer,
+            train_dataset=rows(seed),
+            rollout_func=rollouts,
+            reward_funcs=outcome_reward,
+            args=GRPOConfig(
+                output_dir=folder,
+                max_steps=steps,
+                per_device_train_batch_size=32,
+                num_generations=GROUP_SIZE,
+                max_completion_length=96,
+                temperature=1.0,
+                learning_rate=RATE,
+                lr_scheduler_type="constant",
+                logging_steps=1,
+                report_to=[],
+                save_strategy="no",
+                disable_tqdm=True,
+                use_cpu=True,
+                bf16=False,
+                seed=seed,
+            ),
+        )
+        trainer.train()
+    print(f"greatest difference of logprobs {trainer.greatest:.1e}, rollouts {dict(rollouts.counts)}")
+    return [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=STEPS, help="how many steps of TRL, each of 32 rollouts")
+    parser.add_argument("--warm-up", type=int, default=WARM_UP, help="how many updates teach the format")
+    parser.add_argument("--picture", type=Path, default=Path("trl.png"), help="the PNG with the mean rewards")
+    options = parser.parse_args()
+    torch.set_num_threads(1)  # the model is too small for more
+    with agent_server() as target, tempfile.TemporaryDirectory() as folder:
+        rewards = train(target, folder, seed=options.seed, steps=options.steps, warm_up_updates=options.warm_up)
+    draw_curves({options.seed: rewards}, options.picture)
+    first, last = sum(rewards[:ENDS]) / ENDS, sum(rewards[-ENDS:]) / ENDS
+    print(f"mean reward of the first {ENDS} steps {first:.3f}, of the last {ENDS} {last:.3f}")
+    if len(rewards) >= 2 * ENDS and last - first < RISE:
+        sys.exit(f"the mean reward has not risen by {RISE}")
+
+
+if __name__ == "__main__":
+    main()
