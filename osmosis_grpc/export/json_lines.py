@@ -14,7 +14,8 @@ def json_line(value: Any, *, ascii_only: bool = False) -> str:
     With `ascii_only`, the line has no character that is a command for a terminal.
     """
     try:
-        return json.dumps(value, ensure_ascii=ascii_only, allow_nan=False, separators=(",", ":"), default=_plain) + "\n"
+        line = json.dumps(value, ensure_ascii=ascii_only, allow_nan=False, separators=(",", ":"), default=_plain)
+        return (line.replace("\x7f", "\\u007f") if ascii_only else line) + "\n"
     except (TypeError, ValueError) as error:
         raise InvalidArgument("outcomes", f"a value is no JSON: {error}") from None
 
