@@ -16,7 +16,7 @@ PACKAGE = ROOT / "osmosis_grpc"
 NO_SETTINGS = {"OSMOSIS_FAILPOINT", "OSMOSIS_", "ERROR"}
 """A variable for tests, a prefix, and a value."""
 OF_TEST = {"RunConfig", "OsmosisHarnessConfig"}
-"""The fields of RunConfig are options of the command test, and those of OsmosisHarnessConfig are options of verifiers."""
+"""Fields of RunConfig are options of the command test, and those of OsmosisHarnessConfig are options of verifiers."""
 
 
 def leaves(command, name=()):
