@@ -100,10 +100,11 @@ def main() -> None:
     with agent_server() as target, tempfile.TemporaryDirectory() as folder:
         rewards = train(target, folder, seed=options.seed, steps=options.steps, warm_up_updates=options.warm_up)
     draw_curves({options.seed: rewards}, options.picture)
-    first, last = sum(rewards[:ENDS]) / ENDS, sum(rewards[-ENDS:]) / ENDS
-    print(f"mean reward of the first {ENDS} steps {first:.3f}, of the last {ENDS} {last:.3f}")
-    if len(rewards) >= 2 * ENDS and last - first < RISE:
-        sys.exit(f"the mean reward has not risen by {RISE}")
+    if len(rewards) >= 2 * ENDS:
+        first, last = sum(rewards[:ENDS]) / ENDS, sum(rewards[-ENDS:]) / ENDS
+        print(f"mean reward of the first {ENDS} steps {first:.3f}, of the last {ENDS} {last:.3f}")
+        if last - first < RISE:
+            sys.exit(f"the mean reward has not risen by {RISE}")
 
 
 if __name__ == "__main__":
