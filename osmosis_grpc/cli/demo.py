@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import secrets
+import shlex
 import signal
 import subprocess
 import sys
@@ -72,17 +73,18 @@ class _DemoError(Exception):
     """The demo failed. The message is the reason."""
 
 
-def run_demo(as_json: bool, agent: Sequence[str] = ()) -> int:
+def run_demo(as_json: bool, agent: Sequence[str] = (), state_dir: str | None = None) -> int:
     """Run the rollouts, print them, and return the exit code.
 
-    `agent` has the options of `serve` that name the agent. Without them, the agent is the calculator.
+    `agent` has the options of `serve` that name the agent. Without them, the agent is the calculator. The journal is in
+    `state_dir`, or else in a temporary folder.
     """
     with records(as_json) as out:
         if not as_json:
             say_error("starting an agent server in a separate process ...")
         tasks = ((QUESTION, ANSWER),) * len(TASKS) if agent else TASKS
         try:
-            outcomes = _outcomes(agent, tasks)
+            outcomes = _outcomes(agent, tasks, state_dir)
         except _DemoError as error:
             say_error(f"demo: {error}")
             return 1
@@ -95,12 +97,16 @@ def run_demo(as_json: bool, agent: Sequence[str] = ()) -> int:
         out.say(f"{done} of {len(outcomes)} rollouts COMPLETED. {about}")
         for text in dict.fromkeys(outcome.failure.message for outcome in outcomes if outcome.failure):
             out.say(f"A rollout failed: {text}")
-        if not agent:
+        if state_dir is not None:
+            folder = shlex.quote(state_dir)
+            out.say(f"To look at them: {program()} list --state-dir {folder}")
+            out.say(f"To export them: {program()} export --to messages --state-dir {folder}")
+        elif not agent:
             out.say(NEXT.format(program=program()))
     return 0 if done == len(outcomes) else 1
 
 
-def _outcomes(agent: Sequence[str], tasks: Sequence[tuple[str, str]]) -> list[RolloutOutcome]:
+def _outcomes(agent: Sequence[str], tasks: Sequence[tuple[str, str]], state_dir: str | None) -> list[RolloutOutcome]:
     """Run the rollouts on a server with a temporary folder, and delete the folder at the end."""
     for number in STOPS[1:]:
         signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
@@ -111,12 +117,12 @@ def _outcomes(agent: Sequence[str], tasks: Sequence[tuple[str, str]]) -> list[Ro
         raise _DemoError(
             f"no folder for the server's journal: {error.strerror}; set TMPDIR to a writable folder"
         ) from None
-    with temporary as folder, _server(folder, token, agent) as server:
+    with temporary as folder, _server(folder, token, agent, state_dir) as server:
         return asyncio.run(_train(_address(server), server, _Trainer(token, tasks, every_tool=bool(agent))))
 
 
 @contextlib.contextmanager
-def _server(folder: str, token: str, agent: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+def _server(folder: str, token: str, agent: Sequence[str], state_dir: str | None) -> Iterator[subprocess.Popen[str]]:
     """Start the agent server with its files in `folder`, and stop it at the end.
 
     The server gets no OSMOSIS_ variables from this process. The calculator runs in `folder` and reads no .env
@@ -137,7 +143,7 @@ def _server(folder: str, token: str, agent: Sequence[str]) -> Iterator[subproces
         "--token-file",
         secret,
         "--state-dir",
-        os.path.join(folder, "state"),
+        os.path.join(folder, "state") if state_dir is None else os.path.abspath(state_dir),
         "--drain-timeout",
         "0",
     ]

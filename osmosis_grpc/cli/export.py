@@ -13,7 +13,7 @@ from osmosis_grpc.cli.export_options import ExportChoices
 from osmosis_grpc.cli.list import ListOptions, rollout_filter
 from osmosis_grpc.cli.source import Source, open_source
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.cli.source_port import SourceError
+from osmosis_grpc.cli.source_port import DamagedRollout, SourceError
 from osmosis_grpc.cli.transcript import counted
 from osmosis_grpc.errors import InvalidArgument, MissingExtraError
 from osmosis_grpc.export import Export, ExportCounts, ExportOptions, RecordedRollout, VerlConfig
@@ -22,7 +22,6 @@ from osmosis_grpc.export.verl_rows import TooLong
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.types import RolloutFilter, RolloutInfo
-from osmosis_grpc.types.failure_reasons import FailureReason
 
 PAGE = 200
 PROGRESS = 5.0
@@ -156,9 +155,9 @@ class _Run:
                 self._left += 1
                 return
             request, tools = await self._source.request(info.rollout_id, info.attempt)
-        except SourceError:
-            if info.failure_reason != FailureReason.DATA_LOSS or not self._choices.skip_untrainable:
-                raise
+        except DamagedRollout as error:
+            if not self._choices.skip_untrainable:
+                raise SourceError(f"{error}. --skip-untrainable leaves it out") from None
             self._left += 1
             return
         rollout = RecordedRollout(

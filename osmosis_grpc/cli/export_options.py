@@ -28,7 +28,7 @@ class ExportChoices:
     skip_untrainable: Annotated[
         bool,
         typer.Option(
-            "--skip-untrainable", help="Leave out and count samples that cannot be trained on (verl, Parquet)."
+            "--skip-untrainable", help="Leave out and count samples that cannot be trained on, and damaged rollouts."
         ),
     ] = False
     prompt_length: Annotated[

@@ -20,6 +20,10 @@ class SourceError(Exception):
     """A journal or a server has no answer. The message says why and what to do."""
 
 
+class DamagedRollout(SourceError):
+    """A rollout is damaged in the journal. Other rollouts can be read."""
+
+
 class Source(ABC):
     """Rollouts and their events. Methods raise SourceError."""
 

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from osmosis_grpc.cli.source_port import SourceError
+from osmosis_grpc.cli.source_port import DamagedRollout, SourceError
 from osmosis_grpc.errors import DataLoss, InvalidArgument
 from osmosis_grpc.storage import JournalError, Reader
 from osmosis_grpc.types import JournaledRollout
@@ -50,7 +50,7 @@ def find_attempt(reader: Reader, folder: Path, rollout_id: str, attempt: int = 0
         known = ", ".join(map(str, sorted(entries)))
         raise SourceError(f"rollout {rollout_id} has no attempt {attempt}; it has: {known}")
     if entry.damage:
-        raise SourceError(f"rollout {rollout_id} is damaged: {entry.damage}; {doctor_hint(folder)}")
+        raise DamagedRollout(f"rollout {rollout_id} is damaged: {entry.damage}; {doctor_hint(folder)}")
     return entry
 
 

@@ -191,9 +191,7 @@ class TokenPolicy:
             raise
         if self._running.pop(request_id, None) is None:
             raise Cancelled("the reply to the chat is no longer wanted")
-        if not isinstance(generated, Generated):
-            raise Internal(f"the generator returned a {type(generated).__name__}, not a Generated")
-        return generated
+        return _checked(generated)
 
     async def _reply(
         self, request: ChatRequest, prompt: Ids, pieces: list[Generated], ids: Ids, stop: tuple[str, ...]
@@ -263,6 +261,23 @@ def _check(given: object, name: str, methods: tuple[str, ...], wanted: str) -> N
     missing = [method for method in methods if not callable(getattr(given, method, None))]
     if missing:
         raise TypeError(f"{name}: a {type(given).__name__} has no {missing[0]}(); pass {wanted}")
+
+
+def _checked(generated: object) -> Generated:
+    """Return a generator's result with a FinishReason. Raises Internal for what is no result."""
+    if not isinstance(generated, Generated):
+        raise Internal(f"the generator returned a {type(generated).__name__}, not a Generated")
+    if not isinstance(generated.weight_version, str):
+        raise Internal(f"the generator's weight_version is {generated.weight_version!r:.80}, not a str")
+    if isinstance(generated.finish_reason, FinishReason):
+        return generated
+    try:
+        return replace(generated, finish_reason=FinishReason(generated.finish_reason))
+    except ValueError:
+        known = ", ".join(FinishReason)
+        raise Internal(
+            f"the generator's finish_reason is {generated.finish_reason!r:.80}, not one of {known}"
+        ) from None
 
 
 def _chat(request: ChatRequest) -> tuple[str, int, str, int]:

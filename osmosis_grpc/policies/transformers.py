@@ -53,6 +53,10 @@ class TransformersGenerator:
         gather: float = 0.01,
         version: str = "",
     ) -> None:
+        if not callable(model) or not hasattr(model, "config"):
+            raise TypeError(
+                f"model: a {type(model).__name__} is no model; pass AutoModelForCausalLM.from_pretrained(...)"
+            )
         if batch < 1:
             raise ValueError(f"batch: {batch} is less than 1")
         self.version = version

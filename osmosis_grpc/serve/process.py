@@ -299,7 +299,7 @@ def _banner(names: Sequence[str], addresses: dict[str, str], security: ServerSec
         f"{scheme}://{addresses['grpc']}/osmosis.rollout.v1.RolloutService/GetServerInfo"
         if reflection
         else "",
-        f"  HTTP    {scheme}://{addresses['http']}/v1/rollout/init" if "http" in addresses else "",
+        f"  HTTP    {scheme}://{addresses['http']}/v1/rollout/init, and /rollout" if "http" in addresses else "",
         f"  metrics http://{addresses['metrics']}/metrics" if "metrics" in addresses else "",
     ]
     return "\n".join(filter(None, lines))

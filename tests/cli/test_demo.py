@@ -38,6 +38,16 @@ def reward(messages, label):
 
 
 @pytest.mark.slow
+def test_the_rollouts_of_a_demo_are_kept_on_request_and_exported(tmp_path):
+    made = run("-m", "osmosis_grpc", "demo", "--state-dir", "kept", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    *_, line = made.stdout.splitlines()
+    assert line.endswith("export --to messages --state-dir kept")
+    made = run("-m", "osmosis_grpc", "export", "--to", "messages", "--state-dir", "kept", cwd=tmp_path)
+    assert made.stdout == "8 rollouts read, 8 lines written: messages.jsonl\n"
+
+
+@pytest.mark.slow
 def test_records_can_be_recomputed():
     result = run("-m", "osmosis_grpc", "demo", "--json")
     assert result.returncode == 0, result.stderr

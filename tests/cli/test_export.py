@@ -1,6 +1,9 @@
 """The export command: from a folder that a server uses and from the server, and what it refuses."""
 
 import json
+import shutil
+import sqlite3
+from contextlib import closing
 
 import pyarrow.parquet
 import pytest
@@ -82,6 +85,22 @@ async def test_the_filters_and_stdout(looked_at):
     (line,) = {json.loads(line)["metadata"]["rollout_id"] for line in made.stdout.splitlines()}
     assert line == "good"
     assert "1 rollout read" in made.stderr
+
+
+async def test_a_damaged_rollout_is_named_or_left_out(looked_at, tmp_path):
+    shutil.copytree(looked_at.folder / "state", tmp_path / "state")
+    with closing(sqlite3.connect(tmp_path / "state" / "journal.db")) as journal, journal:
+        (sequence,) = journal.execute("SELECT sequence FROM rollouts WHERE rollout_id = 'bad'").fetchone()
+        journal.execute("UPDATE events SET body = ? WHERE sequence = ? AND number = 2", (b"?", sequence))
+    export = ["export", "--to", "messages", "-o", str(tmp_path / "m"), "--state-dir", str(tmp_path / "state")]
+    made = await command(*export)
+    assert made.exit_code == 2
+    assert "export: rollout bad is damaged: event 2" in made.output
+    assert "--skip-untrainable leaves it out" in made.output
+    made = await command(*export, "--skip-untrainable")
+    assert made.exit_code == 0
+    names = {json.loads(line)["metadata"]["rollout_id"] for line in (tmp_path / "m").read_text().splitlines()}
+    assert names == {"good", "evil"}
 
 
 def test_the_record(looked_at, tmp_path, forked):

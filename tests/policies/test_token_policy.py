@@ -27,8 +27,23 @@ async def test_a_wrong_part_is_named():
         TokenPolicy(ChatRenderer(TOKENS), lambda asked: asked)
     with pytest.raises(TypeError, match=r"tokenizer: a str has no apply_chat_template\(\)"):
         ChatRenderer("Qwen/Qwen2.5-0.5B-Instruct")
-    policy, _, _ = policy_of("#### 5")
-    with pytest.raises(Internal, match="the generator returned a str, not a Generated"):
+
+
+@pytest.mark.parametrize(
+    ("result", "problem"),
+    [
+        ("#### 5", "the generator returned a str, not a Generated"),
+        (lambda: generated([1], "abort"), "the generator's finish_reason is 'abort', not one of stop, length, aborted"),
+        (lambda: generated([1], version=7), "the generator's weight_version is 7, not a str"),
+        (
+            lambda: generated([1], extras={"entropy": Tensor.of([1.0])}),
+            r"tokens.extras\[entropy\].*not a tensor of float64",
+        ),
+    ],
+)
+async def test_a_result_that_cannot_be_used_is_no_reply(result, problem):
+    policy, _, _ = policy_of(result() if callable(result) else result)
+    with pytest.raises(Internal, match=problem):
         await policy(chat())
 
 

@@ -74,6 +74,10 @@ def demo(
         str | None, typer.Option("--command", help="Your program, as in serve --command, instead of the calculator.")
     ] = None,
     config: ConfigFile = None,
+    state_dir: Annotated[
+        str | None,
+        typer.Option("--state-dir", metavar="DIR", help="Keep the rollouts in this folder.", show_default=False),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Eight JSON records instead of a table.")] = False,
 ) -> None:
     """Run eight rollouts of a calculator agent or of your own, with a mock for a model, over real sockets.
@@ -86,4 +90,6 @@ def demo(
         typer.echo("demo: -m and --command name two agents; give one of them", err=True)
         raise typer.Exit(2)
     given = {"-m": module, "--command": command, "--config": config}
-    raise typer.Exit(run_demo(json, [word for name, value in given.items() if value for word in (name, value)]))
+    raise typer.Exit(
+        run_demo(json, [word for name, value in given.items() if value for word in (name, value)], state_dir)
+    )
