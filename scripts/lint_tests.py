@@ -18,6 +18,8 @@ REFLECTION = {"setattr", "getattr", "delattr", "hasattr", "object", "setitem"}
 """Functions whose string arguments name attributes; `object` is mock.patch.object."""
 DOCUMENTED = {"_exit", "_replace", "_asdict", "_fields"}
 """Names of the standard library that are documented though they begin with an underscore."""
+OF_VERL = {"_agent_loop_postprocess", "_postprocess", "_run_agent_loop", "_get_mm_processor_kwargs"}
+"""Methods of verl's workers. verl has no public ones that make a batch of outputs."""
 FOREVER = 30.0
 """A sleep of so many seconds stands for work without an end."""
 MESSAGES = {
@@ -44,7 +46,7 @@ def problems(source: str) -> Iterator[tuple[int, str, str]]:
 
 def _private(name: str) -> bool:
     last = name.rpartition(".")[2]
-    return last.startswith("_") and not last.startswith("__") and last != "_" and last not in DOCUMENTED
+    return last.startswith("_") and not last.startswith("__") and last != "_" and last not in DOCUMENTED | OF_VERL
 
 
 def _own(node: ast.expr) -> bool:

@@ -11,6 +11,9 @@ from osmosis_grpc.types.conversation_tree import Conversation, Node, count_tool_
 from osmosis_grpc.types.segment_assembly import Assembler
 from osmosis_grpc.types.tool_dicts import dump_model
 
+_PLAIN = {dict}
+"""The types of the messages that need no conversion."""
+
 ConversationStart = tuple[list[Message], PrefixChat | None]
 """A conversation, and a reference to the answered chat that the conversation begins with."""
 
@@ -231,6 +234,6 @@ def plain(messages: Any, field: str) -> list[Any]:
     """Return messages as a list of dicts. A message can be a dict or a pydantic model. Raises InvalidArgument."""
     if not isinstance(messages, list | tuple):
         raise InvalidArgument(field, f"is a {type(messages).__name__}, not a list")
-    if all(type(message) is dict for message in messages):
+    if {*map(type, messages)} <= _PLAIN:  # a generator would cost a call for each message
         return messages if isinstance(messages, list) else list(messages)
     return [dump_model(message) for message in messages]

@@ -1,5 +1,6 @@
 """The formats by name, and export(): writes outcomes to a file or a folder."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -74,12 +75,13 @@ class _Lines:
 
     def __init__(self, file: TextIO, lines: Callable[[RecordedRollout], Iterable[Any]], rows: VerlRows | None) -> None:
         self._file, self._lines, self._verl = file, lines, rows
+        self._ascii = file is sys.stdout
         self._rows = self._skipped = 0
 
     def add(self, rollout: RecordedRollout) -> None:
         before = self._rows
         for line in self._lines(rollout):
-            self._file.write(json_line(line))
+            self._file.write(json_line(line, ascii_only=self._ascii))
             self._rows += 1
         self._skipped += self._rows == before
 

@@ -8,10 +8,14 @@ import numpy as np
 from osmosis_grpc.errors import InvalidArgument
 
 
-def json_line(value: Any) -> str:
-    """Returns a line with a JSON value, and its end. Arrays are lists. Raises InvalidArgument for what is no JSON."""
+def json_line(value: Any, *, ascii_only: bool = False) -> str:
+    """Returns a line with a JSON value, and its end. Arrays are lists. Raises InvalidArgument for what is no JSON.
+
+    With `ascii_only`, the line has no character that is a command for a terminal.
+    """
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain) + "\n"
+        line = json.dumps(value, ensure_ascii=ascii_only, allow_nan=False, separators=(",", ":"), default=_plain)
+        return (line.replace("\x7f", "\\u007f") if ascii_only else line) + "\n"
     except (TypeError, ValueError) as error:
         raise InvalidArgument("outcomes", f"a value is no JSON: {error}") from None
 

@@ -52,6 +52,7 @@ COMMANDS = {
     "show": (["ID", "--state-dir", "a"], {"rollout", "turn"}),
     "events": (["ID", "--state-dir", "a"], {"accepted", "ended"}),
     "query": (["SELECT rollout_id FROM rollouts", "--run", "a"], {"row"}),
+    "export": (["--to", "messages", "--run", "a"], {"exported"}),
     "docs": (["AGENT_EXCEPTION"], {"page"}),
     "replay": (["ID", *AGENT_LOOP, "--state-dir", "a"], {"replayed"}),
     "doctor": (["--state-dir", "a"], {"checked", "examined"}),

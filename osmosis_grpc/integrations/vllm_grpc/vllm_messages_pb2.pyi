@@ -84,7 +84,6 @@ class GenerateRequest(google.protobuf.message.Message):
     DECODING_FIELD_NUMBER: builtins.int
     STOPPING_FIELD_NUMBER: builtins.int
     RESPONSE_FIELD_NUMBER: builtins.int
-    KV_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
     SESSION_ID_FIELD_NUMBER: builtins.int
     MEDIA_FIELD_NUMBER: builtins.int
@@ -112,8 +111,6 @@ class GenerateRequest(google.protobuf.message.Message):
     @property
     def response(self) -> global___ResponseOptions: ...
     @property
-    def kv(self) -> global___KvCacheParameters: ...
-    @property
     def media(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___MediaItem]:
         """In the order of their placeholders in token_ids. vLLM replaces each placeholder by the tokens of its item."""
 
@@ -128,14 +125,13 @@ class GenerateRequest(google.protobuf.message.Message):
         decoding: global___DecodingParameters | None = ...,
         stopping: global___StoppingCriteria | None = ...,
         response: global___ResponseOptions | None = ...,
-        kv: global___KvCacheParameters | None = ...,
         priority: builtins.int = ...,
         session_id: builtins.str | None = ...,
         media: collections.abc.Iterable[global___MediaItem] | None = ...,
         lora_name: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_session_id", b"_session_id", "_temperature", b"_temperature", "decoding", b"decoding", "kv", b"kv", "prompt", b"prompt", "response", b"response", "sampling", b"sampling", "session_id", b"session_id", "stopping", b"stopping", "temperature", b"temperature", "token_ids", b"token_ids"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_session_id", b"_session_id", "_temperature", b"_temperature", "decoding", b"decoding", "kv", b"kv", "lora_name", b"lora_name", "media", b"media", "model", b"model", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "response", b"response", "sampling", b"sampling", "session_id", b"session_id", "stopping", b"stopping", "temperature", b"temperature", "token_ids", b"token_ids"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_session_id", b"_session_id", "_temperature", b"_temperature", "decoding", b"decoding", "prompt", b"prompt", "response", b"response", "sampling", b"sampling", "session_id", b"session_id", "stopping", b"stopping", "temperature", b"temperature", "token_ids", b"token_ids"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_session_id", b"_session_id", "_temperature", b"_temperature", "decoding", b"decoding", "lora_name", b"lora_name", "media", b"media", "model", b"model", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "response", b"response", "sampling", b"sampling", "session_id", b"session_id", "stopping", b"stopping", "temperature", b"temperature", "token_ids", b"token_ids"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_session_id", b"_session_id"]) -> typing.Literal["session_id"] | None: ...
     @typing.overload
@@ -304,22 +300,6 @@ class CandidateTokens(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["select", b"select"]) -> typing.Literal["top_n"] | None: ...
 
 global___CandidateTokens = CandidateTokens
-
-@typing.final
-class KvCacheParameters(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    CACHE_SALT_FIELD_NUMBER: builtins.int
-    cache_salt: builtins.str
-    """Requests with different salts never share a cached prefix."""
-    def __init__(
-        self,
-        *,
-        cache_salt: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cache_salt", b"cache_salt"]) -> None: ...
-
-global___KvCacheParameters = KvCacheParameters
 
 @typing.final
 class MediaItem(google.protobuf.message.Message):
