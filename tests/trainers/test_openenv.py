@@ -6,7 +6,7 @@ import pytest
 from osmosis_grpc.errors import FailedPrecondition, InvalidArgument, Unavailable
 from osmosis_grpc.policies import ScriptedPolicy, ToolCallingMock
 from tests.ports import quiet_port
-from tests.processes import server_process
+from tests.processes import ROOT, run, server_process
 
 pytestmark = [pytest.mark.trainers, pytest.mark.filterwarnings("ignore")]
 pytest.importorskip("openenv.core")
@@ -80,3 +80,9 @@ def test_mistakes_are_named(server, monkeypatch):
     address = f"127.0.0.1:{quiet_port()}"
     with factory(address) as sessions, pytest.raises(Unavailable, match=address):
         sessions.create(TASK)
+
+
+def test_the_example_runs(server):
+    done = run(str(ROOT / "examples" / "openenv_session.py"), server)
+    assert done.returncode == 0, done.stderr
+    assert "What is 2 + 3? reward 1.0 turns 2 trained tokens" in done.stdout

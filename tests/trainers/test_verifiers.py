@@ -3,6 +3,7 @@
 A small HTTP server samples the tokens, in place of vLLM's.
 """
 
+import asyncio
 import json
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 
 from osmosis_grpc.types import OutcomeStatus
 from tests.ports import quiet_port
-from tests.processes import server_process
+from tests.processes import ROOT, server_process
+from tests.processes import run as run_program
 from tests.trainers import program, tiny_model
 
 pytestmark = [pytest.mark.trainers, pytest.mark.filterwarnings("ignore")]
@@ -138,3 +140,32 @@ async def test_a_wrong_address_is_named(run, monkeypatch):
     trace, outcome = await run("What is 7 * 8?", "56", servers=[address])
     assert outcome is None
     assert address in json.dumps([error.message for error in trace.errors])
+
+
+@pytest.mark.timeout(150)
+async def test_the_example_runs(server):
+    from aiohttp import web
+
+    def reply(messages):
+        if messages[-1]["role"] == "tool":
+            return {"role": "assistant", "content": f"#### {messages[-1]['content']}"}
+        call = {"name": "add", "arguments": '{"a": 2, "b": 3}'}
+        return {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": call}]}
+
+    async def chat(request):
+        message = reply((await request.json())["messages"])
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        made = {"id": "x", "object": "chat.completion", "created": 1, "model": "tiny", "choices": [choice]}
+        return web.json_response(made)
+
+    app = web.Application()
+    app.add_routes([web.post("/v1/chat/completions", chat)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    example = str(ROOT / "examples" / "verifiers_agent" / "run.py")
+    done = await asyncio.to_thread(run_program, example, server, url, "tiny", timeout=110)
+    await runner.cleanup()
+    assert done.returncode == 0, done.stderr
+    assert "reward 1.0" in done.stdout, done.stdout + done.stderr

@@ -10,7 +10,7 @@ import pytest
 
 from osmosis_grpc.errors import FailedPrecondition, Unavailable
 from tests.ports import quiet_port
-from tests.processes import server_process
+from tests.processes import ROOT, run, server_process
 from tests.trainers import program, tiny_model
 
 pytestmark = [pytest.mark.trainers, pytest.mark.filterwarnings("ignore")]
@@ -186,3 +186,38 @@ async def test_a_wrong_address_is_named_for_every_trajectory(worker, monkeypatch
     address = f"127.0.0.1:{quiet_port()}"
     with pytest.raises(Unavailable, match=address):
         await worker(servers=[address]).generate_sequences(batch_of(QUESTIONS))
+
+
+def test_the_example_runs(server, tmp_path):
+    tiny_model.tokenizer().save_pretrained(tmp_path)
+    tiny_model.model(259).save_pretrained(tmp_path)
+    done = run(str(ROOT / "examples" / "verl_agent_loop.py"), server, str(tmp_path), timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "rewards [1.0, 1.0] turns [4 4]" in done.stdout
+
+
+async def test_v0_trains_on_the_longest_segment_and_counts_the_others_and_v1_on_all(worker, caplog):
+    from osmosis_grpc.integrations.verl import left_out
+
+    made = worker()
+    made.tokenizer.chat_template = "{{ messages | length }}\n" + tiny_model.TEMPLATE  # does not only append
+    left_out.clear()
+    batch = await made.generate_sequences(batch_of({"What is 2 + 3?": "5"}))
+    call, answer = [output.token_ids for *_, output in made.llm_client.calls]
+    mask = batch.batch["response_mask"][0].bool()
+    assert batch.batch["responses"][0][mask].tolist() == call
+    assert left_out == {"segments": 1, "tokens": len(answer)}
+    assert "V0 of verl trains on one" in caplog.text
+    seen = []
+
+    async def postprocess(output, validate, **kwargs):
+        seen.append(output)
+
+    made._agent_loop_postprocess = postprocess
+    columns = batch_of({"What is 2 + 3?": "5"}, uid="abc", session_id=0, global_steps=12).non_tensor_batch
+    row = {name: values[0] for name, values in columns.items()}
+    trajectory = {"step": 12, "sample_index": 0, "rollout_n": 0, "validate": False}
+    await made._run_agent_loop({}, trajectory, agent_name="osmosis_grpc", **row)
+    (outputs,) = seen
+    assert [output.response_ids for output in outputs] == [call, answer]
+    assert [output.reward_score for output in outputs] == [1.0, 1.0]
