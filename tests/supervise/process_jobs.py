@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import signal
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,9 +22,9 @@ from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
 from osmosis_grpc.cli.trial import try_out
 from osmosis_grpc.console.logs import BackgroundHandler
-from osmosis_grpc.errors import ToolExecutionError
+from osmosis_grpc.errors import Internal, ToolExecutionError
 from osmosis_grpc.integrations.mcp import McpTools
-from osmosis_grpc.policies import ChatRenderer, GenerateRequest, Sampling, TokenPolicy
+from osmosis_grpc.policies import GenerateRequest, Sampling
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.policies.transformers import TransformersGenerator
 from osmosis_grpc.serve.rollout_log import RolloutLog
@@ -38,7 +37,8 @@ from osmosis_grpc.tools.workspace import Workspace
 from osmosis_grpc.trainer import RolloutClient
 from osmosis_grpc.types import ChatRequest, FailureReason, Group, OutcomeStatus
 from tests.deployment import PATIENCE, USER, Talk
-from tests.policies.byte_tokenizer import ByteTokenizer, chatml
+from tests.policies.byte_tokenizer import ByteTokenizer
+from tests.policies.scripted_generator import generated, policy_of
 from tests.processes import run
 from tests.workflows.made import Asks, Ones, post
 
@@ -274,43 +274,41 @@ async def clean_up(h, fail):
     assert not space.folder.exists()
 
 
-async def abort_a_call(h, fail):
-    """The caller of a policy is cancelled, and its generator cannot be told."""
-    asked = asyncio.Event()
-
-    class WaitsForever:
-        async def generate(self, request):
-            asked.set()
-            await asyncio.Event().wait()
-
-        async def abort(self, request_id):
-            raise AssertionError("fail() is first")
-
-    async with TokenPolicy(ChatRenderer(ByteTokenizer(chatml)), WaitsForever()) as policy:
-        messages = [{"role": "user", "content": "hello"}]
-        call = asyncio.ensure_future(policy(ChatRequest(rollout_id="r", messages=messages)))
-        await asked.wait()
-        fail()
-        call.cancel()
-        await asyncio.wait([call])
-
-
-async def sample_a_batch(h, fail):
-    """Every waiting call has the error."""
-    config = SimpleNamespace(eos_token_id=0, max_position_embeddings=64)
-    model = SimpleNamespace(config=config, generation_config=config, forward=lambda input_ids: None)
-    generator = TransformersGenerator(model, ByteTokenizer(chatml))
-    prompt = np.arange(3, dtype="<u4")
+async def abort_call(h, fail):
+    """The abort of a call fails. The next call of the policy works."""
+    policy, generator, _ = policy_of(None, generated([1]))
     fail()
-    with pytest.raises(Exception, match="injected"):
-        await generator.generate(
-            GenerateRequest(request_id="a", session_id="r/main", prompt_ids=prompt, sampling=Sampling(max_tokens=1))
-        )
+    async with policy:
+        chat = asyncio.ensure_future(policy(ChatRequest(rollout_id="r", messages=[USER])))
+        await h.until(lambda: generator.asked)
+        chat.cancel()
+        await asyncio.wait([chat])
+        assert (await policy(ChatRequest(rollout_id="r", messages=[USER]))).tokens.ids.tolist() == [1]
+
+
+async def sample_batch(h, fail):
+    """The batch fails before its first token, so no torch is needed."""
+
+    class Model:
+        config = None
+
+        def __call__(self, **tensors):
+            raise AssertionError("the batch did not fail")
+
+        forward = __call__
+
+    generator = TransformersGenerator(Model(), ByteTokenizer(), end_ids=[0])
+    prompt = GenerateRequest(
+        request_id="1", session_id="r/main", prompt_ids=np.array([1], "<u4"), sampling=Sampling(max_tokens=1)
+    )
+    fail()
+    with pytest.raises(Internal, match="injected"):
+        await generator.generate(prompt)
 
 
 SCENARIOS = {
-    "policies.abort": abort_a_call,
-    "policies.transformers": sample_a_batch,
+    "policies.abort": abort_call,
+    "policies.transformers": sample_batch,
     "tools.clean_up": clean_up,
     "tools.read_output": read_output,
     "tools.run_process": run_a_process,
