@@ -90,6 +90,8 @@ PAGES = {
 EXAMPLES = {
     "examples/trainer_minimal.py": "the smallest trainer",
     "examples/grpo_numpy.py": "GRPO on the calculator, without a GPU",
+    "examples/learn_to_calculate": "GRPO with torch and exact tokens on an agent with tools",
+    "examples/asynchronous": "training while rollouts run, which survives kills of both sides",
     "examples/calculator": "an agent with tools, a grader and a dataset",
     "examples/image_agent": "an agent that shows pictures to the model",
     "examples/local_model": "SmolLM2-135M on a CPU, behind HTTP or in the trainer's process",

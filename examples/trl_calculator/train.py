@@ -22,8 +22,8 @@ from questions import draw
 
 from osmosis_grpc.integrations.trl import TrlRollouts, outcome_reward
 
-STEPS, ROWS, GROUP_SIZE = 30, 256, 8
-WARM_UP, RATE = 400, 1e-3
+STEPS, ROWS, GROUP_SIZE = 60, 512, 8
+WARM_UP, RATE = 400, 2e-3
 ENDS, RISE, TOLERANCE = 5, 0.1, 1e-4
 
 
@@ -69,7 +69,7 @@ def train(target: str, folder: str, *, seed: int, steps: int, warm_up_updates: i
             args=GRPOConfig(
                 output_dir=folder,
                 max_steps=steps,
-                per_device_train_batch_size=32,
+                per_device_train_batch_size=64,
                 num_generations=GROUP_SIZE,
                 max_completion_length=96,
                 temperature=1.0,
@@ -92,7 +92,7 @@ def train(target: str, folder: str, *, seed: int, steps: int, warm_up_updates: i
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=STEPS, help="how many steps of TRL, each of 32 rollouts")
+    parser.add_argument("--steps", type=int, default=STEPS, help="how many steps of TRL, each of 64 rollouts")
     parser.add_argument("--warm-up", type=int, default=WARM_UP, help="how many updates teach the format")
     parser.add_argument("--picture", type=Path, default=Path("trl.png"), help="the PNG with the mean rewards")
     options = parser.parse_args()
@@ -100,10 +100,11 @@ def main() -> None:
     with agent_server() as target, tempfile.TemporaryDirectory() as folder:
         rewards = train(target, folder, seed=options.seed, steps=options.steps, warm_up_updates=options.warm_up)
     draw_curves({options.seed: rewards}, options.picture)
-    first, last = sum(rewards[:ENDS]) / ENDS, sum(rewards[-ENDS:]) / ENDS
-    print(f"mean reward of the first {ENDS} steps {first:.3f}, of the last {ENDS} {last:.3f}")
-    if len(rewards) >= 2 * ENDS and last - first < RISE:
-        sys.exit(f"the mean reward has not risen by {RISE}")
+    if len(rewards) >= 2 * ENDS:
+        first, last = sum(rewards[:ENDS]) / ENDS, sum(rewards[-ENDS:]) / ENDS
+        print(f"mean reward of the first {ENDS} steps {first:.3f}, of the last {ENDS} {last:.3f}")
+        if last - first < RISE:
+            sys.exit(f"the mean reward has not risen by {RISE}")
 
 
 if __name__ == "__main__":

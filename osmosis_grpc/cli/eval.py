@@ -29,10 +29,10 @@ from osmosis_grpc.evaluate.inputs import Inputs, changes, function_inputs
 from osmosis_grpc.evaluate.results import RowResult
 from osmosis_grpc.evaluate.row_choice import RowChoice
 from osmosis_grpc.evaluate.run_folder import SCHEMA_VERSION
-from osmosis_grpc.evaluate.stats import Scores, ScoreSummary
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.types.outcome import printable
+from osmosis_grpc.types.score_stats import Scores, ScoreSummary
 
 COMMAND = "eval"
 

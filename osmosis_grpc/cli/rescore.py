@@ -21,11 +21,11 @@ from osmosis_grpc.cli.transcript import counted
 from osmosis_grpc.evaluate import RunError, RunFolder
 from osmosis_grpc.evaluate.errors import EvalFunctionError
 from osmosis_grpc.evaluate.eval_functions import EvalFunction, Scored, Scorer, load_eval_functions
-from osmosis_grpc.evaluate.stats import Scores
 from osmosis_grpc.serve.json_output import Records, records
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.types import OutcomeStatus, RolloutFilter, RolloutInfo, RolloutState, events
 from osmosis_grpc.types.outcome import printable
+from osmosis_grpc.types.score_stats import Scores
 
 PAGE = 100
 

@@ -9,7 +9,7 @@ from osmosis_grpc.evaluate.errors import RunError
 from osmosis_grpc.evaluate.inputs import Inputs, changes
 from osmosis_grpc.evaluate.results import RowResult
 from osmosis_grpc.evaluate.run_folder import RunFolder
-from osmosis_grpc.evaluate.stats import Estimate, Scores, bounds, estimate
+from osmosis_grpc.types.score_stats import Estimate, Scores, bounds, estimate
 
 REWARD = "reward"
 """The name of the agent's own reward."""

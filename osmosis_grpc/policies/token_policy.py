@@ -244,7 +244,7 @@ class TokenPolicy:
             return
         if self._supervisor is None:
             self._supervisor = Supervisor("policy")
-        task = self._supervisor.start(ABORT, lambda: self._aborted(request_id))
+        task = self._supervisor.start(ABORT, lambda: self._aborted(request_id), report=lambda error: None)
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
 

@@ -155,7 +155,7 @@ class TransformersGenerator:
 
     def _fail(self, error: BaseException) -> None:
         for row in self._rows.values():
-            row.fail(error)
+            row.fail(Internal(f"the sampling failed: {type(error).__name__}: {error}"))
         self._waiting.clear()
 
     async def _run(self) -> None:

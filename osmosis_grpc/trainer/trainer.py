@@ -287,6 +287,8 @@ class Trainer:
     ) -> Evaluation:
         """Run rollouts that measure the policy, beside other rollouts, and return all outcomes with a summary.
 
+        Each request runs `group_size` times, so the result has pass@k for each k up to `group_size`.
+
         The requests are sent with `evaluation=True`. The trainer, the servers and their files mark the outcomes as
         evaluations, and trainable_samples() and pad() leave them out. Servers take evaluations and other rollouts in
         the order of arrival. A request with a higher `priority` is ahead in a server's queue. Each id runs once, so a

@@ -1,19 +1,19 @@
 """The policy that takes tokens and gives tokens, with a scripted generator: aborts, retries, versions, cancellation."""
 
 import asyncio
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
 from osmosis_grpc.errors import DeadlineExceeded, Internal, InvalidArgument, ResourceExhausted, Unavailable
-from osmosis_grpc.policies import ChatRenderer, FinishReason, Generated, Media, TokenPolicy, TokenPolicyConfig
+from osmosis_grpc.policies import ChatRenderer, FinishReason, Media, TokenPolicy
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import Trainer
 from osmosis_grpc.types import ChatRequest, OutcomeStatus, Tensor, VersionSpan
 from tests.policies.byte_tokenizer import ByteTokenizer, chatml, forgetful, hermes, llama3
+from tests.policies.scripted_generator import Scripted, generated, policy_of
 from tests.waiting import until
 
 QUESTION = [{"role": "user", "content": "What is 2 + 3?"}]
@@ -45,48 +45,6 @@ async def test_a_result_that_cannot_be_used_is_no_reply(result, problem):
     policy, _, _ = policy_of(result() if callable(result) else result)
     with pytest.raises(Internal, match=problem):
         await policy(chat())
-
-
-@dataclass
-class Scripted:
-    """A generator that returns results, raises errors, and waits for ever at None, one after the other."""
-
-    script: list
-    asked: list = field(default_factory=list)
-    aborted: list = field(default_factory=list)
-    entered: int = 0
-
-    async def generate(self, request):
-        self.asked.append(request)
-        step = self.script.pop(0)
-        if step is None:
-            await asyncio.Event().wait()
-        if isinstance(step, BaseException):
-            raise step
-        return step
-
-    async def abort(self, request_id):
-        self.aborted.append(request_id)
-
-    async def __aenter__(self):
-        self.entered += 1
-        return self
-
-    async def __aexit__(self, *exc):
-        self.entered -= 1
-
-
-def generated(ids, reason=FinishReason.STOP, version="", **more):
-    ids = np.asarray(ids, dtype="<u4")
-    return Generated(
-        token_ids=ids, logprobs=((ids % 7) / -10).astype("<f4"), finish_reason=reason, weight_version=version, **more
-    )
-
-
-def policy_of(*script, tokenizer=None, **config):
-    tokenizer = tokenizer or ByteTokenizer(chatml)
-    generator = Scripted(list(script))
-    return TokenPolicy(ChatRenderer(tokenizer), generator, TokenPolicyConfig(**config)), generator, tokenizer
 
 
 def chat(**changes):

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 
+import numpy as np
 import pytest
 
 from osmosis_gateway.base_url.endpoints import Endpoints
@@ -21,9 +22,11 @@ from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
 from osmosis_grpc.cli.trial import try_out
 from osmosis_grpc.console.logs import BackgroundHandler
-from osmosis_grpc.errors import ToolExecutionError
+from osmosis_grpc.errors import Internal, ToolExecutionError
 from osmosis_grpc.integrations.mcp import McpTools
+from osmosis_grpc.policies import GenerateRequest, Sampling
 from osmosis_grpc.policies.scripted import EchoPolicy
+from osmosis_grpc.policies.transformers import TransformersGenerator
 from osmosis_grpc.serve.rollout_log import RolloutLog
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.supervise import DaemonThreads
@@ -32,8 +35,10 @@ from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.tools.process import run_process
 from osmosis_grpc.tools.workspace import Workspace
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.types import FailureReason, Group, OutcomeStatus
+from osmosis_grpc.types import ChatRequest, FailureReason, Group, OutcomeStatus
 from tests.deployment import PATIENCE, USER, Talk
+from tests.policies.byte_tokenizer import ByteTokenizer
+from tests.policies.scripted_generator import generated, policy_of
 from tests.processes import run
 from tests.workflows.made import Asks, Ones, post
 
@@ -269,7 +274,41 @@ async def clean_up(h, fail):
     assert not space.folder.exists()
 
 
+async def abort_call(h, fail):
+    """The abort of a call fails. The next call of the policy works."""
+    policy, generator, _ = policy_of(None, generated([1]))
+    fail()
+    async with policy:
+        chat = asyncio.ensure_future(policy(ChatRequest(rollout_id="r", messages=[USER])))
+        await h.until(lambda: generator.asked)
+        chat.cancel()
+        await asyncio.wait([chat])
+        assert (await policy(ChatRequest(rollout_id="r", messages=[USER]))).tokens.ids.tolist() == [1]
+
+
+async def sample_batch(h, fail):
+    """The batch fails before its first token, so no torch is needed."""
+
+    class Model:
+        config = None
+
+        def __call__(self, **tensors):
+            raise AssertionError("the batch did not fail")
+
+        forward = __call__
+
+    generator = TransformersGenerator(Model(), ByteTokenizer(), end_ids=[0])
+    prompt = GenerateRequest(
+        request_id="1", session_id="r/main", prompt_ids=np.array([1], "<u4"), sampling=Sampling(max_tokens=1)
+    )
+    fail()
+    with pytest.raises(Internal, match="injected"):
+        await generator.generate(prompt)
+
+
 SCENARIOS = {
+    "policies.abort": abort_call,
+    "policies.transformers": sample_batch,
     "tools.clean_up": clean_up,
     "tools.read_output": read_output,
     "tools.run_process": run_a_process,

@@ -148,3 +148,23 @@ async def test_u08_cancelling_it_cancels_its_rollouts(serve, attach_to):
 
 def test_u08_an_empty_evaluation():
     assert (Evaluation().n, Evaluation().failed, Evaluation().mean_reward) == (0, 0, None)
+
+
+async def test_rows_have_their_rollouts_and_pass_at_k(serve, attach_to):
+    class Sometimes(Scored):
+        async def run(self, ctx):
+            ending = await super().run(ctx)
+            return replace(ending, reward=float(ctx.request.group.index < ctx.request.metadata["reward"]))
+
+    trainer = await attach_to(reply, await serve(type("A", (Sometimes,), {})()))
+    async with asyncio.timeout(PATIENCE):
+        evaluation = await trainer.evaluate(requests(0, 1, 3, None), group_size=3)
+    assert {name: [outcome.reward for outcome in outcomes] for name, outcomes in evaluation.rows.items()} == {
+        "e0": [0.0, 0.0, 0.0],
+        "e1": [1.0, 0.0, 0.0],
+        "e2": [1.0, 1.0, 1.0],
+        "e3": [None, None, None],
+    }
+    assert evaluation.pass_at_k == pytest.approx({1: (1 / 3 + 1) / 4, 2: (2 / 3 + 1) / 4, 3: 2 / 4})
+    assert evaluation.summary(threshold=0.0).pass_at_k[1].mean == 3 / 4
+    assert evaluation.summary().mean.mean == evaluation.mean_reward
