@@ -29,11 +29,9 @@ def atif_trajectory(rollout: RecordedRollout, *, tokens: bool = True) -> dict[st
     Raises InvalidArgument for a rollout without a message, because a trajectory has at least one step.
     """
     outcome = rollout.outcome
-    names = list(outcome.samples)
-    main = "main" if "main" in outcome.samples else next(iter(names), "")
-    sample = outcome.samples.get(main) or Sample(messages=rollout.messages)
-    if not sample.messages:
-        sample = Sample(messages=rollout.messages)
+    names = [name for name, sample in outcome.samples.items() if sample.messages]
+    main = "main" if "main" in names else next(iter(names), "")
+    sample = outcome.samples[main] if main else Sample(messages=rollout.messages)
     if not sample.messages:
         raise InvalidArgument("outcomes", f"rollout {outcome.rollout_id} has no message, and a trajectory needs one")
     made = _trajectory(rollout, main, sample, tokens)
@@ -47,7 +45,7 @@ def atif_trajectory(rollout: RecordedRollout, *, tokens: bool = True) -> dict[st
     made["extra"]["osmosis"] |= facts(outcome)
     if rollout.label is not None:
         made["extra"]["osmosis"]["label"] = rollout.label
-    others = [name for name in names if name != main and outcome.samples[name].messages]
+    others = [name for name in names if name != main]
     if others:
         made["subagent_trajectories"] = [_trajectory(rollout, name, outcome.samples[name], tokens) for name in others]
     return made

@@ -79,6 +79,13 @@ def test_the_other_samples_are_subagents():
     }
 
 
+def test_without_messages_in_main_the_first_sample_with_messages_is_the_trajectory():
+    rollout = replace(outcome("r"), samples={"main": Sample(), "other": Sample(messages=MESSAGES[:2])})
+    trajectory = atif_trajectory(RecordedRollout(outcome=rollout))
+    check(trajectory)
+    assert trajectory["trajectory_id"] == "r/1/other"
+
+
 def test_tokens_that_belong_to_no_message_are_not_put_into_a_step():
     trajectory = atif_trajectory(RecordedRollout(outcome=made(*MESSAGES[:3], segments=(TOKENS,))))
     check(trajectory)
