@@ -47,8 +47,8 @@ _Found = tuple[int, int, FoundCall]
 
 _BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*?)(?:</function>\s*|\Z)", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\s]+)>(.*?)</parameter>", re.DOTALL)
-_LLAMA_FUNCTION = re.compile(r"<function=([^>\s]+)>(\s*\{.*?)</function>", re.DOTALL)
+_PARAMETER = re.compile(r"\s*<parameter=([^>\s]+)>")
+_LLAMA_FUNCTION = re.compile(r"<function=([^>\s]+)>\s*(?=\{)")
 _PYTHON_TAG = "<|python_tag|>"
 _FENCE = re.compile(r"\s*```(?:json)?\s*(.*?)\s*```\s*\Z", re.DOTALL)
 _DECODER = json.JSONDecoder()
@@ -75,18 +75,32 @@ def _qwen(text: str, tools: Sequence[Tool]) -> Iterator[_Found]:
         function = _FUNCTION.fullmatch(block[1])
         if function is None:
             continue
-        rest = _PARAMETER.sub("", function[2])
+        found = _parameters(function[2])
         types = _types(tools, function[1])
-        if not rest.strip():
-            arguments = {key: _value(value, types.get(key)) for key, value in _PARAMETER.findall(function[2])}
+        if found is not None:
+            arguments = {key: _value(value, types.get(key)) for key, value in found}
             yield *block.span(), FoundCall(function[1], arguments)
 
 
+def _parameters(text: str) -> list[tuple[str, str]] | None:
+    """Return the names and the texts of parameters; None if the text has anything else."""
+    found, at = [], 0
+    while begin := _PARAMETER.match(text, at):
+        end = text.find("</parameter>", begin.end())
+        if end < 0:
+            return None
+        found.append((begin[1], text[begin.end() : end]))
+        at = end + len("</parameter>")
+    return None if text[at:].strip() else found
+
+
 def _llama(text: str, tools: Sequence[Tool]) -> Iterator[_Found]:
-    for function in _LLAMA_FUNCTION.finditer(text):
-        arguments = _json(function[2])
+    at = 0
+    while (function := _LLAMA_FUNCTION.search(text, at)) and (end := text.find("</function>", function.end())) >= 0:
+        at = end + len("</function>")
+        arguments = _json(text[function.end() : end])
         if isinstance(arguments, dict):
-            yield *function.span(), FoundCall(function[1], arguments)
+            yield function.start(), at, FoundCall(function[1], arguments)
     before, tag, _ = text.partition(_PYTHON_TAG)
     begin = len(before) if tag else 0
     at = begin + len(tag)

@@ -89,3 +89,13 @@ def test_what_a_style_writes_is_found_again():
     arguments = {"text": 'a "quoted" </tool> \n line, ü', "count": -3}
     text = f"<tool_call>\n{json.dumps({'name': 'find', 'arguments': arguments}, ensure_ascii=False)}\n</tool_call>"
     assert parsed(text) == ("", [("find", arguments)])
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    "begin", ["<tool_call>", "<function=find>{", "<parameter=text>", "<|python_tag|>", '{"a":', "["]
+)
+def test_a_model_that_repeats_a_beginning_is_read_at_once(style, begin):
+    """The time of a search for the end at each beginning would grow with the square of the length."""
+    text = "<tool_call><function=find>" + begin * 60_000
+    assert parsed(text, style) == (text, [])
