@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,8 @@ TARGET = ("abca", "bdda", "cabd", "dcba", "aacc", "dbdb", "bacd", "ccab")
 class Checkpoint:
     """The weights, and the rollouts that they were trained on. One file has both, so they never disagree."""
 
+    run: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+    """A part of each rollout id. A server runs an id once, so the ids of a new folder are new."""
     weights: Weights = field(default_factory=lambda: np.zeros((WORDS, LENGTH, LETTERS)))
     updates: list[dict[str, Any]] = field(default_factory=list)
     """For each update: the versions of each rollout's tokens by rollout id, and the mean reward."""
@@ -51,16 +54,19 @@ class Checkpoint:
 
     @classmethod
     def load(cls, path: Path) -> "Checkpoint":
+        """Return the checkpoint of a file, or a new one, which is saved at once."""
         if not path.exists():
-            return cls()
+            made = cls()
+            made.save(path)
+            return made
         kept = json.loads(path.read_text())
-        return cls(np.array(kept["weights"]), kept["updates"])
+        return cls(kept["run"], np.array(kept["weights"]), kept["updates"])
 
     def save(self, path: Path) -> None:
         """Replace the file at once: a process that is killed leaves the old file or the new one."""
         part = path.with_suffix(".part")
         with part.open("w") as file:
-            json.dump({"weights": self.weights.tolist(), "updates": self.updates}, file)
+            json.dump({"run": self.run, "weights": self.weights.tolist(), "updates": self.updates}, file)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
@@ -78,14 +84,14 @@ def updated(checkpoint: Checkpoint, groups: Sequence[OutcomeGroup]) -> Checkpoin
         spans = [span for segment in outcome.samples["main"].segments for span in segment.versions]
         versions[outcome.rollout_id] = [[int(span.version), span.tokens] for span in spans]
     update = {"versions": versions, "mean_reward": float(batch.rewards.mean())}
-    return Checkpoint(trained(checkpoint.weights, batch), [*checkpoint.updates, update])
+    return Checkpoint(checkpoint.run, trained(checkpoint.weights, batch), [*checkpoint.updates, update])
 
 
-def requests() -> list[RolloutRequest]:
+def requests(run: str) -> list[RolloutRequest]:
     """Each group spells 3 words. Each tenth group spells 8, so its rollouts see several versions."""
     return [
         RolloutRequest(
-            rollout_id=f"g{number}",
+            rollout_id=f"{run}-g{number}",
             messages=[{"role": "system", "content": "spell"}],
             label=" ".join(TARGET[: 8 if number % 10 == 0 else 3]),
         )
@@ -100,7 +106,7 @@ async def train(target: str, folder: Path, *, pause: bool) -> None:
     policy = TokenPolicy(ChatRenderer(Tokenizer()), generator)
     async with Trainer([target], policy, ledger=folder / "ledger") as trainer:
         trainer.resume(version=checkpoint.version)
-        left = [request for request in requests() if f"{request.rollout_id}-0" not in checkpoint.trained]
+        left = [request for request in requests(checkpoint.run) if f"{request.rollout_id}-0" not in checkpoint.trained]
         ready: list[OutcomeGroup] = []
         async for group in trainer.groups(
             left, GROUP_SIZE, retries=10, max_in_flight=IN_FLIGHT, max_version_lag=MAX_VERSION_LAG

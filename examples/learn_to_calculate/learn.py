@@ -131,13 +131,20 @@ def draw_curves(curves: dict[int, list[float]], path: Path) -> None:
     pyplot.close(figure)
 
 
+def positive(text: str) -> int:
+    """Return a whole number above 0. Raises ArgumentTypeError."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
+    return int(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=[0], help="a model is trained for each seed, two at a time"
     )
-    parser.add_argument("--batches", type=int, default=BATCHES, help="how many batches, each of 64 rollouts")
-    parser.add_argument("--warm-up", type=int, default=WARM_UP, help="how many updates teach the format")
+    parser.add_argument("--batches", type=positive, default=BATCHES, help="how many batches, each of 64 rollouts")
+    parser.add_argument("--warm-up", type=positive, default=WARM_UP, help="how many updates teach the format")
     parser.add_argument("--picture", type=Path, default=Path("learn.png"), help="the PNG with the mean rewards")
     options = parser.parse_args()
     processes = ProcessPoolExecutor(min(2, len(options.seeds)), get_context("spawn"))

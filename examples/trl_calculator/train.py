@@ -17,7 +17,7 @@ from llama import small_tokenizer, taught_model
 from trl import GRPOConfig, GRPOTrainer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "learn_to_calculate"))
-from learn import agent_server, draw_curves
+from learn import agent_server, draw_curves, positive
 from questions import draw
 
 from osmosis_grpc.integrations.trl import TrlRollouts, outcome_reward
@@ -92,8 +92,8 @@ def train(target: str, folder: str, *, seed: int, steps: int, warm_up_updates: i
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=STEPS, help="how many steps of TRL, each of 64 rollouts")
-    parser.add_argument("--warm-up", type=int, default=WARM_UP, help="how many updates teach the format")
+    parser.add_argument("--steps", type=positive, default=STEPS, help="how many steps of TRL, each of 64 rollouts")
+    parser.add_argument("--warm-up", type=positive, default=WARM_UP, help="how many updates teach the format")
     parser.add_argument("--picture", type=Path, default=Path("trl.png"), help="the PNG with the mean rewards")
     options = parser.parse_args()
     torch.set_num_threads(1)  # the model is too small for more

@@ -39,6 +39,7 @@ from osmosis_grpc.errors import (
     PermissionDenied,
     Superseded,
     TrainerFailed,
+    Unauthenticated,
     Unavailable,
     Unimplemented,
 )
@@ -127,6 +128,7 @@ __all__ = [
     "TrainerFailed",
     "TrajectoryEvent",
     "TransportName",
+    "Unauthenticated",
     "Unavailable",
     "Unimplemented",
     "VersionSpan",

@@ -175,7 +175,7 @@ class Trainer:
         """Wait until an agent server can be reached. Returns at once if one can.
 
         Without this call, the first rollout waits `config.lost_after` seconds. Raises Unavailable after `timeout`
-        seconds, with what is known about each server, and a permanent error such as Unauthenticated at once.
+        seconds, with what is known about each server. Raises the error of servers that refuse for good at once.
         """
         await self.scheduler.servers.wait_for_one(timeout)
 

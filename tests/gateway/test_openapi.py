@@ -184,6 +184,7 @@ async def test_the_schema_has_every_status_that_occurs(start, trainer):
     seen |= {(STATUS, 422)}  # FastAPI adds it to every route with a parameter
     seen |= {(METRICS, 200), (METRICS, 404), (METRICS, 501)}  # test_metrics has these
     seen |= {(HEALTH, 503), (PLATFORM, 503)}  # of a gateway that runs alone, whose server is away
+    seen |= {(path, 503) for path in (RESULT, STATUS, CANCEL, DRAIN)}  # of an application that has not started
     assert reported == seen
 
 

@@ -61,6 +61,7 @@ async def resolved(value):
 
 
 CALLS = {
+    "wait_for_server": lambda trainer: trainer.wait_for_server(),
     "rollout": lambda trainer: trainer.rollout(rollout_id="r"),
     "run": lambda trainer: drained(trainer.run([RolloutRequest(rollout_id="r")])),
     "run with progress": lambda trainer: drained(trainer.run([], progress=True)),
