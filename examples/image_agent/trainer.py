@@ -3,9 +3,9 @@
 python trainer.py 127.0.0.1:50051 http://127.0.0.1:8000/v1 Qwen/Qwen2.5-VL-3B-Instruct
 """
 
+import argparse
 import asyncio
 import itertools
-import sys
 import uuid
 
 from picture import COLOURS
@@ -37,4 +37,8 @@ async def main(server: str, base_url: str, model: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:4]))
+    parser = argparse.ArgumentParser(description="Runs the agent that shows pictures, on a model server.")
+    parser.add_argument("server", help="HOST:PORT of the agent server")
+    parser.add_argument("base_url", help="the URL of the model server, with /v1")
+    parser.add_argument("model")
+    asyncio.run(main(**vars(parser.parse_args())))
