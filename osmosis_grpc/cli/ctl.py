@@ -26,10 +26,11 @@ Asked = Callable[[RolloutClient, Records], Awaitable[int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelOptions:
-    """The rollouts to cancel: some ids, a group, or all of the caller."""
+    """The rollouts to cancel: some ids, a group, the ids with a prefix, or all of the caller."""
 
     rollouts: tuple[str, ...] = ()
     group: str = ""
+    prefix: str = ""
     everything: bool = False
     attempt: int = 0
     """0 means any attempt."""
@@ -38,9 +39,11 @@ class CancelOptions:
 
 def run_cancel(given: CancelOptions, options: SourceOptions, *, json: bool) -> int:
     """Cancel rollouts, and return the exit code."""
-    chosen = [bool(given.rollouts), bool(given.group), given.everything]
+    chosen = [bool(given.rollouts), bool(given.group), bool(given.prefix), given.everything]
     if sum(chosen) != 1 or "" in given.rollouts:
-        usage_error("ctl cancel", "name rollouts, or a group with --group, or all of them with --all")
+        usage_error(
+            "ctl cancel", "name rollouts, a group with --group, the beginning of ids with --prefix, or all with --all"
+        )
     if given.attempt and not given.rollouts:
         usage_error("ctl cancel", "--attempt goes with a rollout")
 
@@ -49,7 +52,9 @@ def run_cancel(given: CancelOptions, options: SourceOptions, *, json: bool) -> i
         for rollout_id in given.rollouts:
             found += await client.cancel(rollout_id, attempt=given.attempt, reason=given.reason)
         if not given.rollouts:
-            found += await client.cancel(group_id=given.group, everything=given.everything, reason=given.reason)
+            found += await client.cancel(
+                group_id=given.group, prefix=given.prefix, everything=given.everything, reason=given.reason
+            )
         screen = Screen.of(out)
         for each in found:
             out.write("cancel", **plain(each))

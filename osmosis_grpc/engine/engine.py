@@ -116,9 +116,18 @@ class Engine:
         return record, started
 
     def cancel(
-        self, owner: str, *, rollout_id: str = "", group_id: str = "", attempt: int = 0, reason: str = ""
+        self,
+        owner: str,
+        *,
+        rollout_id: str = "",
+        group_id: str = "",
+        rollout_id_prefix: str = "",
+        attempt: int = 0,
+        reason: str = "",
     ) -> list[CancelResult]:
-        """Cancel one rollout or one group of rollouts. Without an id, cancel all rollouts of the owner.
+        """Cancel one rollout, a group of rollouts, or the rollouts whose ids have a prefix.
+
+        Without an id and a prefix, cancel all rollouts of the owner.
 
         The cancel takes effect at once. When `log.flush()` has returned, the cancel also survives a crash. Raises
         ResourceExhausted if too many cancels of the owner wait for their Inits.
@@ -129,7 +138,8 @@ class Engine:
             return [
                 self._cancel(r, reason)
                 for r in live
-                if not group_id or (r.init.request.group is not None and r.init.request.group.id == group_id)
+                if r.rollout_id.startswith(rollout_id_prefix)
+                and (not group_id or (r.init.request.group is not None and r.init.request.group.id == group_id))
             ]
         pending = [
             r

@@ -76,7 +76,7 @@ def checked(request: RolloutRequest | None, changes: RolloutFields | Mapping[str
     return full
 
 
-def check_selection(rollout_id: str, group_id: str, *, everything: bool) -> None:
-    """Raise InvalidArgument unless exactly one of a rollout, a group and everything is selected."""
-    if sum(map(bool, (rollout_id, group_id, everything))) != 1:
-        raise InvalidArgument("selection", "name a rollout_id, a group_id, or everything=True")
+def check_selection(rollout_id: str, group_id: str, prefix: str, *, everything: bool) -> None:
+    """Raise InvalidArgument unless exactly one of a rollout, a group, a prefix and everything is selected."""
+    if sum(map(bool, (rollout_id, group_id, prefix, everything))) != 1:
+        raise InvalidArgument("selection", "name a rollout_id, a group_id, a prefix, or everything=True")

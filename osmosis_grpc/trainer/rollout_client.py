@@ -168,15 +168,26 @@ class RolloutClient:
         return [ROLLOUT.from_wire(row) for row in answer.rollouts], answer.next_page_token
 
     async def cancel(
-        self, rollout_id: str = "", *, group_id: str = "", everything: bool = False, attempt: int = 0, reason: str = ""
+        self,
+        rollout_id: str = "",
+        *,
+        group_id: str = "",
+        prefix: str = "",
+        everything: bool = False,
+        attempt: int = 0,
+        reason: str = "",
     ) -> list[CancelResult]:
-        """Cancel one rollout, a group, or everything of the caller. Returns a result for each rollout."""
-        check_selection(rollout_id, group_id, everything=everything)
+        """Cancel one rollout, a group, the rollouts whose ids begin with `prefix`, or everything of the caller.
+
+        Returns a result for each rollout.
+        """
+        check_selection(rollout_id, group_id, prefix, everything=everything)
         request = pb.CancelRequest(attempt=attempt, reason=reason)
         if everything:
             request.all.SetInParent()
-        else:
-            setattr(request, "rollout_id" if rollout_id else "group_id", rollout_id or group_id)
+        for name, value in (("rollout_id", rollout_id), ("group_id", group_id), ("rollout_id_prefix", prefix)):
+            if value:
+                setattr(request, name, value)
         return [CANCEL_RESULT.from_wire(row) for row in (await self._call(self._stub.Cancel, request)).results]
 
     async def annotate(self, rollout_id: str, annotation: Annotation, *, attempt: int = 0) -> tuple[int, bool]:

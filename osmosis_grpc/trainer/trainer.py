@@ -312,27 +312,27 @@ class Trainer:
                 yield outcome
 
     async def cancel(
-        self, rollout_id: str = "", *, group_id: str = "", everything: bool = False, reason: str = ""
+        self, rollout_id: str = "", *, group_id: str = "", prefix: str = "", everything: bool = False, reason: str = ""
     ) -> list[CancelResult]:
-        """Cancel one rollout of this trainer, a group, or everything. Idempotent.
+        """Cancel one rollout of this trainer, a group, the rollouts whose ids begin with `prefix`, or everything.
 
-        Each rollout ends with the status CANCELLED, and its callers get this outcome. Raises InvalidArgument unless
-        exactly one of `rollout_id`, `group_id` and `everything` is given. Raises Unavailable when a server cannot
-        write the cancel to its disk. In this case the running server process still cancels the rollouts, and the call
-        can be repeated.
+        Idempotent. Each rollout ends with the status CANCELLED, and its callers get this outcome. Raises
+        InvalidArgument unless exactly one of `rollout_id`, `group_id`, `prefix` and `everything` is given. Raises
+        Unavailable when a server cannot write the cancel to its disk. In this case the running server process still
+        cancels the rollouts, and the call can be repeated.
         """
-        check_selection(rollout_id, group_id, everything=everything)
+        check_selection(rollout_id, group_id, prefix, everything=everything)
         cancels = []
         for rollout in list(self.scheduler.rollouts.values()):
-            group = rollout.request.group
-            selected = group is not None and group.id == group_id if group_id else everything
-            if not selected and rollout_id != rollout.request.rollout_id:
+            name, group = rollout.request.rollout_id, rollout.request.group
+            in_group = bool(group_id) and group is not None and group.id == group_id
+            if not (everything or in_group or name == rollout_id or (prefix and name.startswith(prefix))):
                 continue
             rollout.cancelled = True
             if rollout.server is None:
                 self.scheduler.end_here(rollout)
             else:  # by id, because the group may include rollouts of another trainer
-                cancels.append(rollout.server.cancel(rollout.request.rollout_id, reason))
+                cancels.append(rollout.server.cancel(name, reason))
         return list(chain.from_iterable(await asyncio.gather(*cancels)))
 
     async def events(

@@ -34,7 +34,7 @@ def selection_from_wire(request: pb.CancelRequest) -> dict[str, str]:
     """Returns the keyword arguments that select the rollouts to cancel. Raises InvalidArgument naming the field."""
     kind = request.WhichOneof("selection")
     if kind is None:
-        raise InvalidArgument("selection", "name a rollout_id, a group_id, or set all")
+        raise InvalidArgument("selection", "name a rollout_id, a group_id or a rollout_id_prefix, or set all")
     if request.attempt and kind != "rollout_id":
         raise InvalidArgument("attempt", "goes with a rollout_id")
     if kind == "all":

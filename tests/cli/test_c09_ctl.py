@@ -78,12 +78,14 @@ async def test_c09_cancel_says_what_became_of_each_rollout(serve):
     assert (again.exit_code, again.stdout) == (0, "a: nothing changed, it had ended CANCELLED\n")
     assert "it hangs" in (await served.ctl("events", "a")).stdout
     assert (await served.ctl("cancel", "--group", "g")).stdout == "no rollout is unfinished\n"
+    assert (await served.ctl("cancel", "--prefix", "e")).stdout == "no rollout is unfinished\n"
+    assert (await served.ctl("cancel", "--prefix", "b")).stdout == "b: cancelled\n"
     found = await asyncio.to_thread(
         run, "-m", "osmosis_grpc", "ctl", "cancel", "--all", "--json", "--server", served.server.address
     )
     records = [json.loads(line) for line in found.stdout.splitlines()]
     assert {record["event"] for record in records} == {"cancel"}, found.stderr
-    assert [(row["rollout_id"], row["disposition"]) for row in records] == [(name, "CANCELLED") for name in "bcd"]
+    assert [(row["rollout_id"], row["disposition"]) for row in records] == [(name, "CANCELLED") for name in "cd"]
 
 
 async def test_c09_drain_waits_until_no_work_is_left(serve):
@@ -132,9 +134,9 @@ async def test_c09_config_has_agents_features_limits_and_times(serve):
 
 
 WRONG = {
-    "nothing": (["cancel"], "ctl cancel: name rollouts, or a group with --group, or all of them with --all\n"),
-    "no id": (["cancel", ""], "ctl cancel: name rollouts, or a group"),
-    "both": (["cancel", "a", "--all"], "ctl cancel: name rollouts, or a group"),
+    "nothing": (["cancel"], "ctl cancel: name rollouts, a group with --group, or all of them with --all\n"),
+    "no id": (["cancel", ""], "ctl cancel: name rollouts, a group"),
+    "both": (["cancel", "a", "--all"], "ctl cancel: name rollouts, a group"),
     "attempt": (["cancel", "--all", "--attempt", "2"], "ctl cancel: --attempt goes with a rollout\n"),
     "server": (["drain", "--server", "here"], "ctl drain: here is not HOST:PORT\n"),
     "token": (["config", "--server", "10.0.0.1:1", "--token", "t"], "ctl config: 10.0.0.1:1 is not loopback"),

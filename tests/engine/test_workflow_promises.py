@@ -147,10 +147,17 @@ async def test_r71_cancel_takes_one_a_group_or_all_and_is_idempotent(hosting):
             await h.start(f"r{number}", messages=PROMPT, group=Group(f"g{number // 2}", number % 2, 2))
             for number in range(5)
         ]
+        others = [await h.start(f"eval-{number}", messages=PROMPT) for number in range(2)]
         await until(lambda: h.kinds(records[0], events.ChatAnswered))
         cancelled = [h.engine.cancel("me", reason="enough", rollout_id="r0"), h.engine.cancel("me", group_id="g1")]
         assert [[row.rollout_id for row in rows] for rows in cancelled] == [["r0"], ["r2", "r3"]]
         assert [row.disposition for row in h.engine.cancel("me", rollout_id="r0")] == ["CANCELLED"]
+        with_prefix = h.engine.cancel("me", rollout_id_prefix="eval-")
+        assert [(row.rollout_id, row.disposition) for row in with_prefix] == [
+            ("eval-0", "CANCELLED"),
+            ("eval-1", "CANCELLED"),
+        ]
+        assert [(await h.settled(other)).status for other in others] == ["CANCELLED"] * 2
         h.engine.cancel("me")
         outcomes = [await h.settled(record) for record in records]
         assert [outcome.status for outcome in outcomes] == ["CANCELLED"] * 5

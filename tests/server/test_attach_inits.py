@@ -163,7 +163,7 @@ async def test_open_rollouts_that_are_unknown_are_named(serve):
         assert [[(r.rollout_id, r.attempt) for r in refs] for refs in received] == [unknown, [], [], lists[3]]
 
 
-async def test_cancels_by_id_by_group_and_of_all(serve):
+async def test_r71_cancels_by_id_by_group_and_by_prefix(serve):
     server = await serve(Talk())
     async with bystander(server) as other, RawTrainer(server.address) as trainer:
         stream = await trainer.attach()
@@ -179,6 +179,12 @@ async def test_cancels_by_id_by_group_and_of_all(serve):
         await trainer.send(cancel("4", rollout_id="c"))
         row = (await stream.next("cancel_reply")).response.results[0]
         assert row.disposition == control_pb2.CANCEL_DISPOSITION_ALREADY_ENDED
+        for name in ("eval-1", "eval-2", "train-1"):
+            await trainer.start(name)
+        await trainer.send(cancel("5", rollout_id_prefix="eval-"))
+        rows = (await stream.next("cancel_reply")).response.results
+        assert {row.rollout_id for row in rows} == {"eval-1", "eval-2"}
+        assert {(await trainer.settled()).rollout_id for _ in range(2)} == {"eval-1", "eval-2"}
         assert other.stream.count("complete") == 0
 
 

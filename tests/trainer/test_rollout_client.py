@@ -86,8 +86,11 @@ async def test_cancel_get_and_list(pair):
     assert [row.rollout_id async for row in client.rollouts(group_id="g")] == ["s0", "s1", "s2"]
     (row,) = await client.cancel("s0", reason="enough")
     assert row.disposition == "CANCELLED"
+    assert await client.cancel(prefix="t") == []
     rows = await client.cancel(group_id="g")
     assert {row.rollout_id for row in rows} >= {"s1", "s2"}
+    with pytest.raises(InvalidArgument, match="a prefix, or everything=True"):
+        await client.cancel("s0", prefix="s")
     for i in range(3):
         outcome = await asyncio.wait_for(ended(client, f"s{i}"), 10)
         assert outcome.status is OutcomeStatus.CANCELLED

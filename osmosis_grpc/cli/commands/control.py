@@ -83,6 +83,9 @@ def top() -> None:
 def cancel(
     rollouts: Annotated[list[str] | None, typer.Argument(metavar="ROLLOUT", help="Ids of rollouts.")] = None,
     group: Annotated[str, typer.Option("--group", metavar="ID", help="All unfinished rollouts of this group.")] = "",
+    prefix: Annotated[
+        str, typer.Option("--prefix", metavar="TEXT", help="All unfinished rollouts whose ids begin with this text.")
+    ] = "",
     everything: Annotated[bool, typer.Option("--all", help="All unfinished rollouts of the token's owner.")] = False,
     attempt: Annotated[
         int | None, typer.Option("--attempt", metavar="N", min=1, help="The highest attempt to cancel. Default: any.")
@@ -100,7 +103,12 @@ def cancel(
     from osmosis_grpc.cli.ctl import CancelOptions, run_cancel
 
     given = CancelOptions(
-        rollouts=tuple(rollouts or ()), group=group, everything=everything, attempt=attempt or 0, reason=reason
+        rollouts=tuple(rollouts or ()),
+        group=group,
+        prefix=prefix,
+        everything=everything,
+        attempt=attempt or 0,
+        reason=reason,
     )
     raise typer.Exit(run_cancel(given, source, json=json))
 

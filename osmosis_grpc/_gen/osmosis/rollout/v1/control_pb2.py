@@ -29,7 +29,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2 as osmosis_dot_roll
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2 as osmosis_dot_rollout_dot_v1_dot_rollout__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n osmosis/rollout/v1/control.proto\x12\x12osmosis.rollout.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1eosmosis/rollout/v1/event.proto\x1a osmosis/rollout/v1/message.proto\x1a osmosis/rollout/v1/rollout.proto\"\x97\x01\n\rCancelRequest\x12\x14\n\nrollout_id\x18\x01 \x01(\tH\x00\x12\x12\n\x08group_id\x18\x02 \x01(\tH\x00\x12.\n\x03\x61ll\x18\x03 \x01(\x0b\x32\x1f.osmosis.rollout.v1.AllRolloutsH\x00\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x0e\n\x06reason\x18\x05 \x01(\tB\x0b\n\tselection\"\r\n\x0b\x41llRollouts\"C\n\x0e\x43\x61ncelResponse\x12\x31\n\x07results\x18\x01 \x03(\x0b\x32 .osmosis.rollout.v1.CancelResult\"\xa0\x01\n\x0c\x43\x61ncelResult\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12:\n\x0b\x64isposition\x18\x03 \x01(\x0e\x32%.osmosis.rollout.v1.CancelDisposition\x12/\n\x05state\x18\x04 \x01(\x0e\x32 .osmosis.rollout.v1.RolloutState\"8\n\x11GetRolloutRequest\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"B\n\x12GetRolloutResponse\x12,\n\x07rollout\x18\x01 \x01(\x0b\x32\x1b.osmosis.rollout.v1.Rollout\"\xbd\x03\n\x13ListRolloutsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x30\n\x06states\x18\x03 \x03(\x0e\x32 .osmosis.rollout.v1.RolloutState\x12\x10\n\x08group_id\x18\x04 \x01(\t\x12\x13\n\x0bundelivered\x18\x05 \x01(\x08\x12\x12\n\nagent_loop\x18\x06 \x01(\t\x12\x17\n\x0f\x66\x61ilure_reasons\x18\x07 \x03(\t\x12\x17\n\nmin_reward\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x17\n\nmax_reward\x18\t \x01(\x01H\x01\x88\x01\x01\x12\x32\n\x0e\x61\x63\x63\x65pted_after\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x33\n\x0f\x61\x63\x63\x65pted_before\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12*\n\x07stalled\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0cnewest_first\x18\r \x01(\x08\x42\r\n\x0b_min_rewardB\r\n\x0b_max_reward\"^\n\x14ListRolloutsResponse\x12-\n\x08rollouts\x18\x01 \x03(\x0b\x32\x1b.osmosis.rollout.v1.Rollout\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"q\n\x13StreamEventsRequest\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x13\n\x0b\x61\x66ter_event\x18\x03 \x01(\x04\x12\x0e\n\x06\x63ursor\x18\x04 \x01(\t\x12\x10\n\x08\x66rom_now\x18\x05 \x01(\x08\"\x82\x01\n\x14StreamEventsResponse\x12\x32\n\x05\x65vent\x18\x01 \x01(\x0b\x32#.osmosis.rollout.v1.TrajectoryEvent\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\t\x12&\n\x04idle\x18\x03 \x01(\x0b\x32\x18.osmosis.rollout.v1.Idle\"Q\n\x04Idle\x12\x19\n\x11last_event_number\x18\x01 \x01(\x04\x12.\n\x08\x61\x63tivity\x18\x02 \x01(\x0b\x32\x1c.osmosis.rollout.v1.Activity\"\x16\n\x14GetServerInfoRequest\"\x96\x03\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x14\n\x0cprotocol_min\x18\x02 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x03 \x01(\r\x12\x12\n\nprocess_id\x18\x04 \x01(\t\x12\x12\n\njournal_id\x18\x05 \x01(\t\x12.\n\nstart_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x36\n\x0b\x61gent_loops\x18\x07 \x03(\x0b\x32!.osmosis.rollout.v1.AgentLoopInfo\x12.\n\x08\x63\x61pacity\x18\x08 \x01(\x0b\x32\x1c.osmosis.rollout.v1.Capacity\x12*\n\x06limits\x18\t \x01(\x0b\x32\x1a.osmosis.rollout.v1.Limits\x12\x10\n\x08\x64raining\x18\n \x01(\x08\x12\x10\n\x08\x66\x65\x61tures\x18\x0b \x03(\t\x12\x30\n\x0c\x63urrent_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"W\n\rAgentLoopInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x05tools\x18\x02 \x03(\x0b\x32\x18.osmosis.rollout.v1.Tool\x12\x0f\n\x07version\x18\x03 \x01(\t\"\xa3\x01\n\x08\x43\x61pacity\x12\x16\n\x0emax_concurrent\x18\x01 \x01(\r\x12\x12\n\nmax_queued\x18\x02 \x01(\r\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x0e\n\x06queued\x18\x04 \x01(\r\x12\x11\n\tabandoned\x18\x05 \x01(\r\x12\x13\n\x0bundelivered\x18\x06 \x01(\r\x12\x0f\n\x07\x65xpired\x18\x07 \x01(\r\x12\x11\n\tcompleted\x18\x08 \x01(\r\"\xe0\x05\n\x06Limits\x12\x19\n\x11max_message_bytes\x18\x01 \x01(\x04\x12\x1a\n\x12max_metadata_bytes\x18\x02 \x01(\x04\x12\x16\n\x0emax_json_depth\x18\x03 \x01(\r\x12\x1c\n\x14max_rollout_id_chars\x18\x04 \x01(\r\x12\x30\n\ragent_timeout\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0emax_sent_bytes\x18\x06 \x01(\x04\x12\x17\n\x0fmax_reply_bytes\x18\x07 \x01(\x04\x12.\n\x0boutcome_ttl\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rtrainer_grace\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0c\x63hat_silence\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0e\x63hat_retry_min\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0e\x63hat_retry_max\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x34\n\x11outcome_retry_min\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x34\n\x11outcome_retry_max\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x35\n\x12heartbeat_interval\x18\x0f \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x34\n\x11heartbeat_timeout\x18\x10 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x34\n\x11min_ping_interval\x18\x11 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x1e\n\x0c\x44rainRequest\x12\x0e\n\x06\x63\x61ncel\x18\x01 \x01(\x08\"E\n\rDrainResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0e\n\x06queued\x18\x02 \x01(\r\x12\x13\n\x0bundelivered\x18\x03 \x01(\r*\x9f\x01\n\x11\x43\x61ncelDisposition\x12\"\n\x1e\x43\x41NCEL_DISPOSITION_UNSPECIFIED\x10\x00\x12 \n\x1c\x43\x41NCEL_DISPOSITION_CANCELLED\x10\x01\x12$\n CANCEL_DISPOSITION_ALREADY_ENDED\x10\x02\x12\x1e\n\x1a\x43\x41NCEL_DISPOSITION_UNKNOWN\x10\x03\x42\x89\x01\n\x12osmosis.rollout.v1B\x0c\x43ontrolProtoP\x01Z\x1cosmosis/rollout/v1;rolloutv1\xa2\x02\x03OSR\xaa\x02\x12Osmosis.Rollout.V1\xca\x02\x12Osmosis\\Rollout\\V1\xea\x02\x14Osmosis::Rollout::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n osmosis/rollout/v1/control.proto\x12\x12osmosis.rollout.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1eosmosis/rollout/v1/event.proto\x1a osmosis/rollout/v1/message.proto\x1a osmosis/rollout/v1/rollout.proto\"\xb4\x01\n\rCancelRequest\x12\x14\n\nrollout_id\x18\x01 \x01(\tH\x00\x12\x12\n\x08group_id\x18\x02 \x01(\tH\x00\x12.\n\x03\x61ll\x18\x03 \x01(\x0b\x32\x1f.osmosis.rollout.v1.AllRolloutsH\x00\x12\x1b\n\x11rollout_id_prefix\x18\x06 \x01(\tH\x00\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x0e\n\x06reason\x18\x05 \x01(\tB\x0b\n\tselection\"\r\n\x0b\x41llRollouts\"C\n\x0e\x43\x61ncelResponse\x12\x31\n\x07results\x18\x01 \x03(\x0b\x32 .osmosis.rollout.v1.CancelResult\"\xa0\x01\n\x0c\x43\x61ncelResult\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12:\n\x0b\x64isposition\x18\x03 \x01(\x0e\x32%.osmosis.rollout.v1.CancelDisposition\x12/\n\x05state\x18\x04 \x01(\x0e\x32 .osmosis.rollout.v1.RolloutState\"8\n\x11GetRolloutRequest\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"B\n\x12GetRolloutResponse\x12,\n\x07rollout\x18\x01 \x01(\x0b\x32\x1b.osmosis.rollout.v1.Rollout\"\xbd\x03\n\x13ListRolloutsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x30\n\x06states\x18\x03 \x03(\x0e\x32 .osmosis.rollout.v1.RolloutState\x12\x10\n\x08group_id\x18\x04 \x01(\t\x12\x13\n\x0bundelivered\x18\x05 \x01(\x08\x12\x12\n\nagent_loop\x18\x06 \x01(\t\x12\x17\n\x0f\x66\x61ilure_reasons\x18\x07 \x03(\t\x12\x17\n\nmin_reward\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x17\n\nmax_reward\x18\t \x01(\x01H\x01\x88\x01\x01\x12\x32\n\x0e\x61\x63\x63\x65pted_after\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x33\n\x0f\x61\x63\x63\x65pted_before\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12*\n\x07stalled\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0cnewest_first\x18\r \x01(\x08\x42\r\n\x0b_min_rewardB\r\n\x0b_max_reward\"^\n\x14ListRolloutsResponse\x12-\n\x08rollouts\x18\x01 \x03(\x0b\x32\x1b.osmosis.rollout.v1.Rollout\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"q\n\x13StreamEventsRequest\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x13\n\x0b\x61\x66ter_event\x18\x03 \x01(\x04\x12\x0e\n\x06\x63ursor\x18\x04 \x01(\t\x12\x10\n\x08\x66rom_now\x18\x05 \x01(\x08\"\x82\x01\n\x14StreamEventsResponse\x12\x32\n\x05\x65vent\x18\x01 \x01(\x0b\x32#.osmosis.rollout.v1.TrajectoryEvent\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\t\x12&\n\x04idle\x18\x03 \x01(\x0b\x32\x18.osmosis.rollout.v1.Idle\"Q\n\x04Idle\x12\x19\n\x11last_event_number\x18\x01 \x01(\x04\x12.\n\x08\x61\x63tivity\x18\x02 \x01(\x0b\x32\x1c.osmosis.rollout.v1.Activity\"\x16\n\x14GetServerInfoRequest\"\x96\x03\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x14\n\x0cprotocol_min\x18\x02 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x03 \x01(\r\x12\x12\n\nprocess_id\x18\x04 \x01(\t\x12\x12\n\njournal_id\x18\x05 \x01(\t\x12.\n\nstart_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x36\n\x0b\x61gent_loops\x18\x07 \x03(\x0b\x32!.osmosis.rollout.v1.AgentLoopInfo\x12.\n\x08\x63\x61pacity\x18\x08 \x01(\x0b\x32\x1c.osmosis.rollout.v1.Capacity\x12*\n\x06limits\x18\t \x01(\x0b\x32\x1a.osmosis.rollout.v1.Limits\x12\x10\n\x08\x64raining\x18\n \x01(\x08\x12\x10\n\x08\x66\x65\x61tures\x18\x0b \x03(\t\x12\x30\n\x0c\x63urrent_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"W\n\rAgentLoopInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x05tools\x18\x02 \x03(\x0b\x32\x18.osmosis.rollout.v1.Tool\x12\x0f\n\x07version\x18\x03 \x01(\t\"\xa3\x01\n\x08\x43\x61pacity\x12\x16\n\x0emax_concurrent\x18\x01 \x01(\r\x12\x12\n\nmax_queued\x18\x02 \x01(\r\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x0e\n\x06queued\x18\x04 \x01(\r\x12\x11\n\tabandoned\x18\x05 \x01(\r\x12\x13\n\x0bundelivered\x18\x06 \x01(\r\x12\x0f\n\x07\x65xpired\x18\x07 \x01(\r\x12\x11\n\tcompleted\x18\x08 \x01(\r\"\xe0\x05\n\x06Limits\x12\x19\n\x11max_message_bytes\x18\x01 \x01(\x04\x12\x1a\n\x12max_metadata_bytes\x18\x02 \x01(\x04\x12\x16\n\x0emax_json_depth\x18\x03 \x01(\r\x12\x1c\n\x14max_rollout_id_chars\x18\x04 \x01(\r\x12\x30\n\ragent_timeout\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0emax_sent_bytes\x18\x06 \x01(\x04\x12\x17\n\x0fmax_reply_bytes\x18\x07 \x01(\x04\x12.\n\x0boutcome_ttl\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rtrainer_grace\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0c\x63hat_silence\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0e\x63hat_retry_min\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0e\x63hat_retry_max\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x34\n\x11outcome_retry_min\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x34\n\x11outcome_retry_max\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x35\n\x12heartbeat_interval\x18\x0f \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x34\n\x11heartbeat_timeout\x18\x10 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x34\n\x11min_ping_interval\x18\x11 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x1e\n\x0c\x44rainRequest\x12\x0e\n\x06\x63\x61ncel\x18\x01 \x01(\x08\"E\n\rDrainResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0e\n\x06queued\x18\x02 \x01(\r\x12\x13\n\x0bundelivered\x18\x03 \x01(\r*\x9f\x01\n\x11\x43\x61ncelDisposition\x12\"\n\x1e\x43\x41NCEL_DISPOSITION_UNSPECIFIED\x10\x00\x12 \n\x1c\x43\x41NCEL_DISPOSITION_CANCELLED\x10\x01\x12$\n CANCEL_DISPOSITION_ALREADY_ENDED\x10\x02\x12\x1e\n\x1a\x43\x41NCEL_DISPOSITION_UNKNOWN\x10\x03\x42\x89\x01\n\x12osmosis.rollout.v1B\x0c\x43ontrolProtoP\x01Z\x1cosmosis/rollout/v1;rolloutv1\xa2\x02\x03OSR\xaa\x02\x12Osmosis.Rollout.V1\xca\x02\x12Osmosis\\Rollout\\V1\xea\x02\x14Osmosis::Rollout::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,42 +37,42 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'osmosis.rollout.v1.control_
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\022osmosis.rollout.v1B\014ControlProtoP\001Z\034osmosis/rollout/v1;rolloutv1\242\002\003OSR\252\002\022Osmosis.Rollout.V1\312\002\022Osmosis\\Rollout\\V1\352\002\024Osmosis::Rollout::V1'
-  _globals['_CANCELDISPOSITION']._serialized_start=3154
-  _globals['_CANCELDISPOSITION']._serialized_end=3313
+  _globals['_CANCELDISPOSITION']._serialized_start=3183
+  _globals['_CANCELDISPOSITION']._serialized_end=3342
   _globals['_CANCELREQUEST']._serialized_start=222
-  _globals['_CANCELREQUEST']._serialized_end=373
-  _globals['_ALLROLLOUTS']._serialized_start=375
-  _globals['_ALLROLLOUTS']._serialized_end=388
-  _globals['_CANCELRESPONSE']._serialized_start=390
-  _globals['_CANCELRESPONSE']._serialized_end=457
-  _globals['_CANCELRESULT']._serialized_start=460
-  _globals['_CANCELRESULT']._serialized_end=620
-  _globals['_GETROLLOUTREQUEST']._serialized_start=622
-  _globals['_GETROLLOUTREQUEST']._serialized_end=678
-  _globals['_GETROLLOUTRESPONSE']._serialized_start=680
-  _globals['_GETROLLOUTRESPONSE']._serialized_end=746
-  _globals['_LISTROLLOUTSREQUEST']._serialized_start=749
-  _globals['_LISTROLLOUTSREQUEST']._serialized_end=1194
-  _globals['_LISTROLLOUTSRESPONSE']._serialized_start=1196
-  _globals['_LISTROLLOUTSRESPONSE']._serialized_end=1290
-  _globals['_STREAMEVENTSREQUEST']._serialized_start=1292
-  _globals['_STREAMEVENTSREQUEST']._serialized_end=1405
-  _globals['_STREAMEVENTSRESPONSE']._serialized_start=1408
-  _globals['_STREAMEVENTSRESPONSE']._serialized_end=1538
-  _globals['_IDLE']._serialized_start=1540
-  _globals['_IDLE']._serialized_end=1621
-  _globals['_GETSERVERINFOREQUEST']._serialized_start=1623
-  _globals['_GETSERVERINFOREQUEST']._serialized_end=1645
-  _globals['_GETSERVERINFORESPONSE']._serialized_start=1648
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=2054
-  _globals['_AGENTLOOPINFO']._serialized_start=2056
-  _globals['_AGENTLOOPINFO']._serialized_end=2143
-  _globals['_CAPACITY']._serialized_start=2146
-  _globals['_CAPACITY']._serialized_end=2309
-  _globals['_LIMITS']._serialized_start=2312
-  _globals['_LIMITS']._serialized_end=3048
-  _globals['_DRAINREQUEST']._serialized_start=3050
-  _globals['_DRAINREQUEST']._serialized_end=3080
-  _globals['_DRAINRESPONSE']._serialized_start=3082
-  _globals['_DRAINRESPONSE']._serialized_end=3151
+  _globals['_CANCELREQUEST']._serialized_end=402
+  _globals['_ALLROLLOUTS']._serialized_start=404
+  _globals['_ALLROLLOUTS']._serialized_end=417
+  _globals['_CANCELRESPONSE']._serialized_start=419
+  _globals['_CANCELRESPONSE']._serialized_end=486
+  _globals['_CANCELRESULT']._serialized_start=489
+  _globals['_CANCELRESULT']._serialized_end=649
+  _globals['_GETROLLOUTREQUEST']._serialized_start=651
+  _globals['_GETROLLOUTREQUEST']._serialized_end=707
+  _globals['_GETROLLOUTRESPONSE']._serialized_start=709
+  _globals['_GETROLLOUTRESPONSE']._serialized_end=775
+  _globals['_LISTROLLOUTSREQUEST']._serialized_start=778
+  _globals['_LISTROLLOUTSREQUEST']._serialized_end=1223
+  _globals['_LISTROLLOUTSRESPONSE']._serialized_start=1225
+  _globals['_LISTROLLOUTSRESPONSE']._serialized_end=1319
+  _globals['_STREAMEVENTSREQUEST']._serialized_start=1321
+  _globals['_STREAMEVENTSREQUEST']._serialized_end=1434
+  _globals['_STREAMEVENTSRESPONSE']._serialized_start=1437
+  _globals['_STREAMEVENTSRESPONSE']._serialized_end=1567
+  _globals['_IDLE']._serialized_start=1569
+  _globals['_IDLE']._serialized_end=1650
+  _globals['_GETSERVERINFOREQUEST']._serialized_start=1652
+  _globals['_GETSERVERINFOREQUEST']._serialized_end=1674
+  _globals['_GETSERVERINFORESPONSE']._serialized_start=1677
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=2083
+  _globals['_AGENTLOOPINFO']._serialized_start=2085
+  _globals['_AGENTLOOPINFO']._serialized_end=2172
+  _globals['_CAPACITY']._serialized_start=2175
+  _globals['_CAPACITY']._serialized_end=2338
+  _globals['_LIMITS']._serialized_start=2341
+  _globals['_LIMITS']._serialized_end=3077
+  _globals['_DRAINREQUEST']._serialized_start=3079
+  _globals['_DRAINREQUEST']._serialized_end=3109
+  _globals['_DRAINRESPONSE']._serialized_start=3111
+  _globals['_DRAINRESPONSE']._serialized_end=3180
 # @@protoc_insertion_point(module_scope)

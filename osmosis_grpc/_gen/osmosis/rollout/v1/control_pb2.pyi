@@ -71,12 +71,15 @@ class CancelRequest(google.protobuf.message.Message):
     ROLLOUT_ID_FIELD_NUMBER: builtins.int
     GROUP_ID_FIELD_NUMBER: builtins.int
     ALL_FIELD_NUMBER: builtins.int
+    ROLLOUT_ID_PREFIX_FIELD_NUMBER: builtins.int
     ATTEMPT_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     rollout_id: builtins.str
     """One rollout."""
     group_id: builtins.str
     """All live rollouts of a group."""
+    rollout_id_prefix: builtins.str
+    """All live rollouts of the caller whose ids begin with this text."""
     attempt: builtins.int
     """With a rollout id: the highest attempt to cancel. 0 means any attempt."""
     reason: builtins.str
@@ -93,12 +96,13 @@ class CancelRequest(google.protobuf.message.Message):
         rollout_id: builtins.str = ...,
         group_id: builtins.str = ...,
         all: global___AllRollouts | None = ...,
+        rollout_id_prefix: builtins.str = ...,
         attempt: builtins.int = ...,
         reason: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["all", b"all", "group_id", b"group_id", "rollout_id", b"rollout_id", "selection", b"selection"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["all", b"all", "attempt", b"attempt", "group_id", b"group_id", "reason", b"reason", "rollout_id", b"rollout_id", "selection", b"selection"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["selection", b"selection"]) -> typing.Literal["rollout_id", "group_id", "all"] | None: ...
+    def HasField(self, field_name: typing.Literal["all", b"all", "group_id", b"group_id", "rollout_id", b"rollout_id", "rollout_id_prefix", b"rollout_id_prefix", "selection", b"selection"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["all", b"all", "attempt", b"attempt", "group_id", b"group_id", "reason", b"reason", "rollout_id", b"rollout_id", "rollout_id_prefix", b"rollout_id_prefix", "selection", b"selection"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["selection", b"selection"]) -> typing.Literal["rollout_id", "group_id", "all", "rollout_id_prefix"] | None: ...
 
 global___CancelRequest = CancelRequest
 
