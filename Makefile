@@ -11,7 +11,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-adapters test-trainers test-model learn check faults bench plots generate docs image clients compat-newest clean
+.PHONY: help venv demo test test-slow test-adapters test-trainers test-model learn check lint collect faults bench plots generate docs image clients compat-newest clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -28,6 +28,10 @@ test-slow: .venv/.dev ## Run the slow tests: whole processes, other versions of 
 	$(BIN)/pytest -m slow -n 2 --timeout 600
 
 check: .venv/.dev ## All linters, type checks, import contracts, generated files, then the fast tests
+	$(MAKE) --jobs 2 lint collect
+	$(MAKE) test
+
+lint: .venv/.dev ## All linters, type checks, import contracts, and generated files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -43,7 +47,9 @@ check: .venv/.dev ## All linters, type checks, import contracts, generated files
 	$(BIN)/python scripts/sdk_rows.py --check
 	$(BIN)/python scripts/views.py --check
 	$(BIN)/python scripts/llms.py --check
-	$(MAKE) test
+
+collect: .venv/.dev ## Import all tests once, so that the workers of a new clone find them compiled
+	$(BIN)/pytest --collect-only -q > /dev/null || true
 
 clients: .venv/.dev ## Run trainers made from stubs: TypeScript (needs npm), Go (needs Debian's packages), betterproto2
 	$(BIN)/pytest -m clients --timeout 300 tests/clients

@@ -56,6 +56,7 @@ async def broken_run(
     return figures, outcomes
 
 
+@pytest.mark.slow
 async def test_sixty_rollouts_over_six_cuts_and_a_killed_server(quick_redial):
     figures, outcomes = await broken_run(60, 6, {3: KILL}, in_flight=24)
     assert figures.cuts == figures.with_open_chat == 6

@@ -541,6 +541,7 @@ def test_a_run_that_does_not_stop_does_not_keep_the_command(here):
     assert [code for code, _ in found] == ["RUN_TIMED_OUT"]
 
 
+@pytest.mark.slow
 def test_a_run_that_blocks_forever_does_not_keep_the_command(outside):
     here = outside
     found = running(

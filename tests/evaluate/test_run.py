@@ -175,6 +175,7 @@ def results_of(folder):
     return found
 
 
+@pytest.mark.slow
 async def test_c11_a_replay_of_100_rollouts_has_the_same_tokens_and_rewards_to_the_byte(tmp_path):
     chance = random.Random(1)
     numbers = [(chance.randint(1, 99), chance.randint(1, 9)) for _ in range(100)]

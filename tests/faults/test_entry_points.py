@@ -323,6 +323,7 @@ DOCUMENTED = {"osmosis_grpc/types/fast_init.py": {"exec"}}
 """types/fast_init.py writes the constructors of its values from their fields' names."""
 
 
+@pytest.mark.slow
 def test_nothing_that_comes_in_is_run_or_unpickled():
     """A12: no module that makes objects of bytes, no text run as code."""
     for folder in ("osmosis_grpc", "gateway/osmosis_gateway"):

@@ -167,6 +167,7 @@ async def test_x09_a_damaged_header_loses_nothing(tmp_path, caplog, at):
         assert len(user.everything()) == 6 * 21 + 4 + 2
 
 
+@pytest.mark.slow
 async def test_x09_the_damaged_file_is_kept(tmp_path, caplog):
     await written(tmp_path)
     path = tmp_path / "journal.db"

@@ -162,6 +162,7 @@ async def test_a_run_that_is_cancelled_at_once_leaves_nothing():
         assert not space.folder.exists()
 
 
+@pytest.mark.slow
 async def test_fifty_programs_at_once():
     ends = await asyncio.gather(*(shell(f"setsid sleep 600 & echo {n}; exit {n}") for n in range(50)))
     assert [ended.exit_code for ended in ends] == list(range(50))

@@ -198,6 +198,7 @@ def large_policy(request):
     return replace(response, tokens=replace(response.tokens, extras={"large": large}))
 
 
+@pytest.mark.slow
 async def test_p20_extras_beyond_the_limit_of_an_outcome_are_those_of_the_trainers_chats(serve, stack):
     agent = Planned()
     agent.plans["r"] = [A, Rewind("main", 0), Ask("main", ("z",))]

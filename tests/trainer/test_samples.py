@@ -161,6 +161,7 @@ def test_every_transport_shows_and_gives_the_same(deployment, plan, odd, forgets
 @given(CROWDED, ODDITIES, FORGETS, st.lists(st.integers(0, 9), max_size=4))
 @example([A, Together((A, A, A)), A], {}, {2}, [3, 2, 1, 0])
 @example([Together((A, B, Ask("second", ("y",))))], {}, set(), [5, 0])
+@pytest.mark.slow
 def test_chats_at_the_same_time(deployment, plan, odd, forgets, waits):
     played = play(deployment, plan, odd, forgets=forgets, waits=waits)
     for outcome, asked, replies, passed in played.values():

@@ -91,7 +91,7 @@ def trip(message: dict[str, Any]) -> dict[str, Any]:
     return message_from_wire(over_the_wire(message_to_wire(copy_message(message, "m"))), "m")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(MESSAGE)
 def test_any_message_survives(message):
     before = exact(message)

@@ -73,6 +73,7 @@ def test_r75_tokens_are_compared_in_constant_time_and_empty_ones_are_refused():
         ServerSecurity([""])
 
 
+@pytest.mark.slow
 async def test_r76_a_draining_server_takes_no_new_work_and_each_process_has_an_identity():
     ids = []
     for _ in range(2):
