@@ -74,8 +74,8 @@ def _found(pages: dict[str, Path], topic: str) -> Section:
 
 def _print_pages(pages: dict[str, Path], out: Records) -> None:
     """Print the names and the titles of the pages."""
-    screen = Screen.of(out)
+    screen, width = Screen.of(out), max(map(len, pages)) + 2
     for name, path in pages.items():
         title = next(sections(name, path.read_text(encoding="utf-8"))).title
         out.write("page", page=name, title=title)
-        screen.say(f"{name:<16}{title}")
+        screen.say(f"{name:<{width}}{title}")

@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING, Any
 from osmosis_grpc.errors import FailedPrecondition, InvalidArgument
 from osmosis_grpc.integrations.one_row import OneRow, one_row
 from osmosis_grpc.integrations.trl_policy import model_policy, sampling_mode, sampling_params
-from osmosis_grpc.trainer import RolloutOutcome, RolloutRequest, SyncTrainer
+from osmosis_grpc.policies import EchoPolicy
+from osmosis_grpc.trainer import RolloutOutcome, RolloutRequest, SyncTrainer, Trainer
 from osmosis_grpc.trainer.chats.policy_table import Policies
 from osmosis_grpc.types import Group
 
@@ -56,7 +57,8 @@ class TrlRollouts:
     {"agent_loop": "calculator", "max_turns": 4}. A rollout that fails runs again, up to `retries` times. `options` are
     those of Trainer, for example `credentials`.
 
-    The first call connects to the servers. close() ends the connections; `with` calls it.
+    The first call connects to the servers. close() ends the connections; `with` calls it. Raises the errors of Trainer
+    for wrong arguments, for example ValueError for a server that is not HOST:PORT.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class TrlRollouts:
         if isinstance(metadata, str):
             raise TypeError(f"metadata: is a str; pass the names of columns, for example [{metadata!r}]")
         self._servers = [servers] if isinstance(servers, str) else list(servers)
+        Trainer(self._servers, EchoPolicy() if policy is None else policy, **options)  # checks the arguments
         self._policy = policy
         self._columns = [*([label] if label else []), *metadata]
         self._label = label

@@ -138,9 +138,10 @@ async def test_ahead_of_the_newest_is_refused(hosting):
 
 
 async def test_what_is_gone_is_out_of_range(hosting):
-    async with hosting(done, record_ttl=0.01) as h:
+    async with hosting(done, record_ttl=100.0) as h:
         record = await h.start()
         await h.settled(record)
+        h.clock.ahead += 101.0
         await h.until_listed()
         for after in (0, 1):
             with pytest.raises(OutOfRange) as raised:

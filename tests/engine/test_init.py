@@ -376,8 +376,9 @@ async def test_a_key_of_an_attempt_that_was_refused_is_free(hosting):
 
 
 async def test_a_key_is_free_once_its_rollout_is_forgotten(hosting):
-    async with hosting(done, record_ttl=0.01) as h:
+    async with hosting(done, record_ttl=100.0) as h:
         await h.settled(await h.start("r1", idempotency_key="k1"))
+        h.clock.ahead += 101.0
         await h.until_listed()
         await h.start("r2", idempotency_key="k1")
 

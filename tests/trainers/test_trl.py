@@ -202,6 +202,19 @@ def test_a_dataset_that_does_not_fit_is_refused_by_name(server, tmp_path, rows, 
         grpo_trainer(tmp_path, rollouts, rows=rows).train()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error", "problem"),
+    [
+        ({"servers": "localhost"}, ValueError, "'localhost' is not HOST:PORT"),
+        ({"servers": "127.0.0.1:1", "metadata": "topic"}, TypeError, "pass the names of columns"),
+        ({"servers": "127.0.0.1:1", "lable": "answer"}, TypeError, "lable"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_the_model_is_loaded(arguments, error, problem):
+    with pytest.raises(error, match=problem):
+        TrlRollouts(**arguments)
+
+
 def test_the_model_of_the_trainer_answers_with_exact_logprobs(server, tmp_path, caplog):
     import torch
 
