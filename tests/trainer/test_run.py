@@ -262,7 +262,7 @@ async def test_servers_share_rollouts_by_their_free_slots(serve, attach_to):
 
 
 async def test_beyond_all_windows_rollouts_wait(serve, attach_to):
-    agents = [Slow(), Slow()]
+    agents = [Slow(2), Slow(2)]
     targets = [await serve(agent, max_concurrent=2, max_queued=0) for agent in agents]
     trainer = await attach_to(reply, *targets)
     assert len(await collect(trainer.run(requests(30)))) == 30
