@@ -134,7 +134,7 @@ async def test_c09_config_has_agents_features_limits_and_times(serve):
 
 
 WRONG = {
-    "nothing": (["cancel"], "ctl cancel: name rollouts, a group with --group, or all of them with --all\n"),
+    "nothing": (["cancel"], "ctl cancel: name rollouts, a group with --group, the beginning of"),
     "no id": (["cancel", ""], "ctl cancel: name rollouts, a group"),
     "both": (["cancel", "a", "--all"], "ctl cancel: name rollouts, a group"),
     "attempt": (["cancel", "--all", "--attempt", "2"], "ctl cancel: --attempt goes with a rollout\n"),

@@ -64,10 +64,14 @@ async def test_what_run_refuses(serve, attach_to, options):
 
 
 class Slow(RolloutAgentLoop):
-    """Chats once; knows how many run at once."""
+    """Chats once; knows how many run at once. Its rollouts do not end before so many run as are expected."""
 
     name = "slow"
     running = most = 0
+
+    def __init__(self, expected=1):
+        self.expected = expected
+        self.full = asyncio.Event()
 
     def get_tools(self, request):
         return []
@@ -75,6 +79,9 @@ class Slow(RolloutAgentLoop):
     async def run(self, ctx):
         self.running += 1
         self.most = max(self.most, self.running)
+        if self.running == self.expected:
+            self.full.set()
+        await self.full.wait()
         await ctx.chat(ctx.request.messages)
         await asyncio.sleep(0.002)  # others may start now
         self.running -= 1
@@ -83,7 +90,7 @@ class Slow(RolloutAgentLoop):
 
 @pytest.mark.parametrize(("most", "group_size"), [(1, 1), (3, 1), (3, 4)])
 async def test_no_more_than_max_in_flight(serve, attach_to, most, group_size):
-    agent = Slow()
+    agent = Slow(most)
     trainer = await attach_to(reply, await serve(agent))
     outcomes = await collect(trainer.run(requests(12), max_in_flight=most, group_size=group_size))
     assert len(outcomes) == 12 * group_size
@@ -255,7 +262,7 @@ async def test_servers_share_rollouts_by_their_free_slots(serve, attach_to):
 
 
 async def test_beyond_all_windows_rollouts_wait(serve, attach_to):
-    agents = [Slow(), Slow()]
+    agents = [Slow(2), Slow(2)]
     targets = [await serve(agent, max_concurrent=2, max_queued=0) for agent in agents]
     trainer = await attach_to(reply, *targets)
     assert len(await collect(trainer.run(requests(30)))) == 30
