@@ -70,7 +70,7 @@ def test_eval_scores_a_workflow_with_its_grader(folder):
     assert "pass@1 1 (1 to 1), pass@2 1 " in done.stdout
     (row, _) = json.loads((folder / "out.json").read_text())["rows"]
     assert [each["scores"] for each in row["runs"]] == [{"reward": 3.0}] * 2
-    (folder / "data.jsonl").write_text('{"user_prompt": "Say one."}\n')
+    (folder / "data.jsonl").write_text('{"user_prompt": "Say one.", "metadata": {"run_grader": false}}\n')
     done = run("-m", "osmosis_grpc", "eval", "-m", SPECS[0], *options, cwd=folder)
     assert (done.returncode, "0 of 2 rollouts scored" in done.stdout) == (1, True)
 

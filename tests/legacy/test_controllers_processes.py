@@ -52,8 +52,8 @@ async def test_r69_r80_a_server_that_is_killed_delivers_both_callbacks_once_it_i
     assert (completion.status, graded.status, graded.samples["main"].reward) == ("success", "success", 1.0)
     asked = [len(body["messages"]) for _, _, body in controller.chats]
     assert sorted(set(asked)) == [1, 3]
-    may_repeat = place in ("chat.open:2", "result.before")  # the reply was not in the journal
-    assert len(asked) in ((2, 3) if may_repeat else (2,)), "no recorded chat is asked again"
+    most = 2 if place in ("chat.open:2", "result.before") else 1  # then the replies are possibly not in the journal
+    assert {asked.count(1), asked.count(3)} <= set(range(1, most + 1)), "no recorded chat is asked again"
     assert calls == [("completed", "r1"), ("grader", "r1")] * (2 if place == "outcome.before" else 1)
 
 
