@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_grpc.agent.entry_points import PACKAGE
+from osmosis_grpc.types.syntax_tree import parse
 
 OURS = {"osmosis_grpc": "osmosis-grpc", "osmosis_gateway": "osmosis-grpc"}
 """Our own packages. Only their version is part of an agent's version, not their files."""
@@ -149,7 +150,7 @@ class _Source:
 def _imports(body: bytes, module: str, *, is_package: bool) -> Iterator[str]:
     """Yield the full names of all imports in a file."""
     try:
-        tree = ast.parse(body)
+        tree = parse(body)
     except (SyntaxError, ValueError):
         return
     package = module if is_package else module.rpartition(".")[0]

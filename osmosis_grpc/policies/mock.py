@@ -18,6 +18,7 @@ from osmosis_grpc.agent.tools import get_tool_call_info
 from osmosis_grpc.errors import ToolArgumentError
 from osmosis_grpc.policies.scripted import Reply, answer
 from osmosis_grpc.types import ChatRequest, ChatResponse, Message
+from osmosis_grpc.types.syntax_tree import parse_expression
 
 _RUN = re.compile(r"[-+*/().\d\s]+")
 _LONGEST = 1000  # characters of an expression
@@ -88,7 +89,7 @@ def _parse(question: str) -> ast.expr:
     if not text or len(text) > _LONGEST:
         raise _Stuck("there is no expression in the question")
     try:
-        return ast.parse(text, mode="eval").body
+        return parse_expression(text)
     except (SyntaxError, ValueError, MemoryError):
         raise _Stuck("the expression is broken") from None
 
