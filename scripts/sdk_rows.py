@@ -82,7 +82,7 @@ ROWS = {
     68: "**other**: an overload is refused with a delay",
     69: "**other**: exactly one end for each accepted rollout",
     70: "**other**: an equal request finds the rollout; another one is refused; records are kept for an hour",
-    71: "**more**: cancel one rollout, a group, or all",
+    71: "**more**: cancel one rollout, a group, a prefix, or all",
     72: "**more**: queued, running, grader, and the end",
     73: "**more**: a trainer that is away comes back within a grace period, or the rollout ends",
     74: "errors of the model are retried, or end the rollout with their text",

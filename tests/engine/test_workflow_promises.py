@@ -141,7 +141,7 @@ async def test_r70_an_equal_init_finds_the_rollout_and_another_one_is_refused(ho
         assert len(h.trainer.chats) == 1
 
 
-async def test_r71_cancel_takes_one_a_group_or_all_and_is_idempotent(hosting):
+async def test_r71_cancel_takes_one_a_group_a_prefix_or_all_and_is_idempotent(hosting):
     async with hosting(Waits, max_concurrent=1, max_queued=9) as h:
         records = [
             await h.start(f"r{number}", messages=PROMPT, group=Group(f"g{number // 2}", number % 2, 2))
