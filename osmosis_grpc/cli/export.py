@@ -193,7 +193,7 @@ def _refused(error: InvalidArgument) -> int:
     field, problem = error.violations[0]
     for name, option in _OPTIONS.items():
         problem = problem.replace(f"pass {name}", f"use {option}").replace(f"Pass {name}", f"Use {option}")
-    problem = problem.replace(": --overwrite", " with --overwrite")
+    problem = problem.replace(": overwrite=True", " with --overwrite")
     if field in _NOT_ROLLOUTS:
         usage_error("export", f"--{field.replace('_', '-')}: {problem}")
     say_error(f"export: {problem}. Nothing was written")

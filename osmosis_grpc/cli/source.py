@@ -4,12 +4,17 @@ A Source is used as `async with open_source("show", options) as source`. server_
 imported only when they are used, because a command that reads a folder needs no gRPC.
 """
 
+from pathlib import Path
+
 from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.cli.source_port import Events, Source, stopped_text
 from osmosis_grpc.cli.usual_folder import run_folder, state_folder, usual_folder
 from osmosis_grpc.serve.startup import usage_error
 
 __all__ = ["Events", "Source", "open_source", "stopped_text"]
+
+RUNS = Path(".osmosis/runs")
+"""Where test and eval keep their runs."""
 
 
 def open_source(command: str, options: SourceOptions) -> Source:
@@ -32,7 +37,8 @@ def open_source(command: str, options: SourceOptions) -> Source:
         if usual is not None and (usual / "journal.db").exists():
             folder = usual
         elif usual is not None:
-            why = f"there is no journal in {usual}, and "
+            other = f" (--run last reads the newest run in {RUNS})" if any(RUNS.glob("*/journal.db")) else ""
+            why = f"there is no journal in {usual}{other}, and "
     if folder is not None:
         from osmosis_grpc.cli.folder_source import FolderSource
 

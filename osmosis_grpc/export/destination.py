@@ -80,7 +80,9 @@ class Destination:
         if self.folder and not any(path.iterdir()):
             return
         if not self._overwrite:
-            raise InvalidArgument("output", f"{path} exists; name another {kind}, or allow to replace it: --overwrite")
+            raise InvalidArgument(
+                "output", f"{path} exists; name another {kind}, or allow to replace it: overwrite=True"
+            )
         if self.folder and not (path / MANIFEST).is_file():
             raise InvalidArgument("output", f"{path} is a folder that no export wrote; name another folder")
 

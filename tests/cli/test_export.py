@@ -130,7 +130,10 @@ def test_the_record(looked_at, tmp_path, forked):
         (["--to", "parquet", "-o", "-"], "--output: parquet is a folder, so it cannot be written to stdout"),
         (["--to", "messages", "-o", "-", "--json"], "--json writes records to stdout, and so does --output -"),
         (["--to", "messages", "--group", "none"], "no rollout matches in the state folder"),
-        (["--to", "messages", "-o", "taken"], "--output: taken exists; name another file, or allow to replace it"),
+        (
+            ["--to", "messages", "-o", "taken"],
+            "--output: taken exists; name another file, or allow to replace it with --overwrite",
+        ),
     ],
 )
 async def test_wrong_options(looked_at, tmp_path, monkeypatch, arguments, problem):

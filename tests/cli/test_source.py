@@ -183,7 +183,13 @@ async def test_a_server_that_is_away_and_a_folder_without_a_journal(tmp_path):
 async def test_the_message_about_the_usual_server_says_that_there_is_no_journal(tmp_path, monkeypatch):
     monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_STATE_DIR", str(tmp_path))
     monkeypatch.setattr("osmosis_grpc.cli.server_choice.SERVER", f"127.0.0.1:{quiet_port()}")
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(SourceError, match=rf"^there is no journal in {tmp_path}, and the server 127\.0\.0\.1"):
+        await open_source("show", SourceOptions()).__aenter__()
+    run = tmp_path / ".osmosis" / "runs" / "1"
+    run.mkdir(parents=True)
+    (run / "journal.db").touch()
+    with pytest.raises(SourceError, match=r"\(--run last reads the newest run in \.osmosis/runs\), and the server"):
         await open_source("show", SourceOptions()).__aenter__()
 
 
