@@ -12,7 +12,7 @@ TOLERANCE = 1e-4
 
 
 class WrongData(Exception):
-    """The model gives other logprobs than those that were recorded while it sampled."""
+    """The recomputed logprobs differ from the logprobs that were recorded while the model sampled."""
 
 
 def check_logprobs(computed: torch.Tensor, recorded: torch.Tensor) -> float:

@@ -1,7 +1,7 @@
 """Tools for a model that knows only texts: writes tools and calls into messages, and finds a call in a reply.
 
 The system message says how a call looks. SmolLM2-135M writes one only if the conversation has an example. A reply that
-begins with a call, or with a list of calls, becomes tool calls. Their names are those that the model wrote.
+begins with a call, or with a list of calls, becomes tool calls. They keep the names that the model wrote.
 """
 
 import json

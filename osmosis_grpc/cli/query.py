@@ -137,7 +137,7 @@ def _print(answer: Answer, given: QueryOptions, out: Records, *, json: bool) -> 
 
 
 class _Limited:
-    """Iterates over at most `limit` rows, and tells whether there are more."""
+    """Iterates over at most `limit` rows, and records whether there are more."""
 
     def __init__(self, rows: Iterator[tuple[Any, ...]], limit: float) -> None:
         self._rows = rows

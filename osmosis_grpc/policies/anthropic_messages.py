@@ -24,7 +24,7 @@ FINISH_REASONS = {
 }
 """OpenAI's finish reasons by Anthropic's stop reasons."""
 SAME = frozenset({"temperature", "top_p", "top_k", "thinking", "metadata", "service_tier", "stop_sequences"})
-"""Parameters with the same name and value in both formats, and those that only Anthropic has."""
+"""Parameters with the same name and value in both formats, and parameters that only Anthropic has."""
 LENGTHS = ("max_completion_tokens", "max_tokens")
 WITHOUT_EFFECT = frozenset({"model", "stream", "logprobs", "top_logprobs", "store"})
 """Parameters that are left out: they change no reply, or the policy sets them itself."""

@@ -1,6 +1,6 @@
 """The policy that takes tokens and gives tokens: a ChatRenderer makes the prompt, and a TokenGenerator samples.
 
-The tokens of a reply are those that the generator sampled. They are never made from a text.
+A reply has exactly the tokens that the generator sampled. They are never made from a text.
 """
 
 import asyncio

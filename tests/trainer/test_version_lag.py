@@ -62,7 +62,7 @@ async def test_a_rollout_with_an_old_token_runs_again(serve, attach_to):
 
 async def test_a_member_that_grows_old_while_its_group_is_open_runs_again(serve, attach_to):
     agent = talker()
-    agent.gate("g0-1")
+    agent.gate("g0-1", "g1-0")  # the free slot of g0-0 goes to g1-0
     trainer = await attach_to(sampled, await serve(agent))
     trainer.resume(version=1)
     async with (
