@@ -205,5 +205,5 @@ def _known(cls: Any, values: Any, required: tuple[str, ...]) -> dict[str, Any]:
     for name in required:
         if name not in values:
             raise InvalidArgument(name, f"is missing in a {cls.__name__}")
-    empty = {"metadata": {}, "messages": [], "segments": []}
+    empty: dict[str, Any] = {"metadata": {}, "messages": [], "segments": []}
     return {name: empty.get(name) if value is None else value for name, value in values.items()}
