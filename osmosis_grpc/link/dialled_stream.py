@@ -11,8 +11,9 @@ from osmosis_grpc.errors import CallError, Cancelled, Internal, Unavailable
 from osmosis_grpc.link.call_metrics import Call, CallSink
 from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.link.client_calls import error_of
-from osmosis_grpc.link.credentials import Credentials, channel
+from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.handlers import decode_or_mark
+from osmosis_grpc.link.network import GRPC, Network
 from osmosis_grpc.supervise import Backoff, System
 
 
@@ -24,10 +25,16 @@ class DialledStream:
     """
 
     def __init__(
-        self, target: str, method: str, answers: Any, credentials: Credentials, calls: CallSink | None = None
+        self,
+        target: str,
+        method: str,
+        answers: Any,
+        credentials: Credentials,
+        calls: CallSink | None = None,
+        network: Network = GRPC,
     ) -> None:
         try:
-            self._channel = channel(target, credentials.tls, client_options(grpc__use_local_subchannel_pool=1))
+            self._channel = network.channel(target, credentials.tls, client_options(grpc__use_local_subchannel_pool=1))
         except ValueError as error:
             raise Unavailable(str(error)) from None
         self._call: Any = self._channel.stream_stream(method)(metadata=credentials.metadata or None)

@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
@@ -19,10 +18,10 @@ from osmosis_grpc.agent.runnable import Runnable, await_tools
 from osmosis_grpc.engine import Engine
 from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.errors import FailedPrecondition
-from osmosis_grpc.link.channel_options import server_options
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.handlers import Registrar
-from osmosis_grpc.link.listen import listen, start
+from osmosis_grpc.link.listen import start
+from osmosis_grpc.link.network import GRPC, Network
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.target_policy import TargetPolicy, is_loopback
 from osmosis_grpc.observability.server_metrics import ServerMetrics
@@ -67,6 +66,9 @@ class AgentServer:
     taken, ValueError if `security` is not enough for the host or a TLS file cannot be used.
     """
 
+    network: Network = GRPC
+    """The network of the server. A subclass can replace it."""
+
     def __init__(
         self,
         agent_loops: Sequence[RolloutAgentLoop | Runnable | type],
@@ -94,6 +96,7 @@ class AgentServer:
             authenticated=self.security.authenticates,
             tls=self.credentials.tls,
             system=system,
+            network=self.network,
         )
         self.supervisor = Supervisor("the agent server", lambda error: self._set_health(), system)
         """Owns the background work. `supervisor.failure` says why the server has failed."""
@@ -111,7 +114,7 @@ class AgentServer:
         self._journal.on_problem = lambda problem: self._set_health()
         try:
             self.engine = Engine(agent_loops, config, journal=self._journal, supervisor=self.supervisor)
-            self.attachments = Attachments(self.engine, config.max_metadata_bytes)
+            self.attachments = Attachments(self.engine, config.max_metadata_bytes, self.network)
             self.metrics = ServerMetrics(self.engine, attached=lambda: len(self.attachments.attached))
             self.callbacks.calls = self.attachments.calls = self.metrics.made
         except BaseException:
@@ -135,7 +138,7 @@ class AgentServer:
             raise
 
     async def _start(self) -> "AgentServer":
-        self._server = grpc.aio.server(options=server_options())
+        self._server = self.network.server()
         servicer = RolloutServicer(
             self.engine,
             self.callbacks,
@@ -152,7 +155,7 @@ class AgentServer:
         if self.config.reflection:
             reflected = reflection.aio.ReflectionServicer((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME))
             reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflected, services)
-        self.port = int(listen(self._server, self.address, self.security).rpartition(":")[2])
+        self.port = int(self.network.listen(self._server, self.address, self.security).rpartition(":")[2])
         await self._stack.enter_async_context(self.engine)
         recovered = self.engine.recovery.recover(
             lambda entry: (

@@ -18,6 +18,7 @@ from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES, MAX_REPLY_BYTES
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.dialled_stream import DialledStream, redial
 from osmosis_grpc.link.frame_stream import HEARTBEAT, SILENCE, Duplex, FrameStream
+from osmosis_grpc.link.network import GRPC, Network
 from osmosis_grpc.server.attachment import Attachment
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.types.outcome import clip, describe
@@ -40,9 +41,10 @@ _HEARTBEAT = server_frame("heartbeat", pb.Heartbeat())
 class Attachments:
     """Makes, finds and drops attachments."""
 
-    def __init__(self, engine: Engine, max_metadata_bytes: int) -> None:
+    def __init__(self, engine: Engine, max_metadata_bytes: int, network: Network = GRPC) -> None:
         self._engine = engine
         self._max_metadata = max_metadata_bytes
+        self._network = network
         self._attachments: dict[str, Attachment] = {}
         self._held = Shares(MAX_ATTACHMENTS, engine.config.max_attachments_per_owner)
         """The number of attachments of each owner."""
@@ -71,7 +73,7 @@ class Attachments:
 
         async def connect() -> CallError | None:
             async with DialledStream(
-                target, ACCEPT, services_pb2.AcceptResponse, credentials or Credentials(), self.calls
+                target, ACCEPT, services_pb2.AcceptResponse, credentials or Credentials(), self.calls, self._network
             ) as call:
                 stream = FrameStream(call, _HEARTBEAT, waits=False)
                 granted = self._share(owner)

@@ -19,7 +19,7 @@ from osmosis_grpc.errors import Internal, InvalidArgument, ReplyUnreadable, Unav
 from osmosis_grpc.link.call_metrics import Asking, CallSink
 from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES, callback_options
 from osmosis_grpc.link.client_calls import DETAILS_KEY, call, error_of
-from osmosis_grpc.link.credentials import channel
+from osmosis_grpc.link.network import GRPC, Network
 from osmosis_grpc.link.target_policy import Address, TargetPolicy
 from osmosis_grpc.link.tls import ClientTls
 from osmosis_grpc.supervise import SYSTEM, System
@@ -74,6 +74,7 @@ class Callbacks:
         authenticated: bool = False,
         tls: ClientTls | None = None,
         system: System = SYSTEM,
+        network: Network = GRPC,
     ) -> None:
         self.policy = policy
         self._system = system
@@ -82,6 +83,7 @@ class Callbacks:
         self.schemes: dict[str, MakePeer] = {}
         self._authenticated = authenticated
         self._tls = tls or ClientTls()
+        self._network = network
         self._channels: weakref.WeakValueDictionary[ChannelKey, grpc.aio.Channel] = weakref.WeakValueDictionary()
 
     async def peer(self, init: InitRequest) -> Peer:
@@ -104,7 +106,7 @@ class Callbacks:
         if known is None:
             try:
                 options = callback_options(address.authority, callback.min_ping_interval)
-                known = channel(address.grpc_target, tls, options)
+                known = self._network.channel(address.grpc_target, tls, options)
             except ValueError as error:
                 log.error("no callback can be made over TLS: %s", error)
                 raise Internal("this server cannot use TLS with trainers now; its log says why") from None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from osmosis_grpc.errors import NotFound, TrainerFailed, Unavailable
 from osmosis_grpc.link.credentials import Credentials
+from osmosis_grpc.link.network import GRPC, Network
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.supervise import SYSTEM, Supervisor, System
@@ -71,6 +72,9 @@ class Trainer:
     TypeError for a policy that is not callable.
     """
 
+    network: Network = GRPC
+    """The network of the trainer. A subclass can replace it."""
+
     def __init__(
         self,
         servers: str | Sequence[str],
@@ -100,6 +104,7 @@ class Trainer:
             listen=listen,
             credentials=credentials,
             security=security or ServerSecurity(),
+            network=self.network,
             config=self._config,
         )
         self._ledger_path = ledger

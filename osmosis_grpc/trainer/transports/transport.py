@@ -10,6 +10,7 @@ from osmosis_grpc.errors import CallError
 from osmosis_grpc.link.connection_errors import explained
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.dialled_stream import redial
+from osmosis_grpc.link.network import Network
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.storage.ledger import LedgerRollout
 from osmosis_grpc.supervise import OnFailure, job
@@ -37,6 +38,7 @@ class Transport(ABC, Generic[Link]):
         listen: str,
         credentials: Credentials,
         security: ServerSecurity,
+        network: Network,
         config: TrainerConfig,
     ) -> None:
         self.address = listen
@@ -45,6 +47,7 @@ class Transport(ABC, Generic[Link]):
         self._targets = targets
         self._credentials = credentials
         self._security = security
+        self._network = network
         self._config = config
         self._links: list[Link] = []
         self._tasks: list[asyncio.Task[Any]] = []

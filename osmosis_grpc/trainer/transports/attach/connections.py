@@ -11,11 +11,10 @@ import grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, services_pb2, services_pb2_grpc
 from osmosis_grpc.errors import CallError, FailedPrecondition, ResourceExhausted, Unauthenticated, Unimplemented
-from osmosis_grpc.link.channel_options import server_options
 from osmosis_grpc.link.dialled_stream import DialledStream
 from osmosis_grpc.link.frame_stream import FrameStream
 from osmosis_grpc.link.handlers import Registrar
-from osmosis_grpc.link.listen import listen, start
+from osmosis_grpc.link.listen import start
 from osmosis_grpc.storage.ledger import LedgerRollout
 from osmosis_grpc.trainer.transports.attach.link import AttachedServer
 from osmosis_grpc.trainer.transports.transport import Transport
@@ -40,13 +39,13 @@ class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServic
     def listen(self) -> None:
         if not self.address:
             return
-        self._server = grpc.aio.server(options=server_options())
+        self._server = self._network.server()
         self._scheduler.servers.more_may_come = True
         guard = self._guard = self._security.authenticator()
         calls = self._scheduler.cache.metrics.answered_calls
         services: Any = Registrar(self._server, guard, calls)
         services_pb2_grpc.add_TrainerServiceServicer_to_server(self, services)
-        self.address = listen(self._server, self.address, self._security)
+        self.address = self._network.listen(self._server, self.address, self._security)
 
     def add_servers(self, kept: Iterable[LedgerRollout]) -> None:
         """Add the named servers, and each server that dialled in before and has rollouts in the ledger."""
@@ -98,7 +97,8 @@ class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServic
 
     async def _connect(self, link: AttachedServer, on_answer: Callable[[], None]) -> CallError | None:
         calls = self._scheduler.cache.metrics.made_calls
-        async with DialledStream(link.name, ATTACH, services_pb2.AttachResponse, self._credentials, calls) as call:
+        answers = services_pb2.AttachResponse
+        async with DialledStream(link.name, ATTACH, answers, self._credentials, calls, self._network) as call:
             stream = FrameStream(call, _HEARTBEAT, waits=True)
             granted = self._scheduler.servers.share(link)
             await stream.greet(link.greeting(granted))

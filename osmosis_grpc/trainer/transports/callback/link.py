@@ -21,7 +21,7 @@ from osmosis_grpc.errors import CallError, NotFound, Unavailable
 from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.link.client_calls import error_of
 from osmosis_grpc.link.credentials import Credentials
-from osmosis_grpc.link.credentials import channel as make_channel
+from osmosis_grpc.link.network import Network
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer.agent_server_state import (
     AgentServerLink,
@@ -73,9 +73,11 @@ class CalledServer(AgentServerLink):
         server_key: str,
         credentials: Credentials,
         make_callback: Callable[[str, frozenset[str]], Callback],
+        network: Network,
     ) -> None:
         super().__init__(target, owner, server_key=server_key)
         self._credentials = credentials
+        self._network = network
         self._make_callback = make_callback
         self._calls = Calls(credentials, self.cache.metrics.made_calls)
         self._slots = asyncio.Semaphore(MAX_CALLS)
@@ -102,7 +104,7 @@ class CalledServer(AgentServerLink):
         """
         try:
             options = client_options(grpc__use_local_subchannel_pool=1, grpc__enable_retries=0)
-            channel = make_channel(self.name, self._credentials.tls, options)
+            channel = self._network.channel(self.name, self._credentials.tls, options)
         except ValueError as error:
             raise Unavailable(str(error)) from None
         self._calls.channel = channel

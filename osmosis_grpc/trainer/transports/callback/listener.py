@@ -10,9 +10,10 @@ from osmosis_grpc.errors import InvalidArgument, Unimplemented
 from osmosis_grpc.link.bearer_tokens import bearer
 from osmosis_grpc.link.call_metrics import CallSink
 from osmosis_grpc.link.callback_credentials import CallbackKeys
-from osmosis_grpc.link.channel_options import MIN_PING_INTERVAL, server_options
+from osmosis_grpc.link.channel_options import MIN_PING_INTERVAL
 from osmosis_grpc.link.handlers import Registrar, metadata_value
-from osmosis_grpc.link.listen import listen, start
+from osmosis_grpc.link.listen import start
+from osmosis_grpc.link.network import GRPC, Network
 from osmosis_grpc.link.server_security import CallbackAuthenticator, ServerSecurity, check_for_rollout
 from osmosis_grpc.types import Callback, CallbackTls, ChatRequest, Receipt, RolloutOutcome
 from osmosis_grpc.wire.chat import RECEIPTS, chat_from_wire
@@ -46,7 +47,13 @@ class CallbackListener(services_pb2_grpc.TrainerServiceServicer):
     """
 
     def __init__(
-        self, receiver: Receiver, address: str, security: ServerSecurity, keys: CallbackKeys, run_id: str
+        self,
+        receiver: Receiver,
+        address: str,
+        security: ServerSecurity,
+        keys: CallbackKeys,
+        run_id: str,
+        network: Network = GRPC,
     ) -> None:
         self.address = address
         """HOST:PORT. After listen() it has the bound port."""
@@ -54,14 +61,15 @@ class CallbackListener(services_pb2_grpc.TrainerServiceServicer):
         self._security = security
         self._keys = keys
         self._run_id = run_id
+        self._network = network
         self._server: grpc.aio.Server | None = None
 
     def listen(self, calls: CallSink) -> None:
         """Bind the port. `calls` counts the answered calls. Raises OSError, ValueError."""
-        self._server = grpc.aio.server(options=server_options())
+        self._server = self._network.server()
         services: Any = Registrar(self._server, CallbackAuthenticator(self._security, self._keys), calls)
         services_pb2_grpc.add_TrainerServiceServicer_to_server(self, services)
-        self.address = listen(self._server, self.address, self._security)
+        self.address = self._network.listen(self._server, self.address, self._security)
 
     async def start(self) -> None:
         """Answer calls."""

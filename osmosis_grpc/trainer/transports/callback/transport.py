@@ -29,13 +29,18 @@ class CallbackTransport(Transport[CalledServer], Receiver):
         else:
             keys = CallbackKeys([ledger.callback_id("secret") if ledger is not None else system.new_secret()])
         self._chat_slots = asyncio.Semaphore(self._config.max_open_chats)
-        self._listener = CallbackListener(self, self.address or LOCAL, self._security, keys, run_id)
+        self._listener = CallbackListener(self, self.address or LOCAL, self._security, keys, run_id, self._network)
         self._listener.listen(self._scheduler.cache.metrics.answered_calls)
         self.address = self._listener.address
 
     def _link(self, name: str, server_key: str) -> CalledServer:
         return CalledServer(
-            name, self._scheduler, server_key=server_key, credentials=self._credentials, make_callback=self._callback
+            name,
+            self._scheduler,
+            server_key=server_key,
+            credentials=self._credentials,
+            make_callback=self._callback,
+            network=self._network,
         )
 
     async def begin(self) -> None:

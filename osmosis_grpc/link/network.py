@@ -1,0 +1,38 @@
+"""The network of an agent server or a trainer. It makes servers and channels. The simulator has its own network."""
+
+from typing import Protocol
+
+import grpc
+
+from osmosis_grpc.link.channel_options import Options, server_options
+from osmosis_grpc.link.credentials import channel
+from osmosis_grpc.link.listen import listen
+from osmosis_grpc.link.server_security import ServerSecurity
+from osmosis_grpc.link.tls import ClientTls
+
+
+class Network(Protocol):
+    """Makes servers and channels with the interface of grpc.aio."""
+
+    def server(self) -> grpc.aio.Server:
+        """Returns a new server."""
+
+    def listen(self, server: grpc.aio.Server, address: str, security: ServerSecurity) -> str:
+        """Binds a server to HOST:PORT. Returns HOST:PORT with the bound port. Raises OSError, ValueError."""
+
+    def channel(self, target: str, tls: ClientTls | None, options: Options) -> grpc.aio.Channel:
+        """Returns a channel to HOST:PORT, or to an address in gRPC's notation. Raises ValueError naming a bad file."""
+
+
+class GrpcNetwork:
+    """The sockets of this machine, through grpc.aio."""
+
+    listen = staticmethod(listen)
+    channel = staticmethod(channel)
+
+    def server(self) -> grpc.aio.Server:
+        """Returns a new server of grpc.aio."""
+        return grpc.aio.server(options=server_options())
+
+
+GRPC: Network = GrpcNetwork()

@@ -1,0 +1,212 @@
+"""The port of sandboxes: what a tool asks of the machine that runs a program for a rollout.
+
+`LocalSandbox` runs programs on this machine. Another implementation runs them in a pod.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from types import TracebackType
+from typing import Protocol, Self
+
+from osmosis_grpc.errors import ToolExecutionError
+
+SECONDS = 30.0
+"""The default time limit of a program."""
+OUTPUT_BYTES = 64 * 1024
+"""The default limit of standard output, and of standard error."""
+FILE_BYTES = 1024 * 1024
+"""The default limit of a file that is read or written."""
+LISTED = 10_000
+"""At most this many files and folders are listed."""
+
+
+class Protection(StrEnum):
+    """One thing that separates the programs of a sandbox from the machine."""
+
+    USER = "user"
+    """Programs run as a user that has no privileges, owns nothing outside, and belongs to this sandbox alone."""
+    NETWORK = "network"
+    """Programs have no network. They cannot connect to a server on this machine either."""
+    PROCESSES = "processes"
+    """Programs cannot see or signal a process outside."""
+    FILES = "files"
+    """Programs see the system's programs and libraries, which they cannot change, and the sandbox's own folders."""
+    LIMITS = "limits"
+    """CPU time, memory of a process, size of a file, open files and the number of processes are limited."""
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """The isolation that is in force in a sandbox."""
+
+    method: str
+    """How it is made, such as "bubblewrap" or "kubernetes"."""
+    protections: frozenset[Protection]
+    reason: str = ""
+    """Why a protection is missing."""
+
+    def __str__(self) -> str:
+        missing = sorted(set(Protection) - self.protections)
+        text = f"{self.method}: {', '.join(sorted(self.protections)) or 'none'}"
+        return f"{text}; not in force: {', '.join(missing)} ({self.reason})" if missing else text
+
+    def require(self, required: Collection[Protection]) -> None:
+        """Raise SandboxRefused if a required protection is not in force."""
+        missing = frozenset(required) - self.protections
+        if missing:
+            raise SandboxRefused(self, missing)
+
+
+class SandboxError(ToolExecutionError):
+    """A sandbox cannot do what it was asked to do. The text names the path or the option."""
+
+
+class SandboxRefused(SandboxError):
+    """A sandbox does not start, because a required protection cannot be in force."""
+
+    def __init__(self, isolation: Isolation, missing: frozenset[Protection]) -> None:
+        self.isolation = isolation
+        self.missing = missing
+        names = ", ".join(sorted(missing))
+        super().__init__(
+            f"require: this machine cannot give {names} ({isolation}); see docs/sandbox.md, or require less"
+        )
+
+
+class SandboxFileError(SandboxError):
+    """A file of a sandbox cannot be read or written. The text names its path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """The end of a program."""
+
+    exit_code: int
+    """As in a shell: 127 if there is no such program, 128 plus the signal's number if a signal has ended it."""
+    stdout: bytes
+    """The newest output, up to the limit."""
+    stderr: bytes
+    stdout_truncated: bool = False
+    """Whether older output was dropped."""
+    stderr_truncated: bool = False
+    timed_out: bool = False
+    """Whether the time limit has ended the program. The exit code is 137 then."""
+    disk_full: bool = False
+    """Whether the limit of the sandbox's folder has ended the program. The exit code is 137 then."""
+    seconds: float = 0.0
+    """How long the program ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """A file or folder of a sandbox."""
+
+    path: str
+    """Relative to the working folder, with slashes."""
+    is_folder: bool
+    bytes: int = 0
+
+
+class Sandbox(Protocol):
+    """Runs programs in a private working folder, and reads and writes its files. Used as `async with`.
+
+    A path is relative to the working folder, or absolute below `folder`. Another path, and a path over a symbolic link,
+    raises SandboxFileError. After the `async with` no process and no file of the sandbox is left.
+    """
+
+    @property
+    def isolation(self) -> Isolation:
+        """The isolation in force. Known within the `async with`."""
+        ...
+
+    @property
+    def folder(self) -> str:
+        """The working folder as its programs see it."""
+        ...
+
+    @property
+    def python(self) -> str:
+        """The Python interpreter for programs. Raises SandboxError if there is none."""
+        ...
+
+    async def __aenter__(self) -> Self:
+        """Start the sandbox. Raises SandboxRefused, and SandboxError if it cannot be started."""
+        ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the sandbox."""
+        ...
+
+    async def close(self) -> None:
+        """End every program and remove the folder. Does nothing the second time."""
+        ...
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: bytes = b"",
+        seconds: float = SECONDS,
+        environment: Mapping[str, str] | None = None,
+        cwd: str = ".",
+        output_bytes: int = OUTPUT_BYTES,
+    ) -> RunResult:
+        """Run a program to its end; a text runs in a shell. No process of it is left afterwards.
+
+        `environment` is added to the sandbox's own variables. The program is killed after `seconds`, and if the caller
+        is cancelled. Raises SandboxError if the program cannot be started, and SandboxFileError for a bad `cwd`.
+        """
+        ...
+
+    async def read_file(self, path: str, *, most_bytes: int = FILE_BYTES) -> bytes:
+        """Return the content of a file. Raises SandboxFileError, also for more than `most_bytes` bytes."""
+        ...
+
+    async def write_file(self, path: str, data: bytes, *, most_bytes: int = FILE_BYTES) -> None:
+        """Write a file as a whole, and make its folders. A reader sees the old or the new content.
+
+        The permissions of an old file stay. Raises SandboxFileError, also for more than `most_bytes` bytes.
+        """
+        ...
+
+    async def remove_file(self, path: str) -> None:
+        """Remove a file. Raises SandboxFileError, also if there is no such file."""
+        ...
+
+    async def list_files(self, path: str = ".", *, depth: int = 1) -> list[FileInfo]:
+        """Return the files and folders of a folder, sorted by path; `depth` 2 has those of its folders, too.
+
+        Links and special files are left out. At most LISTED are returned. Raises SandboxFileError if there is no such
+        folder; for a file, returns the file itself.
+        """
+        ...
+
+    async def snapshot(self) -> "Snapshot":
+        """Copy the working folder. Raises SandboxError while a program runs, and if the folder is too large."""
+        ...
+
+
+class Snapshot(Protocol):
+    """A copy of a sandbox's working folder. Used as `async with`, which removes it at the end."""
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of its files."""
+        ...
+
+    def fork(self) -> Sandbox:
+        """Return a new sandbox, not started, whose working folder begins as this copy."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    async def close(self) -> None:
+        """Remove the copy. Does nothing the second time."""
+        ...

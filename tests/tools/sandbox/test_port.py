@@ -1,0 +1,21 @@
+"""The values of the port of sandboxes."""
+
+import pytest
+
+from osmosis_grpc.errors import ToolExecutionError
+from osmosis_grpc.tools.sandbox import Isolation, Protection, SandboxRefused
+
+SOME = Isolation("process", frozenset({Protection.LIMITS}), "bubblewrap is not installed")
+
+
+def test_the_text_of_an_isolation_says_what_is_in_force_and_what_is_not():
+    assert str(SOME) == ("process: limits; not in force: files, network, processes, user (bubblewrap is not installed)")
+    assert str(Isolation("all", frozenset(Protection))) == "all: files, limits, network, processes, user"
+
+
+def test_a_protection_that_is_not_in_force_is_refused_by_name():
+    SOME.require([Protection.LIMITS])
+    with pytest.raises(SandboxRefused, match=r"require: this machine cannot give network, user .*not installed") as got:
+        SOME.require([Protection.USER, Protection.NETWORK, Protection.LIMITS])
+    assert got.value.missing == {Protection.USER, Protection.NETWORK}
+    assert isinstance(got.value, ToolExecutionError)
