@@ -20,14 +20,18 @@ def main() -> int:
     parser.add_argument("--digest", action="store_true", help="print the digest of each seed's history")
     parser.add_argument("--keep-going", action="store_true", help="run on after a seed that fails")
     given = parser.parse_args()
-    quiet()
     gc.freeze()
     gc.disable()
+    with quiet():
+        return _run(given)
+
+
+def _run(given: argparse.Namespace) -> int:
     began = time.monotonic()
     done = seeds = failed = steps = 0
     faults: Counter[str] = Counter()
     seed = given.seed
-    shared = Path("/dev/shm")  # noqa: S108 - disks of the simulation are in memory where that is possible
+    shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
         while done < given.rollouts:
             world = world_of(seed, Path(folder))
@@ -56,9 +60,11 @@ def main() -> int:
             seed += 1
             if seeds % 20 == 0:
                 rate = done / (time.monotonic() - began)
-                print(f"{done} rollouts, {seeds} seeds, {rate * 3600:,.0f} rollouts an hour, {failed} failed", flush=True)
+                print(
+                    f"{done} rollouts, {seeds} seeds, {rate * 3600:,.0f} rollouts an hour, {failed} failed", flush=True
+                )
     rate = done / (time.monotonic() - began)
-    print(f"{done} rollouts, {seeds} seeds, {rate * 3600:,.0f} an hour, {steps / done:.0f} steps a rollout, {failed} failed")
+    print(f"{done} rollouts, {seeds} seeds, {rate * 3600:,.0f} an hour, {steps / done:.0f} steps each, {failed} failed")
     print(", ".join(f"{kind} {number}" for kind, number in sorted(faults.items())))
     return 1 if failed else 0
 

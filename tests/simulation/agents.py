@@ -1,7 +1,7 @@
 """The agents of the simulation. Their metadata is a script, so a rollout's plan decides what its agent does.
 
-Scripts: `chats` in the main conversation, `work` seconds between them, `aside` chats of a second conversation beside it,
-`tools`, `branch` (a second continuation of an earlier history), `parts` (rewards by name), and `wild`, a misbehaviour.
+Scripts: `chats` in the main conversation, `work` seconds between them, `aside` chats of a second conversation,
+`branch` (a second continuation of an earlier history), `parts` (rewards by name), and `wild`, a misbehaviour.
 """
 
 import asyncio
@@ -96,7 +96,7 @@ class _Script:
                 else:
                     messages.append({"role": "user", "content": f"and then, after {number}?"})
                 if script["work"]:
-                    await asyncio.sleep(script["work"])
+                    await asyncio.sleep(script["work"])  # the clock is simulated
             if aside is not None:
                 messages.append({"role": "user", "content": await aside})
         finally:

@@ -1,4 +1,4 @@
-"""The application of a simulated trainer: asks for its rollouts, takes each outcome, confirms it, and goes on after a crash.
+"""The application of a simulated trainer. It asks for rollouts, takes and confirms each outcome, also after a crash.
 
 Its own notes (`applied`, `attempts`) are on a disk that never fails: an application applies and notes in one step.
 """
@@ -7,15 +7,7 @@ import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from osmosis_grpc.errors import (
-    Aborted,
-    AlreadyExists,
-    CallError,
-    LedgerError,
-    NotFound,
-    Superseded,
-    Unavailable,
-)
+from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, LedgerError, NotFound, Superseded, Unavailable
 from osmosis_grpc.trainer import RolloutOutcome, RolloutRequest, Trainer
 from osmosis_grpc.types import OutcomeStatus
 from tests.simulation.plan import RolloutPlan, TrainerPlan

@@ -145,8 +145,15 @@ class _ClientCall:
             await asyncio.sleep(2 * self._channel.network.latency)  # the handshake; the clock is simulated
         if self.done():
             return None
-        begun = CUT if self._channel.unreachable() and not self._channel.connected else self._channel.begin(
-            self, self._path, self._metadata, self._timeout  # type: ignore[arg-type]
+        begun = (
+            CUT
+            if self._channel.unreachable() and not self._channel.connected
+            else self._channel.begin(
+                self,
+                self._path,
+                self._metadata,
+                self._timeout,  # type: ignore[arg-type]
+            )
         )
         if isinstance(begun, Call):
             self._call = begun

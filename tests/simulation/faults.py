@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from osmosis_grpc.errors import AlreadyExists, CallError
 from tests.simulation.application import Application
+from tests.simulation.committer import Crash, Disk
 from tests.simulation.programs import Program, ServerProgram, TrainerProgram
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ class Faults:
             "stop": self._stop,
             "crash server": lambda draw: self._crash(draw, world.servers),
             "crash trainer": lambda draw: self._crash(draw, world.trainers),
+            "crash at a commit": self._crash_at_commit,
+            "disk error": self._disk_error,
+            "disk full": self._disk_full,
+            "clock jump": self._clock_jump,
             "drain": self._drain,
             "restart in good order": self._restart,
             "forget": self._forget,
@@ -181,6 +186,44 @@ class Faults:
         self._world.later(draw.expovariate(1 / 1.5), program.start)
         return True
 
+    # Disks and clocks.
+
+    def _disk_of(self, draw: Random) -> tuple[Program, Disk] | None:
+        """Returns a running program and its disk, if it uses one."""
+        program = self._program(draw, [one for one in (*self._world.servers, *self._world.trainers) if one.durable])
+        return None if program is None or program.disk is None else (program, program.disk)
+
+    def _crash_at_commit(self, draw: Random) -> bool:
+        found = self._disk_of(draw)
+        if found is not None:
+            found[1].crash = draw.choice(tuple(Crash))
+        return found is not None
+
+    def _disk_error(self, draw: Random) -> bool:
+        found = self._disk_of(draw)
+        if found is not None:
+            found[1].failures += draw.choice((1, 1, 2, 5, 20))
+        return found is not None
+
+    async def _disk_full(self, draw: Random) -> bool:
+        found = self._disk_of(draw)
+        if found is None:
+            return False
+        program, disk = found
+        disk.full = True
+        self._note(program.name, "disk full", store="journal or ledger")
+        await asyncio.sleep(draw.expovariate(1 / 4.0))  # the clock is simulated
+        disk.full = False
+        self._note(program.name, "disk free", store="journal or ledger")
+        return True
+
+    def _clock_jump(self, draw: Random) -> bool:
+        program: Program = draw.choice([*self._world.servers, *self._world.trainers])
+        seconds = draw.choice((-5_000.0, -10.0, 10.0, 3_600.0, 7_200.0))
+        program.jump(seconds)
+        self._note(program.name, "clock jump", seconds=seconds)
+        return True
+
     # The application.
 
     def _running(self, draw: Random) -> tuple[TrainerProgram, Application, Any] | None:
@@ -222,9 +265,7 @@ class Faults:
         assert trainer is not None
         self._note(program.name, "asks to cancel", plan.rollout_id)
         by_prefix = draw.random() < 0.2
-        program.call(
-            lambda: trainer.cancel(prefix=plan.rollout_id) if by_prefix else trainer.cancel(plan.rollout_id)
-        )
+        program.call(lambda: trainer.cancel(prefix=plan.rollout_id) if by_prefix else trainer.cancel(plan.rollout_id))
         return True
 
     def _supersede(self, draw: Random) -> bool:

@@ -63,7 +63,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def _run_once(self) -> None:
         ready, scheduled = self._ready, self._scheduled
-        while scheduled and scheduled[0]._cancelled:  # noqa: SLF001 - asyncio's loops do the same
+        while scheduled and scheduled[0]._cancelled:
             self._timers_cancelled -= 1
             heapq.heappop(scheduled)._scheduled = False
         if not ready:

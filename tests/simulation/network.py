@@ -1,4 +1,4 @@
-"""The simulated network: hosts, delays, partitions, and the servers and channels that the product gets instead of grpc.aio.
+"""The simulated network: hosts, delays, partitions, and what the product uses instead of the sockets of grpc.aio.
 
 Faults of the network are methods of Network: block(), heal(), cut(), half_open(). Each channel has one connection at a
 time. A connection that the other side has lost silently fails after KEEPALIVE seconds, as pings would show.
@@ -7,7 +7,6 @@ time. A connection that the other side has lost silently fails after KEEPALIVE s
 import contextvars
 from collections.abc import Iterable
 from typing import Any
-
 
 from tests.simulation.channel import SimulatedChannel
 from tests.simulation.loop import CURRENT, SimulatedLoop

@@ -34,8 +34,16 @@ FAULTS: Mapping[str, tuple[float, float]] = {
     "conflict": (1.0, 8.0),
     "spike": (2.0, 15.0),
 }
-"""For each fault that comes at random moments: the shortest and the longest mean of the pause in seconds between two."""
-CONDITIONS = ("lossy calls", "slow network", "failing policy", "slow policy", "wild agents", "tiny limits", "short times")
+"""For each fault that comes at random moments: the least and the largest mean of the seconds between two."""
+CONDITIONS = (
+    "lossy calls",
+    "slow network",
+    "failing policy",
+    "slow policy",
+    "wild agents",
+    "tiny limits",
+    "short times",
+)
 """Conditions that last for a whole run."""
 
 
@@ -128,7 +136,7 @@ def _server(number: int, draw: Random, conditions: frozenset[str]) -> ServerPlan
         "retry_delay": (0.25, draw.choice((1.0, 5.0))),
         "agent_timeout": 300.0,
     }
-    return ServerPlan(f"server-{number}", journal=draw.random() < 0.0, config=config)
+    return ServerPlan(f"server-{number}", journal=draw.random() < 0.8, config=config)
 
 
 def _trainer(
@@ -148,7 +156,7 @@ def _trainer(
     return TrainerPlan(
         name=name,
         transport=draw.choice(("attach", "attach", "accept", "callback")),
-        ledger=draw.random() < 0.0,
+        ledger=draw.random() < 0.7,
         rollouts=plans,
         servers=tuple(chosen),
         config=config,

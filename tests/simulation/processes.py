@@ -1,4 +1,4 @@
-"""Simulated processes. A process has tasks, a wall clock, random streams and a network; it can be stopped and killed."""
+"""Simulated processes, which can be stopped and killed, and the random streams of a seed."""
 
 import asyncio
 import contextvars
@@ -24,7 +24,7 @@ class Randomness:
         """Returns the stream of a name, the same object for the same name."""
         stream = self._streams.get(name)
         if stream is None:
-            stream = self._streams[name] = Random(f"{self.seed} {name}")  # noqa: S311 - a simulation
+            stream = self._streams[name] = Random(f"{self.seed} {name}")
         return stream
 
 
@@ -73,5 +73,3 @@ class Process:
         """
         self.frozen = self.dead = True
         self._killed = list(self.tasks)
-        for task in self._killed:
-            task._log_destroy_pending = False  # type: ignore[attr-defined] # noqa: SLF001 - a killed process logs nothing

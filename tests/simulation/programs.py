@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,12 @@ from osmosis_grpc.storage import JournalError
 from osmosis_grpc.trainer import Trainer, TrainerConfig
 from tests.simulation.agents import Passenger, Traveller
 from tests.simulation.application import Application
+from tests.simulation.committer import Disk
 from tests.simulation.network import ProcessNetwork
 from tests.simulation.plan import ServerPlan, TrainerPlan
 from tests.simulation.policy import Policy
 from tests.simulation.processes import Process
+from tests.simulation.system import SimulatedSystem
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -35,13 +38,21 @@ class Program:
         self.host = host
         self.folder = world.folder / name
         self.process: Process | None = None
+        self.system: SimulatedSystem
         self.closing = False
         """Whether it shall end for good, in good order."""
+        self.disk: Disk | None = None
+        """The disk of the newest process."""
+        self.ahead = 0.0
+        """How many seconds the wall clock of the host is ahead."""
         self._ended = asyncio.Event()
         self._stopping = asyncio.Event()
 
     async def _main(self, process: Process) -> None:
         raise NotImplementedError
+
+    durable = False
+    """Whether it has a file of its own."""
 
     @property
     def alive(self) -> bool:
@@ -52,6 +63,10 @@ class Program:
         """Starts a process, unless one is alive."""
         if self.alive or self.closing:
             return
+        randomness = self.world.randomness
+        self.disk = Disk(randomness(f"disk of {self.name}"), self._killed_at_commit, partial(self._note, "disk of "))
+        self.system = SimulatedSystem(self.world.loop, randomness(f"system of {self.name}"), self.disk)
+        self.system.ahead = self.ahead
         self._stopping, self._ended = asyncio.Event(), asyncio.Event()
         process = self.process = Process(self.world.loop, self.world.network, self.name, self.host)
         self.world.processes.append(process)
@@ -69,6 +84,8 @@ class Program:
                 self.world.found(f"{self.name} ended with {type(error).__name__}: {error}", error)
         if process is self.process and not process.dead:
             process.dead = process.frozen = True
+            if self.disk is not None:
+                self.disk.kill()
             self.world.network.gone(process, silently=False)
             self._ended.set()
             if not self.closing:
@@ -80,7 +97,23 @@ class Program:
             return
         self.world.history.note(self.name, "crash", where=where)
         self.process.kill()
+        if self.disk is not None:
+            self.disk.kill()
         self.world.network.gone(self.process, silently=silently)
+
+    def jump(self, seconds: float) -> None:
+        """Moves the wall clock of the host."""
+        self.ahead += seconds
+        if self.alive:
+            self.system.ahead = self.ahead
+
+    def _note(self, device: str, op: str, **details: Any) -> None:
+        self.world.history.note(f"{device}{self.name}", op, **details)
+
+    def _killed_at_commit(self, where: str) -> None:
+        self.kill(where)
+        self.world.faults.made[f"crash {where}"] += 1
+        self.world.later(self.world.randomness("restarts").uniform(0.1, 2.0), self.start)
 
     async def close(self, limit: float) -> bool:
         """Ends the program for good, in good order. Returns False if it does not end within `limit` seconds."""
@@ -129,6 +162,7 @@ class ServerProgram(Program):
     def __init__(self, world: "World", plan: ServerPlan, host: str) -> None:
         super().__init__(world, plan.name, host)
         self.plan = plan
+        self.durable = plan.journal
         self.connect: list[str] = []
         """The trainers to which it connects."""
         self.server: AgentServer | None = None
@@ -149,6 +183,7 @@ class ServerProgram(Program):
             state_dir=self.folder if self.plan.journal else None,
             connect=self.connect,
             config=ServerConfig(**self.plan.config, reflection=False),
+            system=self.system,
         )
         async with server:
             self.server = server
@@ -173,6 +208,7 @@ class TrainerProgram(Program):
     def __init__(self, world: "World", plan: TrainerPlan, host: str, servers: list[ServerProgram]) -> None:
         super().__init__(world, plan.name, host)
         self.plan = plan
+        self.durable = plan.ledger
         self.trainer: Trainer | None = None
         self.application = Application(world, plan)
         self._servers = servers
@@ -201,6 +237,7 @@ class TrainerProgram(Program):
             listen="" if plan.transport == "attach" else self.address,
             ledger=self.ledger,
             config=TrainerConfig(**plan.config),
+            system=self.system,
         )
         self.trainer = None
         async with trainer:

@@ -1,4 +1,4 @@
-"""The server's side of the simulated network: a server and the contexts of its calls, with the interface of grpc.aio."""
+"""The server's side of the simulated network: a server and its calls, with the interface of grpc.aio."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

@@ -1,7 +1,7 @@
 """The calls and connections of the simulated network.
 
-A Connection joins the channel of one process with the server of another. A Call is one RPC on it, with one Pipe for each
-direction. Messages of a pipe keep their order. Different pipes have different delays, so calls overtake each other.
+A Connection joins the channel of one process with the server of another. A Call is one RPC on it, with a Pipe for
+each direction. Messages of a pipe keep their order. Pipes have different delays, so calls overtake each other.
 """
 
 import asyncio

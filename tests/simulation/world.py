@@ -6,7 +6,8 @@ import gc
 import logging
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -45,9 +46,7 @@ class World:
         self.loop.set_exception_handler(self._unhandled)
         self.history = History(self.loop.time)
         slow = "slow network" in plan.conditions
-        self.network = Network(
-            self.loop, randomness, latency=0.02 if slow else 0.0005, jitter=0.5 if slow else 0.02
-        )
+        self.network = Network(self.loop, randomness, latency=0.02 if slow else 0.0005, jitter=0.5 if slow else 0.02)
         if "lossy calls" in plan.conditions:
             self.network.lossy = 0.05
         self.findings: list[Finding] = []
@@ -117,6 +116,8 @@ class World:
         for program in (*self.servers, *self.trainers):
             if program.process is not None and program.process.frozen:
                 program.process.resume()
+            if program.disk is not None:
+                program.disk.crash, program.disk.failures, program.disk.full = None, 0, False
             program.start()
         for server in self.servers:
             if server.server is not None and server.alive:
@@ -169,6 +170,10 @@ class World:
         """Drops the tasks of all processes, and closes the loop."""
         for process in self.processes:
             process.kill()
+        for program in (*self.servers, *self.trainers):
+            if program.disk is not None:
+                program.disk.kill()
+        self.loop.set_exception_handler(lambda loop, context: None)  # tasks end unfinished now
         hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
         try:
             self.loop.close()
@@ -188,7 +193,15 @@ def world_of(seed: int, folder: Path, *, rollouts: int = 32) -> World:
     return World(plan, randomness, folder / f"seed-{seed}")
 
 
-def quiet() -> None:
-    """Switches the log lines of the product off: a world makes thousands, and its history says more."""
-    logging.getLogger("osmosis_grpc").setLevel(logging.CRITICAL + 1)
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL + 1)
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Switches the log lines of the product off. A world makes thousands, and its history says more."""
+    loggers = [logging.getLogger(name) for name in ("osmosis_grpc", "asyncio")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
