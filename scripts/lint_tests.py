@@ -16,7 +16,10 @@ LEFT = {
     "private": ("tests/faults/fuzzed_streams.py", "tests/trainers/", "tests/simulation/loop.py"),
     "sleep": ("tests/trainer/",),
 }
-"""Where a rule does not hold yet, by rule: beginnings of paths. The names below tests/trainers are those of verl. An event loop uses private names of asyncio."""
+"""Where a rule does not hold yet, by rule: beginnings of paths. The names below tests/trainers are those of verl.
+
+An event loop uses private names of asyncio.
+"""
 REFLECTION = {"setattr", "getattr", "delattr", "hasattr", "object", "setitem"}
 """Functions whose string arguments name attributes; `object` is mock.patch.object."""
 DOCUMENTED = {"_exit", "_replace", "_asdict", "_fields"}

@@ -93,7 +93,9 @@ class Application:
             except (Unavailable, LedgerError):
                 await asyncio.sleep(1.0)  # the application asks again after a pause; the clock is simulated
             except CallError as error:
-                world.history.note(self._plan.name, "refused", name, request.attempt, error=type(error).__name__)
+                world.history.note(
+                    self._plan.name, "refused", name, request.attempt, error=type(error).__name__, text=str(error)
+                )
                 world.found(f"{name} is refused: {type(error).__name__}: {error}")
                 self._end(name, "refused")
             else:
