@@ -109,6 +109,10 @@ class _Script:
         if wild == "raise":
             raise RuntimeError("the agent gives up")
         if wild == "error":
+            request = ctx.request
+            self._history.note(
+                self._server, "raised", request.rollout_id, request.attempt, error="ctx.error", run=self._run
+            )
             return ctx.error("the agent cannot", messages)
         if wild == "hang":
             await asyncio.sleep(10_000.0)
