@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.simulation.judge import findings
 from tests.simulation.world import quiet, world_of
 
 
@@ -14,7 +15,7 @@ def _run(seed, folder, rollouts):
     world = world_of(seed, folder, rollouts=rollouts)
     try:
         world.run()
-        return world.history.digest(), [finding.what for finding in world.findings], len(world.history)
+        return world.history.digest(), [*world.findings, *findings(world.history)], len(world.history)
     finally:
         world.close()
 

@@ -186,6 +186,10 @@ class World:
         hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
         try:
             self.loop.close()
+            for process in self.processes:
+                process.forget()
+            self.network.connections.clear()
+            self.network.listeners.clear()
             self.processes.clear()
             self.servers.clear()
             self.trainers.clear()
