@@ -17,14 +17,24 @@ class Operation:
 
 
 OPERATIONS: Mapping[str, Operation] = {
+    # What the run is made of, as the first records. `settings` are pairs of a name and a value: of a trainer `ledger`
+    # (bool), of a server `journal` (bool), `max_concurrent`, `max_queued`.
+    "configured": Operation("is configured: {settings}", ("settings",)),
     # The application of a trainer.
-    "submitted": Operation("the application asks for the rollout (agent {agent})", ("agent",)),
+    # `plan` is a tuple of words that say what may happen to the rollout: cancelled, deadline, policy fails, superseded,
+    # or the type of an error that its application may get. "must complete" says that no fault of the run may end it.
+    "submitted": Operation("the application asks for the rollout (agent {agent}; {plan})", ("agent", "plan")),
+    # `samples` has each sample's name and its segments: ids, mask runs, chat numbers, and logprobs of the sampled ids.
     "applied": Operation(
         "the application gets the outcome {result}: {status} {reason}",
         ("result", "status", "reason", "boundary", "retryable", "reward", "samples"),
     ),
+    "refused": Operation("the application gets the error {error}: {text}", ("error", "text")),
+    "given up": Operation("the application stops waiting", ()),
     "confirmed": Operation("the application confirms {result}", ("result",)),
-    # A call of Init, Cancel or Complete as its caller sees it. A call without `answered` may have had its effect.
+    # A call of Init, Cancel or Complete at the network (`taps`). A call without `answered` may have had its effect.
+    # Init has the digest of its spec as argument and (started,) as value; Cancel has the pair (disposition, state) as
+    # value, and attempt 0 for all attempts; Complete has (result id, status) as argument and the receipt as value.
     "called": Operation("-> {to}: {method} (call {call}) {argument}", ("call", "method", "to", "argument")),
     "answered": Operation("{method} (call {call}) is answered {status} {value}", ("call", "method", "status", "value")),
     # The policy of a trainer. A draw names one sampling; `ids` are the sampled token ids.
@@ -46,6 +56,9 @@ OPERATIONS: Mapping[str, Operation] = {
     # Messages at the network, `kind` by the name of the frame or the call.
     "sent": Operation("-> {to}: {kind} {what}", ("to", "kind", "what")),
     "arrived": Operation("<- {sender}: {kind} {what}", ("sender", "kind", "what")),
+    "beyond window": Operation(
+        "sends chat {chat} to {to}: {open} are open, and the window is {window}", ("chat", "to", "open", "window")
+    ),
     # Disks. `store` is journal or ledger.
     "commit": Operation("{store}: commit of {size} statements", ("store", "size")),
     # What a server says about itself while it runs.
