@@ -11,7 +11,7 @@ from typing import Any
 from osmosis_grpc.agentic.environment import without_keys
 from osmosis_grpc.errors import CallError, DeadlineExceeded, Internal, OsmosisServerError, Unavailable
 from osmosis_grpc.policies.model_http import refused
-from osmosis_grpc.supervise import Backoff
+from osmosis_grpc.supervise import SYSTEM, Backoff
 from osmosis_grpc.types import ChatRequest, ChatResponse
 from osmosis_grpc.types.outcome import clip
 
@@ -75,7 +75,8 @@ class RetryingPolicy:
         await self._policy.__aexit__(kind, error, trace)
 
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
-        loop, backoff, attempt = asyncio.get_running_loop(), Backoff(self._retries.first, self._retries.longest), 0
+        loop, attempt = asyncio.get_running_loop(), 0
+        backoff = Backoff(self._retries.first, self._retries.longest, system=SYSTEM)
         deadline = None if request.timeout is None else loop.time() + request.timeout
         while True:
             attempt += 1
