@@ -20,7 +20,7 @@ def _run(seed, folder, rollouts):
         world.close()
 
 
-@pytest.mark.parametrize("seed", [1, 2, 4])
+@pytest.mark.parametrize("seed", [1, 4, 5])
 def test_a_seed_breaks_nothing_and_gives_the_same_history_again(seed, tmp_path):
     first = run(seed, tmp_path)
     assert first[1] == []
