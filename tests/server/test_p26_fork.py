@@ -36,13 +36,14 @@ async def connected(kind, loops, answers, folder=None):
     """A server, and a trainer that reaches it in one of three ways."""
     options = {"port": 0, "config": ServerConfig(**ENDS), "state_dir": folder}
     if kind == "accept":
-        async with Trainer([], answers, listen="127.0.0.1:0") as trainer:
-            async with AgentServer(loops, connect=[trainer.address], **options) as server:
-                yield server, trainer
-        return
-    async with AgentServer(loops, **options) as server:
-        async with Trainer([server.address], answers, transport=kind) as trainer:
+        async with (
+            Trainer([], answers, listen="127.0.0.1:0") as trainer,
+            AgentServer(loops, connect=[trainer.address], **options) as server,
+        ):
             yield server, trainer
+        return
+    async with AgentServer(loops, **options) as server, Trainer([server.address], answers, transport=kind) as trainer:
+        yield server, trainer
 
 
 async def both(trainer, name, fork="f1", **fields):
@@ -314,12 +315,13 @@ async def test_p26_a_trainer_with_a_ledger_continues_a_fork(tmp_path):
 
 
 async def test_p26_a_fork_goes_to_the_server_of_its_original(tmp_path):
-    async with AgentServer([Brancher()], port=0, state_dir=tmp_path / "one") as one:
-        async with AgentServer([Brancher()], port=0, state_dir=tmp_path / "two") as two:
-            async with Trainer([one.address, two.address], policy) as trainer:
-                for number in range(6):
-                    name = f"r{number}"
-                    await trainer.rollout(rollout_id=name, messages=[USER])
-                    fork = Fork(name, 2)
-                    outcome = await trainer.rollout(rollout_id=f"f{number}", messages=[USER], fork=fork)
-                    assert outcome.status is OutcomeStatus.COMPLETED
+    async with (
+        AgentServer([Brancher()], port=0, state_dir=tmp_path / "one") as one,
+        AgentServer([Brancher()], port=0, state_dir=tmp_path / "two") as two,
+        Trainer([one.address, two.address], policy) as trainer,
+    ):
+        for number in range(6):
+            await trainer.rollout(rollout_id=f"r{number}", messages=[USER])
+            fork = Fork(f"r{number}", 2)
+            outcome = await trainer.rollout(rollout_id=f"f{number}", messages=[USER], fork=fork)
+            assert outcome.status is OutcomeStatus.COMPLETED
