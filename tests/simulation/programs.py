@@ -189,6 +189,7 @@ class ServerProgram(Program):
             ("journal", self.plan.journal),
             ("max_concurrent", config.max_concurrent),
             ("max_queued", config.queue_limit),
+            ("owners", len(self.connect) + 1),
         )
 
     def record_left(self) -> None:
