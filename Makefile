@@ -37,6 +37,7 @@ lint: .venv/.dev ## All linters, type checks, import contracts, and generated fi
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/lint_supervision.py
+	$(BIN)/python scripts/lint_system.py
 	$(BIN)/python scripts/lint_tests.py
 	$(BIN)/python scripts/lint_constructors.py
 	$(BIN)/buf lint

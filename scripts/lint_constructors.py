@@ -1,7 +1,8 @@
 """Finds constructors that take too much: `python scripts/lint_constructors.py` in `make check`.
 
 In the packages below, an `__init__` has at most seven parameters besides configuration, and so has a dataclass that is
-not frozen, fields with a default left out. Configuration is a parameter whose type is a ...Config or ...Settings class.
+not frozen, fields with a default left out. Configuration is a parameter whose type is a ...Config or ...Settings class,
+or the System.
 Frozen dataclasses are values; they may have any number of fields.
 """
 
@@ -44,7 +45,7 @@ def _required_fields(cls: ast.ClassDef) -> int:
 
 def _is_config(annotation: ast.expr | None) -> bool:
     names = [node.id for node in ast.walk(annotation) if isinstance(node, ast.Name)] if annotation else []
-    return any(name.endswith(("Config", "Settings")) for name in names)
+    return any(name.endswith(("Config", "Settings", "System")) for name in names)
 
 
 def main() -> int:

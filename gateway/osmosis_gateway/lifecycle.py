@@ -17,7 +17,7 @@ class Lifecycle:
     def __init__(self, engine: Engine, drain: Callable[[], Awaitable[None]]) -> None:
         self._engine = engine
         self._drain = drain
-        self._start_time = engine.context.clock.time()
+        self._start_time = engine.context.system.time()
 
     async def cancel(self, owner: str, ids: Iterable[str] | None, prefix: str | None) -> dict[str, str]:
         """Cancel rollouts by their ids, by the beginning of their ids, or all of the owner. Return what was done.

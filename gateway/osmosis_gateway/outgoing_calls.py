@@ -36,7 +36,7 @@ from osmosis_grpc.errors import (
 )
 from osmosis_grpc.link.target_policy import Address
 from osmosis_grpc.settings import RolloutClientSettings
-from osmosis_grpc.supervise import Backoff
+from osmosis_grpc.supervise import SYSTEM, Backoff
 from osmosis_grpc.types.outcome import clip
 
 log = logging.getLogger(__name__)
@@ -177,7 +177,7 @@ class Calls:
         refusal, without a retry. `problem` looks at the body of a 2xx answer. If it returns an error, the call has
         failed with this error, and is retried.
         """
-        backoff = Backoff(self._settings.retry_base_delay, self._settings.retry_max_delay)
+        backoff = Backoff(self._settings.retry_base_delay, self._settings.retry_max_delay, system=SYSTEM)
         _checked.set(address)
         for retry in range(1, retries + 1):
             found = await self._attempt(url, body, key, headers or {}, answer, problem)

@@ -47,16 +47,6 @@ The outcome can contain references to chats instead of the tokens of the chats, 
 """
 
 
-class Clock(Protocol):
-    """The time. Tests replace it."""
-
-    def monotonic(self) -> float:
-        """Return seconds that never decrease."""
-
-    def time(self) -> float:
-        """Return Unix seconds."""
-
-
 class Session(Protocol):
     """The engine's side of a RolloutContext. Every method raises RolloutEndedError after the end."""
 

@@ -30,8 +30,8 @@ class AgenticRolloutConfig:
     """The most rollouts that run at once."""
     include_trajectory_in_output: bool = True
     """Whether an output of generate_sequences() has the trajectory."""
-    save_trajectories: bool = False
-    """Whether each trajectory is appended to a file."""
+    save_trajectories: bool | None = None
+    """Whether each trajectory is appended to a file. None means the variable AGENTIC_SAVE_TRAJECTORIES, or no."""
     trajectory_save_path: str | None = None
     """The file, if the name ends in .jsonl, or the folder of trajectories.jsonl. None means ./trajectories."""
     agent_options: dict[str, Any] = field(default_factory=dict)
@@ -105,7 +105,7 @@ _CHECKS = {
     "agent_options": _check_options,
 }
 """The check of each field."""
-_OPTIONAL = ("tools_config", "interactions_config", "trajectory_save_path")
+_OPTIONAL = ("tools_config", "interactions_config", "save_trajectories", "trajectory_save_path")
 
 
 def _yaml() -> Any:

@@ -1,8 +1,6 @@
 """Runs rollouts in this process: the engine with an LLM function as its policy, without sockets."""
 
 import asyncio
-import inspect
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
@@ -13,8 +11,9 @@ from osmosis_grpc.agentic.runnable import AgentRunnable
 from osmosis_grpc.agentic.trajectory import Trajectory, TrajectoryStep
 from osmosis_grpc.agentic.view import TrajectoryView
 from osmosis_grpc.engine import Engine, EngineConfig, Peer
-from osmosis_grpc.errors import CallError, FailedPrecondition, InvalidArgument
+from osmosis_grpc.errors import FailedPrecondition, InvalidArgument
 from osmosis_grpc.storage import MemoryJournal
+from osmosis_grpc.supervise import SYSTEM
 from osmosis_grpc.types import (
     ChatRequest,
     ChatResponse,
@@ -28,6 +27,11 @@ from osmosis_grpc.types import (
 from osmosis_grpc.types.outcome import with_type
 
 OnStep = Callable[[TrajectoryStep], None]
+MOST_QUEUED = 1_000_000
+LONGEST_CHAT = 7 * 86_400.0
+"""The limit of one chat, in seconds. The LLM function has limits of its own."""
+KEPT = 10.0
+"""The engine keeps an ended rollout for this many seconds."""
 NO_BUDGET = 2**31 - 1
 """The tokens of a rollout without a budget."""
 
@@ -41,16 +45,20 @@ class LocalEngine:
         self._agent = agent
         self._policy = policy_of(llm)
         config = EngineConfig(
-            max_concurrent=concurrency, max_queued=1_000_000, agent_timeout=None, stop_again_after=(0.2, 0.5)
+            max_concurrent=concurrency,
+            max_queued=MOST_QUEUED,
+            agent_timeout=None,
+            chat_silence=LONGEST_CHAT,
+            record_ttl=KEPT,
+            sweep_interval=KEPT / 4,
+            stop_again_after=(0.2, 0.5),
         )
         self._engine = Engine([self._runnable], config, sinks=[self._event], journal=MemoryJournal())
         self._views: dict[str, tuple[TrajectoryView, OnStep | None]] = {}
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "LocalEngine":
-        policy: Any = self._policy
-        if hasattr(policy, "__aenter__"):
-            await self._stack.enter_async_context(policy)
+        await self._stack.enter_async_context(self._policy)
         await self._stack.enter_async_context(self._engine)
         return self
 
@@ -72,7 +80,7 @@ class LocalEngine:
 
         If the caller is cancelled, the rollout ends: its chat and its tools stop.
         """
-        rollout_id = request_id or f"agentic-{uuid.uuid4().hex}"
+        rollout_id = request_id or f"agentic-{SYSTEM.new_id()}"
         if rollout_id in self._views:
             raise InvalidArgument("request_id", f"{rollout_id!r} runs already")
         request = {"max_turns": self._agent.max_steps, "max_tokens_total": NO_BUDGET} | request
@@ -91,7 +99,7 @@ class LocalEngine:
             view.end(await done)
             return self._runnable.take(view.trajectory)
         finally:
-            if not done.done():
+            if not view.ended:  # the caller was cancelled, or the Init was refused
                 self.cancel(rollout_id)
             del self._views[rollout_id]
 
@@ -102,15 +110,9 @@ class LocalEngine:
     async def _chat(self, request: ChatRequest, /) -> ChatResponse:
         """Ask the LLM function. Its errors are final, because it has its own retries."""
         try:
-            reply = self._policy(request)
-            response: ChatResponse = await reply if inspect.isawaitable(reply) else reply
-        except CallError as error:
-            if not error.retryable:
-                raise
-            raise FailedPrecondition(with_type(error)) from error
+            return await self._policy(request)
         except Exception as error:
             raise FailedPrecondition(with_type(error)) from error
-        return response
 
 
 async def run_one(agent: BaseAgent, prompt: Any, llm: LLMFunction, request_id: str = "", **request: Any) -> Trajectory:

@@ -1,7 +1,7 @@
 """AgenticRollout runs rollouts of an agent with an LLM function: one, a batch, or as a stream of steps."""
 
 import asyncio
-import uuid
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
@@ -10,6 +10,7 @@ from typing import Any
 from osmosis_grpc.agentic.agent_registry import make_agent
 from osmosis_grpc.agentic.base_agent import BaseAgent
 from osmosis_grpc.agentic.config import AgenticRolloutConfig
+from osmosis_grpc.agentic.environment import log_level, save_trajectories
 from osmosis_grpc.agentic.interactions import make_interactions
 from osmosis_grpc.agentic.llm import LLMFunction
 from osmosis_grpc.agentic.local_engine import LocalEngine
@@ -18,7 +19,7 @@ from osmosis_grpc.agentic.step_stream import StepStream
 from osmosis_grpc.agentic.tool_registry import make_tools
 from osmosis_grpc.agentic.trajectory import StopReason, Trajectory
 from osmosis_grpc.errors import OsmosisRolloutError
-from osmosis_grpc.supervise import DaemonThreads, OnFailure, child, job
+from osmosis_grpc.supervise import SYSTEM, DaemonThreads, OnFailure, child, job
 from osmosis_grpc.types.outcome import with_type
 
 ROLLOUT = job("agentic.rollout", OnFailure.RAISE)
@@ -51,7 +52,11 @@ class AgenticRollout:
         if self.tools:
             self.agent.set_tools(self.tools)
         self.agent.set_interactions(make_interactions(config.interactions_config))
-        self._file = TrajectoryFile(save_path(config.trajectory_save_path)) if config.save_trajectories else None
+        saves = save_trajectories(config.save_trajectories)
+        level = log_level()
+        if level is not None:
+            logging.getLogger("osmosis_grpc").setLevel(level)
+        self._file = TrajectoryFile(save_path(config.trajectory_save_path)) if saves else None
         self.agent.on_trajectory = self._save
 
     async def run(self, prompt: Any, request_id: str = "", **request: Any) -> Trajectory:
@@ -68,7 +73,7 @@ class AgenticRollout:
     def stream(self, prompt: Any, request_id: str = "", **request: Any) -> StepStream:
         """Return a rollout that yields its steps while it runs."""
         engine = LocalEngine(self.agent, self._llm)
-        return StepStream(engine, prompt, request_id or f"agentic-{uuid.uuid4().hex}", request, self._save)
+        return StepStream(engine, prompt, request_id or f"agentic-{SYSTEM.new_id()}", request, self._save)
 
     async def run_batch(self, prompts: Iterable[Any], **request: Any) -> list[Trajectory]:
         """Run a rollout for each prompt, and return the trajectories in the order of the prompts. See batches()."""
@@ -90,7 +95,7 @@ class AgenticRollout:
         unsaved: list[TrajectorySaveError] = []
 
         async def one(engine: LocalEngine, prompt: Any) -> Trajectory:
-            request_id = f"agentic-{uuid.uuid4().hex}"
+            request_id = f"agentic-{SYSTEM.new_id()}"
             try:
                 trajectory = await engine.run(prompt, request_id, **request)
                 await self._save(trajectory)

@@ -5,7 +5,7 @@ from typing import Any
 
 from osmosis_grpc.agentic.step_builder import StepBuilder
 from osmosis_grpc.agentic.trajectory import COMPLETED, StepType, StopReason, Trajectory, TrajectoryStep
-from osmosis_grpc.types import ChatPurpose, ChatResponse, RolloutOutcome, TrajectoryEvent, events
+from osmosis_grpc.types import ChatPurpose, ChatResponse, FailureReason, RolloutOutcome, TrajectoryEvent, events
 from osmosis_grpc.types.outcome import OutcomeStatus, lacks
 
 BEGAN = "agentic"
@@ -20,6 +20,8 @@ class TrajectoryView:
     def __init__(self, request_id: str = "") -> None:
         self.trajectory = Trajectory(request_id=request_id)
         self._builder = StepBuilder(self.trajectory)
+        self.ended = False
+        """Whether the rollout has ended."""
         self._judged: set[tuple[str, int]] = set()
         self._tokens: int | None = 0
         """The tokens so far; None if a reply has no counts."""
@@ -69,7 +71,7 @@ class TrajectoryView:
 
     def end(self, outcome: RolloutOutcome) -> None:
         """Take the outcome: the end, the reward, the messages and the tokens. Later outcomes add what is missing."""
-        made, failure = self.trajectory, outcome.failure
+        made, failure, self.ended = self.trajectory, outcome.failure, True
         made.stop_reason = stop_reason(outcome, made)
         made.is_completed = made.stop_reason in COMPLETED
         made.error = failure.message if failure else None
@@ -105,6 +107,17 @@ def trajectory_of(recorded: Iterable[TrajectoryEvent], outcome: RolloutOutcome |
     return view.trajectory
 
 
+_NO_REPLY = frozenset(
+    {
+        FailureReason.CHAT_REFUSED,
+        FailureReason.REPLY_UNREADABLE,
+        FailureReason.TRAINER_LOST,
+        FailureReason.TRAINER_UNREACHABLE,
+    }
+)
+"""The failures of rollouts whose chat got no reply."""
+
+
 def stop_reason(outcome: RolloutOutcome, trajectory: Trajectory) -> StopReason:
     """Return why a rollout ended. Exactly one reason holds for each outcome."""
     match outcome.status:
@@ -113,8 +126,8 @@ def stop_reason(outcome: RolloutOutcome, trajectory: Trajectory) -> StopReason:
         case OutcomeStatus.DEADLINE_EXCEEDED:
             return StopReason.TIMEOUT
         case OutcomeStatus.FAILED:
-            blamed = outcome.failure.boundary if outcome.failure else ""
-            return StopReason.LLM_ERROR if blamed == "trainer" else StopReason.ERROR
+            reason = outcome.failure.reason if outcome.failure else ""
+            return StopReason.LLM_ERROR if reason in _NO_REPLY else StopReason.ERROR
     given = outcome.extra_fields.get(STOP_REASON)
     if given in list(StopReason):
         return StopReason(given)

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, aclosing
 from osmosis_grpc.cli.server_choice import LOST_AFTER, ChosenServer
 from osmosis_grpc.cli.source_port import Events, Source
 from osmosis_grpc.errors import Unavailable
-from osmosis_grpc.supervise import Backoff
+from osmosis_grpc.supervise import SYSTEM, Backoff
 from osmosis_grpc.types import Annotation, RolloutFilter, RolloutInfo
 
 
@@ -59,7 +59,7 @@ class ServerSource(Source):
 
     async def all_events(self) -> Events:
         """See Source."""
-        cursor, answered, backoff = "", time.monotonic(), Backoff(0.25, 5.0)
+        cursor, answered, backoff = "", time.monotonic(), Backoff(0.25, 5.0, system=SYSTEM)
         while True:
             with self._server.explained():
                 try:

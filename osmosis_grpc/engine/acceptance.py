@@ -78,13 +78,13 @@ class Acceptance:
         if self._context.supervisor.failure is not None:
             raise Unavailable(f"{self._context.supervisor.owner} has failed", retry_after=DRAIN_RETRY_AFTER)
         own = own_copy(request)
-        now = self._context.clock.monotonic()
+        now = self._context.system.monotonic()
         record = Record(
             init,
             owner,
             peer,
             peer.tenant or self._context.callback_tenant(owner),
-            self._context.clock.time(),
+            self._context.system.time(),
             Run(Meter(now), deadline=None if request.agent_timeout is None else now + request.agent_timeout),
             asyncio.get_running_loop().create_future(),
             agent_loop=name,

@@ -81,7 +81,7 @@ class Annotations:
         waiting = self._uncommitted.setdefault(key, _Uncommitted(record))
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         future.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may have left
-        annotation = replace(annotation, time=self._context.clock.time())
+        annotation = replace(annotation, time=self._context.system.time())
 
         def forget() -> None:
             waiting.added.pop(annotation.id, None)

@@ -68,14 +68,15 @@ class ChatCalls:
         case is that the rollout has moved to another peer. Then even an error that is not retryable is ignored. The
         second case is that the trainer possibly still samples the reply (see SILENT).
         """
-        config, clock, backoff = self._context.config, self._context.clock, Backoff(*self._context.config.retry_delay)
+        config, system = self._context.config, self._context.system
+        backoff = Backoff(*config.retry_delay, system=system)
         away_since: float | None = None
         while True:
-            peer, sent = self._record.peer, clock.monotonic()
+            peer, sent = self._record.peer, system.monotonic()
             try:
                 return await self._try(peer, request)
             except CallError as error:
-                now = clock.monotonic()
+                now = system.monotonic()
                 repointed = self._record.peer is not peer
                 sampling = isinstance(error, DeadlineExceeded) and now - sent >= config.chat_silence * SILENT
                 if not (repointed or error.retryable):
@@ -127,7 +128,7 @@ class ChatCalls:
     def timeout(self) -> float:
         """Return the timeout of one try, in seconds."""
         silence, deadline = self._context.config.chat_silence, self._record.run.deadline
-        return silence if deadline is None else max(0.001, min(silence, deadline - self._context.clock.monotonic()))
+        return silence if deadline is None else max(0.001, min(silence, deadline - self._context.system.monotonic()))
 
     def state(self) -> bytes:
         """Return the `state` of the rollout's callback."""

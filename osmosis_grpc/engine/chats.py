@@ -74,7 +74,7 @@ class RolloutSession:
 
     def metrics(self) -> RolloutMetrics:
         given = self._record.init.request.messages
-        return self._record.run.meter.total(self._context.clock.monotonic(), self.samples.tool_messages(given))
+        return self._record.run.meter.total(self._context.system.monotonic(), self.samples.tool_messages(given))
 
     def close(self) -> None:
         """Refuse every further call, and cancel the open chats."""
@@ -103,7 +103,7 @@ class RolloutSession:
         self.check_open()
         run = self._record.run
         run.meter.tool_recorded(latency_ms)
-        run.progress, run.progress_time = self._context.clock.monotonic(), self._context.clock.time()
+        run.progress, run.progress_time = self._context.system.monotonic(), self._context.system.time()
 
     def tool_running(self, name: str) -> Callable[[str], float]:
         self.check_open()
@@ -121,13 +121,13 @@ class RolloutSession:
 
         That function returns the duration in seconds.
         """
-        run, clock = self._record.run, self._context.clock
-        activity, kind, began = object(), str(words[0]), clock.monotonic()
+        run, system = self._record.run, self._context.system
+        activity, kind, began = object(), str(words[0]), system.monotonic()
         run.meter.count_open(kind, 1, began)
-        run.doing[activity] = words, clock.time()
+        run.doing[activity] = words, system.time()
 
         def end() -> float:
-            now = clock.monotonic()
+            now = system.monotonic()
             run.meter.count_open(kind, -1, now)
             run.doing.pop(activity, None)
             run.did = words
@@ -144,7 +144,7 @@ class RolloutSession:
         self.check_open()
         self._runner.free_slot(self._record)
         doing, key = self._record.run.doing, object()
-        doing[key] = (what,), self._context.clock.time()
+        doing[key] = (what,), self._context.system.time()
         try:
             yield
         finally:

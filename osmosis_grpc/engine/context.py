@@ -7,7 +7,7 @@ in the context. If a part calls another part, it takes that part as a parameter.
 from collections.abc import Callable, Mapping, Sequence
 from weakref import WeakValueDictionary
 
-from osmosis_grpc.agent.ports import Clock, EventSink
+from osmosis_grpc.agent.ports import EventSink
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.engine.admission import Admission
 from osmosis_grpc.engine.config import EngineConfig
@@ -29,18 +29,17 @@ class EngineContext:
         runnables: Mapping[str, Runnable],
         config: EngineConfig,
         journal: Journal,
-        clock: Clock,
         sinks: Sequence[EventSink],
         supervisor: Supervisor,
     ) -> None:
         self.runnables = runnables
         self.config = config
         self.journal = journal
-        self.clock = clock
         self.supervisor = supervisor
-        self.log = EventLog(journal, clock, sinks, config.idle_interval, supervisor)
-        self.table = RecordTable(config, journal, clock)
-        self.tombstones = Tombstones(config, journal, clock)
+        self.system = system = supervisor.system
+        self.log = EventLog(journal, sinks, config.idle_interval, supervisor)
+        self.table = RecordTable(config, journal, system)
+        self.tombstones = Tombstones(config, journal, system)
         self.admission = Admission(
             config.max_concurrent,
             config.queue_limit,
@@ -48,7 +47,7 @@ class EngineContext:
             {name: most for name, agent in runnables.items() if (most := getattr(agent, "max_concurrent", None))},
         )
         self.destinations = Destinations()
-        self.earlier_runs = EarlierRuns(runnables, journal)
+        self.earlier_runs = EarlierRuns(runnables, journal, system)
         self.on_ended: Callable[[Record], None] = lambda record: None
         """Called after the end of a rollout is committed. Set by the engine."""
         self.on_delivered: Callable[[Record], None] = lambda record: None

@@ -6,13 +6,12 @@ its Init, and other owners cannot see it. `Engine.rollouts` answers questions ab
 
 import asyncio
 import logging
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.agent.ports import Clock, EndSink, EventSink
+from osmosis_grpc.agent.ports import EndSink, EventSink
 from osmosis_grpc.agent.runnable import Runnable, as_runnable
 from osmosis_grpc.engine.acceptance import Acceptance
 from osmosis_grpc.engine.annotations import Annotations
@@ -39,18 +38,11 @@ SWEEP = job("engine.sweep", OnFailure.RESTART)
 SUM_UP = job("engine.sum_up", OnFailure.RESTART)
 
 
-class SystemClock:
-    """The machine's clocks."""
-
-    monotonic = staticmethod(time.monotonic)
-    time = staticmethod(time.time)
-
-
 class Engine:
     """Hosts agents. Used as `async with Engine(agents, journal=MemoryJournal()) as engine`.
 
-    `supervisor` is the supervisor of the server. Without a server, the engine makes its own supervisor. In both cases
-    the engine closes the supervisor at the end.
+    `supervisor` is the supervisor of the server. Its System has the clocks and makes the ids. Without a server, the
+    engine makes its own supervisor. In both cases the engine closes the supervisor at the end.
     """
 
     def __init__(
@@ -59,7 +51,6 @@ class Engine:
         config: EngineConfig | None = None,
         *,
         journal: Journal,
-        clock: Clock | None = None,
         sinks: Sequence[EventSink] = (),
         supervisor: Supervisor | None = None,
     ) -> None:
@@ -68,9 +59,8 @@ class Engine:
         runnables = {runnable.name: runnable for runnable in given}
         if len(runnables) < len(given):
             raise ValueError(f"agents need unique names: {', '.join(sorted(runnable.name for runnable in given))}")
-        clock = clock or SystemClock()
         self.supervisor = supervisor or Supervisor("the engine")
-        self.context = context = EngineContext(runnables, config, journal, clock, sinks, self.supervisor)
+        self.context = context = EngineContext(runnables, config, journal, sinks, self.supervisor)
         context.on_ended, context.on_delivered = self._ended, self._delivered
         self.journal = journal
         self.log = context.log
@@ -238,7 +228,7 @@ class Engine:
             self.runner.fail(record, error)
 
     async def _sweep(self) -> None:
-        now = self.context.clock.monotonic()
+        now = self.context.system.monotonic()
         for record in self.context.table.overdue(now):
             record.cancel_calls()
         await self.context.table.sweep(now)

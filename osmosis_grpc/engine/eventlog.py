@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Any, NoReturn, get_args
 
-from osmosis_grpc.agent.ports import Clock, EventSink
+from osmosis_grpc.agent.ports import EventSink
 from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.engine.record import Record
 from osmosis_grpc.errors import CallError, FailedPrecondition, InvalidArgument, OutOfRange, Unavailable
@@ -33,14 +33,14 @@ class EventLog:
     """Appends events to a Journal, and reads them for followers."""
 
     def __init__(
-        self, journal: Journal, clock: Clock, sinks: Sequence[EventSink], idle_interval: float, supervisor: Supervisor
+        self, journal: Journal, sinks: Sequence[EventSink], idle_interval: float, supervisor: Supervisor
     ) -> None:
         self._journal = journal
         self.on_failed: Callable[[Record, Then, BaseException], None] = lambda record, then, error: None
         """Called when the `then` of an append() has raised."""
         self._supervisor = supervisor
         journal.on_commit = self._committed
-        self._clock = clock
+        self._monotonic, self._time = supervisor.system.monotonic, supervisor.system.time
         self._sinks: dict[type, list[EventSink]] = {kind: list(sinks) for kind in get_args(EventKind)}
         self.dropped = 0
         """The number of events that could not be committed."""
@@ -56,7 +56,7 @@ class EventLog:
         be committed, `record.trail.journaled` becomes False and `then` is still called. The rollout then continues
         without events.
         """
-        record.run.progress, record.run.progress_time = self._clock.monotonic(), self._clock.time()
+        record.run.progress, record.run.progress_time = self._monotonic(), self._time()
         if not record.trail.journaled:
             self.dropped += 1
             self._follow_up(record, then)

@@ -6,7 +6,6 @@ this rollout, no agent runs. The trainer gets the old outcome with an EarlierRun
 
 import hashlib
 import logging
-import uuid
 from collections.abc import Mapping
 
 from osmosis_grpc.agent.runnable import Runnable
@@ -14,6 +13,7 @@ from osmosis_grpc.agent.source_version import AgentVersion, changes
 from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.engine.record import Peer, Record
 from osmosis_grpc.errors import Unavailable
+from osmosis_grpc.supervise import System
 from osmosis_grpc.types import EarlierRun, EndedBy
 
 log = logging.getLogger(__name__)
@@ -25,8 +25,8 @@ SUMMED = 2.0
 class EarlierRuns:
     """Holds the id of this process and the versions of its agents."""
 
-    def __init__(self, runnables: Mapping[str, Runnable], journal: Journal) -> None:
-        self.process_id = uuid.uuid4().hex
+    def __init__(self, runnables: Mapping[str, Runnable], journal: Journal, system: System) -> None:
+        self.process_id = system.new_id()
         self._versions = {name: AgentVersion.of(runnable.source) for name, runnable in runnables.items()}
         self.versions = {name: version.digest for name, version in self._versions.items()}
         """The version of each agent. Empty if the version is not known."""

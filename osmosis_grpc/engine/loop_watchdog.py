@@ -8,12 +8,11 @@ import asyncio
 import logging
 import sys
 import threading
-import time
 from collections.abc import Callable
 from types import FrameType
 
 from osmosis_grpc.agent.tools import TOOL_TASK
-from osmosis_grpc.supervise import OnFailure, Supervisor, job
+from osmosis_grpc.supervise import OnFailure, StartedThread, Supervisor, job
 from osmosis_grpc.types.stack_frames import is_installed, is_own
 
 log = logging.getLogger(__name__)
@@ -27,7 +26,7 @@ class Watchdog:
     def __init__(self, blocked_after: float) -> None:
         self._limit = blocked_after
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: StartedThread | None = None
         self.on_lag: Callable[[float], object] = lambda seconds: None
         """Called on the loop with the seconds that each answer took."""
         self.blocked = 0
@@ -43,6 +42,7 @@ class Watchdog:
     def start(self, supervisor: Supervisor) -> None:
         """Begin to watch the running loop."""
         loop, ident = asyncio.get_running_loop(), threading.get_ident()
+        self._monotonic = supervisor.system.monotonic
         self._thread = supervisor.thread(WATCH, lambda: self._watch(loop, ident))
 
     def stop(self) -> None:
@@ -59,7 +59,7 @@ class Watchdog:
             return True
         alive = threading.Event()
         try:
-            loop.call_soon_threadsafe(self._answer, alive, time.monotonic())
+            loop.call_soon_threadsafe(self._answer, alive, self._monotonic())
         except RuntimeError:  # the loop is closed
             return False
         if alive.wait(self._limit) or self._stop.is_set():
@@ -76,7 +76,7 @@ class Watchdog:
     def _answer(self, alive: threading.Event, asked: float) -> None:
         """Answer the thread. The loop calls this method."""
         alive.set()
-        self.on_lag(time.monotonic() - asked)
+        self.on_lag(self._monotonic() - asked)
 
     def blocked_at(self, task: str) -> str:
         """Return where the task of this name blocked the loop, if no other task did so later; otherwise empty."""

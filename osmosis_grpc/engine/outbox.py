@@ -146,7 +146,7 @@ class Outbox:
         assert record.delivery.ended is not None
         peer, call = first.pop() if first else (record.peer, self._call(record))
         gives_up = record.delivery.ended + self._context.config.record_ttl
-        backoff = Backoff(*self._context.config.outbox_delay)
+        backoff = Backoff(*self._context.config.outbox_delay, system=self._context.system)
         tries, woken = 1, False
         while True:
             reached, asked_to_wait, pause = False, False, backoff.next()
@@ -177,7 +177,7 @@ class Outbox:
                 self._context.destinations.tried(record, peer.destination_key, reached=reached)
             if reached:
                 return self._settle(record, events.Delivered(receipt, tries=tries))
-            left = gives_up - self._context.clock.monotonic()
+            left = gives_up - self._context.system.monotonic()
             if left <= 0:
                 self.expired += 1
                 log.error("the outcome of rollout %s expired undelivered after %d tries", record.rollout_id, tries)
@@ -207,7 +207,7 @@ class Outbox:
 
     async def _resend(self, peer: Peer, outcome: RolloutOutcome, give_up: float) -> None:
         """Send an outcome until the trainer has answered it, or until the event loop's time is `give_up`."""
-        backoff = Backoff(*self._context.config.outbox_delay)
+        backoff = Backoff(*self._context.config.outbox_delay, system=self._context.system)
         while True:
             try:
                 await self._send(peer, outcome)

@@ -7,12 +7,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from osmosis_grpc.agent.ports import Clock
 from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.fair_shares import Shares
 from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.engine.record import Peer, Record, Tenant
 from osmosis_grpc.errors import AlreadyExists, ResourceExhausted, Unavailable
+from osmosis_grpc.supervise import System
 from osmosis_grpc.types import JournaledRollout, RolloutFilter, RolloutRequest
 from osmosis_grpc.types.rollout_filter import EVERY
 
@@ -35,10 +35,10 @@ _NO_PEER = Peer(_refuse, _refuse)
 class RecordTable:
     """All records, and their aliases."""
 
-    def __init__(self, config: EngineConfig, journal: Journal, clock: Clock) -> None:
+    def __init__(self, config: EngineConfig, journal: Journal, system: System) -> None:
         self._config = config
         self._journal = journal
-        self._clock = clock
+        self._system = system
         self._records: dict[str, dict[int, Record]] = {}
         self._by_sequence: dict[int, Record] = {}
         self._last_sequence = journal.last_sequence

@@ -59,7 +59,7 @@ class Recovery:
         return continued
 
     def _restore(self, entry: JournaledRollout, peer: Peer) -> Record:
-        now, tenant = self._context.clock.monotonic(), peer.tenant or self._context.callback_tenant(entry.owner)
+        now, tenant = self._context.system.monotonic(), peer.tenant or self._context.callback_tenant(entry.owner)
         record = Record.of(entry, peer, tenant, now, self._context.journal.elapsed(entry))
         self._context.table.add(record)
         return record

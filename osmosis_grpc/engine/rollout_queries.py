@@ -47,7 +47,7 @@ class Rollouts:
         """
         rows: list[RolloutInfo] = []
         last = 0
-        now = self._context.clock.time()
+        now = self._context.system.time()
         async for record in self._context.table.after(after, owner, limit + 1, where, newest_first=newest_first):
             if not record.accepted.done() or not where.matches(info := record.info(), now):
                 continue

@@ -9,7 +9,6 @@ import asyncio
 import contextvars
 import dataclasses
 import logging
-import random
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -81,7 +80,7 @@ class Runner:
     def limit(self, record: Record) -> None:
         """Set the timer for the agent_timeout. Idempotent."""
         if record.run.deadline is not None and not record.run.timers:
-            left = record.run.deadline - self._context.clock.monotonic()
+            left = record.run.deadline - self._context.system.monotonic()
             self._later(DEADLINE, record, left, lambda: self.decide(record, self._timed_out(record)))
 
     def decide(self, record: Record, termination: Termination) -> bool:
@@ -142,7 +141,7 @@ class Runner:
 
         Raises RolloutEndedError if the agent's time has run out, also if the agent has ignored its cancel.
         """
-        run, now, seconds = record.run, self._context.clock.monotonic(), record.init.request.grader_timeout
+        run, now, seconds = record.run, self._context.system.monotonic(), record.init.request.grader_timeout
         seconds = self._context.config.agent_timeout if seconds is None else seconds
         if run.termination is not None or (run.deadline is not None and now >= run.deadline):
             raise RolloutEndedError(f"the agent of rollout {record.rollout_id} has no time left")
@@ -162,7 +161,7 @@ class Runner:
 
     def _start(self, record: Record) -> None:
         record.state = advance(record.state, RolloutState.RUNNING)
-        record.run.start_time, now = self._context.clock.time(), self._context.clock.monotonic()
+        record.run.start_time, now = self._context.system.time(), self._context.system.monotonic()
         waited = record.run.meter.started(now)
         if record.run.deadline is None and self._context.config.agent_timeout is not None:
             record.run.timeout = self._context.config.agent_timeout
@@ -226,7 +225,7 @@ class Runner:
                     if grading
                     else Termination.failed("agent", "run cancelled itself", reason=reason)
                 )
-            elif record.run.deadline is not None and self._context.clock.monotonic() >= record.run.deadline:
+            elif record.run.deadline is not None and self._context.system.monotonic() >= record.run.deadline:
                 record.run.termination = self._timed_out(record)
             else:
                 record.run.termination = task.result()
@@ -271,7 +270,7 @@ class Runner:
             record.state = advance(record.state, RolloutState.REPORTING)
         if record.run.session is not None:
             record.run.session.close()
-        result_id, now = f"{random.getrandbits(128):032x}", self._context.clock.monotonic()
+        result_id, now = self._context.system.new_id(), self._context.system.monotonic()
         try:
             self._report(record, build_outcome(record, record.run.termination, result_id, now), free)
         except Exception as error:
@@ -318,8 +317,8 @@ class Runner:
                 outcome.finish_reason == "superseded" and outcome.status is OutcomeStatus.CANCELLED
             )
             record.delivery.end_time, record.delivery.ended = (
-                self._context.clock.time(),
-                self._context.clock.monotonic(),
+                self._context.system.time(),
+                self._context.system.monotonic(),
             )
             notify_ended(self._context.runnables.get(record.agent_loop), record)
         self._context.on_ended(record)

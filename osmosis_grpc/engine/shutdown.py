@@ -86,13 +86,13 @@ class Shutdown:
         for record in self._context.table.live():
             if record.accepted.done() and record.run.termination is None and not record.run.parked:
                 self._end(record)
-        began = self._context.clock.monotonic()
+        began = self._context.system.monotonic()
         with anyio.move_on_after(self._runner.longest_stop):
             while any(record.accepted.done() for record in self._unfinished()):
                 self.changed.clear()
                 await self.changed.wait()
         if limit:
-            await self.drained(max(0.0, began + limit - self._context.clock.monotonic()))
+            await self.drained(max(0.0, began + limit - self._context.system.monotonic()))
 
     @property
     def parked(self) -> list[Record]:

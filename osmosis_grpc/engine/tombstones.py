@@ -4,11 +4,11 @@ A cancel that was answered must take effect. So no tombstone is dropped to make 
 too many tombstones, a further cancel is refused.
 """
 
-from osmosis_grpc.agent.ports import Clock
 from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.engine.record import Record
 from osmosis_grpc.errors import ResourceExhausted
+from osmosis_grpc.supervise import System
 
 CANCELLED_EARLY = "cancelled before its Init came"
 """The cancel reason of the rollouts that a tombstone cancels. The reason in the request is not kept."""
@@ -21,18 +21,18 @@ class Tombstones:
     Each owner and rollout id has the highest cancelled attempt, and the time until which the tombstone is kept.
     """
 
-    def __init__(self, config: EngineConfig, journal: Journal, clock: Clock) -> None:
+    def __init__(self, config: EngineConfig, journal: Journal, system: System) -> None:
         self._config = config
         self._journal = journal
-        self._clock = clock
+        self._system = system
         self._owners: dict[str, dict[str, tuple[int, float]]] = {}
-        now = clock.monotonic()
+        now = system.monotonic()
         for owner, rollout_id, attempt, seconds in journal.tombstones():
             self._owners.setdefault(owner, {})[rollout_id] = (attempt, now + seconds)
 
     def add(self, owner: str, rollout_id: str, attempt: int) -> None:
         """Keep a cancel whose Init can still come. Attempt 0 means every attempt. Raises ResourceExhausted."""
-        now, ttl, most = self._clock.monotonic(), self._config.tombstone_ttl, self._config.max_tombstones
+        now, ttl, most = self._system.monotonic(), self._config.tombstone_ttl, self._config.max_tombstones
         kept = self._owners.setdefault(owner, {})
         if rollout_id not in kept and len(kept) >= most:
             raise ResourceExhausted(
@@ -47,7 +47,7 @@ class Tombstones:
         """Return whether a cancel waits for this rollout, and delete it."""
         kept = self._owners.get(record.owner)
         attempt, until = kept.get(record.rollout_id, (0, 0.0)) if kept else (0, 0.0)
-        if not kept or attempt < record.attempt or until <= self._clock.monotonic():
+        if not kept or attempt < record.attempt or until <= self._system.monotonic():
             return False
         del kept[record.rollout_id]
         self._journal.add_tombstone(record.owner, record.rollout_id, attempt, 0.0)

@@ -9,6 +9,7 @@ from osmosis_grpc.evaluate.run_folder import RunFolder
 from osmosis_grpc.storage import JournalError, Reader
 from osmosis_grpc.storage.journal.reader import read_on_thread
 from osmosis_grpc.storage.journal.schema import FILE
+from osmosis_grpc.supervise import SYSTEM
 from osmosis_grpc.types import ChatRequest, ChatResponse, TrajectoryEvent, events
 from osmosis_grpc.wire.status import from_code
 
@@ -36,7 +37,7 @@ class RecordedReplies:
         recorded = self._rows.get(row)
         if recorded is None:
             name = self._folder.rollout_id(row)
-            read = await read_on_thread(self._folder.path / FILE, lambda reader: _newest(reader, name))
+            read = await read_on_thread(SYSTEM, self._folder.path / FILE, lambda reader: _newest(reader, name))
             recorded = self._rows[row] = _Recorded(read)
             if len(self._rows) > CACHED:
                 self._rows.popitem(last=False)

@@ -14,7 +14,7 @@ from osmosis_grpc.link.client_calls import error_of
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.handlers import decode_or_mark
 from osmosis_grpc.link.network import GRPC, Network
-from osmosis_grpc.supervise import Backoff
+from osmosis_grpc.supervise import Backoff, System
 
 
 class DialledStream:
@@ -86,6 +86,7 @@ async def redial(
     connect: Callable[[], Awaitable[CallError | None]],
     on_ended: Callable[[CallError | None, float], None],
     *,
+    system: System,
     pauses: tuple[float, float] = (0.25, 10.0),
     lasted: float = 1.0,
 ) -> None:
@@ -96,7 +97,7 @@ async def redial(
     After a stream of more than `lasted` seconds, the pause starts from the first value again. An exception of `connect`
     that is not a CallError is a bug of this side. redial raises it, and the job's supervisor starts redial again.
     """
-    loop, backoff = asyncio.get_running_loop(), Backoff(*pauses)
+    loop, backoff = asyncio.get_running_loop(), Backoff(*pauses, system=system)
     while True:
         began = loop.time()
         try:

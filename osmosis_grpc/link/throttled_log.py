@@ -1,8 +1,9 @@
 """Logs frequent warnings. It writes at most one line in EVERY seconds, and counts the other warnings."""
 
 import logging
-import time
 from collections.abc import Callable
+
+from osmosis_grpc.supervise import SYSTEM
 
 EVERY = 10.0
 """The fewest seconds between two log lines."""
@@ -15,7 +16,7 @@ class Throttled:
     only. `clock` returns seconds.
     """
 
-    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, log: logging.Logger, clock: Callable[[], float] = SYSTEM.monotonic) -> None:
         self._log = log
         self._clock = clock
         self._last: float | None = None

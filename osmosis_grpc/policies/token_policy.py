@@ -20,7 +20,7 @@ from osmosis_grpc.policies.generation import FinishReason, Generated, GenerateRe
 from osmosis_grpc.policies.media import media_of
 from osmosis_grpc.policies.sampling import Sampling, sampling_of
 from osmosis_grpc.policies.sent_prompts import SentPrompts
-from osmosis_grpc.supervise import Backoff, DaemonThreads, OnFailure, Supervisor, job
+from osmosis_grpc.supervise import SYSTEM, Backoff, DaemonThreads, OnFailure, Supervisor, job
 from osmosis_grpc.types import ChatRequest, ChatResponse, Extras, Ids, Message, TokenBlock, VersionSpan
 from osmosis_grpc.types.segment_extras import Part, join, rows
 
@@ -155,7 +155,7 @@ class TokenPolicy:
     async def _generate(self, chat: ChatRequest, first: GenerateRequest) -> list[Generated]:
         """Return the parts of a reply. Only the last part has another finish reason than ABORTED."""
         pieces: list[Generated] = []
-        errors, aborts = Backoff(*ERROR_PAUSES), Backoff(*ABORTED_PAUSES)
+        errors, aborts = Backoff(*ERROR_PAUSES, system=SYSTEM), Backoff(*ABORTED_PAUSES, system=SYSTEM)
         left, asked = self._config.retries, first
         try:
             async with asyncio.timeout(first.timeout) as limit:

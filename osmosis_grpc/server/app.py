@@ -30,7 +30,7 @@ from osmosis_grpc.server.callbacks import Callbacks
 from osmosis_grpc.server.config import ServerConfig
 from osmosis_grpc.server.servicer import RolloutServicer
 from osmosis_grpc.storage import MemoryJournal, SqliteJournal
-from osmosis_grpc.supervise import OnFailure, Supervisor, job
+from osmosis_grpc.supervise import SYSTEM, OnFailure, Supervisor, System, job
 from osmosis_grpc.types import Capacity, ToolDict
 from osmosis_grpc.types.outcome import describe
 from osmosis_grpc.types.tool_dicts import tool_dicts
@@ -80,6 +80,7 @@ class AgentServer:
         security: ServerSecurity | None = None,
         credentials: Credentials | None = None,
         config: ServerConfig | None = None,
+        system: System = SYSTEM,
     ) -> None:
         self.config = config = config or ServerConfig()
         self.security = security or ServerSecurity()
@@ -94,16 +95,17 @@ class AgentServer:
             TargetPolicy(loopback=self.on_loopback, allow=config.allow_targets),
             authenticated=self.security.authenticates,
             tls=self.credentials.tls,
+            system=system,
             network=self.network,
         )
-        self.supervisor = Supervisor("the agent server", lambda error: self._set_health())
+        self.supervisor = Supervisor("the agent server", lambda error: self._set_health(), system)
         """Owns the background work. `supervisor.failure` says why the server has failed."""
         self._health = health.aio.HealthServicer()
         self._connect = list(dict.fromkeys(connect))
         self._stack = AsyncExitStack()
         self._stopped = False
         self._journal: Journal = (
-            MemoryJournal()
+            MemoryJournal(system)
             if state_dir is None
             else SqliteJournal(
                 state_dir, record_ttl=config.record_ttl, budget=config.disk_budget, supervisor=self.supervisor

@@ -8,7 +8,6 @@ on the next stream. It passes the trainer's frames to the engine.
 
 import asyncio
 import logging
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -82,7 +81,7 @@ class Attachment:
     def __init__(self, attachment_id: str, owner: str, engine: Engine, max_metadata_bytes: int) -> None:
         self.attachment_id = attachment_id
         self.owner = owner
-        self.tenant = Tenant(away_since=time.time())
+        self.tenant = Tenant(away_since=engine.context.system.time())
         self.dropped = 0
         """The number of chat replies that were dropped, because they came too late."""
         self._engine = engine
@@ -101,7 +100,7 @@ class Attachment:
         )
         self._loop = asyncio.get_running_loop()
         self.subscriptions = Subscriptions(engine, owner)
-        self._unknown_frames = Throttled(log)
+        self._unknown_frames = Throttled(log, engine.context.system.monotonic)
         self._waiting: deque[_Chat] = deque()
         self._open: dict[ChatKey, _Chat] = {}
         self._results: dict[ResultKey, _Result] = {}
@@ -235,7 +234,7 @@ class Attachment:
         """Note the end of a stream. Do nothing if another stream has replaced it."""
         if self._stream is stream:
             self._stream = None
-            self.tenant.away_since = time.time()
+            self.tenant.away_since = self._engine.context.system.time()
             if self._ticking is not None:
                 self._ticking.cancel()
             self.subscriptions.end_all()

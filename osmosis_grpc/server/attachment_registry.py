@@ -87,7 +87,9 @@ class Attachments:
                 return
             log.warning("the trainer at %s: %s; trying again within %g s", target, error or "it left", pause)
 
-        self._dialling.append(self._engine.supervisor.start(DIAL, partial(redial, connect, ended)))
+        self._dialling.append(
+            self._engine.supervisor.start(DIAL, partial(redial, connect, ended, system=self._engine.supervisor.system))
+        )
 
     def expect(self, attachment_id: str, owner: str) -> Peer:
         """Return the peer for a trainer with rollouts of the previous process. The trainer's grace period begins."""

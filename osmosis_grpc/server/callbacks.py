@@ -1,7 +1,6 @@
 """Peers for callback trainers. A peer implements the engine's ports with calls to a TrainerService."""
 
 import logging
-import time
 import weakref
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import replace
@@ -23,6 +22,7 @@ from osmosis_grpc.link.client_calls import DETAILS_KEY, call, error_of
 from osmosis_grpc.link.network import GRPC, Network
 from osmosis_grpc.link.target_policy import Address, TargetPolicy
 from osmosis_grpc.link.tls import ClientTls
+from osmosis_grpc.supervise import SYSTEM, System
 from osmosis_grpc.types import (
     AbandonReason,
     Callback,
@@ -73,9 +73,11 @@ class Callbacks:
         *,
         authenticated: bool = False,
         tls: ClientTls | None = None,
+        system: System = SYSTEM,
         network: Network = GRPC,
     ) -> None:
         self.policy = policy
+        self._system = system
         self.calls: CallSink | None = None
         """Counts the calls to trainers."""
         self.schemes: dict[str, MakePeer] = {}
@@ -94,7 +96,7 @@ class Callbacks:
                 "callback.target", "is a URL; send HOST:PORT, and set callback.tls if the trainer speaks TLS"
             )
         address = await self.policy.check(callback.target, "callback.target", authenticated=self._authenticated)
-        trainer = _Trainer(self._channel(address, callback), callback, init.trace, self.calls)
+        trainer = _Trainer(self._channel(address, callback), callback, init.trace, self.calls, self._system.monotonic)
         return _peer(trainer.chat, trainer.complete, callback, trainer.abandon)
 
     def _channel(self, address: Address, callback: Callback) -> grpc.aio.Channel:
@@ -168,8 +170,14 @@ class _Trainer:
     """The trainer of one rollout."""
 
     def __init__(
-        self, channel: grpc.aio.Channel, callback: Callback, trace: TraceContext | None, calls: CallSink | None
+        self,
+        channel: grpc.aio.Channel,
+        callback: Callback,
+        trace: TraceContext | None,
+        calls: CallSink | None,
+        monotonic: Callable[[], float],
     ) -> None:
+        self.monotonic = monotonic
         self._channel = channel  # this reference keeps the channel open
         self._calls = calls
         self._chat: Any = channel.unary_unary(CHAT)
@@ -226,14 +234,15 @@ class _Trainer:
 class _Asking:
     """An open chat. The agent's task awaits the chat. cancel() ends the chat."""
 
-    __slots__ = ("_began", "_call", "_cancelled", "_delta", "_request", "_trainer")
+    __slots__ = ("_began", "_call", "_cancelled", "_delta", "_monotonic", "_request", "_trainer")
 
     def __init__(self, trainer: _Trainer, request: ChatRequest) -> None:
         self._trainer = trainer
         self._request = request
         self._delta = trainer.callback.delta
         self._cancelled = False
-        self._began = time.monotonic()
+        self._monotonic = trainer.monotonic
+        self._began = self._monotonic()
         self._call = trainer.call(request, request.timeout, delta=self._delta)
 
     def __await__(self) -> Generator[Any, None, ChatResponse]:
@@ -247,7 +256,7 @@ class _Asking:
     async def _answer(self) -> ChatResponse:
         reached = False
         while True:
-            asked, after_cut = time.monotonic(), reached
+            asked, after_cut = self._monotonic(), reached
             try:
                 reply = await self._call
                 break
@@ -259,7 +268,7 @@ class _Asking:
                 if cut and failed.code() is grpc.StatusCode.CANCELLED:  # the trainer stops
                     error = Unavailable("the chat was cut off by the trainer")
                 unknown = self._delta and isinstance(error, UnknownChat)
-                reached = cut and time.monotonic() - asked >= REACHED_AFTER
+                reached = cut and self._monotonic() - asked >= REACHED_AFTER
                 # After a cut, grpc can send the next call on the broken connection.
                 # A cut of that call is no answer either.
                 again = unknown or reached or (after_cut and cut)
@@ -267,7 +276,7 @@ class _Asking:
                     raise error from None
                 self._delta = self._delta and not unknown
             limit = self._request.timeout  # all calls share this timeout
-            left = None if limit is None else max(0.001, limit - (time.monotonic() - self._began))
+            left = None if limit is None else max(0.001, limit - (self._monotonic() - self._began))
             self._call = self._trainer.call(self._request, left, delta=self._delta)
         try:
             return reply_from_wire(chat_pb2.ChatResponse.FromString(reply))

@@ -51,7 +51,7 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
         self._on_drain = on_drain
         self._owner: Callable[[Any], str] = security.authenticator() or (lambda context: "")
         self._check_admin = security.check_admin
-        self._start_time = engine.context.clock.time()
+        self._start_time = engine.context.system.time()
 
     async def Init(self, request: InitRequest, context: Any) -> InitResponse:
         check_served(request, self._max_metadata)
@@ -109,7 +109,7 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
             limits=self._attachments.limits(),
             draining=engine.shutdown.draining,
             features=FEATURES,
-            current_time=engine.context.clock.time(),
+            current_time=engine.context.system.time(),
         )
         return wire.SERVER_INFO.to_wire(info)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-import uuid
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from osmosis_grpc.engine.journal_port import Journal, Trajectories
+from osmosis_grpc.supervise import SYSTEM, System
 from osmosis_grpc.types import JournaledRollout, RolloutFilter, TrajectoryEvent, events
 from osmosis_grpc.types.rollout_filter import EVERY
 
@@ -38,8 +38,8 @@ class MemoryJournal(Journal):
 
     live_size = 0
 
-    def __init__(self) -> None:
-        super().__init__(uuid.uuid4().hex)
+    def __init__(self, system: System = SYSTEM) -> None:
+        super().__init__(system.new_id())
         self._newest: list[TrajectoryEvent | None] = [None] * PAGE
         self._pages = {0: self._newest}
         self._left = {0: PAGE - 1}  # positions begin with 1, so page 0 has one event fewer

@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import logging
-import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from osmosis_grpc.supervise.backoff import Backoff
+from osmosis_grpc.supervise.consumer import StartedThread
 from osmosis_grpc.supervise.jobs import Job, OnFailure, raise_injected
+from osmosis_grpc.supervise.system import SYSTEM, System
 from osmosis_grpc.supervise.unsupervised import BACKOFF, run_thread
 
 log = logging.getLogger(__name__)
@@ -25,11 +26,12 @@ class Supervisor:
     """Owns the background work of one server, trainer or gateway. Belongs to one event loop.
 
     `owner` is the name of the server, trainer or gateway in log lines. When the owner fails, the supervisor calls
-    `on_failed` once on the event loop.
+    `on_failed` once on the event loop. `system` has the clocks, random numbers, ids and threads of the owner.
     """
 
-    def __init__(self, owner: str, on_failed: Report | None = None) -> None:
+    def __init__(self, owner: str, on_failed: Report | None = None, system: System = SYSTEM) -> None:
         self.owner = owner
+        self.system = system
         self.failures: Counter[str] = Counter()
         """The number of failures of each job, by the job's name."""
         self.failure: BaseException | None = None
@@ -80,7 +82,7 @@ class Supervisor:
         return self.start(job, rerun)
 
     async def _run(self, job: Job, work: Callable[[], Awaitable[T]], report: Report | None) -> T | None:
-        loop, backoff = asyncio.get_running_loop(), Backoff(*BACKOFF)
+        loop, backoff = asyncio.get_running_loop(), Backoff(*BACKOFF, system=self.system)
         while True:
             began = loop.time()
             try:
@@ -123,7 +125,7 @@ class Supervisor:
 
     # Threads.
 
-    def thread(self, job: Job, step: Callable[[], bool], report: Report | None = None) -> threading.Thread:
+    def thread(self, job: Job, step: Callable[[], bool], report: Report | None = None) -> StartedThread:
         """Start a thread that calls `step()` until `step()` returns False.
 
         An error of a step has the consequence that the job declares. This consequence happens on the event loop. With
@@ -138,7 +140,7 @@ class Supervisor:
                 else:
                     loop.call_soon_threadsafe(self._count, job, error, f"runs again in {pause:.1f} s")
 
-        return run_thread(job, step, on_error)
+        return run_thread(job, step, on_error, self.system)
 
     # Failures.
 

@@ -5,14 +5,15 @@ Such work is a task that its caller awaits, or work outside of a server or train
 
 import asyncio
 import logging
-import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar, cast
 
 from osmosis_grpc.supervise.backoff import Backoff
+from osmosis_grpc.supervise.consumer import StartedThread
 from osmosis_grpc.supervise.jobs import Job, OnFailure, injected, raise_injected
+from osmosis_grpc.supervise.system import SYSTEM, System
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +46,7 @@ def future(job: Job, work: Awaitable[T]) -> "asyncio.Future[T]":
     return child(job, work if asyncio.iscoroutine(work) else _await(work))
 
 
-def thread(
-    job: Job, step: Callable[[], bool], failed: Callable[[BaseException], None] | None = None
-) -> threading.Thread:
+def thread(job: Job, step: Callable[[], bool], failed: Callable[[BaseException], None] | None = None) -> StartedThread:
     """Call `step()` on a daemon thread until it returns False.
 
     If a step raises, the error is logged and counted. With OnFailure.RESTART, the thread calls the next step after a
@@ -59,7 +58,7 @@ def thread(
         if pause is None and failed is not None:
             failed(error)
 
-    return run_thread(job, step, on_error)
+    return run_thread(job, step, on_error, SYSTEM)
 
 
 def _count(job: Job, error: BaseException, consequence: str = "") -> None:
@@ -68,8 +67,8 @@ def _count(job: Job, error: BaseException, consequence: str = "") -> None:
 
 
 def run_thread(
-    job: Job, step: Callable[[], bool], on_error: Callable[[BaseException, float | None], None]
-) -> threading.Thread:
+    job: Job, step: Callable[[], bool], on_error: Callable[[BaseException, float | None], None], system: System
+) -> StartedThread:
     """Start a thread that calls `step()` until `step()` returns False.
 
     After an error, the thread calls `on_error` with the error and the seconds before the next step. If `on_error` gets
@@ -77,7 +76,7 @@ def run_thread(
     """
 
     def run() -> None:
-        backoff = Backoff(*BACKOFF)
+        backoff = Backoff(*BACKOFF, system=system)
         while True:
             try:
                 raise_injected(job)
@@ -91,9 +90,7 @@ def run_thread(
                     return
                 time.sleep(pause)
 
-    made = threading.Thread(target=run, name=job.name, daemon=True)
-    made.start()
-    return made
+    return system.thread(job.name, run)
 
 
 def call_later(job: Job, seconds: float, callback: Callable[..., None], *args: Any) -> asyncio.TimerHandle:

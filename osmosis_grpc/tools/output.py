@@ -54,13 +54,21 @@ class Output:
         self._silence()
         os.close(self._read_end)
 
-    def text(self) -> str:
-        """Return the last lines. A line whose beginning was dropped is left out, unless it is the only one."""
+    @property
+    def truncated(self) -> bool:
+        """Whether older output was dropped."""
+        return self._cut or len(self._kept) > self._bytes
+
+    def data(self) -> bytes:
+        """Return the last `most_bytes` bytes."""
         kept = self._kept
         for secret in self._secrets:
             kept = kept.replace(secret, b"[key]")
-        if self._cut:
-            kept = kept[self._longest :][-self._bytes :]
+        return kept[self._longest :][-self._bytes :] if self._cut else kept[-self._bytes :]
+
+    def text(self) -> str:
+        """Return the last lines. A line whose beginning was dropped is left out, unless it is the only one."""
+        kept = self.data()
         lines = kept.decode("utf-8", "replace").strip().splitlines()
         if self._cut and len(lines) > 1:
             lines = lines[1:]

@@ -1,8 +1,9 @@
 """Runs a program in a workspace: with its own process group, a time limit, and the last lines of its output.
 
 At the end of a run, the process group gets SIGTERM, then SIGKILL, and then every process with the workspace's marker in
-its environment gets SIGKILL. Only a process that has left the group and cleared its environment survives. The server is
-not forked (Python's subprocess uses vfork here).
+its environment, or of the workspace's own user, gets SIGKILL. In a workspace without a user of its own, a process
+survives if it has left the group and cleared its environment. The server is not forked (Python's subprocess uses vfork
+here).
 """
 
 import asyncio
@@ -15,7 +16,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from osmosis_grpc.tools.workspace import Workspace
 log = logging.getLogger(__name__)
 
 RUN = job("tools.run_process", OnFailure.RAISE)
+WATCH = job("tools.watch_program", OnFailure.RAISE)
 
 PROGRAMS = 512
 """At most this many programs run at once in a process. Further ones wait."""
@@ -69,6 +71,19 @@ class Ended:
     """Whether the time limit has stopped it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """The end of a program whose output the caller reads."""
+
+    exit_code: int
+    """The negative number of the signal if a signal has ended the program."""
+    seconds: float
+    timed_out: bool = False
+    """Whether the time limit has stopped the program."""
+    given_up: bool = False
+    """Whether the function `give_up` has stopped the program."""
+
+
 async def run_process(
     argv: Sequence[str],
     *,
@@ -87,33 +102,65 @@ async def run_process(
     """
     limits = limits or Limits()
     output = Output(limits.output_bytes, limits.output_lines, secrets)
-    program = _Program(argv, {**environment, **space.environment}, cwd or space.work, space.marker, output.write_end)
+    try:
+        variables = {**environment, **space.environment}
+        program = Program(argv, variables, space, output, output, cwd=cwd or space.work, memory=limits.memory)
+        end = await run_program(program, stdin=stdin, seconds=limits.seconds)
+        await output.rest()
+    finally:
+        output.close()
+    return Ended(exit_code=end.exit_code, output=output.text(), seconds=end.seconds, timed_out=end.timed_out)
+
+
+async def run_program(
+    program: "Program",
+    *,
+    stdin: bytes = b"",
+    seconds: float | None = None,
+    grace: float = GRACE,
+    give_up: Callable[[], Awaitable[None]] | None = None,
+) -> Stopped:
+    """Run a program to its end. If the caller is cancelled, the program is stopped first.
+
+    The program is also stopped after `seconds`, and when `give_up` returns. `grace` is the time between SIGTERM and
+    SIGKILL; 0 means no SIGTERM. Raises OSError if the program cannot be started.
+    """
     started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    ended = child(RUN, program_threads.run(lambda: program.run(stdin, limits.memory), lambda: started.set_result(None)))
+    ended = child(RUN, program_threads.run(lambda: program.run(stdin), lambda: started.set_result(None)))
+    watch: asyncio.Task[None] | None = None
     try:
         try:
             first: set[asyncio.Future[Any]] = {started, ended}
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)  # the program may wait for a thread
             began = time.monotonic()
-            timed_out = not (await asyncio.wait({ended}, timeout=limits.seconds))[0]
+            watched: set[asyncio.Future[Any]] = {ended}
+            if give_up is not None:
+                watch = child(WATCH, _awaited(give_up))
+                watched.add(watch)
+            done, _ = await asyncio.wait(watched, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            await uninterrupted(_stop(program, ended))
+            await uninterrupted(_stop(program, ended, grace))
             raise
-        if timed_out:
-            await uninterrupted(_stop(program, ended))
-        seconds = time.monotonic() - began
+        if ended not in done:
+            await uninterrupted(_stop(program, ended, grace))
         exit_code = KILLED if ended.cancelled() else ended.result()
-        await output.rest()
+        given_up = watch is not None and watch in done and ended not in done
+        return Stopped(exit_code=exit_code, seconds=time.monotonic() - began, timed_out=not done, given_up=given_up)
     finally:
+        if watch is not None:
+            watch.cancel()
         program.close()
-        output.close()
-    return Ended(exit_code=exit_code, output=output.text(), seconds=seconds, timed_out=timed_out)
 
 
-async def _stop(program: "_Program", ended: "asyncio.Task[int]") -> None:
+async def _awaited(function: Callable[[], Awaitable[None]]) -> None:
+    await function()
+
+
+async def _stop(program: "Program", ended: "asyncio.Task[int]", grace: float) -> None:
     """End a program. Returns when its processes have ended, and at the latest after about ten seconds."""
-    if await _stopping.run(program.terminate):
-        await asyncio.wait({ended}, timeout=GRACE)
+    if await _stopping.run(lambda: program.terminate(signal.SIGTERM if grace else signal.SIGKILL)):
+        if grace:
+            await asyncio.wait({ended}, timeout=grace)
         if not ended.done():
             await _stopping.run(program.kill)
             await asyncio.wait({ended}, timeout=reaper.KILL_WITHIN)
@@ -125,15 +172,28 @@ async def _stop(program: "_Program", ended: "asyncio.Task[int]") -> None:
         ended.exception()  # asyncio would log an exception that nothing reads
 
 
-class _Program:
-    """A program of a run. Its methods block, so they are called on threads."""
+class Program:
+    """A program of a run, and the outputs that it writes to. Its methods block, so they are called on threads.
+
+    `environment` has all its variables; those of the workspace have to be among them.
+    """
 
     def __init__(
-        self, argv: Sequence[str], environment: Mapping[str, str], cwd: Path, marker: str, output: int
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        space: Workspace,
+        stdout: Output,
+        stderr: Output,
+        *,
+        cwd: Path,
+        memory: int | None = None,
     ) -> None:
-        self._argv, self._environment, self._cwd, self._marker = list(argv), dict(environment), cwd, marker
-        self._output: int | None = output
-        """The descriptor that the program writes to. It is closed here once the program has it."""
+        self._argv, self._environment, self._cwd = list(argv), dict(environment), cwd
+        self._space, self._memory = space, memory
+        self._stdout, self._stderr = stdout.write_end, stderr.write_end
+        self._outputs = {self._stdout, self._stderr}
+        """The descriptors that the program writes to. They are closed here once the program has them."""
         self._lock = threading.Lock()
         self._stopped = False
         self._process: subprocess.Popen[bytes] | None = None
@@ -142,7 +202,7 @@ class _Program:
     def __str__(self) -> str:
         return f"{self._argv[0]}, process {self._process and self._process.pid}"
 
-    def run(self, stdin: bytes, memory: int | None) -> int:
+    def run(self, stdin: bytes) -> int:
         """Start the program, wait until it ends, and return its exit code. Raises OSError.
 
         All its processes have ended then.
@@ -150,9 +210,9 @@ class _Program:
         process = self._start(stdin)
         if process is None:
             return KILLED
-        if memory is not None and hasattr(resource, "prlimit"):
+        if self._memory is not None and hasattr(resource, "prlimit"):
             with contextlib.suppress(ProcessLookupError):
-                resource.prlimit(process.pid, resource.RLIMIT_AS, (memory, memory))
+                resource.prlimit(process.pid, resource.RLIMIT_AS, (self._memory, self._memory))
         if hasattr(os, "waitid"):  # the process id stays in use until process.wait(), so killpg() hits no other process
             with contextlib.suppress(ChildProcessError):
                 os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -174,8 +234,8 @@ class _Program:
                 self._process = subprocess.Popen(
                     self._argv,
                     stdin=given,
-                    stdout=self._output,
-                    stderr=self._output,
+                    stdout=self._stdout,
+                    stderr=self._stderr,
                     env=self._environment,
                     cwd=self._cwd,
                     start_new_session=True,
@@ -184,11 +244,11 @@ class _Program:
                 self._close_output()
             return self._process
 
-    def terminate(self) -> bool:
-        """Send SIGTERM to the group, or prevent the start. Returns whether there is a process."""
+    def terminate(self, number: signal.Signals) -> bool:
+        """Send a signal to the group, or prevent the start. Returns whether there is a process."""
         with self._lock:
             self._stopped = True
-            self._signal(signal.SIGTERM)
+            self._signal(number)
             if self._process is None:
                 self._close_output()
             return self._process is not None
@@ -197,7 +257,7 @@ class _Program:
         """Kill the group and every other process of the workspace."""
         with self._lock:
             self._signal(signal.SIGKILL)
-        reaper.kill_marked([self._marker])
+        self._space.kill()
 
     def close(self) -> None:
         """Close the output of a program that was never started."""
@@ -210,6 +270,5 @@ class _Program:
                 os.killpg(self._process.pid, number)
 
     def _close_output(self) -> None:
-        if self._output is not None:
-            os.close(self._output)
-            self._output = None
+        while self._outputs:
+            os.close(self._outputs.pop())

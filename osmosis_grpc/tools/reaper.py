@@ -14,7 +14,7 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +28,19 @@ UNREADABLE_SEARCHES = 3
 """A process that just starts another program has no readable environment. The search is repeated so many times."""
 
 
-def kill_marked(markers: Collection[str]) -> None:
+def kill_marked(markers: Mapping[str, int | None]) -> None:
     """Kill every process whose environment has one of the markers, and the descendants of these processes.
 
-    Returns when no such process is left, and at the latest after KILL_WITHIN seconds. Does nothing on a system without
-    /proc.
+    A marker may have a user, who belongs to the workspace alone; every process of this user is killed. Returns when no
+    such process is left, and at the latest after KILL_WITHIN seconds. Does nothing on a system without /proc.
     """
     wanted = {f"{MARKER}={marker}".encode() for marker in markers}
+    users = {user for user in markers.values() if user is not None}
     deadline, unreadable = time.monotonic() + KILL_WITHIN, 0
     while wanted and time.monotonic() < deadline:
-        found, unsure = _processes(wanted)
+        found, seen, unsure = _processes(wanted, users)
+        for user in seen:
+            _kill_user(user)
         for pid in found:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -47,13 +50,23 @@ def kill_marked(markers: Collection[str]) -> None:
         time.sleep(PAUSE)
 
 
-def _processes(wanted: set[bytes]) -> tuple[set[int], bool]:
-    """Return the living processes with a wanted variable and their descendants, but never this process.
+def _kill_user(user: int) -> None:
+    """Kill all processes of a user at once, so that none of them can start a further one meanwhile."""
+    import subprocess  # it takes a third of the time in which this file starts
 
-    Also returns whether a process has no readable environment.
+    with contextlib.suppress(OSError):
+        switch = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+        subprocess.run([*switch, "sh", "-c", "kill -9 -1"], check=False, cwd="/", stderr=subprocess.DEVNULL)
+
+
+def _processes(wanted: set[bytes], users: set[int]) -> tuple[set[int], set[int], bool]:
+    """Return the living processes with a wanted variable or user and their descendants, but never this process.
+
+    Also returns the users that were found, and whether a process has no readable environment.
     """
     parents: dict[int, int] = {}
     found: set[int] = set()
+    seen: set[int] = set()
     unsure = False
     for pid in _pids():
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -61,6 +74,11 @@ def _processes(wanted: set[bytes]) -> tuple[set[int], bool]:
             if pid == os.getpid() or state in (b"Z", b"X"):
                 continue
             parents[pid] = int(parent)
+            user = _user(pid) if users else -1
+            if user in users:
+                found.add(pid)
+                seen.add(user)
+                continue
             environment = _read(f"/proc/{pid}/environ")
             unsure = unsure or (not environment and 2 not in (pid, int(parent)))  # 2 has the kernel's threads
             if not wanted.isdisjoint(environment.split(b"\0")):
@@ -69,7 +87,12 @@ def _processes(wanted: set[bytes]) -> tuple[set[int], bool]:
     while newest:
         newest = {pid for pid, parent in parents.items() if parent in newest} - found
         found |= newest
-    return found, unsure
+    return found, seen, unsure
+
+
+def _user(pid: int) -> int:
+    """Return the user of a process. The owner of its folder in /proc can be root instead."""
+    return int(_read(f"/proc/{pid}/status").partition(b"\nUid:")[2].split(None, 1)[0])
 
 
 def _read(path: str) -> bytes:
@@ -115,9 +138,9 @@ def _make_removable(folder: str) -> None:
                 left += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
 
 
-def begins(marker: str, folder: str) -> bytes:
+def begins(marker: str, folder: str, user: int | None = None) -> bytes:
     """Return the line for a workspace that begins."""
-    return _line({"begins": marker, "folder": folder})
+    return _line({"begins": marker, "folder": folder, "user": user})
 
 
 def ends(marker: str) -> bytes:
@@ -134,18 +157,21 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # they are meant for the server
         signal.signal(number, signal.SIG_IGN)
     left: dict[str, str] = {}
+    users: dict[str, int | None] = {}
     answers: Any = sys.stdout.buffer
     for line in sys.stdin.buffer:
         with contextlib.suppress(ValueError, KeyError):  # the server died within a line
             message = json.loads(line)
             if "begins" in message:
                 left[message["begins"]] = message["folder"]
+                users[message["begins"]] = message["user"]
                 with contextlib.suppress(OSError):
                     answers.write(b".")
                     answers.flush()
             else:
                 left.pop(message["ends"], None)
-    kill_marked(left)
+                users.pop(message["ends"], None)
+    kill_marked(users)
     for folder in left.values():
         remove_folder(folder)
 

@@ -24,32 +24,35 @@ class Workspace:
     """A new folder below the temporary folder. Used as `async with Workspace() as space`.
 
     At the end of the block, every process with the variables in `environment` is killed, and the folder is removed. If
-    this process dies before that, the reaper does both.
+    this process dies before that, the reaper does both. With a `user`, the folders `work` and `tmp` belong to this
+    user, and every process of this user is killed, too. Only root can give a user.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, user: int | None = None) -> None:
+        self.user = user
         self.marker = secrets.token_hex(16)
         self.folder = Path(tempfile.gettempdir()).absolute() / f"osmosis-{self.marker}"
         """The folder. Only this user can read it."""
         self.work = self.folder / "work"
         """An empty folder, for the files of a program."""
-        self._temporary = self.folder / "tmp"
+        self.temporary = self.folder / "tmp"
+        """An empty folder, for temporary files of a program."""
 
     @property
     def environment(self) -> dict[str, str]:
         """The variables that a process of this workspace needs."""
-        return {reaper.MARKER: self.marker, "TMPDIR": str(self._temporary)}
+        return {reaper.MARKER: self.marker, "TMPDIR": str(self.temporary)}
 
     async def __aenter__(self) -> "Workspace":
         try:
-            await uninterrupted(_threads.run(self._make))
+            await uninterrupted(_threads.run(self.make))
         except BaseException:
-            await uninterrupted(_threads.run(self._remove))
+            await uninterrupted(_threads.run(self.remove))
             raise
         return self
 
     async def __aexit__(self, *exc: Any) -> None:
-        await uninterrupted(_threads.run(self._remove))
+        await uninterrupted(_threads.run(self.remove))
 
     async def write(self, name: str, data: bytes) -> Path:
         """Write a file into the folder, and return its path. Raises OSError."""
@@ -80,14 +83,22 @@ class Workspace:
             raise OSError(f"{name} has more than {limit} bytes")
         return data
 
-    def _make(self) -> None:
-        _reaper.begins(self)
-        self.folder.mkdir(mode=0o700)
-        self.work.mkdir()
-        self._temporary.mkdir()
+    def kill(self) -> None:
+        """Kill every process of the workspace. It blocks, so it is called on a thread."""
+        reaper.kill_marked({self.marker: self.user})
 
-    def _remove(self) -> None:
-        reaper.kill_marked([self.marker])
+    def make(self) -> None:
+        """Make the folders. It blocks, so it is called on a thread. Raises OSError."""
+        _reaper.begins(self)
+        self.folder.mkdir(mode=0o700 if self.user is None else 0o711)
+        for folder in (self.work, self.temporary):
+            folder.mkdir(mode=0o777 if self.user is None else 0o700)
+            if self.user is not None:
+                os.chown(folder, self.user, self.user)
+
+    def remove(self) -> None:
+        """Kill the processes and remove the folder. It blocks, so it is called on a thread."""
+        self.kill()
         reaper.remove_folder(self.folder)
         _reaper.ends(self)
 
@@ -98,13 +109,13 @@ class _Reaper:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._open: dict[str, str] = {}
-        """The folders of the open workspaces, by marker."""
+        self._open: dict[str, Workspace] = {}
+        """The open workspaces, by marker."""
 
     def begins(self, space: Workspace) -> None:
         """Note a workspace that begins. Returns when the reaper knows it. Raises OSError if it cannot be started."""
         with self._lock:
-            self._open[space.marker] = str(space.folder)
+            self._open[space.marker] = space
             if self._process is not None:
                 if self._confirmed(self._process, space.marker):
                     return
@@ -124,7 +135,8 @@ class _Reaper:
     def _confirmed(self, process: "subprocess.Popen[bytes]", marker: str) -> bool:
         """Send a reaper the beginning of a workspace. Return whether it has confirmed that."""
         try:
-            _pipe(process.stdin).write(reaper.begins(marker, self._open[marker]))
+            space = self._open[marker]
+            _pipe(process.stdin).write(reaper.begins(marker, str(space.folder), space.user))
             return bool(_pipe(process.stdout).read(1))
         except OSError:
             return False

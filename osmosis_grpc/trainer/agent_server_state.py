@@ -4,7 +4,6 @@ The scheduler knows agent servers only as AgentServerLink. Each transport has it
 """
 
 import asyncio
-import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -56,8 +55,8 @@ class Rollout:
     """Whether the ledger has this attempt or a lower attempt of the rollout."""
     losses: list[str] = field(default_factory=list)
     """The reason for each loss, with the attempt."""
-    backoff: Backoff = field(default_factory=lambda: Backoff(*LOST_PAUSES))
-    """The pauses before the rollout runs again after a loss."""
+    backoff: Backoff | None = None
+    """The pauses before the rollout runs again after a loss. None before its first loss."""
 
     def __post_init__(self) -> None:
         self.done.add_done_callback(lambda _: self.changed.set())
@@ -108,6 +107,8 @@ class Owner(Protocol):
     cache: ChatCache
     ledger: Ledger | None
     supervisor: Supervisor
+    process_id: str
+    """The id of the trainer's process."""
 
     def changed(self) -> None:
         """Send waiting rollouts, because a server may have a free slot."""
@@ -315,7 +316,7 @@ class AgentServerLink(ABC):
         rollout.opened = True
         rollout.changed.set()
         try:
-            self.cache.rollout(*rollout.key, time.monotonic()).tools = tools_from_wire(tools, "tools")
+            self.cache.rollout(*rollout.key, self.cache.now()).tools = tools_from_wire(tools, "tools")
         except CallError as unreadable:
             self.cancel(rollout.request.rollout_id, "its tools cannot be read").add_done_callback(retrieve)
             self.init_refused(rollout, Internal(f"the server's answer cannot be read: {unreadable}"))

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from typing import Any, Generic, TypeVar
 
 from osmosis_grpc.errors import TrainerFailed, Unavailable
-from osmosis_grpc.supervise import OnFailure, Supervisor, job, thread
+from osmosis_grpc.supervise import OnFailure, StartedThread, Supervisor, job, thread
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._supervisor = Supervisor(name)
-        self._thread: threading.Thread | None = None
+        self._thread: StartedThread | None = None
         self._failure: TrainerFailed | None = None
         """The error that has ended the thread."""
         self._submitting = threading.Lock()

@@ -5,7 +5,6 @@ server, the bytes of the outcomes that wait for events are limited, because a se
 """
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -74,7 +73,7 @@ class OutcomeRecorder:
         rollout = self._rollouts.get(outcome.rollout_id)
         if rollout is None and not self._cache.knows(outcome.rollout_id):
             raise _unclaimed(outcome)
-        cache = self._cache.rollout(outcome.rollout_id, outcome.attempt, time.monotonic())
+        cache = self._cache.rollout(outcome.rollout_id, outcome.attempt, self._cache.now())
         if rollout is not None and outcome.attempt < rollout.request.attempt:
             raise Aborted(
                 f"rollout {outcome.rollout_id} is at attempt {rollout.request.attempt}",
@@ -184,7 +183,7 @@ class OutcomeRecorder:
                     trajectory.append(event)
                     if isinstance(event.kind, events.Ended):
                         break
-            cache = self._cache.rollout(rollout_id, attempt, time.monotonic())
+            cache = self._cache.rollout(rollout_id, attempt, self._cache.now())
             cache.restore(trajectory)
             self._record(report, list(all_chats(rollout_id, attempt, cache.samples)))
         except CallError as error:

@@ -1,7 +1,6 @@
 """The client of RolloutService: starts, lists, follows and cancels rollouts."""
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from osmosis_grpc.link.client_calls import call, error_of
 from osmosis_grpc.link.connection_errors import explained
 from osmosis_grpc.link.credentials import Credentials, channel
 from osmosis_grpc.link.tls import ClientTls
-from osmosis_grpc.supervise import Backoff, Supervisor
+from osmosis_grpc.supervise import SYSTEM, Backoff, Supervisor, System
 from osmosis_grpc.trainer.request_check import RolloutFields, check_selection, checked
 from osmosis_grpc.trainer.transports.callback.calls import raise_if_cancelled
 from osmosis_grpc.trainer.unreachable_warnings import Unreached
@@ -78,6 +77,7 @@ class RolloutClient:
         token: str = "",
         tls: ClientTls | None = None,
         insecure: bool = False,
+        system: System = SYSTEM,
     ) -> None:
         if target.startswith(("http://", "https://")) or ":" not in target:
             raise ValueError(f"target: {target!r} is not HOST:PORT, for example 127.0.0.1:50051")
@@ -88,7 +88,8 @@ class RolloutClient:
         credentials.check_target(target)
         self._credentials = credentials
         self._metadata = credentials.metadata
-        self._supervisor = Supervisor(f"the client of {target}")
+        self._supervisor = Supervisor(f"the client of {target}", system=system)
+        self._monotonic = system.monotonic
         self._unreached = Unreached(target, self._supervisor)
         self._channel = channel(target, credentials.tls, client_options())
         self._stub = services_pb2_grpc.RolloutServiceStub(self._channel)
@@ -208,13 +209,13 @@ class RolloutClient:
         After a broken stream, a new stream continues with the next event. Events of a newer protocol are left out.
         Raises Unavailable when the server is lost, and when this client is closed.
         """
-        answered, backoff = time.monotonic(), Backoff(*STREAM_PAUSES)
+        answered, backoff = self._monotonic(), Backoff(*STREAM_PAUSES, system=self._supervisor.system)
         while True:
             request = pb.StreamEventsRequest(rollout_id=rollout_id, attempt=attempt, after_event=after)
             try:
                 async with aclosing(self._stream(request)) as stream:
                     async for response in stream:
-                        answered = time.monotonic()
+                        answered = self._monotonic()
                         self._unreached.reached()
                         backoff.reset()
                         if response.HasField("event"):
@@ -223,7 +224,7 @@ class RolloutClient:
                                 yield event_from_wire(response.event)
                 return
             except Unavailable as error:
-                if self._closed or not error.retryable or time.monotonic() - answered > self._lost_after:
+                if self._closed or not error.retryable or self._monotonic() - answered > self._lost_after:
                     raise
                 self._unreached.failed(error)
                 await asyncio.sleep(backoff.next())

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -21,8 +20,9 @@ from osmosis_grpc.errors import (
     Unavailable,
 )
 from osmosis_grpc.storage.ledger import Ledger, LedgerRollout
-from osmosis_grpc.supervise import OnFailure, Supervisor, job
+from osmosis_grpc.supervise import Backoff, OnFailure, Supervisor, job
 from osmosis_grpc.trainer.agent_server_state import (
+    LOST_PAUSES,
     AgentServerLink,
     Owner,
     Report,
@@ -64,6 +64,7 @@ class Scheduler(Owner):
     ) -> None:
         self.cache = cache
         self.supervisor = supervisor
+        self.process_id = supervisor.system.new_id()
         self.failure: TrainerFailed | None = None
         """The error of a failed trainer. Every call raises this error."""
         self.runs: set[Callable[[TrainerFailed], None]] = set()
@@ -124,7 +125,7 @@ class Scheduler(Owner):
                 return known
             self._supersede(known, request.attempt)
         try:
-            cache = self.cache.rollout(request.rollout_id, request.attempt, time.monotonic())
+            cache = self.cache.rollout(request.rollout_id, request.attempt, self.cache.now())
         except Aborted as error:
             raise Aborted(
                 f"{error}; use a new id, or attempt={error.attempt + 1} to run it again",
@@ -254,6 +255,7 @@ class Scheduler(Owner):
         rollout.losses.append(f"attempt {rollout.request.attempt}: {why}")
         losses = len(rollout.losses)
         if losses < self._max_attempts or rollout.cancelled:
+            rollout.backoff = rollout.backoff or Backoff(*LOST_PAUSES, system=self.supervisor.system)
             self.restart(rollout, why, rollout.backoff.next())
             return
         name = rollout.request.rollout_id
@@ -277,7 +279,7 @@ class Scheduler(Owner):
         log.info("rollout %s runs again as attempt %d: %s", rollout.request.rollout_id, attempt, why)
         rollout.request = replace(rollout.request, attempt=attempt)
         rollout.opened = False
-        self.cache.rollout(rollout.request.rollout_id, attempt, time.monotonic())
+        self.cache.rollout(rollout.request.rollout_id, attempt, self.cache.now())
         if after:
             self._send_later(rollout, after)
         else:

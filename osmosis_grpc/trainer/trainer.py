@@ -1,7 +1,6 @@
 """Trainer: rollouts on any number of agent servers, over attachments or by callbacks."""
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import asdict, replace
@@ -15,7 +14,7 @@ from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.network import GRPC, Network
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.storage.ledger import SqliteLedger
-from osmosis_grpc.supervise import Supervisor
+from osmosis_grpc.supervise import SYSTEM, Supervisor, System
 from osmosis_grpc.trainer import unreachable_warnings
 from osmosis_grpc.trainer.annotate import AnnotationFields, annotate
 from osmosis_grpc.trainer.chats.chat_cache import SWEEP, ChatCache
@@ -66,6 +65,7 @@ class Trainer:
 
     `credentials` are sent to `servers`: a token, and the files for TLS. `security` is for `listen`: the tokens that
     callers have to send, and the files for TLS. With callbacks the trainer makes a credential for each rollout.
+    `system` has the clocks, random numbers, ids and threads; tests replace it.
 
     Raises OSError when the port is taken, LedgerError when the ledger cannot be opened, ValueError for a server that
     is not HOST:PORT, an unknown transport, a mapping without a policy or an address that needs more security,
@@ -86,6 +86,7 @@ class Trainer:
         credentials: Credentials | None = None,
         security: ServerSecurity | None = None,
         config: TrainerConfig | None = None,
+        system: System = SYSTEM,
     ) -> None:
         if transport not in TRANSPORTS:
             raise ValueError(f"transport: {transport!r} is not one of {', '.join(TRANSPORTS)}")
@@ -107,6 +108,7 @@ class Trainer:
             config=self._config,
         )
         self._ledger_path = ledger
+        self._system = system
         self._scheduler: Scheduler | None = None
         self._transport: AttachTransport | CallbackTransport
         self._resources: AsyncExitStack
@@ -122,7 +124,7 @@ class Trainer:
 
     async def __aenter__(self) -> "Trainer":
         async with AsyncExitStack() as stack:
-            supervisor = Supervisor("the trainer")
+            supervisor = Supervisor("the trainer", system=self._system)
             stack.push_async_callback(supervisor.close)
             ledger = None
             if self._ledger_path is not None:
@@ -138,7 +140,7 @@ class Trainer:
             transport.listen()
             self.address = transport.address
             kept = ledger.take_restored() if ledger is not None else []
-            cache.restore(kept, time.monotonic())
+            cache.restore(kept, cache.now())
             transport.add_servers(kept)
             scheduler.restore(kept)
             await transport.begin()
@@ -146,9 +148,7 @@ class Trainer:
             supervisor.every(
                 unreachable_warnings.WARN_DRAINING, unreachable_warnings.EVERY, scheduler.warn_if_all_drain
             )
-            supervisor.every(
-                SWEEP, min(60.0, ttl / 4), lambda: cache.sweep(time.monotonic() - ttl, keep=scheduler.rollouts)
-            )
+            supervisor.every(SWEEP, min(60.0, ttl / 4), lambda: cache.sweep(cache.now() - ttl, keep=scheduler.rollouts))
             self._resources = stack.pop_all()
         return self
 

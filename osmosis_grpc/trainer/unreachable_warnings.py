@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Collection
 
 from osmosis_grpc.errors import CallError
@@ -26,6 +25,7 @@ class Unreached:
     def __init__(self, name: str, supervisor: Supervisor) -> None:
         self.name = name
         self._supervisor = supervisor
+        self._monotonic = supervisor.system.monotonic
         self._why = "no answer yet"
         self._refused = False
         self._warned: float | None = None
@@ -39,7 +39,7 @@ class Unreached:
     def failed(self, error: CallError | None) -> None:
         """Record a failed call. None means that the server ended the connection. Logs a warning if one is due."""
         refused = is_permanent(error)
-        due = self._warned is None or time.monotonic() - self._warned >= self._pause or refused != self._refused
+        due = self._warned is None or self._monotonic() - self._warned >= self._pause or refused != self._refused
         self._why, self._refused = str(error or "it left"), refused
         if due:
             self._warn()
@@ -60,17 +60,17 @@ class Unreached:
         return REFUSED_EVERY if self._refused else EVERY
 
     async def _warn_again_and_again(self) -> None:
-        began = time.monotonic()
+        began = self._monotonic()
         while True:
             due = max(began, self._warned or began) + self._pause
-            left = due - time.monotonic()
+            left = due - self._monotonic()
             if left > 0:
                 await asyncio.sleep(min(left, EVERY))
             else:
                 self._warn()
 
     def _warn(self) -> None:
-        self._warned = time.monotonic()
+        self._warned = self._monotonic()
         if self._refused:
             log.warning("%s; no rollout goes there", self._why)
         else:

@@ -12,8 +12,8 @@ from osmosis_grpc.link.dialled_stream import redial
 def quick_redial(monkeypatch: pytest.MonkeyPatch) -> None:
     """The trainer dials again at once: pauses that grow are not what is tested here."""
 
-    async def quick(connect: Any, ended: Any, **pauses: Any) -> None:
-        await redial(connect, ended, pauses=(0.02, 0.2))
+    async def quick(connect: Any, ended: Any, **options: Any) -> None:
+        await redial(connect, ended, **{**options, "pauses": (0.02, 0.2)})
 
     monkeypatch.setattr("osmosis_grpc.trainer.transports.transport.redial", quick)
     for name in ("initial", "min", "max"):

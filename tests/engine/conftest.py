@@ -12,6 +12,7 @@ from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
 from osmosis_grpc.engine import Engine, EngineConfig, Peer
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.storage import MemoryJournal
+from osmosis_grpc.supervise import Supervisor, System
 from osmosis_grpc.types import InitRequest, Receipt, RolloutRequest, events
 from tests.waiting import until
 
@@ -28,7 +29,7 @@ PATIENCE = 3.0
 """Seconds after which something that should happen is taken not to happen."""
 
 
-class Clock:
+class Clock(System):
     """The machine's clocks; tests move them ahead."""
 
     ahead = 0.0
@@ -157,8 +158,9 @@ async def _hosting(*agents, get_tools=lambda request: [], sinks=(), **config):
     escaped = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: escaped.append(context))
     clock, loops = Clock(), [as_loop(agent, get_tools) for agent in agents]
+    supervisor = Supervisor("the engine", system=clock)
     async with Engine(
-        loops, EngineConfig(**{**FAST, **config}), clock=clock, sinks=sinks, journal=MemoryJournal()
+        loops, EngineConfig(**{**FAST, **config}), supervisor=supervisor, sinks=sinks, journal=MemoryJournal()
     ) as engine:
         yield Host(engine, clock, escaped)
     for _ in range(10):

@@ -6,6 +6,7 @@ import pytest
 
 from osmosis_grpc.engine import Engine, EngineConfig
 from osmosis_grpc.storage import MemoryJournal, SqliteJournal
+from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.types import RolloutFilter, RolloutState
 from tests.engine.conftest import FAST, Clock, Host, as_loop
 from tests.engine.test_journal import Talker, keeping
@@ -67,7 +68,9 @@ async def host(request, tmp_path):
     clock = Clock()
     try:
         loops = [as_loop(agent, lambda request: [])]
-        async with Engine(loops, EngineConfig(**FAST), clock=clock, journal=journal) as engine:
+        async with Engine(
+            loops, EngineConfig(**FAST), supervisor=Supervisor("the engine", system=clock), journal=journal
+        ) as engine:
             yield Host(engine, clock, [])
     finally:
         journal.close()

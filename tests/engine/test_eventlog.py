@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-from osmosis_grpc.engine.engine import SystemClock
 from osmosis_grpc.engine.eventlog import EventLog
 from osmosis_grpc.engine.record import Trail
 from osmosis_grpc.storage import MemoryJournal
@@ -13,7 +12,7 @@ from osmosis_grpc.types import TrajectoryEvent, events
 def test_one_rollouts_trouble_keeps_no_other_of_its_transaction_waiting(caplog):
     supervisor = Supervisor("the test")
     journal, committed = MemoryJournal(), []
-    EventLog(journal, SystemClock(), (), 15.0, supervisor)
+    EventLog(journal, (), 15.0, supervisor)
     records = [SimpleNamespace(rollout_id=name, trail=Trail()) for name in "ab"]
 
     def fail(record):

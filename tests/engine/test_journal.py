@@ -22,6 +22,7 @@ from osmosis_grpc.policies.scripted import EchoPolicy, answer
 from osmosis_grpc.storage import Reader, SqliteJournal
 from osmosis_grpc.storage.journal import writer
 from osmosis_grpc.storage.sqlite import committer
+from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.types import (
     CancelResult,
     ChatRef,
@@ -136,9 +137,10 @@ async def keeping(folder, *agents, policy=None, ahead=0.0, clock=None, **config)
     """An engine on a folder; what it finds there goes on."""
     clock = clock or Clock()
     clock.ahead += ahead
-    store = SqliteJournal(folder, monotonic=clock.monotonic)
+    supervisor = Supervisor("the engine", system=clock)
+    store = SqliteJournal(folder, supervisor=supervisor)
     try:
-        async with Engine(agents, EngineConfig(**{**FAST, **config}), clock=clock, journal=store) as engine:
+        async with Engine(agents, EngineConfig(**{**FAST, **config}), supervisor=supervisor, journal=store) as engine:
             host = Host(engine, clock, [])
             host.folder, host.trainer = folder, Trainer(policy or Until(99))
             engine.recovery.recover(lambda entry: host.trainer.peer)

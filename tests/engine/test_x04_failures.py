@@ -17,6 +17,7 @@ from osmosis_grpc.engine.tombstones import Tombstones
 from osmosis_grpc.engine.unreachable_trainers import Destinations
 from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.storage import SqliteJournal
+from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.types import OutcomeStatus, events
 from tests.engine.conftest import FAST, Clock, Host
 
@@ -41,9 +42,11 @@ class Talk(RolloutAgentLoop):
 async def h(tmp_path):
     """A host with a journal and one slot."""
     clock = Clock()
-    store = SqliteJournal(tmp_path / "state", monotonic=clock.monotonic)
+    supervisor = Supervisor("the engine", system=clock)
+    store = SqliteJournal(tmp_path / "state", supervisor=supervisor)
     try:
-        async with Engine([Talk()], EngineConfig(max_concurrent=1, **FAST), clock=clock, journal=store) as engine:
+        config = EngineConfig(max_concurrent=1, **FAST)
+        async with Engine([Talk()], config, supervisor=supervisor, journal=store) as engine:
             yield Host(engine, clock, [])
     finally:
         store.close()

@@ -7,9 +7,9 @@ import grpc
 import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, services_pb2_grpc
-from osmosis_grpc.engine.engine import SystemClock
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.server import app as server_app
+from osmosis_grpc.supervise import System
 from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerConfig
 from osmosis_grpc.trainer.transports.callback import listener
 from tests.callback_trainer import CallbackTrainer
@@ -26,13 +26,14 @@ QUICK = {"outbox_delay": (0.02, 0.2), "retry_delay": (0.02, 0.1), "sweep_interva
 
 @pytest.mark.long
 @pytest.mark.parametrize("jump", [3600.0, -3600.0], ids=["ahead", "back"])
-async def test_a_wall_clock_that_jumps_expires_nothing(tmp_path, monkeypatch, jump):
+async def test_a_wall_clock_that_jumps_expires_nothing(tmp_path, jump):
     """F8. Even what is kept for a minute only, and has an hour's jump in its middle."""
     expected = await undisturbed(tmp_path, COUNT)
     policy, outcomes, ahead = Counted(tmp_path), [], [0.0]
-    monkeypatch.setattr(SystemClock, "time", staticmethod(lambda: time.time() + ahead[0]))
+    system = System()
+    system.time = lambda: time.time() + ahead[0]
     config = ServerConfig(**QUICK, record_ttl=60.0)
-    async with AgentServer(AGENTS, port=0, config=config, state_dir=tmp_path / "state") as server:
+    async with AgentServer(AGENTS, port=0, config=config, state_dir=tmp_path / "state", system=system) as server:
         async with Trainer(server.address, policy) as trainer:
             policy.gate.clear()
             at_work = gathering(trainer, COUNT, outcomes)

@@ -4,6 +4,7 @@ import asyncio
 from contextlib import asynccontextmanager
 
 from osmosis_grpc.storage import SqliteJournal
+from osmosis_grpc.supervise import Supervisor, System
 from osmosis_grpc.types import (
     Callback,
     InitRequest,
@@ -23,8 +24,11 @@ PATIENCE = 20.0
 class JournalUser:
     """Appends as an engine does: numbers count from 1 in each rollout, tokens count from 1."""
 
-    def __init__(self, folder, **options):
-        self.journal = SqliteJournal(folder, **options)
+    def __init__(self, folder, *, monotonic=None, **options):
+        system = System()
+        if monotonic is not None:
+            system.monotonic = monotonic
+        self.journal = SqliteJournal(folder, **{"supervisor": Supervisor("the journal", system=system), **options})
         self.journal.on_commit = self._committed
         self.reported = []
         """(token, ok) in the order of the reports."""

@@ -18,7 +18,7 @@ from osmosis_grpc.integrations.vllm_grpc.generate_messages import from_message, 
 from osmosis_grpc.integrations.vllm_grpc.methods import call
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.policies.generation import Generated, GenerateRequest
-from osmosis_grpc.supervise import Backoff
+from osmosis_grpc.supervise import SYSTEM, Backoff
 
 SHORT = 10.0
 """A call that samples nothing takes at most this many seconds."""
@@ -70,7 +70,7 @@ class VllmGrpcGenerator:
 
     async def _until_resumed(self) -> None:
         """Wait while vLLM is paused. It would hold the call, and then sample with weights of another version."""
-        pauses = Backoff(*PAUSES)
+        pauses = Backoff(*PAUSES, system=SYSTEM)
         while self._has_control:
             reply: pb.IsPausedResponse | None = await self._served(pb.IsPausedRequest())
             if reply is None or not reply.paused:

@@ -1,6 +1,5 @@
 """Reads rollouts and events from the journal's file, for the server and for commands that inspect the journal."""
 
-import asyncio
 import json
 import logging
 import sqlite3
@@ -19,6 +18,7 @@ from osmosis_grpc.storage.journal.rows import Dropped, EventRow, RolloutRow, Tra
 from osmosis_grpc.storage.journal.selection import selection
 from osmosis_grpc.storage.lock_file import is_held
 from osmosis_grpc.storage.sqlite.database import connect, look
+from osmosis_grpc.supervise import System
 from osmosis_grpc.types import (
     Callback,
     EndedBy,
@@ -406,7 +406,7 @@ def _init(row: RolloutRow, first: events.Accepted | None) -> InitRequest:
     return InitRequest(request=request, callback=callback, digest=row.digest)
 
 
-async def read_on_thread(path: Path, read: Callable[[Reader], R]) -> R:
+async def read_on_thread(system: System, path: Path, read: Callable[[Reader], R]) -> R:
     """Call `read` on another thread, and return its result. Raises Unavailable.
 
     `read` gets a Reader with a connection of its own.
@@ -420,4 +420,4 @@ async def read_on_thread(path: Path, read: Callable[[Reader], R]) -> R:
                 return read(reader)
 
     with unavailable():
-        return await asyncio.to_thread(reading)
+        return await system.run(reading)

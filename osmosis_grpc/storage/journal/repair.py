@@ -6,7 +6,6 @@ events again. A damaged number of deaths becomes 0. A rollout with other damage 
 
 import logging
 import sqlite3
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from osmosis_grpc.storage.journal import schema
 from osmosis_grpc.storage.journal.open_rollouts import End
 from osmosis_grpc.storage.journal.rows import EventRow, RolloutRow, Trail
 from osmosis_grpc.storage.sqlite.checksum import with_sum
+from osmosis_grpc.supervise import System
 from osmosis_grpc.types import OutcomeStatus, events
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ _COPY = "copy of journal_id"
 """The name of the fact that repeats the journal's id. All cursors and attachments depend on this id."""
 
 
-def mend(database: sqlite3.Connection, path: Path) -> bool:
+def mend(database: sqlite3.Connection, path: Path, system: System) -> bool:
     """Repair the facts, the tombstones and the rollouts. Returns whether the journal is new. Raises sqlite3.Error."""
     database.execute("BEGIN IMMEDIATE")
     facts = schema.JOURNAL.tables["facts"].delete_damaged(database)
@@ -55,15 +55,15 @@ def mend(database: sqlite3.Connection, path: Path) -> bool:
             database.execute("UPDATE rollouts SET positions = NULL WHERE sequence = ?", (row.sequence,))
         elif wrong and row.settled:
             log.error("the settled rollout %s is damaged in the journal %s: %s", row.rollout_id, path, wrong)
-    made = _defaults(database, lost=bool(facts))
+    made = _defaults(database, system, lost=bool(facts))
     database.execute("COMMIT")
     return made
 
 
-def _defaults(database: sqlite3.Connection, *, lost: bool) -> bool:
+def _defaults(database: sqlite3.Connection, system: System, *, lost: bool) -> bool:
     """Insert missing facts that every journal needs. Returns whether the journal is new."""
     known = dict(database.execute("SELECT name, value FROM facts"))
-    journal_id = known.get("journal_id") or known.get(_COPY) or uuid.uuid4().hex
+    journal_id = known.get("journal_id") or known.get(_COPY) or system.new_id()
     (newest,) = database.execute("SELECT max(position) FROM events").fetchone()
     (clock,) = database.execute("SELECT max(max(accepted_at), max(coalesce(ended_at, 0.0))) FROM rollouts").fetchone()
     values = {

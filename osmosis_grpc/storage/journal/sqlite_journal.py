@@ -15,7 +15,6 @@ import functools
 import json
 import logging
 import sqlite3
-import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -85,13 +84,14 @@ class SqliteJournal(Journal):
         record_ttl: float = 3600.0,
         budget: int = 10 * 1024**3,
         supervisor: Supervisor | None = None,
-        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        supervisor = supervisor or Supervisor("the journal")
+        self._system = supervisor.system
         with explained(schema.JOURNAL, folder, "stop it"), ExitStack() as stack:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             file = LockedFile(folder / schema.FILE, folder / schema.LOCK, schema.JOURNAL)
             stack.callback(file.close)
-            created = mend(file.database, file.path)
+            created = mend(file.database, file.path, self._system)
             self.path = file.path
             self.secrets = Secrets(folder / "credentials")
             self.reads = connect(file.path)
@@ -100,6 +100,7 @@ class SqliteJournal(Journal):
             self._reader = Reader(self.reads)
             super().__init__(str(self._reader.fact("journal_id")))
             self._restore(created)
+            monotonic = self._system.monotonic
             ahead = self._clock_written - monotonic()
             self._now: Callable[[], float] = lambda: monotonic() + ahead
             self.open_rollouts = OpenRollouts(budget)
@@ -107,11 +108,7 @@ class SqliteJournal(Journal):
             self._loop = asyncio.get_running_loop()
             file.database.execute(schema.FACT, schema.fact("closed", 0))
             self.writer = Writer(
-                file,
-                self._report,
-                self._report_problem,
-                lambda used: self._retention.measured(used),
-                supervisor or Supervisor("the journal"),
+                file, self._report, self._report_problem, lambda used: self._retention.measured(used), supervisor
             )
             self._retention = Retention(
                 self._reader,
@@ -265,7 +262,7 @@ class SqliteJournal(Journal):
         )
 
     def keep_version(self, digest: str, parts: Mapping[str, str]) -> None:
-        value = json.dumps({"time": time.time(), "parts": dict(parts)})
+        value = json.dumps({"time": self._system.time(), "parts": dict(parts)})
         fact = schema.fact(_VERSION + digest, value)
         self.writer.batch().statements += [(schema.FACT, fact), (_OLD_VERSIONS, (VERSIONS,))]
 
@@ -392,10 +389,10 @@ class SqliteJournal(Journal):
         def read(reader: Reader) -> list[JournaledRollout]:
             return reader.entries(owner, after, limit, where, newest_first=newest_first)
 
-        return await read_on_thread(self.path, read)
+        return await read_on_thread(self._system, self.path, read)
 
     async def read_apart(self, read: Callable[[Trajectories], R]) -> R:
-        return await read_on_thread(self.path, lambda reader: read(reader.trajectory))
+        return await read_on_thread(self._system, self.path, lambda reader: read(reader.trajectory))
 
     @_reads
     def unsettled(self) -> Sequence[JournaledRollout]:

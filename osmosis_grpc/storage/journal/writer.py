@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
-import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -130,6 +129,8 @@ class Writer(Committer[Batch]):
         self.commits = 0
         self.commit_seconds = 0.0
         """The time that all commits together took."""
+        self._system = supervisor.system
+        self._monotonic = supervisor.system.monotonic
         super().__init__(file, COMMIT, supervisor)
 
     @property
@@ -155,11 +156,11 @@ class Writer(Committer[Batch]):
 
         The tokens and barriers of the next batch get False.
         """
-        self._supervisor.failed(COMMIT, error, self._died)
+        self._supervisor.failed(COMMIT, error, self.died)
 
     def _arm(self) -> None:
         pause = self._flushed + GATHER - self._loop.time()
-        self._timer = self._supervisor.call_later(FLUSH, pause, self.flush, report=self._died)
+        self._timer = self._supervisor.call_later(FLUSH, pause, self.flush, report=self.died)
 
     def flush(self) -> None:
         """Give the waiting batch to the thread."""
@@ -208,10 +209,10 @@ class Writer(Committer[Batch]):
         for batch in items:
             self._write(batch)
         if self.problem and not items:  # test whether writing works again
-            self._write(Batch(statements=[(FACT, fact("tried", int(time.time())))], done=True))
+            self._write(Batch(statements=[(FACT, fact("tried", int(self._system.time())))], done=True))
         if self.problem:
             return
-        if self._unmeasured and (not items or time.monotonic() >= self._measured_at + MEASURE_INTERVAL):
+        if self._unmeasured and (not items or self._monotonic() >= self._measured_at + MEASURE_INTERVAL):
             self._measure()
         elif self._shrinking:
             self._idle = not items
@@ -222,7 +223,7 @@ class Writer(Committer[Batch]):
             self._leave_out(batch)
         latest = self._owed | batch.latest if self._owed else batch.latest
         problem = ""
-        began = time.perf_counter()
+        began = self._monotonic()
         try:
             for call in batch.before:
                 call()
@@ -237,7 +238,7 @@ class Writer(Committer[Batch]):
                 for statement, values, _ in latest.values():
                     database.execute(statement, values)
             self.commits += 1
-            self.commit_seconds += time.perf_counter() - began
+            self.commit_seconds += self._monotonic() - began
             self._owed = {}
         except Exception as error:  # every error is caught, because the batch must be reported
             problem = str(error) or type(error).__name__
@@ -259,7 +260,7 @@ class Writer(Committer[Batch]):
             for call in batch.after:
                 call()
         except Exception:  # the batch is already committed, so the error is only logged
-            log.exception("the journal %s: a step after a commit failed", self._file.path)
+            log.exception("the journal %s: a step after a commit failed", self.file.path)
 
     def _pages(self) -> tuple[int, int]:
         """Return the number of pages in use, and the number of free pages."""
@@ -267,7 +268,7 @@ class Writer(Committer[Batch]):
         return pages - free, free
 
     def _measure(self) -> None:
-        self._measured_at, self._unmeasured = time.monotonic(), False
+        self._measured_at, self._unmeasured = self._monotonic(), False
         with contextlib.suppress(sqlite3.Error):
             self._on_loop(self._measured, self._pages()[0] * self._page)
 

@@ -5,7 +5,6 @@ A damaged rollout that cannot continue gets the outcome FAILED (DATA_LOSS). All 
 
 import logging
 import sqlite3
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,18 +60,18 @@ def read_rollout(connection: sqlite3.Connection, rollout_id: str) -> LedgerRollo
     return kept
 
 
-def restore(connection: sqlite3.Connection, path: Path, ttl: float) -> Found:
-    """Delete old rows, repair damaged rows, and return the content of the ledger."""
-    old = time.time() - ttl
+def restore(connection: sqlite3.Connection, path: Path, ttl: float, now: float) -> Found:
+    """Delete old rows, repair damaged rows, and return the content of the ledger. `now` is in Unix seconds."""
+    old = now - ttl
     connection.execute("BEGIN IMMEDIATE")
-    _mend(connection, path)
+    _mend(connection, path, now)
     connection.execute("DELETE FROM confirmed WHERE time < ?", (old,))
     connection.execute("DELETE FROM chat WHERE rollout_id NOT IN (SELECT rollout_id FROM rollout)")
     connection.execute(
         "DELETE FROM attachment WHERE seen < ? AND server_key NOT IN (SELECT server_key FROM rollout)", (old,)
     )
-    running = _running(connection, path)
-    ended = _ended(connection)
+    running = _running(connection, path, now)
+    ended = _ended(connection, now)
     connection.execute("COMMIT")
     done = connection.execute("SELECT rollout_id, attempt, result_id, time FROM confirmed")
     confirmed = [LedgerRollout(name, n, result_id=result, confirmed=at) for name, n, result, at in done]
@@ -86,7 +85,7 @@ def restore(connection: sqlite3.Connection, path: Path, ttl: float) -> Found:
     return Found([*confirmed, *running, *ended], attachments, last or 0)
 
 
-def _mend(connection: sqlite3.Connection, path: Path) -> None:
+def _mend(connection: sqlite3.Connection, path: Path, now: float) -> None:
     """Delete damaged attachments, and repair damaged rows of confirmed rollouts. These rollouts stay confirmed.
 
     The rollouts of a deleted attachment are sent again, so that their server reports their ends to the new attachment.
@@ -97,11 +96,11 @@ def _mend(connection: sqlite3.Connection, path: Path) -> None:
     for rollout_id, attempt, result_id, *_ in LEDGER.tables["confirmed"].delete_damaged(connection):
         log.error("the confirmed rollout %s is damaged in the ledger %s; it stays confirmed", rollout_id, path)
         name = str(rollout_id), attempt if isinstance(attempt, int) else 1, str(result_id)
-        values = with_sum(b"confirmed.checksum", (*name, time.time()))
+        values = with_sum(b"confirmed.checksum", (*name, now))
         connection.execute("INSERT OR IGNORE INTO confirmed VALUES (?, ?, ?, ?, ?)", values)
 
 
-def _running(connection: sqlite3.Connection, path: Path) -> list[LedgerRollout]:
+def _running(connection: sqlite3.Connection, path: Path, now: float) -> list[LedgerRollout]:
     """Return the unfinished rollouts with their chats. Ends damaged rollouts."""
     found: dict[str, LedgerRollout] = {}
     for row in connection.execute("SELECT * FROM rollout WHERE result_id IS NULL ORDER BY rowid").fetchall():
@@ -117,7 +116,7 @@ def _running(connection: sqlite3.Connection, path: Path) -> list[LedgerRollout]:
                 path,
                 why,
             )
-            _quarantine(connection, row, f"{why} does not match in its row of rollout")
+            _quarantine(connection, row, now, f"{why} does not match in its row of rollout")
             continue
         found[row[0]] = LedgerRollout(*row[:8])
     chats = connection.execute(
@@ -139,7 +138,7 @@ def _running(connection: sqlite3.Connection, path: Path) -> list[LedgerRollout]:
     return list(found.values())
 
 
-def _ended(connection: sqlite3.Connection) -> list[LedgerRollout]:
+def _ended(connection: sqlite3.Connection, now: float) -> list[LedgerRollout]:
     """Return the rollouts that have an unconfirmed outcome, but leave the outcomes out.
 
     `read_rollout` checks the rows later.
@@ -148,7 +147,7 @@ def _ended(connection: sqlite3.Connection) -> list[LedgerRollout]:
     found = []
     for name, attempt, result in connection.execute(query).fetchall():
         if not (isinstance(attempt, int) and isinstance(result, str)):
-            _quarantine(connection, (name, attempt), "its attempt or its result has another type")
+            _quarantine(connection, (name, attempt), now, "its attempt or its result has another type")
             attempt, result = connection.execute(
                 "SELECT attempt, result_id FROM rollout WHERE rollout_id IS ?", (name,)
             ).fetchone()
@@ -156,12 +155,12 @@ def _ended(connection: sqlite3.Connection) -> list[LedgerRollout]:
     return found
 
 
-def _quarantine(connection: sqlite3.Connection, row: Sequence[Any], damage: str) -> None:
+def _quarantine(connection: sqlite3.Connection, row: Sequence[Any], now: float, damage: str) -> None:
     """Give a damaged rollout the outcome FAILED (DATA_LOSS). This outcome is confirmed like every other outcome."""
     rollout_id, attempt = str(row[0]), row[1] if isinstance(row[1], int) else 1
     outcome = data_loss("ledger", rollout_id, attempt, damage)
     data = outcome_to_wire(outcome).SerializeToString()
-    end = outcome.result_id, data, time.time()
+    end = outcome.result_id, data, now
     assignment_sum = row_sum(b"rollout.assignment_sum", (rollout_id, attempt, "", "", None))
     values = attempt, assignment_sum, *end, end_sum(rollout_id, attempt, *end), row[0]
     connection.execute(_QUARANTINE, values)

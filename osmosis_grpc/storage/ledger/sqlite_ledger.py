@@ -6,8 +6,6 @@ without credentials and callback states.
 """
 
 import asyncio
-import secrets
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -71,13 +69,15 @@ class SqliteLedger(Ledger):
         self._position = found.last_position
         """The position of the newest chat."""
         self.unconfirmed = {r.rollout_id: r.attempt for r in self._rollouts if r.result_id and r.confirmed is None}
+        self._system = supervisor.system
         self.writer = Writer(file, COMMIT, supervisor)
 
     @classmethod
     async def open(cls, path: str | Path, ttl: float, supervisor: Supervisor | None = None) -> "SqliteLedger":
         """Open or create a ledger file. Raises LedgerError, for example if another process has the file open."""
-        file, found = await asyncio.to_thread(_open_file, Path(path), ttl)
-        return cls(file, found, supervisor or Supervisor("the ledger"))
+        supervisor = supervisor or Supervisor("the ledger")
+        file, found = await supervisor.system.run(_open_file, Path(path), ttl, supervisor.system.time())
+        return cls(file, found, supervisor)
 
     def take_restored(self) -> list[LedgerRollout]:
         taken, self._rollouts = self._rollouts, []
@@ -88,14 +88,14 @@ class SqliteLedger(Ledger):
     def attachment(self, server_key: str) -> tuple[str, str]:
         known = self._attachments.get(server_key)
         if known is None:
-            known = self._attachments[server_key] = secrets.token_urlsafe(24), ""
+            known = self._attachments[server_key] = self._system.new_secret(), ""
             self.record_server(server_key, "")
         return known
 
     def record_server(self, server_key: str, journal_id: str) -> None:
         attachment_id, _ = self._attachments[server_key]
         self._attachments[server_key] = attachment_id, journal_id
-        row = server_key, attachment_id, journal_id, time.time()
+        row = server_key, attachment_id, journal_id, self._system.time()
         self.writer.write([(_SET_ATTACHMENT, with_sum(b"attachment.checksum", row))])
 
     def callback_id(self, use: Literal["run", "secret"]) -> str:
@@ -143,10 +143,10 @@ class SqliteLedger(Ledger):
         statements = self._enter(rollout_id, attempt) if enter else []
         if chats:
             statements += [(_CHATS_TO, (rollout_id, attempt)), *map(self._chat, chats)]
-        end = result_id, data, time.time()
+        end = result_id, data, self._system.time()
         statements.append((_COMPLETE, (*end, end_sum(rollout_id, attempt, *end), rollout_id, attempt)))
         if confirmed:
-            statements += _confirm(*name)
+            statements += _confirm(*name, self._system.time())
         self.writer.write(statements, then)
 
     async def confirm(self, rollout_id: str, attempt: int, result_id: str) -> None:
@@ -158,7 +158,7 @@ class SqliteLedger(Ledger):
             if not future.done():
                 future.set_result(None) if error is None else future.set_exception(error)
 
-        self.writer.write(_confirm(rollout_id, attempt, result_id), committed)
+        self.writer.write(_confirm(rollout_id, attempt, result_id, self._system.time()), committed)
         await future
 
     def _enter(self, rollout_id: str, attempt: int) -> list[Statement]:
@@ -209,7 +209,7 @@ class SqliteLedger(Ledger):
         await self.writer.close()
 
 
-def _open_file(path: Path, ttl: float) -> tuple[LockedFile, Found]:
+def _open_file(path: Path, ttl: float, now: float) -> tuple[LockedFile, Found]:
     """Open a ledger's file for this process alone, and read it. Raises LedgerError."""
     with explained(LEDGER, path, "end that one, or name another ledger"), ExitStack() as stack:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -217,7 +217,7 @@ def _open_file(path: Path, ttl: float) -> tuple[LockedFile, Found]:
             raise LedgerError(f"the ledger {path} is a folder: name a file")
         file = LockedFile(path, Path(f"{path}.lock"), LEDGER)
         stack.callback(file.close)
-        found = restore(file.database, path, ttl)
+        found = restore(file.database, path, ttl, now)
         stack.pop_all()
     return file, found
 
@@ -232,9 +232,8 @@ def _drop_lower(rollout_id: str, attempt: int) -> list[Statement]:
     ]
 
 
-def _confirm(rollout_id: str, attempt: int, result_id: str) -> list[Statement]:
+def _confirm(rollout_id: str, attempt: int, result_id: str, now: float) -> list[Statement]:
     name = rollout_id, attempt, result_id
-    now = time.time()
     check = row_sum(b"confirmed.checksum", (*name, now))
     return [
         (_ADD_CONFIRMED, (now, check, *name)),

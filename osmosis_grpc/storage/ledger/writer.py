@@ -1,6 +1,5 @@
 """The ledger's thread. It commits all queued writes in one transaction, and then calls the event loop once."""
 
-import asyncio
 import sqlite3
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -47,14 +46,14 @@ class Writer(Committer[_Job]):
         """Commit all queued writes, end the thread, and close the file. Idempotent."""
         if not self._closed:
             self._closed = True
-            await asyncio.to_thread(self._end)
-            self._file.close()
+            await self._supervisor.system.run(self._end)
+            self.file.close()
 
     def _put(self, job: _Job) -> None:
         if not self._closed:
             super()._put(job)
         elif job.then is not None:
-            self._loop.call_soon(job.then, None, LedgerError(f"the ledger {self._file.path} is closed"))
+            self._loop.call_soon(job.then, None, LedgerError(f"the ledger {self.file.path} is closed"))
 
     # On the thread.
 
@@ -89,9 +88,9 @@ class Writer(Committer[_Job]):
         for then, value, error in answers:
             if then is None:
                 continue
-            failure = None if error is None else LedgerError(f"the ledger {self._file.path} cannot be written: {error}")
+            failure = None if error is None else LedgerError(f"the ledger {self.file.path} cannot be written: {error}")
             self._supervisor.call(AFTER, then, value, failure, report=partial(self._undone, then))
 
     def _undone(self, then: Then, error: BaseException) -> None:
         """Call `then` again after its first call has raised. `then` gets an error, as after a failed write."""
-        then(None, LedgerError(f"{AFTER.name} of {self._file.path} failed: {type(error).__name__}: {error}"))
+        then(None, LedgerError(f"{AFTER.name} of {self.file.path} failed: {type(error).__name__}: {error}"))

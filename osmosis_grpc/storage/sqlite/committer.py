@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import queue
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
 from osmosis_grpc.storage.sqlite.database import LockedFile
-from osmosis_grpc.supervise import Job, Supervisor
+from osmosis_grpc.supervise import Consumer, Job, Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -18,12 +17,10 @@ Item = TypeVar("Item")
 
 CHECK_EVERY = 2.0
 """While no item comes, the thread checks the lock again after this many seconds at most."""
-AT_ONCE = 4096
-"""One call of _commit gets this many items at most."""
 
 
 class Committer(ABC, Generic[Item]):
-    """Commits items on a thread. The constructor starts the thread. Belongs to the running event loop.
+    """Commits items on the thread of a Consumer. The constructor starts it. Belongs to the running event loop.
 
     `job` is the job of the thread, and declares OnFailure.FAIL_OWNER. The thread ends if the lock is lost, or if a
     subclass does not handle an error. Then the supervisor's owner fails, and all waiting and later items fail.
@@ -32,17 +29,14 @@ class Committer(ABC, Generic[Item]):
     def __init__(self, file: LockedFile, job: Job, supervisor: Supervisor) -> None:
         self.problem = ""
         """Why the newest transaction was not committed, or empty if it was committed."""
-        self._file = file
+        self.file = file
         self._database = file.database
         self._loop = asyncio.get_running_loop()
         self._job = job
         self._supervisor = supervisor
-        self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
-        self._taken: list[Item] = []
-        """The items that the thread is committing."""
         self._error: BaseException | None = None
         """The error that has ended the thread, or None."""
-        self._thread = supervisor.thread(job, self._step, self._died)
+        self._queue: Consumer[Item] = supervisor.system.consumer(supervisor, job, self)
 
     @abstractmethod
     def _commit(self, items: Sequence[Item]) -> None:
@@ -68,40 +62,27 @@ class Committer(ABC, Generic[Item]):
 
     def _end(self) -> None:
         """Commit all queued items, and end the thread. The caller must not queue another item."""
-        self._queue.put(None)
-        self._thread.join()
+        self._queue.end()
 
-    def _step(self) -> bool:
-        """Commit once, on the thread. Returns False after the last item."""
-        closing = False
-        items = self._taken = []
-        with suppress(queue.Empty):
-            timeout = self._timeout()
-            item = self._queue.get(timeout=CHECK_EVERY if timeout is None else min(timeout, CHECK_EVERY))
-            while item is not None:
-                items.append(item)
-                if len(items) == AT_ONCE or self._queue.empty():
-                    break
-                item = self._queue.get()
-            closing = item is None
-        self._file.lock.check()
+    # The thread.
+
+    def timeout(self) -> float:
+        """See Consuming.timeout."""
+        timeout = self._timeout()
+        return CHECK_EVERY if timeout is None else min(timeout, CHECK_EVERY)
+
+    def consume(self, items: Sequence[Item]) -> None:
+        """Commit items on the thread. Raises LockLost."""
+        self.file.lock.check()
         self._commit(items)
-        self._taken = []
-        return not closing
 
-    def _died(self, error: BaseException) -> None:
+    def died(self, error: BaseException) -> None:
         """Fail all queued items, after an error on the thread or in a call that the thread has scheduled.
 
         Called on the event loop.
         """
         self._error = error
-        items, self._taken = list(self._taken), []
-        with suppress(queue.Empty):
-            while True:
-                item = self._queue.get_nowait()
-                if item is not None:
-                    items.append(item)
-        self._fail(items, error)
+        self._fail(self._queue.take_left(), error)
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -119,22 +100,21 @@ class Committer(ABC, Generic[Item]):
     def _set_problem(self, problem: str) -> bool:
         """Set the problem, and log when writing fails or works again. Returns whether the problem has changed."""
         if problem and not self.problem:
-            log.error("the %s %s cannot be written: %s; trying again", self._file.kind, self._file.path, problem)
+            log.error("the %s %s cannot be written: %s; trying again", self.file.kind, self.file.path, problem)
         elif self.problem and not problem:
-            log.warning("the %s %s can be written again", self._file.kind, self._file.path)
+            log.warning("the %s %s can be written again", self.file.kind, self.file.path)
         changed, self.problem = problem != self.problem, problem
         return changed
 
     def _on_loop(self, call: Callable[..., None], *arguments: Any) -> None:
         """Call a function on the event loop."""
-        with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._called, call, arguments)
+        self._queue.report(self._called, call, arguments)
 
     def _called(self, call: Callable[..., None], arguments: Sequence[Any]) -> None:
         try:
             call(*arguments)
         except Exception as error:
-            self._supervisor.failed(self._job, error, self._died)
+            self._supervisor.failed(self._job, error, self.died)
 
 
 def disk_failed(error: Exception) -> bool:

@@ -1,5 +1,7 @@
 """Sandboxes: they run the programs of a rollout apart from the server."""
 
+from osmosis_grpc.tools.sandbox.limits import SandboxLimits
+from osmosis_grpc.tools.sandbox.local import LocalSandbox, LocalSnapshot
 from osmosis_grpc.tools.sandbox.port import (
     FileInfo,
     Isolation,
@@ -15,11 +17,14 @@ from osmosis_grpc.tools.sandbox.port import (
 __all__ = [
     "FileInfo",
     "Isolation",
+    "LocalSandbox",
+    "LocalSnapshot",
     "Protection",
     "RunResult",
     "Sandbox",
     "SandboxError",
     "SandboxFileError",
+    "SandboxLimits",
     "SandboxRefused",
     "Snapshot",
 ]

@@ -1,7 +1,6 @@
 """The cache of a trainer: one entry for each rollout. Each outcome is recorded once."""
 
 import asyncio
-import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -63,9 +62,13 @@ class ChatCache:
     def __init__(
         self, policies: Policies | PolicyTable, ledger: Ledger | None = None, supervisor: Supervisor | None = None
     ) -> None:
+        supervisor = supervisor or Supervisor("the chat cache")
+        self.now: Callable[[], float] = supervisor.system.monotonic
+        """Returns the time for the parameters `now` and `before`."""
+        self._time = supervisor.system.time
         self.metrics = Metrics()
         table = policies if isinstance(policies, PolicyTable) else PolicyTable(policies)
-        self.sampler = Sampler(table, self.metrics, supervisor or Supervisor("the chat cache"))
+        self.sampler = Sampler(table, self.metrics, supervisor)
         self._ledger = ledger
         self._rollouts: dict[str, AttemptCache] = {}
 
@@ -75,7 +78,7 @@ class ChatCache:
             entry = self._rollouts[row.rollout_id] = AttemptCache(row.attempt, self._ledger)
             entry.entered, entry.result_id, entry.tools = True, row.result_id, tools_of(row)
             entry.restored = True
-            entry.last_used = now if row.confirmed is None else now - max(0.0, time.time() - row.confirmed)
+            entry.last_used = now if row.confirmed is None else now - max(0.0, self._time() - row.confirmed)
             learn(entry.samples, row.chats)
 
     def chat(self, request: ChatRequest, now: float) -> PendingChat:
@@ -84,7 +87,7 @@ class ChatCache:
 
     async def answer(self, request: ChatRequest) -> bytes:
         """Wait until a chat is answered. Returns its reply as bytes. Raises the CallError of its sampling."""
-        chat = self.chat(request, time.monotonic())
+        chat = self.chat(request, self.now())
         if not chat.done.done():
             await asyncio.wait({chat.done})
         return reply_of(chat, request.parent_chat)
@@ -146,9 +149,9 @@ class ChatCache:
         """
         ledger = self._ledger
         if ledger is None:
-            then(*self.complete(outcome, time.monotonic()))
+            then(*self.complete(outcome, self.now()))
             return
-        entry = self.rollout(outcome.rollout_id, outcome.attempt, time.monotonic())
+        entry = self.rollout(outcome.rollout_id, outcome.attempt, self.now())
         if entry.committing is not None:
             entry.committing.append(lambda: self._again(outcome, raw, then, abandoned, chats))
             return

@@ -3,7 +3,6 @@
 import asyncio
 import inspect
 import logging
-import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -42,11 +41,12 @@ class Sampler:
     def __init__(self, policies: PolicyTable, metrics: Metrics, supervisor: Supervisor) -> None:
         self.version = ""
         """The ChatRequest.version of the next calls."""
-        self.failures = Throttled(log)
+        self.failures = Throttled(log, supervisor.system.monotonic)
         """Logs CallErrors of the policy."""
         self._policies = policies
         self._metrics = metrics
         self._supervisor = supervisor
+        self._monotonic = supervisor.system.monotonic
         self._calls: set[_PolicyCall] = set()
         self._waiting: list[asyncio.Future[None]] = []
 
@@ -61,7 +61,7 @@ class Sampler:
         Raises InvalidArgument for a chat that names an unknown policy.
         """
         policy = self._policies.of(request.policy)
-        call = _PolicyCall(time.monotonic(), keep)
+        call = _PolicyCall(self._monotonic(), keep)
         self._calls.add(call)
         ended = partial(self._supervisor.call, KEEP, self._keep, call, report=partial(self._keep, call))
         try:
@@ -108,7 +108,7 @@ class Sampler:
         self._calls.discard(call)
         try:
             if call.keep(reply) and isinstance(reply, ChatResponse):
-                self._metrics.answered(reply, time.monotonic() - call.began)
+                self._metrics.answered(reply, self._monotonic() - call.began)
             else:
                 self._metrics.unanswered()
         finally:

@@ -98,6 +98,6 @@ class Transport(ABC, Generic[Link]):
                 self._scheduler.servers.not_reached(link, error)
 
         try:
-            await redial(attempt, ended, pauses=self._config.pauses)
+            await redial(attempt, ended, system=self._scheduler.supervisor.system, pauses=self._config.pauses)
         finally:
             unreached.close()

@@ -6,7 +6,6 @@ modules of their own.
 
 import asyncio
 import logging
-import secrets
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import Any
@@ -31,7 +30,6 @@ from osmosis_grpc.wire.rollout import init_to_wire
 
 log = logging.getLogger(__name__)
 
-PROCESS_ID = secrets.token_hex(16)
 REFS = 1000
 """The most rollouts that one frame names."""
 
@@ -41,7 +39,7 @@ class AttachedServer(AgentServerLink):
 
     def __init__(self, name: str, owner: Owner, *, server_key: str = "", delta: bool = True) -> None:
         super().__init__(name, owner, server_key=server_key)
-        self.attachment_id = self.kept_attachment_id or secrets.token_urlsafe(24)
+        self.attachment_id = self.kept_attachment_id or owner.supervisor.system.new_secret()
         self._delta = delta
         self.stream: FrameStream | None = None
         """The newest stream; None while the server is not attached."""
@@ -51,7 +49,7 @@ class AttachedServer(AgentServerLink):
             "annotate", pb.AnnotateFrame, self._send, lambda response: response
         )
         self.subscriptions = Subscriptions(self._send)
-        self._unknown_frames = Throttled(log)
+        self._unknown_frames = Throttled(log, owner.supervisor.system.monotonic)
         self.handlers: dict[str, Callable[[Any], None]] = {
             "unknown_rollouts": self._on_unknown_rollouts,
             "init_reply": self._on_init_reply,
@@ -82,7 +80,7 @@ class AttachedServer(AgentServerLink):
             "hello",
             pb.TrainerHello(
                 attachment_id=self.attachment_id,
-                process_id=PROCESS_ID,
+                process_id=self.owner.process_id,
                 journal_id=self.identity.journal_id,
                 version=__version__,
                 protocol_min=PROTOCOL[0],

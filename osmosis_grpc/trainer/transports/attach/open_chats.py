@@ -5,7 +5,6 @@ or waits for the sampling that still runs.
 """
 
 import copy
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -99,7 +98,7 @@ class OpenChats:
         try:
             request = chat_from_wire(message)
             self._cache.check_known(request.rollout_id)
-            asked = self._cache.chat(request, time.monotonic())
+            asked = self._cache.chat(request, self._cache.now())
         except CallError as error:
             self._reply(key, error)
             return

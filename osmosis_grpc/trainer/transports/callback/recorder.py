@@ -5,8 +5,6 @@ CallbackRecorder.
 """
 
 import asyncio
-import secrets
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -17,7 +15,7 @@ from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.link.callback_credentials import CallbackKeys
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.policies import Policy
-from osmosis_grpc.supervise import OnFailure, Supervisor, job
+from osmosis_grpc.supervise import SYSTEM, OnFailure, Supervisor, System, job
 from osmosis_grpc.trainer.chats.chat_cache import SWEEP, ChatCache
 from osmosis_grpc.trainer.chats.policy_table import PolicyTable
 from osmosis_grpc.trainer.chats.sampler import entered
@@ -50,6 +48,7 @@ class CallbackRecorder(Receiver):
         listen: str = "127.0.0.1:0",
         security: ServerSecurity | None = None,
         ttl: float = 7200.0,
+        system: System = SYSTEM,
     ) -> None:
         policies = PolicyTable(policy, any_name=True)
         security = security or ServerSecurity()
@@ -57,11 +56,11 @@ class CallbackRecorder(Receiver):
         self._recording: dict[tuple[str, int, str], asyncio.Future[None]] = {}
         self._policy = policy
         self._ttl = ttl
-        self.supervisor = Supervisor("the callback recorder")
+        self.supervisor = Supervisor("the callback recorder", system=system)
         """Owns the background work of this object."""
         self.cache = ChatCache(policies, None, self.supervisor)
-        keys = security.tokens.callbacks if security.tokens else CallbackKeys([secrets.token_hex(32)])
-        self._listener = CallbackListener(self, listen, security, keys, secrets.token_hex(16))
+        keys = security.tokens.callbacks if security.tokens else CallbackKeys([system.new_secret()])
+        self._listener = CallbackListener(self, listen, security, keys, system.new_id())
         self._resources: AsyncExitStack
 
     @property
@@ -91,7 +90,7 @@ class CallbackRecorder(Receiver):
             stack.push_async_callback(self._listener.stop)
             await self._listener.start()
             ttl = self._ttl
-            self.supervisor.every(SWEEP, min(60.0, ttl / 4), lambda: self.cache.sweep(time.monotonic() - ttl))
+            self.supervisor.every(SWEEP, min(60.0, ttl / 4), lambda: self.cache.sweep(self.cache.now() - ttl))
             self._resources = stack.pop_all()
         return self
 
@@ -109,9 +108,9 @@ class CallbackRecorder(Receiver):
     async def complete(
         self, outcome: RolloutOutcome, raw: outcome_pb2.RolloutOutcome, state: bytes, credential: str
     ) -> Receipt:
-        if self.cache.rollout(outcome.rollout_id, outcome.attempt, time.monotonic()).result_id is None:
+        if self.cache.rollout(outcome.rollout_id, outcome.attempt, self.cache.now()).result_id is None:
             await self._record_once(outcome, state, credential)
-        receipt, recorded = self.cache.complete(outcome, time.monotonic())
+        receipt, recorded = self.cache.complete(outcome, self.cache.now())
         if recorded is not None:
             self.recorded(recorded)
         return receipt

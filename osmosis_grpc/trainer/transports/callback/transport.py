@@ -1,7 +1,6 @@
 """The callback transport: the trainer calls agent servers and answers their callbacks."""
 
 import asyncio
-import secrets
 from collections.abc import Callable
 from functools import partial
 
@@ -23,11 +22,12 @@ class CallbackTransport(Transport[CalledServer], Receiver):
 
     def listen(self) -> None:
         ledger, tokens = self._scheduler.ledger, self._security.tokens
-        run_id = ledger.callback_id("run") if ledger is not None else secrets.token_hex(16)
+        system = self._scheduler.supervisor.system
+        run_id = ledger.callback_id("run") if ledger is not None else system.new_id()
         if tokens:
             keys = tokens.callbacks
         else:
-            keys = CallbackKeys([ledger.callback_id("secret") if ledger is not None else secrets.token_hex(32)])
+            keys = CallbackKeys([ledger.callback_id("secret") if ledger is not None else system.new_secret()])
         self._chat_slots = asyncio.Semaphore(self._config.max_open_chats)
         self._listener = CallbackListener(self, self.address or LOCAL, self._security, keys, run_id, self._network)
         self._listener.listen(self._scheduler.cache.metrics.answered_calls)

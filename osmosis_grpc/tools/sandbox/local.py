@@ -1,0 +1,269 @@
+"""A sandbox on this machine: a private folder, a clean environment, limits, and the best isolation that is there."""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from osmosis_grpc.supervise import DaemonThreads
+from osmosis_grpc.tools import reaper
+from osmosis_grpc.tools.output import Output
+from osmosis_grpc.tools.process import Program, run_program
+from osmosis_grpc.tools.sandbox.files import Files
+from osmosis_grpc.tools.sandbox.folder_copy import copy_folder, is_full
+from osmosis_grpc.tools.sandbox.limits import SandboxLimits
+from osmosis_grpc.tools.sandbox.methods import METHODS, PATH, Choice, choose
+from osmosis_grpc.tools.sandbox.port import (
+    FILE_BYTES,
+    OUTPUT_BYTES,
+    SECONDS,
+    FileInfo,
+    Isolation,
+    Protection,
+    RunResult,
+    SandboxError,
+)
+from osmosis_grpc.tools.uninterrupted import uninterrupted
+from osmosis_grpc.tools.workspace import Workspace
+
+log = logging.getLogger(__name__)
+
+MEASURE_EVERY = 0.25
+"""Seconds between two measurements of the folder while a program runs. A slow measurement makes it longer."""
+SIGNAL = 128
+TIMED_OUT = 137
+"""The exit code of a program that the sandbox has killed."""
+SHELL = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
+
+_threads = DaemonThreads(32)
+"""They read, write, measure and copy files."""
+_warned: set[Isolation] = set()
+
+
+class LocalSandbox:
+    """Runs programs on this machine with the best isolation that it has. Used as `async with LocalSandbox() as box`.
+
+    `require` has the protections without which the sandbox does not start (SandboxRefused). `environment` is added to
+    PATH, HOME, TMPDIR and LANG; no variable of the server is. `read_only` has more folders that programs can read.
+    `method` is "bubblewrap", "namespaces" or "processes"; the default is the first of them that works. See `Sandbox`
+    for the methods, and docs/sandbox.md for what each isolation does not do. Raises ValueError for a bad option.
+    """
+
+    def __init__(
+        self,
+        *,
+        require: Collection[Protection | str] = (),
+        limits: SandboxLimits | None = None,
+        environment: Mapping[str, str] | None = None,
+        read_only: Sequence[str | Path] = (),
+        method: str = "",
+    ) -> None:
+        known = [each.value for each in Protection]
+        for each in require:
+            if each not in known:
+                raise ValueError(f"require: {each!r} is not one of {', '.join(known)}")
+        self._required = frozenset(Protection(each) for each in require)
+        self._limits = limits or SandboxLimits()
+        self._variables = dict(environment or {})
+        self._read_only = tuple(Path(path).absolute() for path in read_only)
+        for path in self._read_only:
+            if not path.is_dir():
+                raise ValueError(f"read_only: {path} is not a folder")
+        if method not in ("", *(each.name for each in METHODS)):
+            raise ValueError(f"method: {method!r} is not one of {', '.join(each.name for each in METHODS)}")
+        self._method = method
+        self._begins_as: Path | None = None
+        self._choice: Choice | None = None
+        self._space: Workspace | None = None
+        self._files: Files | None = None
+        self._running = 0
+
+    @property
+    def isolation(self) -> Isolation:
+        return self._started()[0].isolation
+
+    @property
+    def folder(self) -> str:
+        choice, space, _ = self._started()
+        return choice.folder(space)
+
+    @property
+    def python(self) -> str:
+        python = self._started()[0].python
+        if not python:
+            raise SandboxError("the sandbox has no Python; install python3 below /usr, or give its folder as read_only")
+        return python
+
+    async def __aenter__(self) -> Self:
+        if self._space is not None:
+            raise SandboxError("the sandbox was already started; make a new one")
+        try:
+            choice = await _threads.run(lambda: choose(self._read_only, self._method))
+            choice.isolation.require(self._required)
+            _warn(choice.isolation)
+            self._choice, self._space = choice, choice.workspace()
+            self._files = Files(self._space.work, choice.folder(self._space), self._space.user)
+            await uninterrupted(_threads.run(self._make))
+        except OSError as error:
+            await self.close()
+            raise SandboxError(f"the sandbox cannot be started: {error}") from None
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        space, self._files = self._space, None
+        if space is not None:
+            await uninterrupted(_threads.run(space.remove))
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: bytes = b"",
+        seconds: float = SECONDS,
+        environment: Mapping[str, str] | None = None,
+        cwd: str = ".",
+        output_bytes: int = OUTPUT_BYTES,
+    ) -> RunResult:
+        choice, space, files = self._started()
+        argv = [SHELL, "-c", command] if isinstance(command, str) else list(command)
+        if not argv or any("\0" in word for word in argv):
+            raise SandboxError("command: it is empty, or has a null character")
+        folder = await _threads.run(lambda: files.check_folder(cwd))
+        words = choice.command(space, folder, argv, self._limits, self._read_only)
+        variables = self._environment(choice, space, environment or {})
+        stdout = Output(output_bytes, 0)
+        stderr = Output(output_bytes, 0)
+        self._running += 1
+        try:
+            program = Program(words, variables, space, stdout, stderr, cwd=Path("/"))
+            end = await run_program(program, stdin=stdin, seconds=seconds, grace=0, give_up=self._until_full)
+            await stdout.rest()
+            await stderr.rest()
+            return RunResult(
+                exit_code=SIGNAL - end.exit_code if end.exit_code < 0 else end.exit_code,
+                stdout=stdout.data(),
+                stderr=stderr.data(),
+                stdout_truncated=stdout.truncated,
+                stderr_truncated=stderr.truncated,
+                timed_out=end.timed_out,
+                disk_full=end.given_up,
+                seconds=end.seconds,
+            )
+        except OSError as error:
+            raise SandboxError(f"the program cannot be started: {error}") from None
+        finally:
+            self._running -= 1
+            stdout.close()
+            stderr.close()
+
+    async def read_file(self, path: str, *, most_bytes: int = FILE_BYTES) -> bytes:
+        files = self._started()[2]
+        return await _threads.run(lambda: files.read(path, most_bytes))
+
+    async def write_file(self, path: str, data: bytes, *, most_bytes: int = FILE_BYTES) -> None:
+        files = self._started()[2]
+        await uninterrupted(_threads.run(lambda: files.write(path, data, most_bytes)))
+
+    async def remove_file(self, path: str) -> None:
+        files = self._started()[2]
+        await uninterrupted(_threads.run(lambda: files.remove(path)))
+
+    async def list_files(self, path: str = ".", *, depth: int = 1) -> list[FileInfo]:
+        files = self._started()[2]
+        return await _threads.run(lambda: files.listed(path, depth))
+
+    async def snapshot(self) -> "LocalSnapshot":
+        _, space, _ = self._started()
+        if self._running:
+            raise SandboxError("a program runs in the sandbox; take the snapshot after its end")
+        copy = Workspace()
+        limits = self._limits
+        try:
+            await uninterrupted(_threads.run(copy.make))
+            size = await uninterrupted(_threads.run(lambda: copy_folder(space.work, copy.work, limits, None)))
+        except BaseException:
+            await uninterrupted(_threads.run(copy.remove))
+            raise
+        return LocalSnapshot(self, copy, size)
+
+    def like(self, begins_as: Path) -> "LocalSandbox":
+        """Return a new sandbox with the options of this one. Its working folder begins as a copy of a folder."""
+        made = LocalSandbox(
+            require=self._required,
+            limits=self._limits,
+            environment=self._variables,
+            read_only=self._read_only,
+            method=self._method,
+        )
+        made._begins_as = begins_as
+        return made
+
+    def _started(self) -> tuple[Choice, Workspace, Files]:
+        if self._choice is None or self._space is None or self._files is None:
+            raise SandboxError("the sandbox is not open; use it within `async with`")
+        return self._choice, self._space, self._files
+
+    def _make(self) -> None:
+        space = self._space
+        assert space is not None
+        space.make()
+        if self._begins_as is not None:
+            copy_folder(self._begins_as, space.work, self._limits, space.user)
+
+    def _environment(self, choice: Choice, space: Workspace, more: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables of a program. The marker is the last one, so that no other value replaces it."""
+        own = {"PATH": PATH, "HOME": choice.folder(space), "LANG": "C.UTF-8", "TMPDIR": choice.temporary(space)}
+        return {**own, **self._variables, **more, reaper.MARKER: space.marker}
+
+    async def _until_full(self) -> None:
+        """Return when the files of the sandbox exceed their limit."""
+        _, space, _ = self._started()
+        folders, limits = (space.work, space.temporary), self._limits
+        pause = MEASURE_EVERY
+        while True:
+            await asyncio.sleep(pause)
+            began = time.monotonic()
+            if await _threads.run(lambda: is_full(folders, limits)):
+                return
+            pause = max(MEASURE_EVERY, 4 * (time.monotonic() - began))
+
+
+class LocalSnapshot:
+    """A copy of the working folder of a local sandbox. See `Snapshot`."""
+
+    def __init__(self, sandbox: LocalSandbox, copy: Workspace, size: int) -> None:
+        self._sandbox, self._copy = sandbox, copy
+        self.bytes = size
+
+    def fork(self) -> LocalSandbox:
+        return self._sandbox.like(self._copy.work)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await uninterrupted(_threads.run(self._copy.remove))
+
+
+def _warn(isolation: Isolation) -> None:
+    """Log once which protections are not in force."""
+    if isolation.reason and isolation not in _warned:
+        _warned.add(isolation)
+        log.warning("programs of sandboxes are not fully isolated: %s", isolation)
