@@ -41,7 +41,7 @@ class ModelServer:
 
 @contextmanager
 def model_server(answer: Callable[[dict[str, Any]], Any], *, key: str = KEY) -> Iterator[ModelServer]:
-    """Serve `answer`: a function from the request's body to the reply's body, or to a status and a body.
+    """Serve `answer`: a function from the request's body to the reply's body, or to a status, a body and headers.
 
     A request with another key is refused with 401.
     """
@@ -54,14 +54,16 @@ def model_server(answer: Callable[[dict[str, Any]], Any], *, key: str = KEY) -> 
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             made.asked.append(body)
             if self.headers.get("Authorization") != f"Bearer {key}":
-                status, said = 401, {"error": {"message": "Incorrect API key provided"}}
+                status, said, more = 401, {"error": {"message": "Incorrect API key provided"}}, {}
             else:
                 found = answer(body)
-                status, said = found if isinstance(found, tuple) else (200, found)
+                status, said, more = (*found, {})[:3] if isinstance(found, tuple) else (200, found, {})
             raw = json.dumps(said).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(raw)))
+            for name, value in more.items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(raw)
 

@@ -65,12 +65,16 @@ class AnthropicPolicy:
             body.pop("tool_choice", None)
         reply = await self._http.post(request, body)
         try:
-            return _read(reply)
+            return read_message(reply)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, InvalidArgument) as error:
             raise self._http.unreadable(error) from None
 
 
-def _read(reply: dict[str, Any]) -> ChatResponse:
+def read_message(reply: dict[str, Any]) -> ChatResponse:
+    """Return a reply in the format of Anthropic's Messages API.
+
+    Raises KeyError, TypeError, ValueError, AttributeError or InvalidArgument for one that cannot be read.
+    """
     stop_reason = typed(reply.get("stop_reason") or "", str)
     response = ChatResponse(
         message=reply_message(typed(reply["content"], list)),

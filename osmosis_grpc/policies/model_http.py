@@ -1,7 +1,9 @@
 """Posts JSON to a model server over HTTP, and turns its statuses into errors. Needs the extra `policies` (aiohttp)."""
 
 import contextlib
+import time
 from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -134,7 +136,7 @@ def checked_url(base_url: str) -> str:
 
 def refused(status: int, text: str, at: str, retry_after: str | None) -> CallError:
     """Return the error for a status of HTTP. `text` is the server's answer, and `at` the place for the message."""
-    pause = float(retry_after) if retry_after and retry_after.strip().isdecimal() else None
+    pause = _seconds(retry_after) if retry_after else None
     message = f"the model server answered {status}: {text[:MOST_SAID]}{at}"
     if status == 429:
         return ResourceExhausted(message, retry_after=pause)
@@ -144,6 +146,17 @@ def refused(status: int, text: str, at: str, retry_after: str | None) -> CallErr
         kind = Unauthenticated if status == 401 else PermissionDenied
         return kind(f"the model server answered {status}{at}; check api_key")
     return Internal(f"{message}; check base_url and model" if status == 404 else message)
+
+
+def _seconds(retry_after: str) -> float | None:
+    """Return the seconds of the header Retry-After, which is a number or a date; None for another text."""
+    if retry_after.strip().isdecimal():
+        return float(retry_after)
+    try:
+        date = parsedate_to_datetime(retry_after)
+    except ValueError:
+        return None
+    return max(0.0, date.timestamp() - time.time())
 
 
 def typed(value: Any, kind: type[T]) -> T:

@@ -69,7 +69,7 @@ class OpenAIPolicy:
         try:
             if body["choices"][0].get("finish_reason") == "abort":
                 raise Unavailable(f"the model server aborted the chat{self._http.at}", retry_after=ABORT_RETRY)
-            return _read(body, self._version)
+            return read_completion(body, self._version)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, InvalidArgument) as error:
             raise self._http.unreadable(error) from None
 
@@ -84,7 +84,12 @@ class OpenAIPolicy:
         return body
 
 
-def _read(body: dict[str, Any], version: str) -> ChatResponse:
+def read_completion(body: dict[str, Any], version: str = "") -> ChatResponse:
+    """Return the first choice of a reply in OpenAI's format.
+
+    `extra` has the other choices as "choices", and the logprobs of a choice without token ids as "logprobs". Raises
+    KeyError, IndexError, TypeError, ValueError, AttributeError or InvalidArgument for a body that cannot be read.
+    """
     choice = body["choices"][0]
     ids = choice.get("token_ids")
     block = None if ids is None else TokenBlock.of(ids, _logprobs(choice, len(ids)), _top_logprobs(choice, len(ids)))
@@ -100,9 +105,16 @@ def _read(body: dict[str, Any], version: str) -> ChatResponse:
         tokens=block,
         prompt_ids=prompt_ids,
         versions=(VersionSpan(version, len(block.ids)),) if version and block is not None else (),
+        extra=_extra(body, choice, has_tokens=block is not None),
     )
     response.check()
     return response
+
+
+def _extra(body: dict[str, Any], choice: dict[str, Any], *, has_tokens: bool) -> dict[str, Any]:
+    """Return what a reply has besides its message and its tokens."""
+    extra = {"choices": body["choices"][1:], "logprobs": None if has_tokens else choice.get("logprobs")}
+    return {name: value for name, value in extra.items() if value}
 
 
 def _weight_version(body: dict[str, Any]) -> str:

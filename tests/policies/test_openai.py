@@ -254,7 +254,8 @@ async def test_the_servers_answer_is_in_the_error(status):
 
 @pytest.mark.parametrize(("status", "kind"), [(429, ResourceExhausted), (503, Unavailable)])
 @pytest.mark.parametrize(
-    ("header", "seconds"), [("7", 7.0), (" 2 ", 2.0), ("Wed, 21 Oct 2026 07:28:00 GMT", None), ("-1", None), ("", None)]
+    ("header", "seconds"),
+    [("7", 7.0), (" 2 ", 2.0), ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0), ("soon", None), ("-1", None), ("", None)],
 )
 async def test_the_time_to_come_back_is_kept(status, kind, header, seconds):
     error = await failure(web.Response(status=status, headers={"Retry-After": header}))

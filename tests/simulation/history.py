@@ -44,9 +44,11 @@ class Record:
         return self.details[name]
 
     def __str__(self) -> str:
-        values = {"attempt": self.attempt} | {name: _short(value) for name, value in self.details.items()}
+        operation = OPERATIONS[self.op]
+        values = dict.fromkeys(operation.details, "") | {"attempt": self.attempt}
+        values |= {name: _short(value) for name, value in self.details.items()}
         of = f"{self.rollout}.{self.attempt} " if self.rollout else ""
-        return f"{self.number:>7} {self.time:12.4f}  {self.who:<12} {of}{OPERATIONS[self.op].text.format(**values)}"
+        return f"{self.number:>7} {self.time:12.4f}  {self.who:<12} {of}{operation.text.format(**values)}"
 
 
 class History:

@@ -17,14 +17,28 @@ class Operation:
 
 
 OPERATIONS: Mapping[str, Operation] = {
+    # What the run is made of, as the first records. `settings` are pairs of a name and a value: of a trainer `ledger`
+    # (bool), of a server `journal` (bool), `max_concurrent`, `max_queued`.
+    "configured": Operation("is configured: {settings}", ("settings",)),
     # The application of a trainer.
-    "submitted": Operation("the application asks for the rollout (agent {agent})", ("agent",)),
+    # `plan` is a tuple of words that say what may happen to the rollout: cancelled, deadline, policy fails, superseded,
+    # or the type of an error that its application may get. "must complete" says that no fault of the run may end it.
+    "submitted": Operation("the application asks for the rollout (agent {agent}; {plan})", ("agent", "plan")),
+    # `samples` has each sample's name and its segments: ids, mask runs, chat numbers, and logprobs of the sampled ids.
     "applied": Operation(
         "the application gets the outcome {result}: {status} {reason}",
         ("result", "status", "reason", "boundary", "retryable", "reward", "samples"),
     ),
+    "again": Operation(
+        "the application gets the outcome {result} again, and only confirms it: {status} {reason}",
+        ("result", "status", "reason", "boundary", "retryable", "reward", "samples"),
+    ),
+    "refused": Operation("the application gets the error {error}: {text}", ("error", "text")),
+    "given up": Operation("the application stops waiting", ()),
     "confirmed": Operation("the application confirms {result}", ("result",)),
-    # A call of Init, Cancel or Complete as its caller sees it. A call without `answered` may have had its effect.
+    # A call of Init, Cancel or Complete at the network (`taps`). A call without `answered` may have had its effect.
+    # Init has the digest of its spec as argument and (started,) as value; Cancel has the pair (disposition, state) as
+    # value, and attempt 0 for all attempts; Complete has (result id, status) as argument and the receipt as value.
     "called": Operation("-> {to}: {method} (call {call}) {argument}", ("call", "method", "to", "argument")),
     "answered": Operation("{method} (call {call}) is answered {status} {value}", ("call", "method", "status", "value")),
     # The policy of a trainer. A draw names one sampling; `ids` are the sampled token ids.
@@ -46,6 +60,9 @@ OPERATIONS: Mapping[str, Operation] = {
     # Messages at the network, `kind` by the name of the frame or the call.
     "sent": Operation("-> {to}: {kind} {what}", ("to", "kind", "what")),
     "arrived": Operation("<- {sender}: {kind} {what}", ("sender", "kind", "what")),
+    "beyond window": Operation(
+        "sends chat {chat} to {to}: {open} are open, and the window is {window}", ("chat", "to", "open", "window")
+    ),
     # Disks. `store` is journal or ledger.
     "commit": Operation("{store}: commit of {size} statements", ("store", "size")),
     # What a server says about itself while it runs.
@@ -59,6 +76,13 @@ OPERATIONS: Mapping[str, Operation] = {
     "stop": Operation("is stopped, as by SIGSTOP", (), fault=True),
     "continue": Operation("continues, as after SIGCONT", (), fault=True),
     "close": Operation("is closed in good order", (), fault=True),
+    "pause": Operation("the trainer pauses its policy", (), fault=True),
+    "resume": Operation("the trainer resumes its policy", (), fault=True),
+    "asks to cancel": Operation("the application cancels the rollout", (), fault=True),
+    "asks to supersede": Operation("the application asks for a higher attempt", (), fault=True),
+    "asks twice": Operation("the application asks for the rollout a second time", (), fault=True),
+    "asks otherwise": Operation("the application asks for another rollout under this id", (), fault=True),
+    "spike": Operation("messages take up to {seconds} s", ("seconds",), fault=True),
     "cut": Operation("the stream to {to} is cut", ("to",), fault=True),
     "half open": Operation("the stream to {to} loses everything in one direction", ("to",), fault=True),
     "partition": Operation("cannot reach {to}", ("to",), fault=True),

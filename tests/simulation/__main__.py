@@ -1,0 +1,75 @@
+"""Runs seeds of the simulation: `python -m tests.simulation --seed 1 --rollouts 1000`. See docs/simulation.md."""
+
+import argparse
+import gc
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+
+from tests.simulation.judge import findings
+from tests.simulation.world import Finding, quiet, world_of
+
+
+def main() -> int:
+    """Runs seeds from `--seed` on. Returns 1 if one has failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1, help="the first seed")
+    parser.add_argument("--rollouts", type=int, default=2_000, help="stop after so many rollouts")
+    parser.add_argument("--digest", action="store_true", help="print the digest of each seed's history")
+    parser.add_argument("--keep-going", action="store_true", help="run on after a seed that fails")
+    given = parser.parse_args()
+    gc.freeze()
+    gc.disable()
+    with quiet():
+        return _run(given)
+
+
+def _run(given: argparse.Namespace) -> int:
+    began = time.monotonic()
+    done = seeds = failed = steps = 0
+    faults: Counter[str] = Counter()
+    seed = given.seed
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
+        while done < given.rollouts:
+            world = world_of(seed, Path(folder))
+            world.run()
+            done += world.plan.rollouts
+            seeds += 1
+            steps += world.loop.steps
+            faults.update(world.faults.made)
+            if given.digest:
+                print(seed, world.history.digest())
+            found = [*world.findings, *(Finding(str(one)) for one in findings(world.history))]
+            if found:
+                failed += 1
+                print(f"seed {seed} fails:")
+                for finding in found[:20]:
+                    print("  ", finding.what)
+                    if finding.error is not None:
+                        traceback.print_exception(finding.error)
+                first = next((w for f in found for w in f.what.split() if "-r" in w), "")
+                if first:
+                    print(world.history.story(first))
+                print(f"run it again: python -m tests.simulation --seed {seed} --rollouts 1")
+                if not given.keep_going:
+                    world.close()
+                    return 1
+            world.close()
+            seed += 1
+            if seeds % 20 == 0:
+                rate = done / (time.monotonic() - began)
+                print(
+                    f"{done} rollouts, {seeds} seeds, {rate * 3600:,.0f} rollouts an hour, {failed} failed", flush=True
+                )
+    rate = done / (time.monotonic() - began)
+    print(f"{done} rollouts, {seeds} seeds, {rate * 3600:,.0f} an hour, {steps / done:.0f} steps each, {failed} failed")
+    print(", ".join(f"{kind} {number}" for kind, number in sorted(faults.items())))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

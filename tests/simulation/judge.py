@@ -1,0 +1,40 @@
+"""Judges the history of a run by all oracles."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from tests.simulation.history import Record
+from tests.simulation.oracles import lifecycle, orders, outcomes, sampling
+from tests.simulation.oracles.evidence import Evidence, Finding
+
+Oracle = Callable[[Evidence], Iterator[Finding]]
+ORACLES: tuple[Oracle, ...] = (
+    outcomes.nothing_lost,
+    outcomes.applied_once,
+    outcomes.recorded_is_applied,
+    outcomes.no_old_attempt,
+    outcomes.fair_end,
+    outcomes.replayed_equal,
+    outcomes.delivered,
+    outcomes.credentials_gone,
+    sampling.sampled_once,
+    sampling.one_reply,
+    sampling.no_late_sampling,
+    sampling.abandoned_stops,
+    sampling.tokens_exact,
+    lifecycle.attempts_rise,
+    lifecycle.one_run,
+    lifecycle.delivered_once,
+    lifecycle.events_without_gaps,
+    lifecycle.windows_kept,
+    lifecycle.within_capacity,
+    lifecycle.nothing_left,
+    lifecycle.everything_ends,
+    lifecycle.runs_stop,
+    orders.linearizable,
+)
+
+
+def findings(records: Iterable[Record]) -> list[Finding]:
+    """Returns every promise that a history breaks."""
+    evidence = Evidence(records)
+    return [finding for oracle in ORACLES for finding in oracle(evidence)]

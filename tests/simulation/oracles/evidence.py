@@ -1,0 +1,77 @@
+"""Orders a history for the oracles: by rollout, by operation, and by the lives of its processes."""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tests.simulation.history import Record
+
+DEATHS = ("crash", "close", "forget")
+"""The operations that end a process."""
+AttemptKey = tuple[str, int]
+ChatName = tuple[str, int, str, int]
+"""Rollout id, attempt, sample, chat number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A promise that was not kept."""
+
+    oracle: str
+    rollout: str
+    what: str
+    records: tuple[Record, ...] = ()
+
+    def __str__(self) -> str:
+        of = f"rollout {self.rollout}: " if self.rollout else ""
+        return "\n".join([f"{self.oracle}: {of}{self.what}", *(f"  {record}" for record in self.records)])
+
+
+class Evidence:
+    """The records of a run, by what the oracles ask for."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self.records = list(records)
+        self.by_op: dict[str, list[Record]] = defaultdict(list)
+        self.of: dict[str, list[Record]] = defaultdict(list)
+        """The records of each rollout."""
+        for record in self.records:
+            self.by_op[record.op].append(record)
+            if record.rollout:
+                self.of[record.rollout].append(record)
+        self.calls = {record["call"]: record for record in self.by_op["called"]}
+        """The calls of Init, Cancel and Complete, by number."""
+        self._deaths: dict[str, list[int]] = defaultdict(list)
+        for op in DEATHS:
+            for record in self.by_op[op]:
+                self._deaths[record.who].append(record.number)
+        for numbers in self._deaths.values():
+            numbers.sort()
+        self.settings = {record.who: dict(record["settings"]) for record in self.by_op["configured"]}
+        """The settings of each process, by name."""
+
+    def life(self, who: str, number: int) -> int:
+        """Returns how often a process had died before a record."""
+        return bisect_right(self._deaths.get(who, ()), number)
+
+    def died_between(self, who: str, first: int, second: int) -> bool:
+        """Returns whether a process died between two records."""
+        return self.life(who, first) != self.life(who, second)
+
+    def ops_of(self, rollout: str, *ops: str) -> list[Record]:
+        """Returns the records of a rollout with these operations."""
+        return [record for record in self.of[rollout] if record.op in ops]
+
+    def plan(self, rollout: str) -> tuple[str, ...]:
+        """Returns the words of a rollout's plan."""
+        return tuple(word for record in self.ops_of(rollout, "submitted") for word in record["plan"])
+
+    def any_fault(self, *ops: str, who: str = "") -> bool:
+        """Returns whether one of these faults happened, to one process or to any."""
+        return any(record.who == who or not who for op in ops for record in self.by_op[op])
+
+
+def chat_name(record: Record) -> ChatName:
+    """Returns which chat a record is about."""
+    return record.rollout, record.attempt, record["sample"], record["chat"]

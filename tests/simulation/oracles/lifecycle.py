@@ -1,0 +1,149 @@
+"""Oracles of rollouts on servers: attempts, runs, events, windows, slots, and the end of everything."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from tests.simulation.history import Record
+from tests.simulation.oracles.evidence import Evidence, Finding
+
+OVER = ("returned", "raised", "stopped agent")
+"""The operations that end a run of an agent."""
+QUIET = 600.0
+"""After the last fault, everything ends within so many simulated seconds.
+
+It is longer than `lost_after`, `trainer_grace` and the longest pause of an outbox together."""
+
+
+def attempts_rise(evidence: Evidence) -> Iterator[Finding]:
+    """No agent of an attempt starts on a server that has started a higher attempt of the rollout."""
+    highest: dict[tuple[str, str], Record] = {}
+    for record in evidence.records:
+        if record.op == "forget":
+            highest = {key: value for key, value in highest.items() if key[0] != record.who}
+        elif record.op == "run":
+            before = highest.get((record.who, record.rollout))
+            if before is not None and before.attempt > record.attempt:
+                yield Finding("attempts rise", record.rollout, "an older attempt starts", (before, record))
+            else:
+                highest[record.who, record.rollout] = record
+
+
+def one_run(evidence: Evidence) -> Iterator[Finding]:
+    """An attempt runs once at a time, and a second time only after its server died, or forgot it."""
+    running: dict[tuple[str, int], Record] = {}
+    ended: dict[tuple[str, int], Record] = {}
+    for record in evidence.records:
+        key = record.rollout, record.attempt
+        if record.op == "run":
+            before = running.get(key) or ended.get(key)
+            if before is not None and before.who != record.who:
+                yield Finding("one run", record.rollout, "two servers run one attempt", (before, record))
+            elif before is not None and not evidence.died_between(before.who, before.number, record.number):
+                yield Finding("one run", record.rollout, "one process runs an attempt twice", (before, record))
+            running[key] = record
+        elif record.op in OVER and key in running:
+            ended[key] = running.pop(key)
+
+
+def delivered_once(evidence: Evidence) -> Iterator[Finding]:
+    """The outcomes of one attempt come from one server."""
+    senders: dict[tuple[str, int], Record] = {}
+    for record in evidence.by_op["answered"]:
+        if record["method"] == "Complete" and record["value"] in ("RECORDED", "ALREADY_RECORDED"):
+            sent = evidence.calls[record["call"]]
+            first = senders.setdefault((sent.rollout, sent.attempt), sent)
+            if first.who != sent.who:
+                yield Finding("delivered once", sent.rollout, "two servers delivered one attempt", (first, sent))
+
+
+def events_without_gaps(evidence: Evidence) -> Iterator[Finding]:
+    """Each reader sees consecutive event numbers, and two readers see the same event under a number."""
+    last: dict[tuple[str, int, object], Record] = {}
+    kinds: dict[tuple[str, int, int], Record] = {}
+    for record in evidence.records:
+        if record.op == "events begin":
+            last[record.rollout, 0, record["reader"]] = record
+        elif record.op == "event":
+            begin = last.get((record.rollout, 0, record["reader"]))
+            own = record.rollout, record.attempt, record["reader"]
+            before = last.get(own)
+            expected = before["number"] + 1 if before is not None else begin["number"] if begin is not None else 1
+            if record["number"] != expected:
+                what = f"reader {record['reader']} sees event {record['number']} instead of {expected}"
+                shown = tuple(r for r in (before or begin, record) if r is not None)
+                yield Finding("events without gaps", record.rollout, what, shown)
+            last[own] = record
+            same = kinds.setdefault((record.rollout, record.attempt, record["number"]), record)
+            if same["kind"] != record["kind"]:
+                yield Finding("events without gaps", record.rollout, "an event has changed", (same, record))
+    for record in evidence.by_op["in journal"]:
+        first, newest, count = record["events"]
+        if count and (first != 1 or newest != count):
+            what = f"the journal has {count} events, numbered {first} to {newest}"
+            yield Finding("events without gaps", record.rollout, what, (record,))
+
+
+def windows_kept(evidence: Evidence) -> Iterator[Finding]:
+    """No server has more chats open than its trainer's window allows."""
+    for record in evidence.by_op["beyond window"]:
+        yield Finding("windows kept", record.rollout, f"{record.who} exceeds the window of {record['to']}", (record,))
+
+
+def within_capacity(evidence: Evidence) -> Iterator[Finding]:
+    """No server runs more agents than it has slots for, and no queue is longer than its bound.
+
+    A restarted server continues all its rollouts, and an owner below its even share gets a slot beyond the limit.
+    """
+    for record in evidence.by_op["capacity"]:
+        settings = evidence.settings.get(record.who, {})
+        owners = settings.get("owners", 1)
+        if record["running"] > record["max_concurrent"] + owners - 1:
+            yield Finding("within capacity", "", f"{record.who} runs more than it has slots for", (record,))
+        restored = evidence.life(record.who, record.number)
+        if record["queued"] > record["max_queued"] + owners - 1 and not restored:
+            yield Finding("within capacity", "", f"the queue of {record.who} is longer than its bound", (record,))
+
+
+def nothing_left(evidence: Evidence) -> Iterator[Finding]:
+    """At the end no slot, queue, task, attachment or outcome is left anywhere."""
+    for record in evidence.by_op["left"]:
+        if record["count"]:
+            yield Finding(
+                "nothing left", record.rollout, f"{record.who}: {record['count']} {record['what']}", (record,)
+            )
+
+
+def everything_ends(evidence: Evidence) -> Iterator[Finding]:
+    """When faults stop, every rollout ends within a bound of simulated time."""
+    over = evidence.by_op["faults over"]
+    if not over:
+        return
+    ends: dict[str, Record] = {}
+    submitted: dict[str, Record] = {}
+    for record in evidence.records:
+        if record.op == "submitted":
+            submitted[record.rollout] = record
+        elif record.op in ("applied", "refused", "given up"):
+            ends[record.rollout] = record
+    for rollout, asked in submitted.items():
+        since = max(asked.time, over[0].time)
+        end = ends.get(rollout)
+        if end is None or end.time > since + QUIET:
+            text = "never" if end is None else f"{end.time - since:.0f} s after the last fault"
+            yield Finding("everything ends", rollout, f"it ended {text}", (asked, over[0]))
+
+
+def runs_stop(evidence: Evidence) -> Iterator[Finding]:
+    """At the end no agent runs: each has returned, raised, been stopped, or died with its server."""
+    open_runs: dict[object, Record] = {}
+    for record in evidence.records:
+        if record.op == "run":
+            open_runs[record["run"]] = record
+        elif record.op in OVER:
+            open_runs.pop(record["run"], None)
+    last = evidence.records[-1].number if evidence.records else 0
+    by_server: dict[str, int] = defaultdict(int)
+    for record in open_runs.values():
+        if not evidence.died_between(record.who, record.number, last):
+            by_server[record.who] += 1
+            yield Finding("runs stop", record.rollout, "its agent still runs at the end", (record,))

@@ -1,0 +1,132 @@
+"""Oracles of chats: each is sampled once, has one reply, and its tokens come out as they were sampled."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from tests.simulation.history import Record
+from tests.simulation.oracles.evidence import ChatName, Evidence, Finding, chat_name
+
+LOGPROB_DIGITS = 4
+"""Logprobs are float32, and are compared to so many digits."""
+
+
+def sampled_once(evidence: Evidence) -> Iterator[Finding]:
+    """A chat is sampled once while its trainer lives, unless its sampling failed or was abandoned."""
+    without_reply = {record["draw"] for op in ("policy failed", "policy cancelled") for record in evidence.by_op[op]}
+    sampled: dict[tuple[str, ChatName], list[Record]] = defaultdict(list)
+    for record in evidence.by_op["sampled"]:
+        sampled[record.who, chat_name(record)].append(record)
+    for (who, name), records in sampled.items():
+        for first, second in pairwise(records):
+            excused = first["draw"] in without_reply or evidence.died_between(who, first.number, second.number)
+            unwritten = evidence.any_fault("commit failed", "disk full", who=who)
+            if not excused and not unwritten:
+                yield Finding("sampled once", name[0], f"{who} samples a chat twice", (first, second))
+
+
+def one_reply(evidence: Evidence) -> Iterator[Finding]:
+    """The agents of an attempt get one reply to a chat, however often they run, and one that was sampled for it."""
+    draws = {(chat_name(record), record["draw"]): record for record in evidence.by_op["replied"]}
+    first: dict[ChatName, Record] = {}
+    for record in evidence.by_op["got"]:
+        name = chat_name(record)
+        before = first.setdefault(name, record)
+        if before["draw"] != record["draw"]:
+            yield Finding("one reply", record.rollout, "a chat has two replies", (before, record))
+        reply = draws.get((name, record["draw"]))
+        if reply is None or reply.number > record.number:
+            yield Finding("one reply", record.rollout, "a reply was never sampled for this chat", (record,))
+
+
+def no_late_sampling(evidence: Evidence) -> Iterator[Finding]:
+    """No chat of an attempt is sampled after its trainer has begun a higher attempt, or has applied its outcome."""
+    ended: dict[tuple[str, str], Record] = {}
+    for record in evidence.records:
+        key = record.who, record.rollout
+        if record.op == "applied" or (record.op == "called" and record["method"] == "Init"):
+            before = ended.get(key)
+            if before is None or _rank(record) > _rank(before):
+                ended[key] = record
+        elif record.op == "sampled" and (over := ended.get(key)) is not None:
+            higher, same = over.attempt > record.attempt, over.attempt == record.attempt
+            if higher or (same and over.op == "applied"):
+                what = f"attempt {record.attempt} is sampled after it was over"
+                yield Finding("no late sampling", record.rollout, what, (over, record))
+
+
+def _rank(record: Record) -> tuple[int, bool]:
+    return record.attempt, record.op == "applied"
+
+
+def abandoned_stops(evidence: Evidence) -> Iterator[Finding]:
+    """A sampling whose reply nobody wants any more stops: none still runs when everything is over."""
+    open_draws: dict[str, Record] = {}
+    for record in evidence.records:
+        if record.op == "sampled":
+            open_draws[record["draw"]] = record
+        elif record.op in ("replied", "policy failed", "policy cancelled"):
+            open_draws.pop(record["draw"], None)
+    last = evidence.records[-1].number if evidence.records else 0
+    for record in open_draws.values():
+        if not evidence.died_between(record.who, record.number, last):
+            yield Finding("abandoned stops", record.rollout, "its sampling never ends", (record,))
+
+
+def tokens_exact(evidence: Evidence) -> Iterator[Finding]:
+    """The sampled tokens of each segment are those of its chats' replies, in order, and no chat is in two segments."""
+    replied: dict[tuple[ChatName, str], Record] = {}
+    for record in evidence.by_op["replied"]:
+        replied[chat_name(record), record["draw"]] = record
+    got = {chat_name(record): record["draw"] for record in evidence.by_op["got"]}
+    for record in evidence.by_op["applied"]:
+        if record["status"] != "COMPLETED":
+            continue
+        seen: set[tuple[str, int]] = set()
+        for sample, chats, ids, logprobs in _segments(record):
+            names = [(record.rollout, record.attempt, sample, chat) for chat in chats]
+            replies = [replied.get((name, got.get(name, ""))) for name in names]
+            if any(reply is None for reply in replies):
+                yield Finding("tokens exact", record.rollout, f"{sample} has a chat that no agent got", (record,))
+                continue
+            wanted = [token for reply in replies if reply is not None for token in reply["ids"]]
+            if list(ids) != wanted:
+                what = f"the tokens of {sample} {chats} are not those of its replies"
+                yield Finding("tokens exact", record.rollout, what, (record, *(r for r in replies if r is not None)))
+            elif not _close(logprobs, [logprob_of(token) for token in wanted]):
+                yield Finding("tokens exact", record.rollout, f"the logprobs of {sample} are others", (record,))
+            if seen & {(sample, chat) for chat in chats}:
+                yield Finding("tokens exact", record.rollout, f"a chat of {sample} is in two segments", (record,))
+            seen |= {(sample, chat) for chat in chats}
+        missing = {name[2:] for name in got if name[:2] == (record.rollout, record.attempt)} - seen
+        returned = [r for r in evidence.ops_of(record.rollout, "returned") if r.attempt == record.attempt]
+        own = {
+            (r["sample"], r["chat"])
+            for r in evidence.ops_of(record.rollout, "got")
+            if returned and r["run"] == returned[-1]["run"]
+        }
+        if missing & own:
+            what = f"the chats {sorted(missing & own)} are in no segment"
+            yield Finding("tokens exact", record.rollout, what, (record,))
+
+
+def _segments(record: Record) -> Iterator[tuple[str, tuple[int, ...], list[int], Sequence[float]]]:
+    """Yield the sample, the chats, the sampled ids and their logprobs of each segment of an outcome."""
+    for sample, segments in record["samples"]:
+        for ids, mask_runs, chats, logprobs in segments:
+            sampled, position = [], 0
+            for index, length in enumerate(mask_runs):
+                sampled += ids[position : position + length] if index % 2 else ()
+                position += length
+            yield sample, chats, list(sampled), logprobs
+
+
+def logprob_of(token: int) -> float:
+    """Returns the logprob that the policies of the simulation give to a token."""
+    return -(token % 997 + 1) / 1000
+
+
+def _close(found: Sequence[float], wanted: Sequence[float]) -> bool:
+    return len(found) == len(wanted) and all(
+        round(one - other, LOGPROB_DIGITS) == 0 for one, other in zip(found, wanted, strict=True)
+    )

@@ -1,0 +1,237 @@
+"""The sequential specifications of Init, Cancel and Complete, for one rollout, and the calls of a history.
+
+At a server a rollout is a set of attempts with their specs and phases, and a cancel that may wait for its Init:
+
+- `maybe`: an Init was answered with an error after which the caller has to ask again; it may have been accepted.
+- `live`, then `decided` (it ends, and a cancel comes too late, though a crash can take that back), or `cancelled` (an
+  answered cancel holds, also after a crash), then `over`.
+
+At a trainer a rollout is the newest attempt, and the result that was recorded for it.
+"""
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from tests.simulation.history import Record
+from tests.simulation.linearizability import NEVER, Call
+
+ANY_ATTEMPT = 2**32
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "DEADLINE_EXCEEDED"}
+
+
+class Attempt(NamedTuple):
+    """One attempt at a server."""
+
+    number: int
+    spec: str
+    phase: str
+
+
+class AtServer(NamedTuple):
+    """A rollout at one server. `tombstone` is the highest attempt that a cancel waits for."""
+
+    attempts: tuple[Attempt, ...] = ()
+    tombstone: int = 0
+
+
+class AtTrainer(NamedTuple):
+    """A rollout at its trainer."""
+
+    newest: int = 0
+    result: str = ""
+
+
+def at_server(state: Hashable, call: Call) -> Iterable[Hashable]:
+    """The specification of Init, Cancel, the end of an attempt, and the faults of a server."""
+    assert isinstance(state, AtServer)
+    return SERVER_STEPS[call.name](state, call)
+
+
+def at_trainer(state: Hashable, call: Call) -> Iterable[Hashable]:
+    """The specification of Complete, and of the start of a higher attempt."""
+    assert isinstance(state, AtTrainer)
+    attempt, result = call.argument
+    if call.name == "begin":
+        return [AtTrainer(attempt)] if attempt > state.newest else [state]
+    if call.ended == NEVER:
+        recorded = AtTrainer(attempt, result)
+        return [recorded] if attempt > state.newest or (attempt == state.newest and not state.result) else [state]
+    if call.result == "ABORTED":
+        return [state] if attempt < state.newest else []
+    if attempt < state.newest:
+        return []
+    known = state.result if attempt == state.newest else ""
+    if call.result == "RECORDED":
+        return [] if known else [AtTrainer(attempt, result)]
+    if call.result == "ALREADY_RECORDED":
+        return [state] if known == result else []
+    if call.result == "CONFLICT":
+        return [state] if known and known != result else []
+    return [state]  # another refusal has no effect
+
+
+def _with(state: AtServer, *changed: Attempt) -> AtServer:
+    kept = {attempt.number: attempt for attempt in state.attempts} | {attempt.number: attempt for attempt in changed}
+    return state._replace(attempts=tuple(sorted(kept.values())))
+
+
+def _init(state: AtServer, call: Call) -> Iterator[Hashable]:
+    number, spec = call.argument
+    highest = state.attempts[-1] if state.attempts else None
+    known = highest if highest is not None and highest.number == number else None
+    absent = highest is None or highest.number < number or (known is not None and known.phase == "maybe")
+    if call.result == "ABORTED":
+        if highest is not None and highest.number > number:
+            yield state
+        return
+    if call.result == "ALREADY_EXISTS":
+        if known is not None and known.spec != spec:
+            yield state
+        return
+    if call.ended != NEVER and call.result[0] != "OK":
+        yield state
+        return
+    if absent and (call.ended == NEVER or call.result[1]):
+        cancelled = state.tombstone >= number
+        below = [a._replace(phase="over") for a in state.attempts if a.number < number]
+        begun = _with(state, *below, Attempt(number, spec, "cancelled" if cancelled else "live"))
+        yield begun._replace(tombstone=0) if cancelled else begun
+    if call.ended == NEVER and absent:
+        yield _with(state, Attempt(number, spec, "maybe"))
+    if known is not None and known.spec == spec and (call.ended == NEVER or not call.result[1]):
+        yield state if known.phase != "maybe" else _with(state, known._replace(phase="live"))
+
+
+def _cancel(state: AtServer, call: Call) -> Iterator[Hashable]:
+    number = call.argument
+    known = state.attempts[-1] if state.attempts else None
+    if call.ended == NEVER:  # it may have had each effect
+        yield state._replace(tombstone=max(state.tombstone, number or ANY_ATTEMPT))
+        if known is not None and known.phase in ("live", "maybe") and (not number or number >= known.number):
+            yield _with(state, known._replace(phase="cancelled"))
+        return
+    if not isinstance(call.result, tuple):
+        yield state
+        return
+    disposition, rollout_state = call.result
+    if known is None or known.phase == "maybe":
+        if disposition == "UNKNOWN":
+            yield state._replace(tombstone=max(state.tombstone, number or ANY_ATTEMPT))
+        if known is None:
+            return
+    if number and number < known.number:
+        if disposition in ("UNKNOWN", "ALREADY_ENDED"):
+            yield state
+        return
+    if number > known.number:
+        state = state._replace(tombstone=max(state.tombstone, number))
+    if disposition == "CANCELLED" and known.phase in ("live", "maybe", "cancelled"):
+        yield _with(state, known._replace(phase="cancelled"))
+    elif disposition == "ALREADY_ENDED" and rollout_state in ENDED:
+        if known.phase == "over":
+            yield state
+    elif disposition == "ALREADY_ENDED" and known.phase in ("live", "maybe", "decided"):
+        yield _with(state, known._replace(phase="decided"))
+
+
+def _end(state: AtServer, call: Call) -> Iterator[Hashable]:
+    number, status = call.argument
+    for attempt in state.attempts:
+        if attempt.number == number:
+            fits = ("cancelled",) if status == "CANCELLED" else ("live", "decided", "maybe")
+            if attempt.phase in fits:
+                yield _with(state, attempt._replace(phase="over"))
+
+
+def _crash(state: AtServer, call: Call) -> Iterator[Hashable]:
+    yield state._replace(
+        attempts=tuple(a._replace(phase="live") if a.phase == "decided" else a for a in state.attempts)
+    )
+
+
+def _forget(state: AtServer, call: Call) -> Iterator[Hashable]:
+    yield AtServer()
+
+
+SERVER_STEPS = {"Init": _init, "Cancel": _cancel, "end": _end, "crash": _crash, "forget": _forget}
+
+
+class Calls(NamedTuple):
+    """The calls of one rollout at one process."""
+
+    who: str
+    rollout: str
+    calls: Sequence[Call]
+
+
+def calls_of(records: Iterable[Record]) -> tuple[list[Calls], list[Calls]]:
+    """Returns the calls at servers and the calls at trainers, for each rollout."""
+    called: dict[int, Record] = {}
+    answers: dict[int, Record] = {}
+    servers: dict[tuple[str, str], list[Record]] = {}
+    trainers: dict[tuple[str, str], list[Record]] = {}
+    faults: dict[str, list[Record]] = {}
+    for record in records:
+        if record.op == "called":
+            called[record["call"]] = record
+            at = trainers if record["method"] == "Complete" else servers
+            at.setdefault((record["to"], record.rollout), []).append(record)
+        elif record.op == "answered":
+            answers[record["call"]] = record
+        elif record.op in ("crash", "close", "forget"):
+            faults.setdefault(record.who, []).append(record)
+    ends: dict[tuple[str, str], dict[int, Record]] = {}
+    begins: dict[tuple[str, str], list[Call]] = {}
+    for record in called.values():
+        if record["method"] == "Complete":
+            ends.setdefault((record.who, record.rollout), {}).setdefault(record.attempt, record)
+        elif record["method"] == "Init":
+            begin = Call("begin", (record.attempt, ""), "", 0, record.number)
+            begins.setdefault((record.who, record.rollout), []).append(begin)
+    found_servers = []
+    for (who, rollout), asked in servers.items():
+        if rollout:
+            own = _server_calls(asked, answers, ends.get((who, rollout), {}))
+            # A cancel of a group, of a prefix or of everything may have met this rollout, or not.
+            broad = (Call("Cancel", 0, "", record.number) for record in servers.get((who, ""), ()))
+            found_servers.append(Calls(who, rollout, [*own, *broad, *_faults(faults.get(who))]))
+    found_trainers = [
+        Calls(who, rollout, [*begins.get((who, rollout), ()), *(_complete(record, answers) for record in asked)])
+        for (who, rollout), asked in trainers.items()
+    ]
+    return found_servers, found_trainers
+
+
+def _server_calls(asked: Iterable[Record], answers: Mapping[int, Record], ends: Mapping[int, Record]) -> Iterator[Call]:
+    first: dict[int, int] = {}
+    for record in asked:
+        answer = answers.get(record["call"])
+        ended = NEVER if answer is None else answer.number
+        if record["method"] == "Init":
+            first.setdefault(record.attempt, record.number)
+            result = None
+            if answer is not None:
+                result = ("OK", *answer["value"]) if answer["status"] == "OK" else (answer["status"],)
+                if result[0] in ("ABORTED", "ALREADY_EXISTS"):
+                    result = result[0]
+            yield Call("Init", (record.attempt, record["argument"]), result, record.number, ended)
+        else:
+            ok = answer is not None and answer["status"] == "OK"
+            yield Call("Cancel", record.attempt, answer["value"] if ok and answer else "", record.number, ended)
+    for attempt, record in ends.items():
+        yield Call("end", (attempt, record["argument"][1]), "", first.get(attempt, 0), record.number)
+
+
+def _complete(record: Record, answers: Mapping[int, Record]) -> Call:
+    answer = answers.get(record["call"])
+    argument = (record.attempt, record["argument"][0])
+    if answer is None:
+        return Call("Complete", argument, None, record.number)
+    result = answer["value"] if answer["status"] == "OK" else answer["status"]
+    return Call("Complete", argument, result, record.number, answer.number)
+
+
+def _faults(records: Sequence[Record] | None) -> Iterator[Call]:
+    for record in records or ():
+        name = "forget" if record.op == "forget" else "crash"
+        yield Call(name, "", "", record.number, record.number)

@@ -1,0 +1,32 @@
+"""Short runs of the simulation: nothing is found, and a seed gives the same history again."""
+
+import pytest
+
+from tests.simulation.judge import findings
+from tests.simulation.world import quiet, world_of
+
+
+def run(seed, folder, rollouts=8):
+    with quiet():
+        return _run(seed, folder, rollouts)
+
+
+def _run(seed, folder, rollouts):
+    world = world_of(seed, folder, rollouts=rollouts)
+    try:
+        world.run()
+        return world.history.digest(), [*world.findings, *findings(world.history)], len(world.history)
+    finally:
+        world.close()
+
+
+@pytest.mark.parametrize("seed", [1, 4, 5])
+def test_a_seed_breaks_nothing_and_gives_the_same_history_again(seed, tmp_path):
+    first = run(seed, tmp_path)
+    assert first[1] == []
+    assert first[2] > 50
+    assert run(seed, tmp_path) == first
+
+
+def test_two_seeds_have_two_histories(tmp_path):
+    assert run(5, tmp_path)[0] != run(6, tmp_path)[0]
