@@ -79,7 +79,9 @@ class Application:
         await asyncio.sleep(max(0.0, plan.at - world.loop.now))  # the clock is simulated
         while name in self._unfinished:
             request = self.request(plan)
-            world.history.note(self._plan.name, "submitted", name, request.attempt, agent=plan.agent)
+            words = (plan.script.get("wild", ""), "deadline" if plan.agent_timeout is not None else "")
+            planned = tuple(word for word in words if word)
+            world.history.note(self._plan.name, "submitted", name, request.attempt, agent=plan.agent, plan=planned)
             try:
                 outcome = await trainer.rollout(request)
             except (Superseded, Aborted) as error:
@@ -169,12 +171,17 @@ class Application:
 
 
 def _samples(outcome: RolloutOutcome) -> tuple[Any, ...]:
-    """Returns each sample's name and segments: ids, mask runs, and the numbers of the chats."""
+    """Returns each sample's name and segments: ids, mask runs, the numbers of the chats, and the logprobs."""
     return tuple(
         (
             name,
             tuple(
-                (tuple(segment.ids.tolist()), tuple(segment.mask_runs), tuple(segment.chats))
+                (
+                    tuple(segment.ids.tolist()),
+                    tuple(segment.mask_runs),
+                    tuple(segment.chats),
+                    tuple(round(float(logprob), 4) for logprob in segment.logprobs),
+                )
                 for segment in sample.segments
             ),
         )

@@ -55,6 +55,11 @@ class Program:
     """Whether it has a file of its own."""
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """What the oracles need to know of its configuration."""
+        return {"durable": self.durable}
+
+    @property
     def alive(self) -> bool:
         """Whether a process of the program runs or is stopped."""
         return self.process is not None and not self.process.dead
@@ -173,6 +178,12 @@ class ServerProgram(Program):
         """HOST:PORT."""
         return f"{self.host}:{SERVER_PORT}"
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        config = self.plan.config
+        limits = {name: config[name] for name in ("max_concurrent", "trainer_grace")}
+        return {**super().settings, **limits, "owners": 1 + len(self.connect)}
+
     async def _main(self, process: Process) -> None:
         self.server = None
         agents = [kind(self.name, self.world.history, self.world.next_run) for kind in (Passenger, Traveller)]
@@ -252,6 +263,10 @@ class TrainerProgram(Program):
             await asyncio.wait(waits)
             if not waits[1].cancelled() and (error := waits[1].exception()) is not None:
                 raise error
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings, "transport": self.plan.transport, "lost_after": self.plan.config["lost_after"]}
 
     @property
     def ledger(self) -> Path | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from tests.simulation.processes import Process
+from tests.simulation.taps import Seen
 
 if TYPE_CHECKING:
     from tests.simulation.network import Network
@@ -33,8 +34,11 @@ def error_of(status: Status) -> grpc.aio.AioRpcError:
 class Pipe:
     """One direction of a call. Each message arrives after a delay, and waits while the direction is blocked."""
 
-    def __init__(self, network: "Network", sender: Process, receiver: Process) -> None:
+    def __init__(
+        self, network: "Network", sender: Process, receiver: Process, tap: Callable[[bytes], Seen | None]
+    ) -> None:
         self._network = network
+        self._tap = tap
         self._sender, self._receiver = sender, receiver
         self._inbox: deque[Any] = deque()
         self._on_way: deque[Any] = deque()
@@ -50,6 +54,8 @@ class Pipe:
         if self._dead:
             return
         loop = self._network.loop
+        if isinstance(item, bytes):
+            item = item, self._tap(item)
         self._free_at = max(self._free_at, loop.now + self._network.delay(self._sender.host, self._receiver.host))
         self._on_way.append(item)
         loop.call_at(self._free_at, self._arrive, context=self._network.context)
@@ -93,6 +99,10 @@ class Pipe:
             self._reader = self._network.loop.create_future()
             await self._reader
         item = self._inbox.popleft()
+        if isinstance(item, tuple):
+            item, seen = item
+            if seen is not None:
+                self._network.taps.arrived(seen)
         if self._writer is not None and not self._writer.done():
             self._writer.set_result(None)
         return item
@@ -115,8 +125,11 @@ class Call:
         self.method = method
         self.metadata = tuple(metadata or ())
         self.deadline = None if timeout is None else network.loop.now + timeout
-        self.there = Pipe(network, client, server)
-        self.back = Pipe(network, server, client)
+        tap, names = network.taps.sent, (client.name, server.name)
+        self.there = Pipe(network, client, server, lambda data: tap(self, *names, method, request=True, data=data))
+        self.back = Pipe(
+            network, server, client, lambda data: tap(self, *names[::-1], method, request=False, data=data)
+        )
         self.status: Status | None = None
         """How the call ended, as the client knows it."""
         self.ended: asyncio.Future[None] = network.loop.create_future()
@@ -134,6 +147,7 @@ class Call:
         if self.status is not None:
             return
         self.status = status
+        self.connection.network.taps.ended(self, status[0].name)
         if self._timer is not None:
             self._timer.cancel()
         if not self.ended.done():
@@ -166,6 +180,7 @@ class Call:
     def _finished(self, status: Status) -> None:
         if self.status is None:
             self.status = status
+            self.connection.network.taps.ended(self, status[0].name)
             if self._timer is not None:
                 self._timer.cancel()
             if not self.ended.done():

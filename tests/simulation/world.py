@@ -15,11 +15,14 @@ from typing import Any
 
 from tests.simulation.faults import Faults
 from tests.simulation.history import History
+from tests.simulation.judge import findings as judged
 from tests.simulation.loop import SimulatedLoop, Stuck
 from tests.simulation.network import Network
 from tests.simulation.plan import Plan, plan_of
 from tests.simulation.processes import Process, Randomness
 from tests.simulation.programs import ServerProgram, TrainerProgram
+from tests.simulation.remains import note_remains
+from tests.simulation.taps import Taps
 
 FINISH = 3_000.0
 """When faults are over, everything finishes within so many simulated seconds."""
@@ -33,12 +36,16 @@ class Finding:
 
     what: str
     error: BaseException | None = None
+    rollout: str = ""
 
 
 class World:
-    """The programs, the network and the history of one seed. `folder` is for their disks."""
+    """The programs, the network and the history of one seed. `folder` is for their disks.
 
-    def __init__(self, plan: Plan, randomness: Randomness, folder: Path) -> None:
+    With `verbose` the history has every message of the network, too.
+    """
+
+    def __init__(self, plan: Plan, randomness: Randomness, folder: Path, *, verbose: bool = False) -> None:
         self.plan = plan
         self.randomness = randomness
         self.folder = folder
@@ -46,7 +53,10 @@ class World:
         self.loop.set_exception_handler(self._unhandled)
         self.history = History(self.loop.time)
         slow = "slow network" in plan.conditions
-        self.network = Network(self.loop, randomness, latency=0.02 if slow else 0.0005, jitter=0.5 if slow else 0.02)
+        taps = Taps(self.history, self.loop.time, verbose=verbose)
+        self.network = Network(
+            self.loop, randomness, taps, latency=0.02 if slow else 0.0005, jitter=0.5 if slow else 0.02
+        )
         if "lossy calls" in plan.conditions:
             self.network.lossy = 0.05
         self.findings: list[Finding] = []
@@ -78,9 +88,9 @@ class World:
         number = next(self._hosts)
         return f"127.0.{1 + number // 250}.{1 + number % 250}"
 
-    def found(self, what: str, error: BaseException | None = None) -> None:
+    def found(self, what: str, error: BaseException | None = None, rollout: str = "") -> None:
         """Records a finding."""
-        self.findings.append(Finding(what, error))
+        self.findings.append(Finding(what, error, rollout))
 
     def later(self, seconds: float, call: Callable[[], Any]) -> None:
         """Calls a function of the simulation after a pause."""
@@ -92,9 +102,13 @@ class World:
             self.loop.run_until_complete(self._run())
         except Stuck as error:
             self.found(str(error), error)
+        note_remains(self)
+        for finding in judged(self.history):
+            self.found(str(finding), rollout=finding.rollout)
 
     async def _run(self) -> None:
         for program in (*self.servers, *self.trainers):
+            self.history.note(program.name, "configured", settings=tuple(program.settings.items()))
             program.start()
         for trainer in self.trainers:
             if trainer.plan.until is not None:
@@ -186,11 +200,11 @@ class World:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def world_of(seed: int, folder: Path, *, rollouts: int = 32) -> World:
+def world_of(seed: int, folder: Path, *, rollouts: int = 32, verbose: bool = False) -> World:
     """Returns the world of a seed. Call run(), look at it, and call close()."""
     randomness = Randomness(seed)
     plan = plan_of(seed, randomness, rollouts=rollouts)
-    return World(plan, randomness, folder / f"seed-{seed}")
+    return World(plan, randomness, folder / f"seed-{seed}", verbose=verbose)
 
 
 @contextmanager

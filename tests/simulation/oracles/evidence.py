@@ -9,6 +9,7 @@ from tests.simulation.history import Record
 
 DEATHS = ("crash", "close", "forget")
 """The operations that end a process."""
+DISK_FAULTS = ("commit failed", "disk full")
 AttemptKey = tuple[str, int]
 ChatName = tuple[str, int, str, int]
 """Rollout id, attempt, sample, chat number."""
@@ -42,6 +43,7 @@ class Evidence:
                 self.of[record.rollout].append(record)
         self.calls = {record["call"]: record for record in self.by_op["called"]}
         """The calls of Init, Cancel and Complete, by number."""
+        self._broken_disks = {record.who.removeprefix("disk of ") for op in DISK_FAULTS for record in self.by_op[op]}
         self._deaths: dict[str, list[int]] = defaultdict(list)
         for op in DEATHS:
             for record in self.by_op[op]:
@@ -58,6 +60,10 @@ class Evidence:
     def died_between(self, who: str, first: int, second: int) -> bool:
         """Returns whether a process died between two records."""
         return self.life(who, first) != self.life(who, second)
+
+    def disk_failed(self, who: str) -> bool:
+        """Returns whether a commit of a process has failed. Without a working disk it promises less."""
+        return who in self._broken_disks
 
     def ops_of(self, rollout: str, *ops: str) -> list[Record]:
         """Returns the records of a rollout with these operations."""

@@ -8,7 +8,7 @@ from tests.simulation.oracles.evidence import Evidence, Finding
 
 OVER = ("returned", "raised", "stopped agent")
 """The operations that end a run of an agent."""
-QUIET = 600.0
+QUIET = 1500.0
 """After the last fault, everything ends within so many simulated seconds.
 
 It is longer than `lost_after`, `trainer_grace` and the longest pause of an outbox together."""
@@ -67,7 +67,8 @@ def events_without_gaps(evidence: Evidence) -> Iterator[Finding]:
             begin = last.get((record.rollout, 0, record["reader"]))
             own = record.rollout, record.attempt, record["reader"]
             before = last.get(own)
-            expected = before["number"] + 1 if before is not None else begin["number"] if begin is not None else 1
+            after = before if before is not None else begin
+            expected = 1 + (after["number"] if after is not None else 0)
             if record["number"] != expected:
                 what = f"reader {record['reader']} sees event {record['number']} instead of {expected}"
                 shown = tuple(r for r in (before or begin, record) if r is not None)

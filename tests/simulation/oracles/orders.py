@@ -6,8 +6,6 @@ from tests.simulation.linearizability import Undecided, stuck_at
 from tests.simulation.oracles.evidence import Evidence, Finding
 from tests.simulation.specifications import AtServer, AtTrainer, Calls, at_server, at_trainer, calls_of
 
-DISK_FAULTS = ("commit failed", "disk full")
-
 
 def linearizable(evidence: Evidence) -> Iterator[Finding]:
     """Each rollout's calls at a server, and at a trainer, could have come one after the other.
@@ -19,7 +17,7 @@ def linearizable(evidence: Evidence) -> Iterator[Finding]:
         *((one, AtServer(), at_server) for one in servers),
         *((one, AtTrainer(), at_trainer) for one in trainers),
     ):
-        if evidence.any_fault(*DISK_FAULTS, who=found.who):
+        if evidence.disk_failed(found.who):
             continue
         try:
             stuck = stuck_at(found.calls, initial, step)

@@ -26,7 +26,7 @@ def applied_once(evidence: Evidence) -> Iterator[Finding]:
                 continue
             first = results.setdefault(record.attempt, record)
             before = confirmed.get(record["result"])
-            ledger = evidence.settings.get(record.who, {}).get("ledger")
+            ledger = evidence.settings.get(record.who, {}).get("durable")
             if first["result"] != record["result"]:
                 yield Finding("applied once", rollout, "an attempt has two results", (first, record))
             elif before is not None and ledger and evidence.died_between(record.who, before.number, record.number):
@@ -106,7 +106,8 @@ def _unexplained(evidence: Evidence, record: Record) -> str:
         return "" if record["reward"] in rewards else f"its reward is none of {sorted(map(str, rewards))}"
     if status == "CANCELLED":
         cancels = [o for o in evidence.by_op["called"] if o["method"] == "Cancel" and o.rollout in ("", rollout)]
-        return "" if cancels or "cancelled" in plan else "it is CANCELLED, and nobody has cancelled it"
+        asked = evidence.ops_of(rollout, "asks to cancel")
+        return "" if cancels or asked else "it is CANCELLED, and no caller has cancelled it"
     if status == "DEADLINE_EXCEEDED":
         return "" if "deadline" in plan else "its time ran out, though it had enough"
     if record["boundary"] == "agent" and any(other.op == "raised" for other in own):
@@ -144,14 +145,21 @@ def replayed_equal(evidence: Evidence) -> Iterator[Finding]:
 
 
 def delivered(evidence: Evidence) -> Iterator[Finding]:
-    """At the end every rollout in a journal is settled, and each delivery ended with a receipt or a good reason."""
+    """At the end every rollout in a journal is settled, and each delivery ended with a receipt or a good reason.
+
+    A server whose disk failed has delivered from memory, and its journal does not know it.
+    """
     for record in evidence.by_op["in journal"]:
+        if evidence.disk_failed(record.who):
+            continue
         if not record["settled"]:
             yield Finding("delivered", record.rollout, "the journal has it unsettled at the end", (record,))
             continue
         receipts = [receipt for receipt in record["receipts"] if receipt not in ("superseded", "expired")]
         if sum(receipt == "RECORDED" for receipt in receipts) > 1:
             yield Finding("delivered", record.rollout, "the journal has two receipts RECORDED", (record,))
+        if "CONFLICT" in receipts:
+            yield Finding("delivered", record.rollout, "the trainer has another result of this attempt", (record,))
 
 
 def credentials_gone(evidence: Evidence) -> Iterator[Finding]:

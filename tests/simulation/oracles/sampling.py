@@ -20,8 +20,7 @@ def sampled_once(evidence: Evidence) -> Iterator[Finding]:
     for (who, name), records in sampled.items():
         for first, second in pairwise(records):
             excused = first["draw"] in without_reply or evidence.died_between(who, first.number, second.number)
-            unwritten = evidence.any_fault("commit failed", "disk full", who=who)
-            if not excused and not unwritten:
+            if not excused and not evidence.disk_failed(who):
                 yield Finding("sampled once", name[0], f"{who} samples a chat twice", (first, second))
 
 
