@@ -79,9 +79,9 @@ class Application:
         await asyncio.sleep(max(0.0, plan.at - world.loop.now))  # the clock is simulated
         while name in self._unfinished:
             request = self.request(plan)
-            words = (plan.script.get("wild", ""), "deadline" if plan.agent_timeout is not None else "")
-            planned = tuple(word for word in words if word)
-            world.history.note(self._plan.name, "submitted", name, request.attempt, agent=plan.agent, plan=planned)
+            world.history.note(
+                self._plan.name, "submitted", name, request.attempt, agent=plan.agent, plan=self._words(plan)
+            )
             try:
                 outcome = await trainer.rollout(request)
             except (Superseded, Aborted) as error:
@@ -139,6 +139,17 @@ class Application:
                 break
         self._world.history.note(self._plan.name, "confirmed", name, attempt, result=result)
 
+    def _words(self, plan: RolloutPlan) -> tuple[str, ...]:
+        """Returns what may happen to a rollout."""
+        on, conditions = self._world.plan.faults, self._world.plan.conditions
+        words = {
+            "cancelled": "cancel" in on,
+            "superseded": "supersede" in on,
+            "deadline": plan.agent_timeout is not None,
+            "policy fails": "failing policy" in conditions,
+        }
+        return (*(word for word, holds in words.items() if holds), *filter(None, [plan.script.get("wild")]))
+
     def _end(self, name: str, how: str) -> None:
         if self._unfinished.pop(name, None) is not None:
             self.done[name] = how
@@ -151,7 +162,7 @@ class Application:
         while name in self._unfinished:
             attempt = self.attempts.get(name, 1)
             reader = world.next_reader()
-            world.history.note(self._plan.name, "events begin", name, attempt, reader=reader, number=0)
+            world.history.note(self._plan.name, "events begin", name, attempt, reader=reader, number=1)
             try:
                 async with aclosing(trainer.events(name)) as events:
                     async for event in events:
@@ -171,7 +182,7 @@ class Application:
 
 
 def _samples(outcome: RolloutOutcome) -> tuple[Any, ...]:
-    """Returns each sample's name and segments: ids, mask runs, the numbers of the chats, and the logprobs."""
+    """Returns each sample's name and segments: ids, mask runs, numbers of the chats, logprobs of the sampled ids."""
     return tuple(
         (
             name,
@@ -180,7 +191,7 @@ def _samples(outcome: RolloutOutcome) -> tuple[Any, ...]:
                     tuple(segment.ids.tolist()),
                     tuple(segment.mask_runs),
                     tuple(segment.chats),
-                    tuple(round(float(logprob), 4) for logprob in segment.logprobs),
+                    tuple(segment.logprobs.tolist()),
                 )
                 for segment in sample.segments
             ),

@@ -27,7 +27,6 @@ class Network:
     ) -> None:
         self.loop = loop
         self.taps = taps
-        """Read every message."""
         self.context = contextvars.Context()
         self.listeners: dict[str, SimulatedServer] = {}
         """The listening servers, by HOST:PORT."""

@@ -17,12 +17,12 @@ class Operation:
 
 
 OPERATIONS: Mapping[str, Operation] = {
-    # What the run is made of, as the first records. `settings` are pairs of a name and a value: `durable` (whether it
-    # has a journal or a ledger), of a server `max_concurrent`, `trainer_grace` and `owners`, of a trainer `transport`
-    # and `lost_after`.
+    # What the run is made of, as the first records. `settings` are pairs of a name and a value: of a trainer `ledger`
+    # (bool), of a server `journal` (bool), `max_concurrent`, `max_queued` and `owners`.
     "configured": Operation("is configured: {settings}", ("settings",)),
     # The application of a trainer.
-    # `plan` is a tuple of words: how its agent misbehaves (agents.py), and `deadline` if it has a short agent_timeout.
+    # `plan` is a tuple of words for what may happen to the rollout: cancelled, superseded, deadline, policy fails, and
+    # how its agent misbehaves (agents.py).
     "submitted": Operation("the application asks for the rollout (agent {agent}; {plan})", ("agent", "plan")),
     # `samples` has each sample's name and its segments: ids, mask runs, chat numbers, and logprobs of the sampled ids.
     "applied": Operation(
@@ -56,7 +56,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "stopped agent": Operation("the agent is cancelled (run {run})", ("run",)),
     # A reader of events. `kind` is the name of the event's class.
     "event": Operation("reader {reader} reads event {number}: {kind}", ("reader", "number", "kind")),
-    "events begin": Operation("reader {reader} asks for the events after {number}", ("reader", "number")),
+    "events begin": Operation("reader {reader} reads from event {number} on", ("reader", "number")),
     # Messages at the network, `kind` by the name of the frame or the call.
     "sent": Operation("-> {to}: {kind} {what}", ("to", "kind", "what")),
     "arrived": Operation("<- {sender}: {kind} {what}", ("sender", "kind", "what")),

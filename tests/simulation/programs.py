@@ -11,10 +11,13 @@ from osmosis_grpc.errors import CallError, LedgerError, TrainerFailed
 from osmosis_grpc.server.app import AgentServer
 from osmosis_grpc.server.config import ServerConfig
 from osmosis_grpc.storage import JournalError
+from osmosis_grpc.storage.journal.schema import FILE
+from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer import Trainer, TrainerConfig
 from tests.simulation.agents import Passenger, Traveller
 from tests.simulation.application import Application
 from tests.simulation.committer import Disk
+from tests.simulation.leftovers import record_journal, record_ledger
 from tests.simulation.network import ProcessNetwork
 from tests.simulation.plan import ServerPlan, TrainerPlan
 from tests.simulation.policy import Policy
@@ -24,6 +27,7 @@ from tests.simulation.system import SimulatedSystem
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
+WATCH = job("simulation.watch", OnFailure.RESTART)
 SERVER_PORT, TRAINER_PORT = 50_051, 60_051
 EXPECTED = (CallError, LedgerError, JournalError, TrainerFailed, OSError)
 """Errors with which a program may end when its disk fails. Any other error is a finding."""
@@ -48,16 +52,20 @@ class Program:
         self._ended = asyncio.Event()
         self._stopping = asyncio.Event()
 
+    @property
+    def settings(self) -> tuple[tuple[str, Any], ...]:
+        """What the oracles have to know about it."""
+        raise NotImplementedError
+
+    def record_left(self) -> None:
+        """Records what is left on its disk, after its end."""
+        raise NotImplementedError
+
     async def _main(self, process: Process) -> None:
         raise NotImplementedError
 
     durable = False
     """Whether it has a file of its own."""
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What the oracles need to know of its configuration."""
-        return {"durable": self.durable}
 
     @property
     def alive(self) -> bool:
@@ -172,17 +180,26 @@ class ServerProgram(Program):
         """The trainers to which it connects."""
         self.server: AgentServer | None = None
         self.drain_limit = 0.0
+        self._capacity: dict[str, int] = {}
+
+    @property
+    def settings(self) -> tuple[tuple[str, Any], ...]:
+        config = ServerConfig(**self.plan.config)
+        return (
+            ("journal", self.plan.journal),
+            ("max_concurrent", config.max_concurrent),
+            ("max_queued", config.queue_limit),
+            ("owners", len(self.connect) + 1),
+        )
+
+    def record_left(self) -> None:
+        if self.plan.journal and (self.folder / FILE).exists():
+            record_journal(self.world.history, self.name, self.folder)
 
     @property
     def address(self) -> str:
         """HOST:PORT."""
         return f"{self.host}:{SERVER_PORT}"
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        config = self.plan.config
-        limits = {name: config[name] for name in ("max_concurrent", "trainer_grace")}
-        return {**super().settings, **limits, "owners": 1 + len(self.connect)}
 
     async def _main(self, process: Process) -> None:
         self.server = None
@@ -198,6 +215,7 @@ class ServerProgram(Program):
         )
         async with server:
             self.server = server
+            server.supervisor.every(WATCH, 0.5, partial(self._note_capacity, server))
             failed = asyncio.Event()
             server.supervisor.add_listener(lambda error: failed.set())
             waits = [asyncio.create_task(self._stopping.wait()), asyncio.create_task(failed.wait())]
@@ -205,6 +223,13 @@ class ServerProgram(Program):
             if server.supervisor.failure is not None:
                 raise server.supervisor.failure
             await server.stop(self.drain_limit)
+
+    def _note_capacity(self, server: AgentServer) -> None:
+        now = server.engine.capacity()
+        values = {name: getattr(now, name) for name in ("running", "max_concurrent", "queued", "max_queued")}
+        if values != self._capacity:
+            self._capacity = values
+            self.world.history.note(self.name, "capacity", abandoned=now.abandoned, **values)
 
     def forget(self) -> None:
         """Kills the process, and deletes the disk."""
@@ -265,8 +290,12 @@ class TrainerProgram(Program):
                 raise error
 
     @property
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings, "transport": self.plan.transport, "lost_after": self.plan.config["lost_after"]}
+    def settings(self) -> tuple[tuple[str, Any], ...]:
+        return (("ledger", self.plan.ledger),)
+
+    def record_left(self) -> None:
+        if self.ledger is not None and self.ledger.exists():
+            record_ledger(self.world.history, self.name, self.ledger)
 
     @property
     def ledger(self) -> Path | None:

@@ -54,8 +54,8 @@ GLOBAL = {"configured", "crash", "restart", "close", "forget", "faults over", "c
 def good() -> Story:
     """One rollout with one chat, accepted, run, completed and delivered."""
     story = Story()
-    story.add(0.0, "trainer-1", "configured", settings=(("durable", True),))
-    story.add(0.0, "server-1", "configured", settings=(("durable", True), ("max_concurrent", 2)))
+    story.add(0.0, "trainer-1", "configured", settings=(("ledger", True),))
+    story.add(0.0, "server-1", "configured", settings=(("journal", True), ("max_concurrent", 2)))
     story.add(1.0, "trainer-1", "submitted", agent="traveller", plan=("must complete",))
     story.add(1.1, "trainer-1", "called", call=1, method="Init", to="server-1", argument="spec")
     story.add(1.2, "server-1", "run", agent="traveller", run=1)
@@ -65,7 +65,7 @@ def good() -> Story:
     story.add(1.6, "trainer-1", "replied", sample="main", chat=1, draw="d1", ids=IDS)
     story.add(1.7, "server-1", "got", sample="main", chat=1, draw="d1", run=1)
     story.add(1.8, "server-1", "returned", run=1, reward=1.0)
-    story.add(1.9, "trainer-1", "events begin", reader=1, number=0)
+    story.add(1.9, "trainer-1", "events begin", reader=1, number=1)
     story.add(2.0, "trainer-1", "event", reader=1, number=1, kind="Accepted")
     story.add(2.1, "trainer-1", "event", reader=1, number=2, kind="Started")
     story.add(2.2, "server-1", "called", call=2, method="Complete", to="trainer-1", argument=("x1", "COMPLETED"))
@@ -221,7 +221,7 @@ BROKEN: dict[str, tuple[str, list[Change]]] = {
     "a changed event": (
         "events without gaps",
         [
-            plus((2.5, "trainer-1", "events begin", {"reader": 2, "number": 1})),
+            plus((2.5, "trainer-1", "events begin", {"reader": 2, "number": 2})),
             plus((2.6, "trainer-1", "event", {"reader": 2, "number": 2, "kind": "Resumed"})),
         ],
     ),

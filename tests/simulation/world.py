@@ -15,13 +15,11 @@ from typing import Any
 
 from tests.simulation.faults import Faults
 from tests.simulation.history import History
-from tests.simulation.judge import findings as judged
 from tests.simulation.loop import SimulatedLoop, Stuck
 from tests.simulation.network import Network
 from tests.simulation.plan import Plan, plan_of
 from tests.simulation.processes import Process, Randomness
 from tests.simulation.programs import ServerProgram, TrainerProgram
-from tests.simulation.remains import note_remains
 from tests.simulation.taps import Taps
 
 FINISH = 3_000.0
@@ -36,14 +34,10 @@ class Finding:
 
     what: str
     error: BaseException | None = None
-    rollout: str = ""
 
 
 class World:
-    """The programs, the network and the history of one seed. `folder` is for their disks.
-
-    With `verbose` the history has every message of the network, too.
-    """
+    """The programs, the network and the history of one seed. `folder` is for their disks."""
 
     def __init__(self, plan: Plan, randomness: Randomness, folder: Path, *, verbose: bool = False) -> None:
         self.plan = plan
@@ -52,8 +46,8 @@ class World:
         self.loop = SimulatedLoop()
         self.loop.set_exception_handler(self._unhandled)
         self.history = History(self.loop.time)
-        slow = "slow network" in plan.conditions
         taps = Taps(self.history, self.loop.time, verbose=verbose)
+        slow = "slow network" in plan.conditions
         self.network = Network(
             self.loop, randomness, taps, latency=0.02 if slow else 0.0005, jitter=0.5 if slow else 0.02
         )
@@ -88,9 +82,9 @@ class World:
         number = next(self._hosts)
         return f"127.0.{1 + number // 250}.{1 + number % 250}"
 
-    def found(self, what: str, error: BaseException | None = None, rollout: str = "") -> None:
+    def found(self, what: str, error: BaseException | None = None) -> None:
         """Records a finding."""
-        self.findings.append(Finding(what, error, rollout))
+        self.findings.append(Finding(what, error))
 
     def later(self, seconds: float, call: Callable[[], Any]) -> None:
         """Calls a function of the simulation after a pause."""
@@ -102,13 +96,10 @@ class World:
             self.loop.run_until_complete(self._run())
         except Stuck as error:
             self.found(str(error), error)
-        note_remains(self)
-        for finding in judged(self.history):
-            self.found(str(finding), rollout=finding.rollout)
 
     async def _run(self) -> None:
         for program in (*self.servers, *self.trainers):
-            self.history.note(program.name, "configured", settings=tuple(program.settings.items()))
+            self.history.note(program.name, "configured", settings=program.settings)
             program.start()
         for trainer in self.trainers:
             if trainer.plan.until is not None:
@@ -120,6 +111,10 @@ class World:
         for process in self.processes:
             if not process.dead:
                 process.kill()
+        for program in (*self.servers, *self.trainers):
+            if program.disk is not None:
+                program.disk.kill()
+            program.record_left()
 
     def _end_faults(self) -> None:
         """Heals everything, and starts every program that does not run."""
@@ -191,6 +186,10 @@ class World:
         hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
         try:
             self.loop.close()
+            for process in self.processes:
+                process.forget()
+            self.network.connections.clear()
+            self.network.listeners.clear()
             self.processes.clear()
             self.servers.clear()
             self.trainers.clear()
@@ -201,7 +200,7 @@ class World:
 
 
 def world_of(seed: int, folder: Path, *, rollouts: int = 32, verbose: bool = False) -> World:
-    """Returns the world of a seed. Call run(), look at it, and call close()."""
+    """Returns the world of a seed. Call run(), look at it, and call close(). With `verbose`, it records messages."""
     randomness = Randomness(seed)
     plan = plan_of(seed, randomness, rollouts=rollouts)
     return World(plan, randomness, folder / f"seed-{seed}", verbose=verbose)

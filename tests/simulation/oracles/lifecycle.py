@@ -67,8 +67,7 @@ def events_without_gaps(evidence: Evidence) -> Iterator[Finding]:
             begin = last.get((record.rollout, 0, record["reader"]))
             own = record.rollout, record.attempt, record["reader"]
             before = last.get(own)
-            after = before if before is not None else begin
-            expected = 1 + (after["number"] if after is not None else 0)
+            expected = before["number"] + 1 if before is not None else begin["number"] if begin is not None else 1
             if record["number"] != expected:
                 what = f"reader {record['reader']} sees event {record['number']} instead of {expected}"
                 shown = tuple(r for r in (before or begin, record) if r is not None)

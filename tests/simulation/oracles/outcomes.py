@@ -26,7 +26,7 @@ def applied_once(evidence: Evidence) -> Iterator[Finding]:
                 continue
             first = results.setdefault(record.attempt, record)
             before = confirmed.get(record["result"])
-            ledger = evidence.settings.get(record.who, {}).get("durable")
+            ledger = evidence.settings.get(record.who, {}).get("ledger")
             if first["result"] != record["result"]:
                 yield Finding("applied once", rollout, "an attempt has two results", (first, record))
             elif before is not None and ledger and evidence.died_between(record.who, before.number, record.number):
