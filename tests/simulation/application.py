@@ -98,7 +98,6 @@ class Application:
                 world.history.note(
                     self._plan.name, "refused", name, request.attempt, error=type(error).__name__, text=str(error)
                 )
-                world.found(f"{name} is refused: {type(error).__name__}: {error}")
                 self._end(name, "refused")
             else:
                 await self.take(outcome)

@@ -231,7 +231,7 @@ BROKEN: dict[str, tuple[str, list[Change]]] = {
         [plus((1.45, "server-1", "beyond window", {"chat": "main/1", "to": "trainer-1", "open": 4, "window": 4}))],
     ),
     "too many agents": ("within capacity", [changed("capacity", running=3)]),
-    "too long a queue": ("within capacity", [changed("capacity", queued=3)]),
+    "too long a queue": ("within capacity", [changed("capacity", queued=5)]),
     "a slot": ("nothing left", [changed("left", count=1)]),
     "an end that comes late": ("everything ends", [late]),
     "an agent for ever": (

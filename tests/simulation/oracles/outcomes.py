@@ -40,7 +40,9 @@ def recorded_is_applied(evidence: Evidence) -> Iterator[Finding]:
     for record in evidence.by_op["answered"]:
         if record["method"] == "Complete" and record["value"] == "RECORDED":
             key = record.rollout, evidence.calls[record["call"]]["argument"][0]
-            if key in said:
+            if key in said and not evidence.forgot_between(
+                evidence.calls[record["call"]]["to"], said[key].number, record.number
+            ):
                 yield Finding("recorded is applied", record.rollout, "RECORDED was said twice", (said[key], record))
             said.setdefault(key, record)
     for (rollout, result), record in said.items():
@@ -79,6 +81,7 @@ def fair_end(evidence: Evidence) -> Iterator[Finding]:
 SERVER_FAULTS = ("crash", "close", "forget", "drain", "commit failed", "disk full")
 REFUSALS: dict[str, tuple[str, ...]] = {
     "Unavailable": ("cut", "half open", "partition", "lost", "stop", "clock jump", "window", *SERVER_FAULTS),
+    "Internal": ("commit failed", "disk full"),
     "LedgerError": ("commit failed", "disk full"),
 }
 """The faults that explain an error of the application, by its type. A server or network that fails may end a rollout
@@ -150,7 +153,7 @@ def delivered(evidence: Evidence) -> Iterator[Finding]:
     A server whose disk failed has delivered from memory, and its journal does not know it.
     """
     for record in evidence.by_op["in journal"]:
-        if evidence.disk_failed(record.who):
+        if evidence.disk_failed(record.who) or evidence.was_forgotten(record.rollout, record.number):
             continue
         if not record["settled"]:
             yield Finding("delivered", record.rollout, "the journal has it unsettled at the end", (record,))
@@ -163,6 +166,9 @@ def delivered(evidence: Evidence) -> Iterator[Finding]:
 
 
 def credentials_gone(evidence: Evidence) -> Iterator[Finding]:
-    """No file of credentials is left after the deliveries."""
+    """No file of credentials is left on a server that has nothing to deliver."""
+    undelivered = {record.who for record in evidence.by_op["in journal"] if not record["settled"]}
     for record in evidence.by_op["credentials"]:
+        if record.who in undelivered:
+            continue
         yield Finding("credentials gone", record.rollout, "a file of credentials is left", (record,))

@@ -31,7 +31,9 @@ def one_reply(evidence: Evidence) -> Iterator[Finding]:
     for record in evidence.by_op["got"]:
         name = chat_name(record)
         before = first.setdefault(name, record)
-        if before["draw"] != record["draw"]:
+        if before["draw"] != record["draw"] and evidence.was_forgotten(record.rollout, record.number):
+            first[name] = record
+        elif before["draw"] != record["draw"]:
             yield Finding("one reply", record.rollout, "a chat has two replies", (before, record))
         reply = draws.get((name, record["draw"]))
         if reply is None or reply.number > record.number:
