@@ -67,7 +67,7 @@ class Scheduler(Owner):
         self.process_id = supervisor.system.new_id()
         self.failure: TrainerFailed | None = None
         """The error of a failed trainer. Every call raises this error."""
-        self.runs: set[Callable[[TrainerFailed], None]] = set()
+        self.runs: dict[Callable[[TrainerFailed], None], None] = {}
         """One function for each open run(), groups() or evaluate(). fail() calls each of these functions."""
         self.ledger = ledger
         self.held = UnconfirmedOutcomes(ledger)
