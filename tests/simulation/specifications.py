@@ -194,37 +194,36 @@ def calls_of(records: Iterable[Record], forgetful: Container[str] = ()) -> tuple
     servers: dict[tuple[str, str], list[Record]] = {}
     trainers: dict[tuple[str, str], list[Record]] = {}
     faults: dict[str, list[Record]] = {}
-    begins: dict[tuple[str, str], list[Call]] = {}
+    begins: dict[str, list[Record]] = {}
+    """The records that show that a trainer has begun an attempt, by rollout."""
     for record in records:
         if record.op == "called":
             called[record["call"]] = record
             at = trainers if record["method"] == "Complete" else servers
             at.setdefault((record["to"], record.rollout), []).append(record)
+            if record["method"] == "Init":
+                begins.setdefault(record.rollout, []).append(record)
         elif record.op == "answered":
             answers[record["call"]] = record
         elif record.op in ("submitted", "asks to supersede"):
-            begin = Call("begin", (record.attempt, ""), "", 0, record.number)
-            begins.setdefault((record.who, record.rollout), []).append(begin)
+            begins.setdefault(record.rollout, []).append(record)
         elif record.op in ("crash", "close", "forget", "restart"):
             faults.setdefault(record.who, []).append(record)
     ends: dict[tuple[str, str], dict[int, Record]] = {}
-    inits: dict[str, list[Record]] = {}
     for record in called.values():
         if record["method"] == "Complete":
             ends.setdefault((record.who, record.rollout), {}).setdefault(record.attempt, record)
-        elif record["method"] == "Init":
-            inits.setdefault(record.rollout, []).append(record)
-            begin = Call("begin", (record.attempt, ""), "", 0, record.number)
-            begins.setdefault((record.who, record.rollout), []).append(begin)
     found_servers = []
     for (who, rollout), asked in servers.items():
         if rollout:
             own = _server_calls(asked, answers, ends.get((who, rollout), {}))
             # A cancel of a group, of a prefix or of everything may have met this rollout, or not.
             broad = (Call("Cancel", 0, "", record.number) for record in servers.get((who, ""), ()))
-            # The trainer's answer to a chat tells a server of a higher attempt elsewhere.
-            higher = {record.attempt: record.number for record in inits.get(rollout, ()) if record["to"] != who}
-            elsewhere = (Call("supersede", attempt, "", number) for attempt, number in higher.items())
+            # The trainer's answer to a chat tells a server of a higher attempt.
+            higher: dict[int, int] = {}
+            for record in begins.get(rollout, ()):
+                higher.setdefault(record.attempt, record.number)
+            elsewhere = (Call("supersede", attempt, "", number) for attempt, number in higher.items() if attempt > 1)
             found_servers.append(
                 Calls(who, rollout, [*own, *broad, *elsewhere, *_faults(faults.get(who), who in forgetful)])
             )
@@ -233,7 +232,7 @@ def calls_of(records: Iterable[Record], forgetful: Container[str] = ()) -> tuple
             who,
             rollout,
             [
-                *begins.get((who, rollout), ()),
+                *(Call("begin", (r.attempt, ""), "", 0, r.number) for r in begins.get(rollout, ()) if r.who == who),
                 *(_complete(record, answers) for record in asked),
                 *(_faults(faults.get(who), True) if who in forgetful else ()),
             ],
