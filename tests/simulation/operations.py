@@ -75,6 +75,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "restart": Operation("starts", (), fault=True),
     "stop": Operation("is stopped, as by SIGSTOP", (), fault=True),
     "continue": Operation("continues, as after SIGCONT", (), fault=True),
+    "asked to stop": Operation("is asked to end in good order", (), fault=True),
     "close": Operation("is closed in good order", (), fault=True),
     "pause": Operation("the trainer pauses its policy", (), fault=True),
     "resume": Operation("the trainer resumes its policy", (), fault=True),
