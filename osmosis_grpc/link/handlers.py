@@ -2,7 +2,6 @@
 
 import inspect
 import logging
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -14,6 +13,7 @@ from osmosis_grpc.errors import CallError, Internal, ResourceExhausted
 from osmosis_grpc.link.call_metrics import Call, CallSink
 from osmosis_grpc.link.client_calls import DETAILS_KEY
 from osmosis_grpc.link.undecodable import decode_or_mark, decoded
+from osmosis_grpc.supervise import SYSTEM
 from osmosis_grpc.wire.status import to_status
 
 log = logging.getLogger(__name__)
@@ -34,10 +34,18 @@ class Registrar(grpc.GenericRpcHandler):
 
     Each handler is wrapped once, at its first call. An interceptor would cost every call about 40 us. Before a request
     is decoded, `guard` is called with the context of the call; health checks are the exception. `calls` counts the
-    calls. It counts the calls of unknown methods under the name "other".
+    calls. It counts the calls of unknown methods under the name "other". `new_id` makes the ids of failed calls.
     """
 
-    def __init__(self, server: grpc.aio.Server, guard: _Guard | None = None, calls: CallSink | None = None) -> None:
+    def __init__(
+        self,
+        server: grpc.aio.Server,
+        guard: _Guard | None = None,
+        calls: CallSink | None = None,
+        *,
+        new_id: Callable[[], str] = SYSTEM.new_id,
+    ) -> None:
+        self._new_id = new_id
         self._guard = guard
         self._calls = calls
         self._services: list[grpc.GenericRpcHandler] = []
@@ -64,7 +72,7 @@ class Registrar(grpc.GenericRpcHandler):
             guard = None if details.method.startswith(_HEALTH) else self._guard
             read = decode_or_mark(handler.request_deserializer) or bytes
             write = handler.response_serializer or bytes
-            begin = partial(_Answering, self._calls, details.method.lstrip("/"), guard, read, write)
+            begin = partial(_Answering, self._calls, details.method.lstrip("/"), guard, read, write, self._new_id)
             wrapped = self._wrapped[details.method] = make(wrap(getattr(handler, name), begin))
         return wrapped
 
@@ -76,7 +84,7 @@ class _Answering(Call):
     with the exception's status.
     """
 
-    __slots__ = ("_context", "_guard", "_read", "_write")
+    __slots__ = ("_context", "_guard", "_new_id", "_read", "_write")
 
     def __init__(
         self,
@@ -85,9 +93,11 @@ class _Answering(Call):
         guard: _Guard | None,
         read: Callable[[bytes], Any],
         write: Callable[[Any], bytes],
+        new_id: Callable[[], str],
         context: Any,
     ) -> None:
         super().__init__(calls, name)
+        self._new_id = new_id
         self._context = context
         self._guard, self._read, self._write = guard, read, write
 
@@ -105,7 +115,7 @@ class _Answering(Call):
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if isinstance(error, Exception):
-                await _abort(self._context, error)
+                await _abort(self._context, error, self._new_id)
         finally:
             code = None if error is None else self._context.code()
             self.end("OK" if error is None else "CANCELLED" if code is None else code.name)
@@ -170,12 +180,12 @@ def metadata_value(context: Any, name: str) -> str:
     return next((str(value) for key, value in context.invocation_metadata() or () if key == name), "")
 
 
-async def _abort(context: Any, error: Exception) -> NoReturn:
+async def _abort(context: Any, error: Exception, new_id: Callable[[], str]) -> NoReturn:
     """Ends the call with the status of an exception. Only a CallError's text is sent to the caller."""
     if isinstance(error, grpc.aio.AbortError | grpc.aio.BaseError):
         raise error
     given = metadata_value(context, REQUEST_ID_KEY)
-    call_id = given[:128] if given else uuid.uuid4().hex
+    call_id = given[:128] if given else new_id()
     if not isinstance(error, CallError):
         log.error("request %s failed", call_id, exc_info=error)
         error = Internal(f"an internal error; the server's log has the traceback under request {call_id}")
