@@ -59,14 +59,13 @@ class Application:
 
     async def run(self, trainer: Trainer, *, ledger: bool) -> None:
         """Runs all rollouts that are not done. Never returns: the trainer answers its servers until it is closed."""
-        async with asyncio.TaskGroup() as tasks:
-            if ledger:
-                tasks.create_task(self._take_left(trainer))
-            for plan in self.unfinished:
-                tasks.create_task(self._run_one(trainer, plan))
-                if plan.watched:
-                    tasks.create_task(self._watch(trainer, plan))
-            await asyncio.Event().wait()
+        work = [self._take_left(trainer)] if ledger else []
+        for plan in self.unfinished:
+            work.append(self._run_one(trainer, plan))
+            if plan.watched:
+                work.append(self._watch(trainer, plan))
+        # A TaskGroup has a set of tasks, and would cancel them in an order that differs between two runs of a seed.
+        await asyncio.gather(*work, asyncio.Event().wait())
 
     async def _take_left(self, trainer: Trainer) -> None:
         """Takes the outcomes of an earlier process."""
@@ -98,7 +97,6 @@ class Application:
                 world.history.note(
                     self._plan.name, "refused", name, request.attempt, error=type(error).__name__, text=str(error)
                 )
-                world.found(f"{name} is refused: {type(error).__name__}: {error}")
                 self._end(name, "refused")
             else:
                 await self.take(outcome)
@@ -148,7 +146,7 @@ class Application:
             "deadline": plan.agent_timeout is not None,
             "policy fails": "failing policy" in conditions,
         }
-        return tuple(word for word, holds in words.items() if holds)
+        return (*(word for word, holds in words.items() if holds), *filter(None, [plan.script.get("wild")]))
 
     def _end(self, name: str, how: str) -> None:
         if self._unfinished.pop(name, None) is not None:

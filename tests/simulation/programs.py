@@ -89,6 +89,8 @@ class Program:
     async def _run(self, process: Process) -> None:
         try:
             await self._main(process)
+            if not process.dead:
+                self.world.history.note(self.name, "close")
         except Exception as error:
             if process.dead:  # the world has ended, and drops this coroutine
                 return
@@ -133,7 +135,7 @@ class Program:
         self.closing = True
         if not self.alive:
             return True
-        self.world.history.note(self.name, "close")
+        self.world.history.note(self.name, "asked to stop")
         self._stopping.set()
         try:
             async with asyncio.timeout(limit):
@@ -145,7 +147,7 @@ class Program:
     def end(self) -> None:
         """Ends the process in good order. It starts again after a pause."""
         if self.alive:
-            self.world.history.note(self.name, "close")
+            self.world.history.note(self.name, "asked to stop")
             self._stopping.set()
 
     def call(self, work: Callable[[], Awaitable[Any]]) -> None:
@@ -262,8 +264,10 @@ class TrainerProgram(Program):
             world.history,
             world.next_draw,
             world.randomness(f"policy of {self.name}"),
-            latency=20.0 if "slow policy" in conditions else 0.4,
-            fails=0.1 if "failing policy" in conditions and not world.calm else 0.0,
+            lambda: (
+                10.0 if "slow policy" in conditions and not world.calm else 0.4,
+                0.1 if "failing policy" in conditions and not world.calm else 0.0,
+            ),
         )
         self.folder.mkdir(parents=True, exist_ok=True)
         trainer = _Trainer(
