@@ -98,7 +98,6 @@ class Application:
                 world.history.note(
                     self._plan.name, "refused", name, request.attempt, error=type(error).__name__, text=str(error)
                 )
-                world.found(f"{name} is refused: {type(error).__name__}: {error}")
                 self._end(name, "refused")
             else:
                 await self.take(outcome)
@@ -148,7 +147,7 @@ class Application:
             "deadline": plan.agent_timeout is not None,
             "policy fails": "failing policy" in conditions,
         }
-        return tuple(word for word, holds in words.items() if holds)
+        return (*(word for word, holds in words.items() if holds), *filter(None, [plan.script.get("wild")]))
 
     def _end(self, name: str, how: str) -> None:
         if self._unfinished.pop(name, None) is not None:
