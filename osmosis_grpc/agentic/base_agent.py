@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, ClassVar
 
 from osmosis_grpc.agent.context import get_rollout_context
@@ -12,9 +13,13 @@ from osmosis_grpc.agentic.reading import Answer, Call, Part, Unreadable
 from osmosis_grpc.agentic.reply_formats import FORMATS, ReplyFormat, parameters_of
 from osmosis_grpc.agentic.step_builder import StepBuilder
 from osmosis_grpc.agentic.tool_calls import run_calls
+from osmosis_grpc.agentic.tool_registry import MakeSandbox, Toolbox
 from osmosis_grpc.agentic.trajectory import COMPLETED, StepType, StopReason, Trajectory, TrajectoryStep
 from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.tools.sandbox import LocalSandbox
 
+opened_tools: ContextVar[dict[str, Any] | None] = ContextVar("opened_tools", default=None)
+"""The tools of the rollout of an author's run_trajectory()."""
 REPLIES = (StepType.THOUGHT, StepType.ACTION, StepType.FINAL_ANSWER)
 """The kinds of steps that a reply makes."""
 
@@ -43,15 +48,23 @@ class BaseAgent(ABC):
         self.max_steps = max_steps
         self.max_tokens_per_step = max_tokens_per_step
         self.temperature = float(temperature)
-        self.tools_config = dict(tools_config or {})
-        self.tools: dict[str, Any] = {}
+        self.toolbox = Toolbox(tools_config)
+        self.own_tools: dict[str, Any] = {}
+        """The tools of set_tools()."""
+        self.make_sandbox: MakeSandbox = LocalSandbox
+        """Makes the sandbox of a rollout, if a tool of the configuration needs one."""
         self.interactions: dict[str, Any] = {}
         self.on_trajectory: Callable[[Trajectory], Awaitable[None]] | None = None
         """Called with each trajectory that run_trajectory() of an agent of this package makes."""
 
     def set_tools(self, tools: Mapping[str, Any] | Iterable[Any]) -> None:
-        """Set the tools: by name, or a list of tools. See as_tools() for what a tool is. Raises InvalidArgument."""
-        self.tools = as_tools(tools)
+        """Set tools: by name, or a list. They join those of tools_config. See as_tools(). Raises InvalidArgument."""
+        self.own_tools = as_tools(tools)
+
+    @property
+    def tools(self) -> dict[str, Any]:
+        """All tools by name. Within a rollout, those that work in its sandbox."""
+        return {**(opened_tools.get() or self.toolbox.tools), **self.own_tools}
 
     def set_interactions(self, interactions: Mapping[str, Any]) -> None:
         """Set the interactions by name. Each is asked about a final answer, see interactions.py."""

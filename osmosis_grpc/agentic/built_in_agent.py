@@ -8,14 +8,16 @@ from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.result_check import RunOutcome
 from osmosis_grpc.agentic.base_agent import BaseAgent
 from osmosis_grpc.agentic.checks import check_count
+from osmosis_grpc.agentic.episode import Episode
 from osmosis_grpc.agentic.llm import LLMFunction
 from osmosis_grpc.agentic.local_engine import run_one
 from osmosis_grpc.agentic.progress import Progress
-from osmosis_grpc.agentic.reading import Answer, Call, Part, Unreadable
+from osmosis_grpc.agentic.reading import Answer, Call, Unreadable
 from osmosis_grpc.agentic.reply_formats import parameters_of
 from osmosis_grpc.agentic.tool_calls import ToolResult, run_calls
 from osmosis_grpc.agentic.trajectory import StopReason, Trajectory
 from osmosis_grpc.agentic.view import BEGAN, STOP_REASON
+from osmosis_grpc.tools.sandbox import Sandbox
 from osmosis_grpc.types import Message
 
 GO_ON = "The reply has no action and no final answer. Give one of them."
@@ -44,7 +46,7 @@ class BuiltInAgent(BaseAgent):
         check_count("max_parallel_calls", max_parallel_calls)
         check_count("max_parse_errors", max_parse_errors)
         self.max_parallel_calls = max_parallel_calls
-        """At most this many calls of one reply run at once."""
+        """At most this many calls of one reply run at once. Calls run one by one if the rollout has a sandbox."""
         self.max_parse_errors = max_parse_errors
         """The rollout ends after so many replies in a row without an action and without an answer that can be read."""
         self.system_prompt = system_prompt
@@ -67,40 +69,34 @@ class BuiltInAgent(BaseAgent):
         """Return the agent's own prompt and then the prompt of the reply format."""
         return "\n\n".join(text for text in (self.system_prompt, super().create_system_prompt()) if text)
 
-    def begin(self, context: RolloutContext) -> None:
-        """Prepare a rollout. Called before its first chat."""
-
-    def acted(self, context: RolloutContext, parts: Sequence[Part], results: Sequence[ToolResult]) -> None:
-        """Note what the calls of a reply have done. Called after they ended."""
+    def episode(self, context: RolloutContext, sandbox: Sandbox | None) -> Episode:
+        """Return what notes one rollout. `sandbox` is None if no tool of the agent needs one."""
+        return Episode()
 
     async def run(self, context: RolloutContext) -> RunOutcome:
         """Run one rollout to its end."""
         async with AsyncExitStack() as stack:
-            tools = await self.open_tools(context, stack)
+            opened, sandbox = await self.toolbox.open(stack, self.make_sandbox)
+            tools = {**opened, **self.own_tools}
+            episode = self.episode(context, sandbox)
+            await episode.begin()
             schemas = [tool.openai_schema() for tool in tools.values()]
             parameters = parameters_of(schemas)
             context.log_event(
                 BEGAN, agent_type=self.agent_type, format=self.reply_format.name, parameters=parameters,
                 finish_tools=list(self.finish_tools),
             )  # fmt: skip
-            self.begin(context)
             messages = self._opening(context, schemas)
             progress = Progress(self, context, parameters)
-            stop = await self._loop(context, tools, messages, progress)
+            stop = await self._loop(context, tools, messages, progress, episode)
+            report = await episode.end()
+            progress.add(report.reward)
             return RunOutcome(
                 finish_reason=stop,
                 messages=messages,
                 reward=progress.reward,
-                extra_fields={STOP_REASON: stop.value, **self.report(context)},
+                extra_fields={STOP_REASON: stop.value, **report.extra_fields},
             )
-
-    async def open_tools(self, context: RolloutContext, stack: AsyncExitStack) -> Mapping[str, Any]:
-        """Return the tools of one rollout. What they hold is released when `stack` is closed."""
-        return self.tools
-
-    def report(self, context: RolloutContext) -> dict[str, Any]:
-        """Return further data about a rollout, for the outcome's extra_fields."""
-        return {}
 
     def _opening(self, context: RolloutContext, schemas: Sequence[Mapping[str, Any]]) -> list[Message]:
         """Return the first messages: the system prompts and those of the request."""
@@ -113,7 +109,12 @@ class BuiltInAgent(BaseAgent):
         return [{"role": "system", "content": own}, *asked]
 
     async def _loop(
-        self, context: RolloutContext, tools: Mapping[str, Any], messages: list[Message], progress: Progress
+        self,
+        context: RolloutContext,
+        tools: Mapping[str, Any],
+        messages: list[Message],
+        progress: Progress,
+        episode: Episode,
     ) -> StopReason:
         """Ask the model and run its calls until the rollout ends. Append all messages. Return why it ended."""
         request = context.request
@@ -131,10 +132,13 @@ class BuiltInAgent(BaseAgent):
             ]
             if calls or any(isinstance(part, Unreadable) for part in parts):
                 results = await run_calls(
-                    tools, [_openai_call(call) for call in calls], context, most=self.max_parallel_calls
+                    tools,
+                    [_openai_call(call) for call in calls],
+                    context,
+                    most=1 if self.toolbox.needs_sandbox else self.max_parallel_calls,
                 )
                 progress.returned(calls, results)
-                self.acted(context, calls, results)
+                episode.acted(calls, results)
                 if self._finished(calls, results):
                     return StopReason.FINISH_TOOL
                 messages += self.reply_format.results(parts, [result.message for result in results])

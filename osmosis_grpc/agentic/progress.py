@@ -55,22 +55,23 @@ class Progress:
             score = self._agent.calculate_step_reward(step, self._trajectory)
             if score is not None:
                 step.reward_score = score
-                self._add(score)
+                self.add(score)
                 chat = step.metadata.get("chat_number")
                 of_chat = [
                     s.reward_score or 0.0 for s in self._trajectory.steps if s.metadata.get("chat_number") == chat
                 ]
                 self._context.set_reward(sum(of_chat), chat=self._chat)
 
-    def _add(self, score: float) -> None:
-        self.reward = (self.reward or 0.0) + score
+    def add(self, score: float | None) -> None:
+        """Add to the reward; None adds nothing."""
+        if score is not None:
+            self.reward = (self.reward or 0.0) + score
 
     async def interact(self, messages: Sequence[Message], answer: str) -> Message | None:
         """Ask the interactions about a final answer. Return the message with which the rollout goes on; None to end."""
         for interaction in self._agent.interactions.values():
             reaction: Any = await interaction.respond([dict(message) for message in messages], answer)
-            if reaction.reward is not None:
-                self._add(reaction.reward)
+            self.add(reaction.reward)
             if reaction.message is not None:
                 return {"role": "user", "content": reaction.message}
         return None

@@ -3,25 +3,27 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any
 
 from osmosis_grpc.agentic.agent_registry import make_agent
 from osmosis_grpc.agentic.base_agent import BaseAgent
 from osmosis_grpc.agentic.config import AgenticRolloutConfig
+from osmosis_grpc.agentic.duck_tools import as_tools
 from osmosis_grpc.agentic.environment import log_level, save_trajectories
 from osmosis_grpc.agentic.interactions import make_interactions
 from osmosis_grpc.agentic.llm import LLMFunction
 from osmosis_grpc.agentic.local_engine import LocalEngine
 from osmosis_grpc.agentic.saving import TrajectoryFile, TrajectorySaveError, save_path
 from osmosis_grpc.agentic.step_stream import StepStream
-from osmosis_grpc.agentic.tool_registry import make_tools
+from osmosis_grpc.agentic.tool_registry import MakeSandbox
 from osmosis_grpc.agentic.trajectory import StopReason, Trajectory
-from osmosis_grpc.errors import OsmosisRolloutError
+from osmosis_grpc.errors import InvalidArgument, OsmosisRolloutError
 from osmosis_grpc.supervise import SYSTEM, DaemonThreads, OnFailure, child, job
 from osmosis_grpc.types.outcome import with_type
 
+Tools = Mapping[str, Any] | Iterable[Any]
 ROLLOUT = job("agentic.rollout", OnFailure.RAISE)
 
 _disk = DaemonThreads(1, name="saved trajectories")
@@ -30,15 +32,24 @@ _disk = DaemonThreads(1, name="saved trajectories")
 class AgenticRollout:
     """Runs rollouts of the agent that a configuration describes.
 
-    `llm_generate_func` answers the chats, see LLMFunction. `tools` are further tools. `tokenizer` is taken for the
-    library's sake and must be None: tokens come from the model, and are never made from text.
+    `llm_generate_func` answers the chats, see LLMFunction. `tools` are further tools. `sandbox` makes the sandbox of
+    each rollout, by default a LocalSandbox. `tokenizer` is
+    None, because tokens come from the model.
 
     Raises InvalidArgument, which names the field of the configuration.
     """
 
     def __init__(
-        self, config: AgenticRolloutConfig, llm_generate_func: LLMFunction, tokenizer: None = None, *, tools: Any = ()
+        self,
+        config: AgenticRolloutConfig,
+        llm_generate_func: LLMFunction,
+        tokenizer: None = None,
+        *,
+        tools: Tools = (),
+        sandbox: MakeSandbox | None = None,
     ) -> None:
+        if tokenizer is not None:
+            raise InvalidArgument("tokenizer", "is not None; tokens come from the model, and are never made of text")
         self.config, self._llm = config, llm_generate_func
         options = {
             "max_steps": config.max_steps,
@@ -48,9 +59,11 @@ class AgenticRollout:
         }
         self.agent: BaseAgent = make_agent(config.agent_type, options | config.agent_options)
         """The agent. Its set_tools() replaces its tools."""
-        self.tools: dict[str, Any] = make_tools(config.tools_config)
+        self.tools: dict[str, Any] = as_tools(tools)
         if self.tools:
             self.agent.set_tools(self.tools)
+        if sandbox is not None:
+            self.agent.make_sandbox = sandbox
         self.agent.set_interactions(make_interactions(config.interactions_config))
         saves = save_trajectories(config.save_trajectories)
         level = log_level()

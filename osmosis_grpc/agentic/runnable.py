@@ -2,13 +2,14 @@
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.grader_limit import refuse_grader_timeout
 from osmosis_grpc.agent.request import RolloutRequest
 from osmosis_grpc.agent.result_check import RunOutcome
-from osmosis_grpc.agentic.base_agent import BaseAgent
+from osmosis_grpc.agentic.base_agent import BaseAgent, opened_tools
 from osmosis_grpc.agentic.trajectory import COMPLETED, StopReason, Trajectory
 from osmosis_grpc.agentic.view import BEGAN, STOP_REASON
 
@@ -27,10 +28,14 @@ class AgentRunnable:
         self.keeps = False
         """Whether a caller in this process takes them."""
 
-    def tools(self, request: RolloutRequest) -> Sequence[Any] | None:
+    def tools(self, request: RolloutRequest) -> Sequence[Any]:
         """Return the tools that travel beside the messages. Raises InvalidArgument for a grader's time limit."""
         refuse_grader_timeout(self.name, request)
-        return list(self.agent.tool_schemas()) if self.agent.reply_format.offers_tools else None
+        return self.get_tools(request)
+
+    def get_tools(self, request: RolloutRequest) -> list[Any]:
+        """Return the tools that travel beside the messages. The checks of `validate` call it, too."""
+        return list(self.agent.tool_schemas()) if self.agent.reply_format.offers_tools else []
 
     def accepted(self, request: RolloutRequest, owner: str) -> None:
         """Do nothing: an agent does not know the other rollouts of a group."""
@@ -55,7 +60,10 @@ class AgentRunnable:
 
         given = [dict(message) for message in request.messages]
         prompt = {"content": given[-1].get("content", ""), "messages": given} if given else {"content": ""}
-        made = await agent.run_trajectory(prompt=prompt, llm_generate_func=ask, request_id=context.rollout_id)
+        async with AsyncExitStack() as stack:
+            opened, _ = await agent.toolbox.open(stack, agent.make_sandbox)
+            opened_tools.set(opened)  # the runner's task is of this rollout alone
+            made = await agent.run_trajectory(prompt=prompt, llm_generate_func=ask, request_id=context.rollout_id)
         if not isinstance(made, Trajectory):
             raise TypeError(f"run_trajectory of {type(agent).__name__} returned a {type(made).__name__}")
         if self.keeps:

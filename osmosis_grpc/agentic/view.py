@@ -35,8 +35,6 @@ class TrajectoryView:
             case events.Logged(name=name, data=data) if name == BEGAN:
                 self._builder.begin(data["format"], data["parameters"], data["finish_tools"])
                 self.trajectory.metadata["agent_type"] = data["agent_type"]
-            case events.Logged(name="phase"):
-                self.trajectory.metadata.setdefault("phases", []).append(dict(kind.data))
             case events.ChatRequested():
                 if kind.purpose is ChatPurpose.JUDGE:
                     self._judged.add((kind.sample, kind.chat_number))

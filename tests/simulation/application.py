@@ -59,14 +59,13 @@ class Application:
 
     async def run(self, trainer: Trainer, *, ledger: bool) -> None:
         """Runs all rollouts that are not done. Never returns: the trainer answers its servers until it is closed."""
-        async with asyncio.TaskGroup() as tasks:
-            if ledger:
-                tasks.create_task(self._take_left(trainer))
-            for plan in self.unfinished:
-                tasks.create_task(self._run_one(trainer, plan))
-                if plan.watched:
-                    tasks.create_task(self._watch(trainer, plan))
-            await asyncio.Event().wait()
+        work = [self._take_left(trainer)] if ledger else []
+        for plan in self.unfinished:
+            work.append(self._run_one(trainer, plan))
+            if plan.watched:
+                work.append(self._watch(trainer, plan))
+        # A TaskGroup has a set of tasks, and would cancel them in an order that differs between two runs of a seed.
+        await asyncio.gather(*work, asyncio.Event().wait())
 
     async def _take_left(self, trainer: Trainer) -> None:
         """Takes the outcomes of an earlier process."""

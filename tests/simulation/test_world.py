@@ -33,6 +33,6 @@ def test_two_seeds_have_two_histories(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [1000, 1010])
-def test_ten_seeds_with_many_rollouts_break_nothing(first, tmp_path):
-    assert {seed: found for seed in range(first, first + 10) if (found := run(seed, tmp_path, rollouts=32)[1])} == {}
+@pytest.mark.parametrize("first", [1000, 1005])
+def test_five_seeds_with_many_rollouts_break_nothing(first, tmp_path):
+    assert {seed: found for seed in range(first, first + 5) if (found := run(seed, tmp_path, rollouts=32)[1])} == {}
