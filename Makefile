@@ -24,6 +24,11 @@ demo: .venv/.server ## Run eight rollouts of a calculator agent over real socket
 test: .venv/.dev ## Run the fast tests
 	$(BIN)/pytest -n $(WORKERS)
 
+SEED ?= 1
+ROLLOUTS ?= 5000
+sim: .venv/.dev ## Run seeds of the simulation from SEED on, until ROLLOUTS rollouts are done (docs/simulation.md)
+	$(BIN)/python -m tests.simulation --seed $(SEED) --rollouts $(ROLLOUTS)
+
 test-slow: .venv/.dev ## Run the slow tests: whole processes, other versions of protobuf and grpcio, big runs
 	$(BIN)/pytest -m slow -n 2 --timeout 600
 

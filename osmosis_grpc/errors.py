@@ -346,3 +346,27 @@ def _wheel() -> str | None:
     url = urlsplit(json.loads(recorded)["url"]) if recorded else None
     path = unquote(url.path) if url is not None and url.scheme == "file" else ""
     return path if os.path.exists(path) else None
+
+
+CLASSES: dict[int, type[CallError]] = {
+    kind.code: kind
+    for kind in (
+        Cancelled,
+        UnknownError,
+        InvalidArgument,
+        DeadlineExceeded,
+        NotFound,
+        AlreadyExists,
+        PermissionDenied,
+        ResourceExhausted,
+        FailedPrecondition,
+        Aborted,
+        OutOfRange,
+        Unimplemented,
+        Internal,
+        Unavailable,
+        DataLoss,
+        Unauthenticated,
+    )
+}
+"""The exception class of every code except OK."""

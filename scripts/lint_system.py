@@ -25,7 +25,6 @@ METHODS = {"run_in_executor"}
 """Methods of any object that are not called."""
 ALLOWED = {
     "osmosis_grpc/link/call_metrics.py": "measures calls of grpc for the metrics; nothing decides by it",
-    "osmosis_grpc/link/handlers.py": "names a failed call of grpc in the log and in its answer",
     "osmosis_grpc/server/tracelog.py": "names the folder of a debug log when serve starts",
     "osmosis_grpc/supervise/daemon_threads.py": "runs functions of agents that block, on real threads",
     "osmosis_grpc/supervise/system.py": "is the System",

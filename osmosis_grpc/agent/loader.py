@@ -162,14 +162,15 @@ def _agent(item: Any, spec: str) -> Any:
     if isinstance(item, type) and issubclass(item, RolloutAgentLoop):
         with _own_code(spec):
             item = item()
-    if isinstance(item, RolloutAgentLoop | FoundWorkflow) or _is_runnable(item):
+    if isinstance(item, RolloutAgentLoop | FoundWorkflow) or is_runnable(item):
         return item
     cls = item if isinstance(item, type) else type(item)
     reason = of_the_sdk(cls) or f"it is a {type(item).__name__}"
     raise LoadError(f"{spec} is not a RolloutAgentLoop or an AgentWorkflow: {reason}")
 
 
-def _is_runnable(item: object) -> bool:
+def is_runnable(item: object) -> bool:
+    """Return whether an object has the methods of a Runnable, which the engine hosts as it is."""
     return not isinstance(item, type) and all(hasattr(item, name) for name in ("name", "tools", "run", "ended"))
 
 

@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -147,12 +148,16 @@ class _Source:
         return found
 
 
-def _imports(body: bytes, module: str, *, is_package: bool) -> Iterator[str]:
-    """Yield the full names of all imports in a file."""
+@lru_cache(MAX_FILES)
+def _imports(body: bytes, module: str, *, is_package: bool) -> tuple[str, ...]:
+    """Return the full names of all imports in a file. Parsing takes some milliseconds, so the result is cached."""
     try:
-        tree = parse(body)
+        return tuple(_names(parse(body), module, is_package=is_package))
     except (SyntaxError, ValueError):
-        return
+        return ()
+
+
+def _names(tree: ast.Module, module: str, *, is_package: bool) -> Iterator[str]:
     package = module if is_package else module.rpartition(".")[0]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

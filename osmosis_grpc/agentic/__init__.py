@@ -1,19 +1,67 @@
 """The names of the Agentic Rollout Library: agents, their configuration, and the trajectories that they make."""
 
+from osmosis_grpc.agentic.agent_registry import clear_registry, get_agent_class, list_agents, register_agent
+from osmosis_grpc.agentic.base_agent import BaseAgent
+from osmosis_grpc.agentic.coding_agent import CodingAgent
+from osmosis_grpc.agentic.config import AgenticRolloutConfig
+from osmosis_grpc.agentic.files import dump_trajectories, load_trajectories
+from osmosis_grpc.agentic.interactions import CheckAnswer, Interaction, Reaction, register_interaction
 from osmosis_grpc.agentic.llm import AnthropicFunction, LLMConfig, LLMFunction, OpenAIFunction, policy_of
 from osmosis_grpc.agentic.llm_retries import LLMError, Retries
+from osmosis_grpc.agentic.react_agent import ReActAgent
+from osmosis_grpc.agentic.rollout import AgenticRollout
+from osmosis_grpc.agentic.runnable import agent_runnable
+from osmosis_grpc.agentic.saving import TrajectorySaveError
+from osmosis_grpc.agentic.statistics import Statistics, statistics_of
+from osmosis_grpc.agentic.tool_agent import ToolAgent
+from osmosis_grpc.agentic.tool_registry import list_tools, register_tool
 from osmosis_grpc.agentic.trajectory import StepType, StopReason, Trajectory, TrajectoryStep
+from osmosis_grpc.agentic.trajectory_client import TrajectoryClient
+from osmosis_grpc.agentic.view import TrajectoryView, trajectory_of
+
+react = agent_runnable(ReActAgent())
+tool = agent_runnable(ToolAgent())
+coding = agent_runnable(CodingAgent())
+"""The agents for `serve -m osmosis_grpc.agentic:NAME`."""
 
 __all__ = [
+    "AgenticRollout",
+    "AgenticRolloutConfig",
     "AnthropicFunction",
+    "BaseAgent",
+    "CheckAnswer",
+    "CodingAgent",
+    "Interaction",
     "LLMConfig",
     "LLMError",
     "LLMFunction",
     "OpenAIFunction",
+    "ReActAgent",
+    "Reaction",
     "Retries",
+    "Statistics",
     "StepType",
     "StopReason",
+    "ToolAgent",
     "Trajectory",
+    "TrajectoryClient",
+    "TrajectorySaveError",
     "TrajectoryStep",
+    "TrajectoryView",
+    "agent_runnable",
+    "clear_registry",
+    "coding",
+    "dump_trajectories",
+    "get_agent_class",
+    "list_agents",
+    "list_tools",
+    "load_trajectories",
     "policy_of",
+    "react",
+    "register_agent",
+    "register_interaction",
+    "register_tool",
+    "statistics_of",
+    "tool",
+    "trajectory_of",
 ]

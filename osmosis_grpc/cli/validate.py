@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from osmosis_grpc.agent.discovery import FoundWorkflow
-from osmosis_grpc.agent.loader import LoadError, configure, load_items
+from osmosis_grpc.agent.loader import LoadError, configure, is_runnable, load_items
 from osmosis_grpc.agent.loop import AgentNameError, RolloutAgentLoop
 from osmosis_grpc.agent.missing_names import of_the_sdk
 from osmosis_grpc.agent.validator import (
@@ -154,7 +154,7 @@ def _check(spec: str, sources: ConfigSources, timeout: float | None, report: _Re
 def _refused(item: object, name: str | None, names: set[str]) -> Iterator[Finding]:
     """Yield the findings that the validator cannot make, for agents that a server would refuse."""
     cls = item.workflow if isinstance(item, FoundWorkflow) else item if isinstance(item, type) else type(item)
-    if not issubclass(cls, RolloutAgentLoop | AgentWorkflow):
+    if not issubclass(cls, RolloutAgentLoop | AgentWorkflow) and not is_runnable(item):
         reason = of_the_sdk(cls)
         text = f"{cls.__name__} is not a RolloutAgentLoop or an AgentWorkflow" + (f": {reason}" if reason else "")
         yield make("NOT_AN_AGENT_LOOP", text, place_of(cls))

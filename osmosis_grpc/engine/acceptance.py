@@ -16,6 +16,7 @@ from osmosis_grpc.agent.request import RolloutRequest
 from osmosis_grpc.agent.runnable import await_tools
 from osmosis_grpc.engine import failpoints
 from osmosis_grpc.engine.context import EngineContext
+from osmosis_grpc.engine.forks import Forks
 from osmosis_grpc.engine.meter import Meter
 from osmosis_grpc.engine.record import Peer, Record, Run
 from osmosis_grpc.engine.runner import Runner, notify_ended, own_copy
@@ -30,6 +31,7 @@ from osmosis_grpc.types.requests import differing_fields
 from osmosis_grpc.types.tool_dicts import tool_dicts
 
 ACCEPT = job("engine.accept", OnFailure.REPORT, "callback")
+FORK = job("engine.fork", OnFailure.REPORT)
 ACCEPT_LATER = job("engine.accept_later", OnFailure.REPORT)
 
 DRAIN_RETRY_AFTER = 5.0
@@ -43,6 +45,7 @@ class Acceptance:
         self._context = context
         self._runner = runner
         self._shutdown = shutdown
+        self._forks = Forks(context)
         self.rejected: Counter[int] = Counter()
         """The number of refused Inits, by gRPC code."""
 
@@ -77,6 +80,8 @@ class Acceptance:
             raise self._unwritable()
         if self._context.supervisor.failure is not None:
             raise Unavailable(f"{self._context.supervisor.owner} has failed", retry_after=DRAIN_RETRY_AFTER)
+        fork = request.fork
+        original = None if fork is None else self._forks.original(fork, name, request.rollout_id, owner)
         own = own_copy(request)
         now = self._context.system.monotonic()
         record = Record(
@@ -91,12 +96,36 @@ class Acceptance:
         )
         record.accepted.add_done_callback(lambda f: f.cancelled() or f.exception())  # asyncio logs an unread error
         self._context.admission.reserve(record)
-        self._context.supervisor.call(ACCEPT, self._begin, record, own, report=partial(self._failed, record))
+        begin = partial(self._begin, own=own, original=original)
+        self._context.supervisor.call(ACCEPT, begin, record, report=partial(self._failed, record))
         return record, True
 
-    def _begin(self, record: Record, own: RolloutRequest) -> None:
+    def _begin(self, record: Record, own: RolloutRequest, original: Record | None) -> None:
         self._context.table.add(record)
         record.count(True)
+        if original is None:
+            self._get_tools(record, own)
+        else:
+            later = partial(self._fork, record, own, original)
+            self._context.supervisor.start(FORK, later, partial(self._failed, record))
+
+    async def _fork(self, record: Record, own: RolloutRequest, original: Record) -> None:
+        """Read the recorded chats of the original, and then begin as other rollouts do."""
+        fork = record.init.request.fork
+        assert fork is not None
+        try:
+            chats = await self._forks.chats(fork, original)
+        except asyncio.CancelledError:
+            self._refuse(record, Unavailable("the server is shutting down"))
+            raise
+        except CallError as error:
+            self._refuse(record, error)
+            return
+        record.run.original = chats
+        self._context.table.grow(record, chats.nbytes)
+        self._get_tools(record, own)
+
+    def _get_tools(self, record: Record, own: RolloutRequest) -> None:
         try:
             agent = self._context.runnables[record.agent_loop]
             if own.group is not None:

@@ -228,6 +228,7 @@ class RolloutSession:
         state.chats += 1
         number = state.chats
         history = state.conversation.messages(position.node)
+        forked = position.parent_chat in state.forked  # the trainer need not have answered the parent chat
         request = ChatRequest(
             rollout_id=record.rollout_id,
             attempt=record.attempt,
@@ -239,9 +240,9 @@ class RolloutSession:
             tools_overridden=chat_tools is not None,
             purpose=purpose,
             policy=state.policy,
-            parent_chat=position.parent_chat,
+            parent_chat=0 if forked else position.parent_chat,
             prefix_len=position.prefix_len,
-            known_ids=None if record.peer.has_tokens else state.known_ids(position.parent_chat),
+            known_ids=state.known_ids(position.parent_chat) if forked or not record.peer.has_tokens else None,
             state=self._chats.state(),
             timeout=self._chats.timeout(),
         )
@@ -261,10 +262,18 @@ class RolloutSession:
         run.called = ()
         response: ChatResponse | None = None
         try:
+            if isinstance(recorded, CallError):
+                raise recorded
             response = await self._chats.ask(request) if recorded is None else recorded.response
             self.check_open()
+            forked = recorded is not None and recorded.forked
             prompt_length = state.assemble(
-                number, position.parent_chat, response, purpose, refer=record.peer.accepts_references
+                number,
+                position.parent_chat,
+                response,
+                purpose,
+                refer=record.peer.accepts_references and not forked,
+                forked=forked,
             )
         except (asyncio.CancelledError, RolloutEndedError):
             if response is None:
@@ -274,7 +283,7 @@ class RolloutSession:
             self._chats.log_failed(request, error, will_retry=False)
             if isinstance(error, Aborted):
                 self._runner.supersede(record)
-            elif run.recording is not None and isinstance(error, AlreadyExists):
+            elif run.recording is not None and recorded is None and isinstance(error, AlreadyExists):
                 self._runner.diverge(record, str(Diverged(asked)))
             raise
         finally:
@@ -282,27 +291,30 @@ class RolloutSession:
         state.answer(position.node, response, number, purpose)
         if purpose is ChatPurpose.POLICY:
             self.samples.finish_reason = response.finish_reason
-        run.meter.answered(response, prompt_length, latency)
+        if not forked:
+            run.meter.answered(response, prompt_length, latency)
         answered = events.ChatAnswered(
             sample=sample,
             chat_number=number,
             response=response,
             latency=latency,
-            recorded_event=0 if recorded is None else recorded.chat_number,
+            recorded_event=0 if recorded is None else recorded.event_number,
+            forked=forked,
         )
         self._context.log.append(record, answered)
         run.called = _called(response.message)
         return number, response
 
-    def _recorded(self, asked: events.ChatRequested) -> Reply | None:
-        """Return the reply that this chat got before the restart of the server; None for a new chat.
+    def _recorded(self, asked: events.ChatRequested) -> Reply | CallError | None:
+        """Return the reply that this chat got before the restart of the server, or in the original of a fork.
 
-        Raises RolloutEndedError if the agent asked a different question before the restart.
+        Return the error of a chat that failed in the original, and None for a new chat. Raises RolloutEndedError if
+        the agent asked a different question before.
         """
-        if self._record.run.recording is None:
-            return None
+        recording, original = self._record.run.recording, self._record.run.original
         try:
-            return self._record.run.recording.reply(asked)
+            known = recording.reply(asked) if recording is not None else None
+            return original.reply(asked) if known is None and original is not None else known
         except Diverged as error:
             self._runner.diverge(self._record, str(error))
             raise RolloutEndedError(str(error)) from None

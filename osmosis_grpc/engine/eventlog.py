@@ -45,7 +45,7 @@ class EventLog:
         self.dropped = 0
         """The number of events that could not be committed."""
         self._idle = idle_interval
-        self.waiters: set[asyncio.Event] = set()
+        self.waiters: dict[asyncio.Event, None] = {}
 
     def append(
         self, record: Record, kind: EventKind, then: Then | None = None, *, entry: JournaledRollout | None = None
@@ -199,7 +199,7 @@ class EventLog:
         Each event comes with its position. None in place of an event is a heartbeat.
         """
         waiter = asyncio.Event()
-        self.waiters.add(waiter)
+        self.waiters[waiter] = None
         gone = self._journal.forgotten_position
         try:
             yield position, None
@@ -216,7 +216,7 @@ class EventLog:
                 elif not await self._woken(waiter):
                     yield position, None
         finally:
-            self.waiters.discard(waiter)
+            self.waiters.pop(waiter, None)
 
     def _raise_gone(self) -> NoReturn:
         first = self.cursor(self._journal.forgotten_position)

@@ -8,7 +8,7 @@ from typing import Any
 
 from osmosis_grpc.agent.ports import ChatModel, ResultSink
 from osmosis_grpc.engine.meter import Meter
-from osmosis_grpc.engine.recorded_chats import Recording
+from osmosis_grpc.engine.recorded_chats import ForkedChats, Recording
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.types import (
     AbandonReason,
@@ -132,6 +132,8 @@ class Run:
     """
     recording: Recording | None = None
     """The chats from before the restart of the server. None if the agent does not run again."""
+    original: ForkedChats | None = None
+    """The recorded chats of the rollout from which this one forks. None if it is no fork, or has all their replies."""
     session: Any = None
     """The RolloutSession of the running agent."""
     task: "asyncio.Task[Any] | None" = None
@@ -356,6 +358,7 @@ class Record:
             chats=summary.chats,
             response_tokens=summary.response_tokens,
             progress_time=progress_time,
+            fork=self.init.request.fork,
         )
 
     def _summary(self) -> OutcomeSummary:

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from osmosis_grpc.engine.meter import Meter
-from osmosis_grpc.types import ChatResponse, TrajectoryEvent, events, jsontext
+from osmosis_grpc.errors import CLASSES, Aborted, CallError, InvalidArgument, UnknownError
+from osmosis_grpc.types import ChatResponse, Fork, TrajectoryEvent, events, jsontext
 
 ChatName = tuple[str, int]
 """The name of the sample, and the number of the chat."""
@@ -13,10 +14,13 @@ ChatName = tuple[str, int]
 class Diverged(Exception):
     """Raised when an agent runs again and asks a different question than in its earlier run."""
 
-    def __init__(self, asked: events.ChatRequested) -> None:
+    def __init__(self, asked: events.ChatRequested, original: str = "") -> None:
+        name = f"chat {asked.chat_number} of sample {asked.sample!r}"
         super().__init__(
-            f"chat {asked.chat_number} of sample {asked.sample!r} is not what was asked before: "
-            "the agent does not do the same when it is run again"
+            f"{name} is not what rollout {original} asked, from which this rollout forks: the two requests differ, "
+            "or the agent does not do the same when it is run again"
+            if original
+            else f"{name} is not what was asked before: the agent does not do the same when it is run again"
         )
 
 
@@ -24,8 +28,58 @@ class Reply(NamedTuple):
     """A recorded reply, and the number of the event that recorded it."""
 
     response: ChatResponse
-    chat_number: int
+    event_number: int
+    """0 if no event of this rollout recorded it yet."""
     latency: float = 0.0
+    forked: bool = False
+    """Whether the reply was recorded in the rollout that this rollout forks from."""
+
+
+class ForkedChats:
+    """The recorded chats of the original of a fork, up to the chat from which it starts."""
+
+    def __init__(self, fork: Fork, trajectory: Iterable[TrajectoryEvent]) -> None:
+        """Read the events of the original until it got the reply to the chat. `found` says whether it did."""
+        self._rollout_id = fork.rollout_id
+        self._questions: dict[ChatName, str] = {}
+        self._ends: dict[ChatName, ChatResponse | events.ChatFailed] = {}
+        self.found = False
+        self.nbytes = 0
+        """About how many bytes the chats take in memory."""
+        self.answered: list[ChatName] = []
+        """The chats that have a reply, in the order of the replies."""
+        for event in trajectory:
+            kind = event.kind
+            if isinstance(kind, events.ChatRequested):
+                self._questions[kind.sample, kind.chat_number] = text = question(kind)
+                self.nbytes += len(text)
+            elif isinstance(kind, events.ChatAnswered):
+                name = kind.sample, kind.chat_number
+                if not isinstance(self._ends.get(name), ChatResponse):
+                    self.answered.append(name)
+                    self.nbytes += 2 * kind.response.size
+                self._ends[name] = kind.response
+                if name == (fork.sample, fork.chat_number):
+                    self.found = True
+                    return
+            elif isinstance(kind, events.ChatFailed) and not kind.will_retry and kind.code != Aborted.code:
+                self._ends[kind.sample, kind.chat_number] = kind
+
+    def reply(self, asked: events.ChatRequested) -> Reply | CallError | None:
+        """Return the recorded reply or error of a chat, or None if the trainer is to answer the chat.
+
+        Raises Diverged for a different question.
+        """
+        name = asked.sample, asked.chat_number
+        end = self._ends.get(name)
+        if end is None:
+            return None
+        if self._questions.get(name) != question(asked):
+            raise Diverged(asked, self._rollout_id)
+        if isinstance(end, events.ChatFailed):
+            kind = CLASSES.get(end.code, UnknownError)
+            return InvalidArgument("", end.message) if kind is InvalidArgument else kind(end.message)
+        return Reply(end, 0, forked=True)
 
 
 class Recording:
@@ -50,15 +104,18 @@ class Recording:
             elif isinstance(kind, events.ChatRequested):
                 self._questions[kind.sample, kind.chat_number] = question(kind)
             elif isinstance(kind, events.ChatAnswered):
-                self.progressed = self.progressed or not kind.recorded_event
+                self.progressed = self.progressed or not (kind.recorded_event or kind.forked)
                 number = kind.recorded_event or event.event_number
-                self._replies[kind.sample, kind.chat_number] = Reply(kind.response, number, kind.latency)
+                reply = Reply(kind.response, number, kind.latency, kind.forked)
+                self._replies[kind.sample, kind.chat_number] = reply
             elif isinstance(kind, events.CancelAsked):
                 self.cancelled = kind.reason
 
     def count(self, meter: Meter) -> None:
         """Add the recorded replies to the metrics of a rollout. Its agent does not run again."""
-        for response, _, latency in self._replies.values():
+        for response, _, latency, forked in self._replies.values():
+            if forked:
+                continue
             prompt_ids = 0 if response.prompt_ids is None else response.prompt_prefix + len(response.prompt_ids)
             meter.answered(response, prompt_ids, latency)
 
@@ -69,6 +126,10 @@ class Recording:
         if before is not None and before != question(asked):
             raise Diverged(asked)
         return self._replies.get(name)
+
+    def reached(self, fork: Fork) -> bool:
+        """Return whether the rollout has got the last reply of the original from which it forks."""
+        return (fork.sample, fork.chat_number) in self._replies
 
 
 def question(asked: events.ChatRequested) -> str:

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.outbox import Outbox
 from osmosis_grpc.engine.record import Peer, Record
-from osmosis_grpc.engine.recorded_chats import Recording
+from osmosis_grpc.engine.recorded_chats import ForkedChats, Recording
 from osmosis_grpc.engine.runner import Runner, own_copy
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.engine.tombstones import CANCELLED_EARLY
-from osmosis_grpc.types import FailureReason, JournaledRollout, TrajectoryEvent, events
+from osmosis_grpc.types import FailureReason, Fork, JournaledRollout, TrajectoryEvent, events
 from osmosis_grpc.types.failure_reasons import DATA_LOSS
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,17 @@ class Recovery:
         failure = record.run.termination.failure
         return f"ended: {failure.message if failure else record.run.termination.finish_reason}"
 
+    def _read_original(self, record: Record, fork: Fork) -> None:
+        """Read the recorded chats of the original of a fork, if the journal still has them."""
+        chats = ForkedChats(fork, self._context.log.trajectory(fork.rollout_id, fork.attempt))
+        if chats.found:
+            record.run.original = chats
+            self._context.table.grow(record, chats.nbytes)
+
     def _run(self, record: Record, recording: Recording, deaths: int) -> None:
+        fork = record.init.request.fork
+        if fork is not None:
+            self._read_original(record, fork)
         agent = self._context.runnables.get(record.agent_loop)
         if recording.cancelled is not None:
             self._runner.decide(record, Termination.cancelled(recording.cancelled))
@@ -101,6 +111,10 @@ class Recovery:
         elif recording.began and not agent.replayable:
             recording.count(record.run.meter)
             why = "the server was started again while it ran"
+            self._runner.decide(record, Termination.server_failed(FailureReason.RESTART, why, "restart"))
+        elif fork is not None and record.run.original is None and not recording.reached(fork):
+            recording.count(record.run.meter)
+            why = f"rollout {fork.rollout_id}, from which it forks, is no longer in the journal"
             self._runner.decide(record, Termination.server_failed(FailureReason.RESTART, why, "restart"))
         else:
             record.run.left_over = True
@@ -133,7 +147,7 @@ class Recovery:
             self._admit(record)
 
     def _see(self, event: TrajectoryEvent) -> None:
-        if isinstance(event.kind, events.ChatAnswered) and not event.kind.recorded_event:
+        if isinstance(event.kind, events.ChatAnswered) and not (event.kind.recorded_event or event.kind.forked):
             self.passed(event.rollout_id, event.attempt)
 
     def passed(self, rollout_id: str, attempt: int) -> None:

@@ -83,5 +83,5 @@ def _assembled(
     for (name, number), reply in answered.items():
         if name == sample:
             question = asked[name, number]
-            assembler.add(number, question.parent_chat, reply.response, question.purpose)
+            assembler.add(number, question.parent_chat, reply.response, question.purpose, forked=reply.forked)
     return assembler

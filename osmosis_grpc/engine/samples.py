@@ -28,6 +28,7 @@ class SampleState:
         "_skipped",
         "chats",
         "conversation",
+        "forked",
         "newest",
         "parent",
         "policy",
@@ -44,6 +45,8 @@ class SampleState:
         """Whether extras of replies were left out, because the trainer has them."""
         self.chats = 0
         """The number of the newest chat."""
+        self.forked: set[int] = set()
+        """The chats that got their recorded replies from the original of a fork."""
         self.newest: Node | None = None
         """The newest reply of the policy."""
         self._removed: list[Message] = []
@@ -57,9 +60,16 @@ class SampleState:
         return ids if len(ids) else None
 
     def assemble(
-        self, number: int, parent_chat: int, response: ChatResponse, purpose: ChatPurpose, *, refer: bool = False
+        self,
+        number: int,
+        parent_chat: int,
+        response: ChatResponse,
+        purpose: ChatPurpose,
+        *,
+        refer: bool = False,
+        forked: bool = False,
     ) -> int:
-        """Add the tokens of a reply. Returns the length of the prompt.
+        """Add the tokens of a reply. Returns the length of the prompt. `forked` is that of Assembler.add().
 
         With `refer`, the outcome is going to refer to the chat, and the extras of the reply are not kept here. Raises
         ReplyUnreadable if the tokens do not fit the earlier chats.
@@ -70,9 +80,12 @@ class SampleState:
             bare = None if tokens is None else replace(tokens, extras=jsontext.NOTHING)
             response = replace(response, tokens=bare, prompt_extras=jsontext.NOTHING)
         try:
-            return self._assembler.add(number, parent_chat, response, purpose) or 0
+            length = self._assembler.add(number, parent_chat, response, purpose, forked=forked)
         except InvalidArgument as error:
             raise ReplyUnreadable(f"the trainer's reply cannot be used: {error}") from None
+        if forked:
+            self.forked.add(number)
+        return length or 0
 
     def answer(self, asked: Node, response: ChatResponse, number: int, purpose: ChatPurpose) -> None:
         """Add a reply to the conversation. A judge's reply does not become `newest`."""
@@ -109,7 +122,11 @@ class SampleState:
         messages = path(self.newest)
         if self._removed:
             return [*self._removed, *messages[self._skipped :]], None
-        return messages, PrefixChat(name, self.newest.chat, len(messages))
+        return messages, self.begins(name, self.newest.chat, len(messages))
+
+    def begins(self, name: str, chat: int, prefix_len: int) -> PrefixChat | None:
+        """Return a reference to an answered chat; None if the trainer need not have answered it."""
+        return None if not chat or chat in self.forked else PrefixChat(name, chat, prefix_len)
 
     def assembled(self, conversation: ConversationStart, *, refer: bool) -> Sample:
         """Return the sample with these messages. With `refer`, its segments refer to chats and have no tokens.
@@ -120,10 +137,13 @@ class SampleState:
         messages, begins = conversation
         reason = self._assembler.reason
         refer = refer or self._lacks_extras
+        segments = self._assembler.references() if refer else self._assembler.segments()
+        if self.forked and not segments and not reason:
+            reason = "all its replies are recorded ones of the rollout from which this rollout forks"
         return Sample(
             messages=messages,
             begins=begins,
-            segments=self._assembler.references() if refer else self._assembler.segments(),
+            segments=segments,
             trainable=not reason,
             not_trainable_reason=reason,
             policy=self.policy,
@@ -193,7 +213,7 @@ class Samples(dict[str, SampleState]):
         if state is None:
             state = self._unsampled = SampleState(any_role=self.any_role)
         position = state.conversation.insert(plain(messages, field), field)
-        begins = PrefixChat(name, position.parent_chat, position.prefix_len) if position.parent_chat else None
+        begins = state.begins(name, position.parent_chat, position.prefix_len)
         self._final = name, (state.conversation.messages(position.node), begins)
 
     def turns(self) -> int:

@@ -294,7 +294,7 @@ class Run:
     def _paid(self, trajectory: Iterable[TrajectoryEvent]) -> Iterator[float]:
         """Yield the prices of the replies that an earlier process got."""
         for event in trajectory:
-            if isinstance(event.kind, events.ChatAnswered) and not event.kind.recorded_event:
+            if isinstance(event.kind, events.ChatAnswered) and not (event.kind.recorded_event or event.kind.forked):
                 yield from self._cost(event.kind.response)
 
     async def _score(self, engine: Engine, row: Row, result: RowResult, outcome: RolloutOutcome) -> RowResult:

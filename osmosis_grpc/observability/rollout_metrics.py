@@ -119,7 +119,7 @@ class EngineMetrics:
             self._tool_names.add(_name(tool))
 
     def _answered(self, event: Any, /) -> None:
-        if not event.kind.recorded_event:  # otherwise the reply was read from the journal
+        if not (event.kind.recorded_event or event.kind.forked):  # otherwise the reply was read from the journal
             self._observe_chat(event.kind.latency)
 
     def _returned(self, event: Any, /) -> None:

@@ -149,7 +149,7 @@ class AgentServer:
             on_drain=lambda draining: self.drain() if draining else self.end_drain(),
         )
         guard, calls = self.security.authenticator(), self.metrics.answered
-        services: Any = Registrar(self._server, guard, calls)
+        services: Any = Registrar(self._server, guard, calls, new_id=self.supervisor.system.new_id)
         services_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, services)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, services)
         if self.config.reflection:

@@ -40,7 +40,7 @@ from osmosis_grpc.types import AbandonReason, ChatRequest, ChatResponse, Receipt
 from osmosis_grpc.wire.attach import chat_frame, complete_frame, refusal, refused, server_frame, unknown_kind, window_of
 from osmosis_grpc.wire.chat import RECEIPTS, chat_bytes, reply_from_wire
 from osmosis_grpc.wire.features import ABANDON_CHAT, BLOBS, features_from_wire
-from osmosis_grpc.wire.rollout import check_served, init_from_wire, wants_delta
+from osmosis_grpc.wire.rollout import check_size, init_from_wire, wants_delta
 
 log = logging.getLogger(__name__)
 
@@ -330,7 +330,7 @@ class Attachment:
                     retry_after=1.0,
                     reason="WINDOW_EXCEEDED",
                 )
-            check_served(message, self._max_metadata)
+            check_size(message, self._max_metadata)
             if message.HasField("callback"):
                 raise InvalidArgument("callback", "must be unset, because an attachment's stream carries all calls")
             record, started = self._engine.acceptance.begin(init_from_wire(message), owner=self.owner, peer=self.peer)

@@ -21,7 +21,7 @@ from osmosis_grpc.types.requests import check_id
 from osmosis_grpc.types.server_info import AgentLoopInfo, ServerInfo
 from osmosis_grpc.wire import control as wire
 from osmosis_grpc.wire.features import FEATURES
-from osmosis_grpc.wire.rollout import ROLLOUT, check_served, init_from_wire
+from osmosis_grpc.wire.rollout import ROLLOUT, check_size, init_from_wire
 
 MAX_PAGE_SIZE = 1000
 
@@ -54,7 +54,7 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
         self._start_time = engine.context.system.time()
 
     async def Init(self, request: InitRequest, context: Any) -> InitResponse:
-        check_served(request, self._max_metadata)
+        check_size(request, self._max_metadata)
         init = init_from_wire(request)
         peer = await self._callbacks.peer(init)
         record, started = await self._engine.init(init, owner=self._owner(context), peer=peer)

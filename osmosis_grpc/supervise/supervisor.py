@@ -39,7 +39,8 @@ class Supervisor:
         self.failed_job = ""
         """The name of the job that raised `failure`."""
         self._on_failed: list[Report] = [on_failed] if on_failed is not None else []
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        """The tasks that have not ended, in the order of their starts. close() cancels them in this order."""
         self._closed = False
 
     def add_listener(self, on_failed: Report) -> None:
@@ -58,8 +59,8 @@ class Supervisor:
         `report` gets the error unless the job runs again. The task itself raises only CancelledError.
         """
         task = asyncio.get_running_loop().create_task(self._run(job, work, report), name=job.name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
         return task
 
     def every(self, job: Job, seconds: float, work: Callable[[], Any]) -> "asyncio.Task[None]":

@@ -1,5 +1,21 @@
-"""Tools for agents. `@tool` makes a tool of a typed function."""
+"""Tools for agents. `@tool` makes a tool of a typed function; the other functions make the tools of this package."""
 
+from osmosis_grpc.tools.calculator import calculator_tool
+from osmosis_grpc.tools.file_editor import file_editor_tool
+from osmosis_grpc.tools.finish import finish_tool
+from osmosis_grpc.tools.library import make_tool
+from osmosis_grpc.tools.search import search_tool
+from osmosis_grpc.tools.shell_tools import bash_tool, python_tool
 from osmosis_grpc.tools.tool import Tool, tool
 
-__all__ = ["Tool", "tool"]
+__all__ = [
+    "Tool",
+    "bash_tool",
+    "calculator_tool",
+    "file_editor_tool",
+    "finish_tool",
+    "make_tool",
+    "python_tool",
+    "search_tool",
+    "tool",
+]

@@ -176,7 +176,7 @@ class AgentServerLink(ABC):
         """How many rollouts may be open on the server."""
         self.rollouts: dict[RolloutKey, Rollout] = {}
         """Unfinished rollouts that are assigned to this server."""
-        self.leaving: set[RolloutKey] = set()
+        self.leaving: dict[RolloutKey, None] = {}
         """Attempts that may still run on this server, although their rollouts now run elsewhere."""
         self.pinned: dict[str, Pin] = {}
         """The pins, by affinity key."""
@@ -227,7 +227,7 @@ class AgentServerLink(ABC):
 
     def lost(self, error: CallError) -> None:
         """Stop waiting for the server. If the server comes back, its earlier rollouts are cancelled on this server."""
-        self.leaving.update(self.rollouts)
+        self.leaving.update(dict.fromkeys(self.rollouts))
         self.close(error)
 
     @property
@@ -302,13 +302,13 @@ class AgentServerLink(ABC):
     def abandon(self, rollout: Rollout) -> None:
         """Release a rollout, and cancel the attempt that runs on this server."""
         self.release(rollout)
-        self.leaving.add(rollout.key)
+        self.leaving[rollout.key] = None
         self.cancel_attempt(rollout.key)
 
     def has_ended(self, rollout_id: str, attempt: int) -> None:
         """Record that this server no longer runs an attempt, nor lower attempts. Attempt 0 means all attempts."""
         for key in [key for key in self.leaving if key[0] == rollout_id and (key[1] <= attempt or not attempt)]:
-            self.leaving.discard(key)
+            self.leaving.pop(key)
         self.owner.changed()
 
     def init_answered(self, rollout: Rollout, tools: Sequence[message_pb2.Tool]) -> bool:

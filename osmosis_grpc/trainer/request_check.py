@@ -7,7 +7,7 @@ from typing import Any, TypedDict, get_args, get_type_hints
 
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES
-from osmosis_grpc.types import Group, InitRequest, Message, RolloutRequest, jsontext
+from osmosis_grpc.types import Fork, Group, InitRequest, Message, RolloutRequest, jsontext
 from osmosis_grpc.types.messages import copy_messages
 from osmosis_grpc.types.requests import check_id
 from osmosis_grpc.wire.rollout import init_to_wire
@@ -35,6 +35,7 @@ class RolloutFields(TypedDict, total=False):
     tool_server_url: str | None
     idempotency_key: str | None
     evaluation: bool
+    fork: Fork | None
     server_url: str
     api_key: str | None
 
@@ -65,6 +66,10 @@ def checked(request: RolloutRequest | None, changes: RolloutFields | Mapping[str
             raise InvalidArgument(name, f"is a {type(value).__name__}, not a {kind.__name__}")
     if not 0 < full.attempt < 2**32:
         raise InvalidArgument("attempt", f"{full.attempt} is not a number from 1")
+    if full.fork is not None:
+        if not isinstance(full.fork, Fork):
+            raise InvalidArgument("fork", f"is a {type(full.fork).__name__}, not a Fork")
+        full.fork.check("fork")
     metadata = jsontext.copy(dict(full.metadata), "metadata") if full.metadata else {}
     full = replace(full, messages=copy_messages(full.messages, "messages"), metadata=metadata)
     try:

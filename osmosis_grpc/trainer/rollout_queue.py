@@ -26,8 +26,8 @@ class RolloutQueue:
     def send(self, sent: Callable[[Rollout], bool]) -> None:
         """Call `sent` with each rollout, and remove the rollout if `sent` returns True.
 
-        If `sent` returns False for a rollout without an affinity key, no server has a free slot for its agent loop.
-        Then send() skips the rest of this queue.
+        A rollout with an affinity key waits for certain servers, and so does a fork. If `sent` returns False for any
+        other rollout, no server has a free slot for its agent loop. Then send() skips the rest of this queue.
         """
         for agent_loop, queue in list(self._queues.items()):
             unsent: list[Rollout] = []
@@ -36,7 +36,7 @@ class RolloutQueue:
                 if rollout.done.done() or sent(rollout):
                     continue
                 unsent.append(rollout)
-                if not rollout.affinity_key:
+                if not (rollout.affinity_key or rollout.request.fork):
                     break
             queue.extendleft(reversed(unsent))
             if not queue:

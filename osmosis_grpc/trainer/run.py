@@ -95,7 +95,7 @@ class Run:
             feeder = scheduler.supervisor.start(
                 FEED, lambda: self._feed(requests), lambda error: report(job_failed(FEED, error))
             )
-            scheduler.runs.add(report)
+            scheduler.runs[report] = None
             try:
                 fed = False
                 while self._started or not fed or not self._finished.empty():
@@ -114,7 +114,7 @@ class Run:
                                 self._progress.refresh()
                             yield finished.request, outcome
             finally:
-                scheduler.runs.discard(report)
+                scheduler.runs.pop(report, None)
                 scheduler.earlier.report()
                 feeder.cancel()
                 for rollout in list(self._started):

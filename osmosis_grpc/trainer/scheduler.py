@@ -18,6 +18,7 @@ from osmosis_grpc.errors import (
     Superseded,
     TrainerFailed,
     Unavailable,
+    Unimplemented,
 )
 from osmosis_grpc.storage.ledger import Ledger, LedgerRollout
 from osmosis_grpc.supervise import Backoff, OnFailure, Supervisor, job
@@ -43,6 +44,7 @@ from osmosis_grpc.trainer.server_availability import LOST, Servers
 from osmosis_grpc.trainer.unconfirmed_outcomes import UnconfirmedOutcomes
 from osmosis_grpc.trainer.unreachable_warnings import warn_draining
 from osmosis_grpc.types import OutcomeStatus, RolloutOutcome, RolloutRequest
+from osmosis_grpc.wire.features import FORK
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +69,7 @@ class Scheduler(Owner):
         self.process_id = supervisor.system.new_id()
         self.failure: TrainerFailed | None = None
         """The error of a failed trainer. Every call raises this error."""
-        self.runs: set[Callable[[TrainerFailed], None]] = set()
+        self.runs: dict[Callable[[TrainerFailed], None], None] = {}
         """One function for each open run(), groups() or evaluate(). fail() calls each of these functions."""
         self.ledger = ledger
         self.held = UnconfirmedOutcomes(ledger)
@@ -331,6 +333,9 @@ class Scheduler(Owner):
             server = self._pick_server(rollout)
             if server is None:
                 return False
+            if rollout.request.fork is not None and FORK not in server.features:
+                self.refused(rollout, Unimplemented(f"agent server {server.name} cannot fork: its version is too old"))
+                return True
             server.start(rollout)
         except Exception as error:
             problem = job_failed(SEND_AGAIN, error)
@@ -341,8 +346,12 @@ class Scheduler(Owner):
         """Returns the server with the most free slots; None if all servers are full.
 
         Only servers that host the rollout's agent loop are considered. If some of these servers already have rollouts
-        with the same affinity key, only they are considered.
+        with the same affinity key, only they are considered. A fork goes to the server of its original, if it is known.
         """
+        fork = rollout.request.fork
+        original = self._server_of(fork.rollout_id) if fork is not None else None
+        if original is not None:
+            return original if original.attached and original.free > 0 else None
         attached = self.servers.attached
         hosts = [server for server in attached if server.hosts(rollout.request.agent_loop)]
         if not hosts and len(attached) == len(self.servers):
@@ -353,6 +362,12 @@ class Scheduler(Owner):
             hosts = [server for server in hosts if rollout.affinity_key in server.pinned] or hosts
         best = max(hosts, key=lambda server: server.free, default=None)
         return best if best is not None and best.free > 0 else None
+
+    def _server_of(self, rollout_id: str) -> AgentServerLink | None:
+        """Returns the server that runs a rollout or has reported its outcome; None if it is not known."""
+        running = self.rollouts.get(rollout_id)
+        known = running.server if running is not None else self.recent_servers.get(rollout_id)
+        return known if known is not None and known in list(self.servers) else None
 
     # Calls of the servers.
 

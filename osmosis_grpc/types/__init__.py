@@ -20,7 +20,7 @@ from osmosis_grpc.types.outcome import (
     RolloutOutcome,
     RolloutState,
 )
-from osmosis_grpc.types.requests import Callback, CallbackTls, Group, InitRequest, RolloutRequest, TraceContext
+from osmosis_grpc.types.requests import Callback, CallbackTls, Fork, Group, InitRequest, RolloutRequest, TraceContext
 from osmosis_grpc.types.rollout_filter import RolloutFilter
 from osmosis_grpc.types.rollout_info import (
     Activity,
@@ -57,6 +57,7 @@ __all__ = [
     "Extras",
     "Failure",
     "FailureReason",
+    "Fork",
     "Group",
     "Ids",
     "InitRequest",

@@ -67,9 +67,11 @@ class ChatRequest(ArrayEquality):
     """The number of leading messages that come from the chat `parent_chat`, its reply included. The others are new.
 
     If it is 0 and `parent_chat` is not 0, the sender left out the old messages, and `messages` has only the new ones.
+    If `parent_chat` is 0, these messages come from a recorded chat of the rollout that this rollout forks from.
     """
     known_ids: Ids | None = None
-    """uint32, shape (k,): the tokens of the chat `parent_chat`, prompt and reply; None if they are unknown."""
+    """uint32, shape (k,): the tokens of the chat that the history continues, prompt and reply; None if they are
+    unknown."""
     state: bytes = b""
     """The `state` of the rollout's callback."""
     credential: str = field(default="", repr=False)

@@ -67,6 +67,8 @@ class ChatAnswered:
     latency: float = 0.0
     recorded_event: int = 0
     """If the reply was read from the journal, the number of the event that recorded it; otherwise 0."""
+    forked: bool = False
+    """Whether the reply was recorded in the rollout that this rollout forks from, under the same sample and number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

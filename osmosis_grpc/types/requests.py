@@ -31,6 +31,32 @@ class Group:
     """0 if it is unknown."""
 
 
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A chat of a recorded rollout, the original. A rollout that forks from it gets the recorded replies up to it.
+
+    From there on, the trainer answers. The agent loop must be replayable, and it must ask the same questions again.
+    """
+
+    rollout_id: str
+    """The original. It must be in the journal of the same server, and belong to the same caller."""
+    chat_number: int
+    """The last chat whose recorded reply is used, from 1."""
+    sample: str = "main"
+    """The sample of this chat."""
+    attempt: int = 1
+    """The attempt of the original."""
+
+    def check(self, path: str) -> None:
+        """Raises InvalidArgument for a fork that names no chat of an attempt."""
+        check_id(self.rollout_id, f"{path}.rollout_id")
+        check_id(self.sample, f"{path}.chat.sample")
+        number: Any
+        for name, number in (("chat.chat_number", self.chat_number), ("attempt", self.attempt)):
+            if isinstance(number, bool) or not isinstance(number, int) or not 0 < number < 2**32:
+                raise InvalidArgument(f"{path}.{name}", f"{number!r} is not a number from 1")
+
+
 @fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRequest:
@@ -68,6 +94,8 @@ class RolloutRequest:
     """Another name for the rollout."""
     evaluation: bool = False
     """Whether the rollout only measures the policy. Its outcome has the same flag, and is never trained on."""
+    fork: Fork | None = None
+    """The recorded chat from which the rollout continues; None if it begins anew."""
     server_url: str = ""
     """The trainer's address, if the trainer speaks HTTP."""
     api_key: str | None = field(default=None, repr=False)
@@ -165,6 +193,7 @@ DIGESTED = (
     "tool_server_url",
     "idempotency_key",
     "evaluation",
+    "fork",
 )
 """The fields of RolloutSpec that a digest covers. The agent loop is not in it, because its name may be left out."""
 DIGEST_BYTES = 16
@@ -172,7 +201,7 @@ DIGEST_BYTES = 16
 
 def spec_digest(request: RolloutRequest) -> bytes:
     """Returns the digest of a request, see InitRequest.digest. Defaults that are left out or spelt out are equal."""
-    metadata = unread_metadata(request)
+    metadata, fork = unread_metadata(request), request.fork
     values: tuple[Any, ...] = (
         list(request.messages),
         dict(request.completion_params),
@@ -187,6 +216,7 @@ def spec_digest(request: RolloutRequest) -> bytes:
         request.tool_server_url,
         request.idempotency_key,
         request.evaluation,
+        None if fork is None else [fork.rollout_id, fork.attempt, fork.sample, fork.chat_number],
     )
     return b"".join([_kept_digest(value) if type(value) in _KEPT else _digest(value) for value in values])
 

@@ -29,6 +29,8 @@ class RolloutFilter:
     """Selects only rollouts that were accepted at this time or later."""
     accepted_before: float | None = None
     """Selects only rollouts that were accepted before this time."""
+    forked_from: str = ""
+    """Selects only rollouts that fork from the rollout with this id."""
     stalled: float | None = None
     """Selects only unfinished rollouts that have made no progress for this many seconds."""
 
@@ -50,6 +52,7 @@ class RolloutFilter:
             and (self.max_reward is None or (info.reward is not None and info.reward <= self.max_reward))
             and (self.accepted_after is None or info.accept_time >= self.accepted_after)
             and (self.accepted_before is None or info.accept_time < self.accepted_before)
+            and (not self.forked_from or (info.fork is not None and info.fork.rollout_id == self.forked_from))
             and (self.stalled is None or _stalled(info, now, self.stalled))
         )
 

@@ -7,7 +7,7 @@ from typing import Literal
 from osmosis_grpc.types.earlier_run import EndedBy
 from osmosis_grpc.types.fast_init import fast_init
 from osmosis_grpc.types.outcome import RolloutOutcome, RolloutState, clip
-from osmosis_grpc.types.requests import Group, InitRequest
+from osmosis_grpc.types.requests import Fork, Group, InitRequest
 from osmosis_grpc.types.tool_dicts import ToolDict
 
 
@@ -80,6 +80,8 @@ class RolloutInfo:
     response_tokens: int = 0
     progress_time: float | None = None
     """The time of the newest event or tool call, in Unix seconds. None after the end."""
+    fork: Fork | None = None
+    """The recorded chat from which the rollout forks; None if it is no fork."""
 
 
 @fast_init

@@ -5,9 +5,10 @@ earlier chat's segment under two conditions. The prompt of the new chat begins w
 the earlier chat is the newest chat of its segment. The segment then grows by the new tokens of the prompt, which get
 mask 0, and by the reply, which gets mask 1.
 
-In all other cases, the new chat begins a new segment, and all tokens before its reply get mask 0. There are three such
-cases. The new chat continues no earlier chat. Or its prompt does not begin with all tokens of the earlier chat (drift).
-Or the earlier chat is not the newest chat of its segment (a branch). So each sampled token gets mask 1 only once.
+In all other cases, the new chat begins a new segment, and all tokens before its reply get mask 0. There are four such
+cases. The new chat continues no earlier chat. Or the rollout is a fork, and the earlier chat is one of its original. Or
+the prompt does not begin with all tokens of the earlier chat (drift). Or the earlier chat is not the newest chat of its
+segment (a branch). So each sampled token gets mask 1 only once.
 
 The segments do not depend on the order in which the replies arrive. If two chats continue the same chat, the chat with
 the lower number becomes a part of the segment, and the other chat begins a new segment.
@@ -36,8 +37,8 @@ class _Growing:
     """A segment under construction. New ids are kept as separate pieces, and ids() joins the pieces."""
 
     drift_index: int | None
-    judge: bool = False
-    """Whether the chats have the purpose JUDGE. Such a segment is not in the outcome."""
+    outside: bool = False
+    """Whether the segment is not in the outcome. Its chats are a judge's, or the original of a fork has them."""
     pieces: list[Ids] = field(default_factory=list)
     length: int = 0
     logprobs: list[Logprobs] = field(default_factory=list)
@@ -70,7 +71,7 @@ class _Growing:
         """
         kept, at, runs = self.chats.index(chat) + 1, 0, self.runs
         self.ids(0, 0)  # joins the pieces
-        rest = _Growing(None, self.judge, length=self.length)
+        rest = _Growing(None, self.outside, length=self.length)
         rest._array, rest._filled = self._array, self._filled
         self._array, self._filled, self.length = self._array[:end].copy(), end, end
         self.runs = []
@@ -194,17 +195,22 @@ class Assembler:
         """
         return _common(self.tokens(parent_chat), prompt)
 
-    def add(self, number: int, parent_chat: int, response: ChatResponse, purpose: ChatPurpose) -> int | None:
+    def add(
+        self, number: int, parent_chat: int, response: ChatResponse, purpose: ChatPurpose, *, forked: bool = False
+    ) -> int | None:
         """Adds an answered chat to the segments. A chat with the purpose JUDGE is in no segment of the outcome.
+
+        Neither is a `forked` chat, whose reply is recorded in another rollout: that rollout is trained on it. A chat
+        that continues a forked chat begins a segment, in which all tokens before its reply have mask 0.
 
         If the reply came without ids or logprobs, the sample is not trainable, and `reason` says why. Returns the
         result of prompt_length(). Raises InvalidArgument as prompt_length() does.
         """
         length = self.prompt_length(parent_chat, response)
-        judge = purpose is ChatPurpose.JUDGE
+        outside = forked or purpose is ChatPurpose.JUDGE
         new_ids, prefix, tokens = response.prompt_ids, response.prompt_prefix, response.tokens
         lacks = _lacks(response)
-        if lacks and not judge:
+        if lacks and not outside:
             self.reason = self.reason or f"chat {number}: {lacks}"
         if new_ids is None or tokens is None:
             return length
@@ -213,13 +219,13 @@ class Assembler:
         shared = prefix
         if before is not None and prefix < end:
             shared += _common(before.segment.ids(prefix, end), new_ids)
-        if before is not None and shared == end and self._extends(number, parent_chat, before, judge=judge):
+        if before is not None and shared == end and self._extends(number, parent_chat, before, outside=outside):
             segment = before.segment
             known = end - prefix
             segment.append(new_ids[known:] if known else new_ids, mask=0, extras=response.prompt_extras, first=known)
         else:
-            segment = _Growing(shared if shared < end else None, judge)
-            if not judge:
+            segment = _Growing(shared if shared < end else None, outside)
+            if not outside:
                 self._segments.append(segment)
             if before is not None and prefix:
                 segment.append(before.segment.ids(0, prefix), mask=0)
@@ -238,14 +244,14 @@ class Assembler:
         self._ends[number] = _End(segment, segment.length, prompt_end)
         return length
 
-    def _extends(self, number: int, parent_chat: int, before: _End, *, judge: bool) -> bool:
+    def _extends(self, number: int, parent_chat: int, before: _End, *, outside: bool) -> bool:
         """Returns whether a chat becomes a part of the segment of the chat that it continues.
 
         The prompt of the chat begins with all tokens of the other chat. If a chat with a higher number came first and
         is a part of that segment, that chat and those after it move to a new segment.
         """
         segment, end, _ = before
-        if segment.judge is not judge:
+        if segment.outside is not outside:
             return False
         if end == segment.length and segment.chats[-1] == parent_chat:
             return True
@@ -253,7 +259,7 @@ class Assembler:
         if following < number:
             return False
         rest = segment.split(parent_chat, end)
-        if not judge:
+        if not outside:
             self._segments.append(rest)
         for chat in rest.chats:
             self._ends[chat] = self._ends[chat]._replace(segment=rest)

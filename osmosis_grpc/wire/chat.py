@@ -45,6 +45,8 @@ _TOKENS, _PROMPT = 4, 5  # the fields of ChatResponse that have arrays
 _FULL, _DELTA = 5, 6  # the fields of ChatRequest that have a history
 _FULL_MESSAGES, _FULL_PARENT, _FULL_PREFIX = 1, 2, 3  # the fields of FullHistory
 _DELTA_PARENT, _DELTA_MESSAGES = 1, 2  # the fields of DeltaHistory
+_FORKED_PREFIX = pb.ChatRequest.DESCRIPTOR.fields_by_name["forked_prefix"].number
+_PREFIX_TOKENS, _PREFIX_MESSAGES = 1, 2  # the fields of ForkedPrefix
 _NO_PROMPT: tuple[Ids | None, Extras] = None, jsontext.NOTHING
 _NUMBER = pb.ChatRequest.DESCRIPTOR.fields_by_name["chat_number"].number
 
@@ -76,8 +78,19 @@ def chat_bytes(request: ChatRequest, *, delta: bool = False, all_tools: bool = T
         whole = repeated(_FULL_MESSAGES, frozen_bytes(request.messages, blobs=blobs))
         if request.parent_chat:
             whole += varint(_FULL_PARENT, request.parent_chat) + varint(_FULL_PREFIX, request.prefix_len)
+        elif request.prefix_len:
+            parts.append(_forked_prefix(request))
         parts += (head(_FULL, len(whole)), whole)
     return b"".join(parts)
+
+
+def _forked_prefix(request: ChatRequest) -> bytes:
+    """Returns the serialized field `forked_prefix` of a chat that continues a recorded chat of the original."""
+    prefix = varint(_PREFIX_MESSAGES, request.prefix_len)
+    if request.known_ids is not None:
+        ids = array_bytes(request.known_ids)
+        prefix = head(_PREFIX_TOKENS, len(ids)) + ids + prefix
+    return head(_FORKED_PREFIX, len(prefix)) + prefix
 
 
 @lru_cache(1024)
@@ -106,6 +119,13 @@ def chat_from_wire(message: pb.ChatRequest, timeout: float | None = None, creden
         given, parent_chat, prefix = message.full, message.full.parent_chat, message.full.prefix_messages
         if bool(parent_chat) is not bool(prefix) or prefix > len(given.messages):
             raise InvalidArgument("full.prefix_messages", "is set with parent_chat, and at most the number of messages")
+    known_ids = None
+    if message.HasField("forked_prefix"):
+        prefix = message.forked_prefix.messages
+        if message.forked_prefix.HasField("tokens"):
+            known_ids, _ = prompt_from_wire(message.forked_prefix.tokens, "forked_prefix.tokens")
+        if parent_chat or prefix > len(given.messages):
+            raise InvalidArgument("forked_prefix", "goes with a full history without parent_chat that has its messages")
     return ChatRequest(
         rollout_id=message.rollout_id,
         attempt=message.attempt or 1,
@@ -114,6 +134,7 @@ def chat_from_wire(message: pb.ChatRequest, timeout: float | None = None, creden
         messages=messages_from_wire(given.messages, f"{history}.messages"),
         parent_chat=parent_chat,
         prefix_len=prefix,
+        known_ids=known_ids,
         tools=tools_from_wire(message.tools.tools, "tools.tools") if message.HasField("tools") else None,
         tools_overridden=message.HasField("tools"),
         params=params_from_wire(message.sampling, "sampling") if message.HasField("sampling") else {},

@@ -103,6 +103,7 @@ def _answered_bytes(kind: events.ChatAnswered) -> bytes:
             head(_LATENCY, len(latency)),
             latency,
             varint(_RECORDED, kind.recorded_event),
+            varint(_FORKED, int(kind.forked)),
         )
     )
 
@@ -150,6 +151,7 @@ def _read_answered(m: pb.ChatAnsweredEvent) -> events.ChatAnswered:
         response=reply_from_wire(m.response),
         latency=times.seconds(m.latency),
         recorded_event=m.recorded_event,
+        forked=m.forked,
     )
 
 
@@ -234,7 +236,8 @@ _NUMBER, _CONTINUES, _MESSAGES, _PURPOSE = (
     pb.ChatRequestedEvent.DESCRIPTOR.fields_by_name[name].number
     for name in ("chat_number", "parent_chat", "messages", "purpose")
 )
-_RESPONSE, _LATENCY, _RECORDED = (
-    pb.ChatAnsweredEvent.DESCRIPTOR.fields_by_name[name].number for name in ("response", "latency", "recorded_event")
+_RESPONSE, _LATENCY, _RECORDED, _FORKED = (
+    pb.ChatAnsweredEvent.DESCRIPTOR.fields_by_name[name].number
+    for name in ("response", "latency", "recorded_event", "forked")
 )
 _OUTCOME = pb.EndedEvent.DESCRIPTOR.fields_by_name["outcome"].number

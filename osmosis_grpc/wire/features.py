@@ -5,10 +5,11 @@ from collections.abc import Iterable
 ABANDON_CHAT = "abandon_chat"
 ANNOTATE = "annotate"
 BLOBS = "blobs"
+FORK = "fork"
 GOODBYE = "goodbye"
 OUTCOME_BY_REFERENCE = "outcome_by_reference"
 
-FEATURES = (ABANDON_CHAT, ANNOTATE, BLOBS, GOODBYE, OUTCOME_BY_REFERENCE)
+FEATURES = (ABANDON_CHAT, ANNOTATE, BLOBS, FORK, GOODBYE, OUTCOME_BY_REFERENCE)
 """The features of our servers and trainers, as they list them."""
 
 MAX_FEATURES = 256

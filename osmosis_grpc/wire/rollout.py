@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2 as pb
+from osmosis_grpc._gen.osmosis.rollout.v1 import tokens_pb2
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import jsontext
 from osmosis_grpc.types.outcome import RolloutState
@@ -12,6 +13,7 @@ from osmosis_grpc.types.requests import (
     DEFAULT_MAX_TURNS,
     Callback,
     CallbackTls,
+    Fork,
     InitRequest,
     RolloutRequest,
     TraceContext,
@@ -30,9 +32,6 @@ from osmosis_grpc.wire.outcome import GROUP, checked_group, fit, outcome_from_wi
 MAX_METADATA_BYTES = 1024 * 1024
 """The default limit of metadata_json."""
 
-NOT_SERVED = ("fork",)
-"""Fields of RolloutSpec that this server refuses."""
-
 STATES = EnumNames(RolloutState, pb.RolloutState, "a state")
 _HEADER = Codec(str, check_header)
 _TRACE = Converter(TraceContext, pb.TraceContext, traceparent=_HEADER, tracestate=_HEADER)
@@ -41,11 +40,8 @@ Converter(CallbackTls, pb.CallbackTls, server_name=_HEADER)
 ACTIVITY = Converter(Activity, pb.Activity)
 
 
-def check_served(message: pb.InitRequest, max_metadata_bytes: int = MAX_METADATA_BYTES) -> None:
-    """Raises InvalidArgument for a field that this server does not support, and for metadata above the limit."""
-    for name in NOT_SERVED:
-        if message.spec.HasField(name):  # type: ignore[arg-type]
-            raise InvalidArgument(f"spec.{name}", "is not served by this server")
+def check_size(message: pb.InitRequest, max_metadata_bytes: int = MAX_METADATA_BYTES) -> None:
+    """Raises InvalidArgument for metadata above the limit."""
     if len(message.spec.metadata_json.encode()) > max_metadata_bytes:
         raise InvalidArgument("spec.metadata_json", f"is larger than {max_metadata_bytes} bytes")
 
@@ -82,6 +78,7 @@ def init_from_wire(message: pb.InitRequest, *, any_role: bool = False) -> InitRe
         tool_server_url=spec.tool_server_url or None,
         idempotency_key=spec.idempotency_key or None,
         evaluation=spec.evaluation,
+        fork=_fork_from_wire(spec.fork, "spec.fork") if spec.HasField("fork") else None,
     )
     callback = _CALLBACK.field_of(message, "callback")
     trace = _TRACE.field_of(message, "trace_context")
@@ -121,7 +118,21 @@ def _spec_to_wire(request: RolloutRequest, *, blobs: bool) -> pb.RolloutSpec:
         tool_server_url=request.tool_server_url or "",
         idempotency_key=request.idempotency_key or "",
         evaluation=request.evaluation,
+        fork=_fork_to_wire(request.fork) if request.fork is not None else None,
     )
+
+
+def _fork_from_wire(message: pb.Fork, path: str) -> Fork:
+    """Returns a checked fork. Raises InvalidArgument naming the field."""
+    chat = message.chat
+    fork = Fork(message.rollout_id, chat.chat_number, chat.sample, message.attempt or 1)
+    fork.check(path)
+    return fork
+
+
+def _fork_to_wire(fork: Fork) -> pb.Fork:
+    chat = tokens_pb2.ChatRef(sample=fork.sample, chat_number=fork.chat_number)
+    return pb.Fork(rollout_id=fork.rollout_id, attempt=fork.attempt, chat=chat)
 
 
 def _metadata_from_wire(text: str) -> Any:
@@ -187,5 +198,6 @@ ROLLOUT = Converter(
     pb.Rollout,
     state=STATES.codec(RolloutState.ACCEPTED),
     group=Codec(GROUP.to_wire, checked_group),
+    fork=Codec(_fork_to_wire, _fork_from_wire),
     outcome=Codec(lambda outcome: fit(outcome_to_wire(outcome)), outcome_from_wire),
 )

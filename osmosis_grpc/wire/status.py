@@ -14,32 +14,9 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from osmosis_grpc import errors
 from osmosis_grpc._gen.osmosis.rollout.v1 import error_pb2
-from osmosis_grpc.errors import CallError
+from osmosis_grpc.errors import CLASSES, CallError
 from osmosis_grpc.types.outcome import clip, describe
 from osmosis_grpc.wire import times
-
-CLASSES: dict[int, type[CallError]] = {
-    kind.code: kind
-    for kind in (
-        errors.Cancelled,
-        errors.UnknownError,
-        errors.InvalidArgument,
-        errors.DeadlineExceeded,
-        errors.NotFound,
-        errors.AlreadyExists,
-        errors.PermissionDenied,
-        errors.ResourceExhausted,
-        errors.FailedPrecondition,
-        errors.Aborted,
-        errors.OutOfRange,
-        errors.Unimplemented,
-        errors.Internal,
-        errors.Unavailable,
-        errors.DataLoss,
-        errors.Unauthenticated,
-    )
-}
-"""The exception class of every code except OK."""
 
 DOMAIN = "osmosis.rollout"
 """The domain of the ErrorInfo of every refused call."""

@@ -4,14 +4,13 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import error_pb2, message_pb2, outcome_pb2, rollout_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import error_pb2, message_pb2, outcome_pb2, rollout_pb2, tokens_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub
 from osmosis_grpc.errors import AlreadyExists, CallError
 from osmosis_grpc.link.client_calls import error_of
 from osmosis_grpc.testing.raw import RawTrainer, detail_of
 from osmosis_grpc.testing.raw.trainer_frames import init
 from osmosis_grpc.wire.attach import refused
-from osmosis_grpc.wire.rollout import NOT_SERVED
 from tests.server.attached import Talk, plays
 
 TURNS = '{"turns": 1}'
@@ -117,12 +116,12 @@ OTHERS = {
     "tool_server_url": ["", "http://tools/"],
     "idempotency_key": ["", "another"],
     "evaluation": [False],
+    "fork": [rollout_pb2.Fork(rollout_id="o", chat=tokens_pb2.ChatRef(sample="main", chat_number=1))],
 }
 
 
 def test_p06_every_field_of_the_spec_is_compared():
-    assert OTHERS.keys() | set(NOT_SERVED) == set(rollout_pb2.RolloutSpec.DESCRIPTOR.fields_by_name)
-    assert not OTHERS.keys() & set(NOT_SERVED)
+    assert OTHERS.keys() == set(rollout_pb2.RolloutSpec.DESCRIPTOR.fields_by_name)
 
 
 async def test_p06_another_spec_is_refused_and_the_refusal_names_the_field(ask):
@@ -218,10 +217,10 @@ async def test_p06_the_detail_is_on_the_wire(serve):
         assert list(detail_of(status, error_pb2.SpecDiffers).fields) == ["spec.label", "spec.priority"]
 
 
-async def test_p26_fork_is_refused_by_name_until_it_is_served(ask):
+async def test_p26_a_fork_without_a_chat_is_refused_by_name(ask):
     send = await ask("talk")
     error = await send("r", spec(fork=rollout_pb2.Fork(rollout_id="other", attempt=1)))
     assert isinstance(error, CallError)
-    assert (error.code, error.reason, error.violations[0][0]) == (3, "INVALID_FIELD", "spec.fork")
+    assert (error.code, error.reason, error.violations[0][0]) == (3, "INVALID_FIELD", "spec.fork.chat.sample")
     error = await send("r", spec(grader_timeout=Duration(seconds=1)))
     assert error.violations[0][0] == "spec.grader_timeout"

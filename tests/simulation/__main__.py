@@ -9,7 +9,8 @@ import traceback
 from collections import Counter
 from pathlib import Path
 
-from tests.simulation.world import quiet, world_of
+from tests.simulation.judge import findings
+from tests.simulation.world import Finding, quiet, world_of
 
 
 def main() -> int:
@@ -42,14 +43,15 @@ def _run(given: argparse.Namespace) -> int:
             faults.update(world.faults.made)
             if given.digest:
                 print(seed, world.history.digest())
-            if world.findings:
+            found = [*world.findings, *(Finding(str(one)) for one in findings(world.history))]
+            if found:
                 failed += 1
                 print(f"seed {seed} fails:")
-                for finding in world.findings[:20]:
+                for finding in found[:20]:
                     print("  ", finding.what)
                     if finding.error is not None:
                         traceback.print_exception(finding.error)
-                first = next((w for f in world.findings for w in f.what.split() if "-r" in w), "")
+                first = next((w for f in found for w in f.what.split() if "-r" in w), "")
                 if first:
                     print(world.history.story(first))
                 print(f"run it again: python -m tests.simulation --seed {seed} --rollouts 1")

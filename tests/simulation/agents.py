@@ -8,6 +8,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext, RolloutResult
@@ -109,14 +110,15 @@ class _Script:
         if wild == "raise":
             raise RuntimeError("the agent gives up")
         if wild == "error":
+            request = ctx.request
+            self._history.note(
+                self._server, "raised", request.rollout_id, request.attempt, error="ctx.error", run=self._run
+            )
             return ctx.error("the agent cannot", messages)
         if wild == "hang":
             await asyncio.sleep(10_000.0)
-        while wild == "ignore":
-            try:
-                await asyncio.sleep(10_000.0)
-            except asyncio.CancelledError:
-                self._run = self._run  # goes on as if nothing had happened
+        if wild == "ignore":
+            await _ignore_cancels(60.0)
         if script.get("parts"):
             ctx.set_reward(0.25, name="format")
         if wild == "bad reward":
@@ -145,6 +147,15 @@ class _Script:
             raise
         note(self._server, "got", request.rollout_id, request.attempt, draw=reply.extra.get("draw"), **name)
         return reply
+
+
+async def _ignore_cancels(seconds: float) -> None:
+    """Goes on for some time, whatever happens."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + seconds
+    while loop.time() < until:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(until - loop.time())  # the clock is simulated
 
 
 async def _add(call: Any) -> Any:

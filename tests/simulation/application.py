@@ -59,14 +59,13 @@ class Application:
 
     async def run(self, trainer: Trainer, *, ledger: bool) -> None:
         """Runs all rollouts that are not done. Never returns: the trainer answers its servers until it is closed."""
-        async with asyncio.TaskGroup() as tasks:
-            if ledger:
-                tasks.create_task(self._take_left(trainer))
-            for plan in self.unfinished:
-                tasks.create_task(self._run_one(trainer, plan))
-                if plan.watched:
-                    tasks.create_task(self._watch(trainer, plan))
-            await asyncio.Event().wait()
+        work = [self._take_left(trainer)] if ledger else []
+        for plan in self.unfinished:
+            work.append(self._run_one(trainer, plan))
+            if plan.watched:
+                work.append(self._watch(trainer, plan))
+        # A TaskGroup has a set of tasks, and would cancel them in an order that differs between two runs of a seed.
+        await asyncio.gather(*work, asyncio.Event().wait())
 
     async def _take_left(self, trainer: Trainer) -> None:
         """Takes the outcomes of an earlier process."""
@@ -79,7 +78,9 @@ class Application:
         await asyncio.sleep(max(0.0, plan.at - world.loop.now))  # the clock is simulated
         while name in self._unfinished:
             request = self.request(plan)
-            world.history.note(self._plan.name, "submitted", name, request.attempt, agent=plan.agent)
+            world.history.note(
+                self._plan.name, "submitted", name, request.attempt, agent=plan.agent, plan=self._words(plan)
+            )
             try:
                 outcome = await trainer.rollout(request)
             except (Superseded, Aborted) as error:
@@ -96,7 +97,6 @@ class Application:
                 world.history.note(
                     self._plan.name, "refused", name, request.attempt, error=type(error).__name__, text=str(error)
                 )
-                world.found(f"{name} is refused: {type(error).__name__}: {error}")
                 self._end(name, "refused")
             else:
                 await self.take(outcome)
@@ -137,6 +137,17 @@ class Application:
                 break
         self._world.history.note(self._plan.name, "confirmed", name, attempt, result=result)
 
+    def _words(self, plan: RolloutPlan) -> tuple[str, ...]:
+        """Returns what may happen to a rollout."""
+        on, conditions = self._world.plan.faults, self._world.plan.conditions
+        words = {
+            "cancelled": "cancel" in on,
+            "superseded": "supersede" in on,
+            "deadline": plan.agent_timeout is not None,
+            "policy fails": "failing policy" in conditions,
+        }
+        return (*(word for word, holds in words.items() if holds), *filter(None, [plan.script.get("wild")]))
+
     def _end(self, name: str, how: str) -> None:
         if self._unfinished.pop(name, None) is not None:
             self.done[name] = how
@@ -149,7 +160,7 @@ class Application:
         while name in self._unfinished:
             attempt = self.attempts.get(name, 1)
             reader = world.next_reader()
-            world.history.note(self._plan.name, "events begin", name, attempt, reader=reader, number=0)
+            world.history.note(self._plan.name, "events begin", name, attempt, reader=reader, number=1)
             try:
                 async with aclosing(trainer.events(name)) as events:
                     async for event in events:
@@ -169,12 +180,17 @@ class Application:
 
 
 def _samples(outcome: RolloutOutcome) -> tuple[Any, ...]:
-    """Returns each sample's name and segments: ids, mask runs, and the numbers of the chats."""
+    """Returns each sample's name and segments: ids, mask runs, numbers of the chats, logprobs of the sampled ids."""
     return tuple(
         (
             name,
             tuple(
-                (tuple(segment.ids.tolist()), tuple(segment.mask_runs), tuple(segment.chats))
+                (
+                    tuple(segment.ids.tolist()),
+                    tuple(segment.mask_runs),
+                    tuple(segment.chats),
+                    tuple(segment.logprobs.tolist()),
+                )
                 for segment in sample.segments
             ),
         )

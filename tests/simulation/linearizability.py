@@ -11,7 +11,7 @@ from typing import Any
 
 NEVER = float("inf")
 """The position of an answer that never came. Such a call can have its effect at any later time, or never."""
-MAX_STEPS = 200_000
+MAX_STEPS = 10_000
 """The most steps of one search. A rollout that needs more has too many calls at once for its history to be judged."""
 
 

@@ -12,6 +12,7 @@ from tests.simulation.channel import SimulatedChannel
 from tests.simulation.loop import CURRENT, SimulatedLoop
 from tests.simulation.processes import Process, Randomness
 from tests.simulation.server import SimulatedServer
+from tests.simulation.taps import Taps
 from tests.simulation.wire import Connection, Pipe
 
 KEEPALIVE = 30.0, 60.0
@@ -21,8 +22,11 @@ KEEPALIVE = 30.0, 60.0
 class Network:
     """Carries all calls of a world."""
 
-    def __init__(self, loop: SimulatedLoop, randomness: Randomness, *, latency: float, jitter: float) -> None:
+    def __init__(
+        self, loop: SimulatedLoop, randomness: Randomness, taps: Taps, *, latency: float, jitter: float
+    ) -> None:
         self.loop = loop
+        self.taps = taps
         self.context = contextvars.Context()
         self.listeners: dict[str, SimulatedServer] = {}
         """The listening servers, by HOST:PORT."""

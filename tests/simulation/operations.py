@@ -18,11 +18,11 @@ class Operation:
 
 OPERATIONS: Mapping[str, Operation] = {
     # What the run is made of, as the first records. `settings` are pairs of a name and a value: of a trainer `ledger`
-    # (bool), of a server `journal` (bool), `max_concurrent`, `max_queued`.
+    # (bool), of a server `journal` (bool), `max_concurrent`, `max_queued` and `owners`.
     "configured": Operation("is configured: {settings}", ("settings",)),
     # The application of a trainer.
-    # `plan` is a tuple of words that say what may happen to the rollout: cancelled, deadline, policy fails, superseded,
-    # or the type of an error that its application may get. "must complete" says that no fault of the run may end it.
+    # `plan` is a tuple of words for what may happen to the rollout: cancelled, superseded, deadline, policy fails, and
+    # how its agent misbehaves (agents.py).
     "submitted": Operation("the application asks for the rollout (agent {agent}; {plan})", ("agent", "plan")),
     # `samples` has each sample's name and its segments: ids, mask runs, chat numbers, and logprobs of the sampled ids.
     "applied": Operation(
@@ -75,6 +75,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "restart": Operation("starts", (), fault=True),
     "stop": Operation("is stopped, as by SIGSTOP", (), fault=True),
     "continue": Operation("continues, as after SIGCONT", (), fault=True),
+    "asked to stop": Operation("is asked to end in good order", (), fault=True),
     "close": Operation("is closed in good order", (), fault=True),
     "pause": Operation("the trainer pauses its policy", (), fault=True),
     "resume": Operation("the trainer resumes its policy", (), fault=True),

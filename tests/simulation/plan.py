@@ -134,7 +134,7 @@ def _server(number: int, draw: Random, conditions: frozenset[str]) -> ServerPlan
         "chat_silence": draw.choice((2.0, 5.0) if short else (10.0, 50.0)),
         "outbox_delay": (0.5, draw.choice((2.0, 30.0))),
         "retry_delay": (0.25, draw.choice((1.0, 5.0))),
-        "agent_timeout": 300.0,
+        "agent_timeout": 10_000.0,
     }
     return ServerPlan(f"server-{number}", journal=draw.random() < 0.8, config=config)
 

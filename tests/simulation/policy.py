@@ -27,22 +27,28 @@ def tokens_of(text: str) -> TokenBlock:
 
 
 class Policy:
-    """Answers chats after `latency` seconds, at most. With `fails`, this share of the calls raises."""
+    """Answers chats. `behaviour` returns the longest latency in seconds, and the share of the calls that raise."""
 
     def __init__(
-        self, trainer: str, history: History, next_draw: Callable[[], str], draw: Random, latency: float, fails: float
+        self,
+        trainer: str,
+        history: History,
+        next_draw: Callable[[], str],
+        draw: Random,
+        behaviour: Callable[[], tuple[float, float]],
     ) -> None:
         self._trainer, self._note, self._next_draw = trainer, history.note, next_draw
-        self._random, self._latency, self._fails = draw, latency, fails
+        self._random, self._behaviour = draw, behaviour
 
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
         draw = self._next_draw()
         of = request.rollout_id, request.attempt
         name = {"sample": request.sample, "chat": request.chat_number, "draw": draw}
         self._note(self._trainer, "sampled", *of, **name)
-        fails = self._random.random() < self._fails
+        latency, share = self._behaviour()
+        fails = self._random.random() < share
         try:
-            await asyncio.sleep(self._latency * self._random.random() ** 2)  # the clock is simulated
+            await asyncio.sleep(latency * self._random.random() ** 2)  # the clock is simulated
         except asyncio.CancelledError:
             self._note(self._trainer, "policy cancelled", *of, **name)
             raise

@@ -73,3 +73,8 @@ class Process:
         """
         self.frozen = self.dead = True
         self._killed = list(self.tasks)
+
+    def forget(self) -> None:
+        """Drops the tasks and callbacks of a killed process, at the end of the world."""
+        self._killed.clear()
+        self.held.clear()

@@ -11,10 +11,13 @@ from osmosis_grpc.errors import CallError, LedgerError, TrainerFailed
 from osmosis_grpc.server.app import AgentServer
 from osmosis_grpc.server.config import ServerConfig
 from osmosis_grpc.storage import JournalError
+from osmosis_grpc.storage.journal.schema import FILE
+from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer import Trainer, TrainerConfig
 from tests.simulation.agents import Passenger, Traveller
 from tests.simulation.application import Application
 from tests.simulation.committer import Disk
+from tests.simulation.leftovers import record_journal, record_ledger
 from tests.simulation.network import ProcessNetwork
 from tests.simulation.plan import ServerPlan, TrainerPlan
 from tests.simulation.policy import Policy
@@ -24,6 +27,7 @@ from tests.simulation.system import SimulatedSystem
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
+WATCH = job("simulation.watch", OnFailure.RESTART)
 SERVER_PORT, TRAINER_PORT = 50_051, 60_051
 EXPECTED = (CallError, LedgerError, JournalError, TrainerFailed, OSError)
 """Errors with which a program may end when its disk fails. Any other error is a finding."""
@@ -47,6 +51,15 @@ class Program:
         """How many seconds the wall clock of the host is ahead."""
         self._ended = asyncio.Event()
         self._stopping = asyncio.Event()
+
+    @property
+    def settings(self) -> tuple[tuple[str, Any], ...]:
+        """What the oracles have to know about it."""
+        raise NotImplementedError
+
+    def record_left(self) -> None:
+        """Records what is left on its disk, after its end."""
+        raise NotImplementedError
 
     async def _main(self, process: Process) -> None:
         raise NotImplementedError
@@ -76,6 +89,8 @@ class Program:
     async def _run(self, process: Process) -> None:
         try:
             await self._main(process)
+            if not process.dead:
+                self.world.history.note(self.name, "close")
         except Exception as error:
             if process.dead:  # the world has ended, and drops this coroutine
                 return
@@ -120,7 +135,7 @@ class Program:
         self.closing = True
         if not self.alive:
             return True
-        self.world.history.note(self.name, "close")
+        self.world.history.note(self.name, "asked to stop")
         self._stopping.set()
         try:
             async with asyncio.timeout(limit):
@@ -132,7 +147,7 @@ class Program:
     def end(self) -> None:
         """Ends the process in good order. It starts again after a pause."""
         if self.alive:
-            self.world.history.note(self.name, "close")
+            self.world.history.note(self.name, "asked to stop")
             self._stopping.set()
 
     def call(self, work: Callable[[], Awaitable[Any]]) -> None:
@@ -167,6 +182,21 @@ class ServerProgram(Program):
         """The trainers to which it connects."""
         self.server: AgentServer | None = None
         self.drain_limit = 0.0
+        self._capacity: dict[str, int] = {}
+
+    @property
+    def settings(self) -> tuple[tuple[str, Any], ...]:
+        config = ServerConfig(**self.plan.config)
+        return (
+            ("journal", self.plan.journal),
+            ("max_concurrent", config.max_concurrent),
+            ("max_queued", config.queue_limit),
+            ("owners", len(self.connect) + 1),
+        )
+
+    def record_left(self) -> None:
+        if self.plan.journal and (self.folder / FILE).exists():
+            record_journal(self.world.history, self.name, self.folder)
 
     @property
     def address(self) -> str:
@@ -187,6 +217,7 @@ class ServerProgram(Program):
         )
         async with server:
             self.server = server
+            server.supervisor.every(WATCH, 0.5, partial(self._note_capacity, server))
             failed = asyncio.Event()
             server.supervisor.add_listener(lambda error: failed.set())
             waits = [asyncio.create_task(self._stopping.wait()), asyncio.create_task(failed.wait())]
@@ -194,6 +225,13 @@ class ServerProgram(Program):
             if server.supervisor.failure is not None:
                 raise server.supervisor.failure
             await server.stop(self.drain_limit)
+
+    def _note_capacity(self, server: AgentServer) -> None:
+        now = server.engine.capacity()
+        values = {name: getattr(now, name) for name in ("running", "max_concurrent", "queued", "max_queued")}
+        if values != self._capacity:
+            self._capacity = values
+            self.world.history.note(self.name, "capacity", abandoned=now.abandoned, **values)
 
     def forget(self) -> None:
         """Kills the process, and deletes the disk."""
@@ -226,8 +264,10 @@ class TrainerProgram(Program):
             world.history,
             world.next_draw,
             world.randomness(f"policy of {self.name}"),
-            latency=20.0 if "slow policy" in conditions else 0.4,
-            fails=0.1 if "failing policy" in conditions and not world.calm else 0.0,
+            lambda: (
+                10.0 if "slow policy" in conditions and not world.calm else 0.4,
+                0.1 if "failing policy" in conditions and not world.calm else 0.0,
+            ),
         )
         self.folder.mkdir(parents=True, exist_ok=True)
         trainer = _Trainer(
@@ -252,6 +292,14 @@ class TrainerProgram(Program):
             await asyncio.wait(waits)
             if not waits[1].cancelled() and (error := waits[1].exception()) is not None:
                 raise error
+
+    @property
+    def settings(self) -> tuple[tuple[str, Any], ...]:
+        return (("ledger", self.plan.ledger),)
+
+    def record_left(self) -> None:
+        if self.ledger is not None and self.ledger.exists():
+            record_ledger(self.world.history, self.name, self.ledger)
 
     @property
     def ledger(self) -> Path | None:

@@ -4,12 +4,12 @@ At a server a rollout is a set of attempts with their specs and phases, and a ca
 
 - `maybe`: an Init was answered with an error after which the caller has to ask again; it may have been accepted.
 - `live`, then `decided` (it ends, and a cancel comes too late, though a crash can take that back), or `cancelled` (an
-  answered cancel holds, also after a crash), then `over`.
+  answered cancel holds, also after a crash), then `over`. `superseded`: a higher attempt ends it without an outcome.
 
 At a trainer a rollout is the newest attempt, and the result that was recorded for it.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tests.simulation.history import Record
@@ -50,6 +50,8 @@ def at_server(state: Hashable, call: Call) -> Iterable[Hashable]:
 def at_trainer(state: Hashable, call: Call) -> Iterable[Hashable]:
     """The specification of Complete, and of the start of a higher attempt."""
     assert isinstance(state, AtTrainer)
+    if call.name == "forget":
+        return [AtTrainer()]
     attempt, result = call.argument
     if call.name == "begin":
         return [AtTrainer(attempt)] if attempt > state.newest else [state]
@@ -93,8 +95,7 @@ def _init(state: AtServer, call: Call) -> Iterator[Hashable]:
         return
     if absent and (call.ended == NEVER or call.result[1]):
         cancelled = state.tombstone >= number
-        below = [a._replace(phase="over") for a in state.attempts if a.number < number]
-        begun = _with(state, *below, Attempt(number, spec, "cancelled" if cancelled else "live"))
+        begun = _with(_superseded(state, number), Attempt(number, spec, "cancelled" if cancelled else "live"))
         yield begun._replace(tombstone=0) if cancelled else begun
     if call.ended == NEVER and absent:
         yield _with(state, Attempt(number, spec, "maybe"))
@@ -127,6 +128,8 @@ def _cancel(state: AtServer, call: Call) -> Iterator[Hashable]:
         state = state._replace(tombstone=max(state.tombstone, number))
     if disposition == "CANCELLED" and known.phase in ("live", "maybe", "cancelled"):
         yield _with(state, known._replace(phase="cancelled"))
+    elif known.phase == "superseded":
+        yield state
     elif disposition == "ALREADY_ENDED" and rollout_state in ENDED:
         if known.phase == "over":
             yield state
@@ -139,8 +142,18 @@ def _end(state: AtServer, call: Call) -> Iterator[Hashable]:
     for attempt in state.attempts:
         if attempt.number == number:
             fits = ("cancelled",) if status == "CANCELLED" else ("live", "decided", "maybe")
-            if attempt.phase in fits:
+            if attempt.phase in (*fits, "superseded"):
                 yield _with(state, attempt._replace(phase="over"))
+
+
+def _supersede(state: AtServer, call: Call) -> Iterator[Hashable]:
+    yield _superseded(state, call.argument)
+
+
+def _superseded(state: AtServer, number: int) -> AtServer:
+    """Returns the state after the end of all attempts below a number."""
+    below = [a for a in state.attempts if a.number < number and a.phase != "over"]
+    return _with(state, *(attempt._replace(phase="superseded") for attempt in below))
 
 
 def _crash(state: AtServer, call: Call) -> Iterator[Hashable]:
@@ -153,7 +166,14 @@ def _forget(state: AtServer, call: Call) -> Iterator[Hashable]:
     yield AtServer()
 
 
-SERVER_STEPS = {"Init": _init, "Cancel": _cancel, "end": _end, "crash": _crash, "forget": _forget}
+SERVER_STEPS = {
+    "Init": _init,
+    "Cancel": _cancel,
+    "end": _end,
+    "supersede": _supersede,
+    "crash": _crash,
+    "forget": _forget,
+}
 
 
 class Calls(NamedTuple):
@@ -164,39 +184,59 @@ class Calls(NamedTuple):
     calls: Sequence[Call]
 
 
-def calls_of(records: Iterable[Record]) -> tuple[list[Calls], list[Calls]]:
-    """Returns the calls at servers and the calls at trainers, for each rollout."""
+def calls_of(records: Iterable[Record], forgetful: Container[str] = ()) -> tuple[list[Calls], list[Calls]]:
+    """Returns the calls at servers and the calls at trainers, for each rollout.
+
+    `forgetful` has the processes without a disk: they forget everything when they end.
+    """
     called: dict[int, Record] = {}
     answers: dict[int, Record] = {}
     servers: dict[tuple[str, str], list[Record]] = {}
     trainers: dict[tuple[str, str], list[Record]] = {}
     faults: dict[str, list[Record]] = {}
+    begins: dict[str, list[Record]] = {}
+    """The records that show that a trainer has begun an attempt, by rollout."""
     for record in records:
         if record.op == "called":
             called[record["call"]] = record
             at = trainers if record["method"] == "Complete" else servers
             at.setdefault((record["to"], record.rollout), []).append(record)
+            if record["method"] == "Init":
+                begins.setdefault(record.rollout, []).append(record)
         elif record.op == "answered":
             answers[record["call"]] = record
-        elif record.op in ("crash", "close", "forget"):
+        elif record.op in ("submitted", "asks to supersede"):
+            begins.setdefault(record.rollout, []).append(record)
+        elif record.op in ("crash", "close", "forget", "restart"):
             faults.setdefault(record.who, []).append(record)
     ends: dict[tuple[str, str], dict[int, Record]] = {}
-    begins: dict[tuple[str, str], list[Call]] = {}
     for record in called.values():
         if record["method"] == "Complete":
             ends.setdefault((record.who, record.rollout), {}).setdefault(record.attempt, record)
-        elif record["method"] == "Init":
-            begin = Call("begin", (record.attempt, ""), "", 0, record.number)
-            begins.setdefault((record.who, record.rollout), []).append(begin)
     found_servers = []
     for (who, rollout), asked in servers.items():
         if rollout:
             own = _server_calls(asked, answers, ends.get((who, rollout), {}))
             # A cancel of a group, of a prefix or of everything may have met this rollout, or not.
             broad = (Call("Cancel", 0, "", record.number) for record in servers.get((who, ""), ()))
-            found_servers.append(Calls(who, rollout, [*own, *broad, *_faults(faults.get(who))]))
+            # The trainer's answer to a chat tells a server of a higher attempt.
+            higher: dict[int, int] = {}
+            for record in begins.get(rollout, ()):
+                higher.setdefault(record.attempt, record.number)
+            elsewhere = (Call("supersede", attempt, "", number) for attempt, number in higher.items() if attempt > 1)
+            found_servers.append(
+                Calls(who, rollout, [*own, *broad, *elsewhere, *_faults(faults.get(who), who in forgetful)])
+            )
     found_trainers = [
-        Calls(who, rollout, [*begins.get((who, rollout), ()), *(_complete(record, answers) for record in asked)])
+        Calls(
+            who,
+            rollout,
+            [
+                *(Call("begin", (r.attempt, ""), "", 0, r.number) for r in begins.get(rollout, ()) if r.who == who),
+                *(_complete(record, answers) for record in asked),
+                *(_faults(faults.get(who), True) if who in forgetful else ()),
+            ],
+        )
         for (who, rollout), asked in trainers.items()
     ]
     return found_servers, found_trainers
@@ -231,7 +271,7 @@ def _complete(record: Record, answers: Mapping[int, Record]) -> Call:
     return Call("Complete", argument, result, record.number, answer.number)
 
 
-def _faults(records: Sequence[Record] | None) -> Iterator[Call]:
+def _faults(records: Sequence[Record] | None, forgets: bool) -> Iterator[Call]:
     for record in records or ():
-        name = "forget" if record.op == "forget" else "crash"
+        name = "forget" if forgets or record.op == "forget" else "crash"
         yield Call(name, "", "", record.number, record.number)

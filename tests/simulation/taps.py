@@ -185,6 +185,8 @@ class Taps:
 
     def on_window(self, seen: Seen, message: Any) -> None:
         stream = seen.stream
+        if not hasattr(message, "max_open_chats"):
+            return  # the window of a server is for rollouts
         if stream.window is not None and message.max_open_chats < stream.window:
             stream.window_before = stream.window, self._now() + STALE
         stream.window = message.max_open_chats

@@ -55,7 +55,7 @@ def good() -> Story:
     """One rollout with one chat, accepted, run, completed and delivered."""
     story = Story()
     story.add(0.0, "trainer-1", "configured", settings=(("ledger", True),))
-    story.add(0.0, "server-1", "configured", settings=(("journal", True), ("max_concurrent", 2), ("max_queued", 2)))
+    story.add(0.0, "server-1", "configured", settings=(("journal", True), ("max_concurrent", 2)))
     story.add(1.0, "trainer-1", "submitted", agent="traveller", plan=("must complete",))
     story.add(1.1, "trainer-1", "called", call=1, method="Init", to="server-1", argument="spec")
     story.add(1.2, "server-1", "run", agent="traveller", run=1)
@@ -231,7 +231,7 @@ BROKEN: dict[str, tuple[str, list[Change]]] = {
         [plus((1.45, "server-1", "beyond window", {"chat": "main/1", "to": "trainer-1", "open": 4, "window": 4}))],
     ),
     "too many agents": ("within capacity", [changed("capacity", running=3)]),
-    "too long a queue": ("within capacity", [changed("capacity", queued=3)]),
+    "too long a queue": ("within capacity", [changed("capacity", queued=5)]),
     "a slot": ("nothing left", [changed("left", count=1)]),
     "an end that comes late": ("everything ends", [late]),
     "an agent for ever": (

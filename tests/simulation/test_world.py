@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.simulation.judge import findings
 from tests.simulation.world import quiet, world_of
 
 
@@ -14,12 +15,12 @@ def _run(seed, folder, rollouts):
     world = world_of(seed, folder, rollouts=rollouts)
     try:
         world.run()
-        return world.history.digest(), [finding.what for finding in world.findings], len(world.history)
+        return world.history.digest(), [*world.findings, *findings(world.history)], len(world.history)
     finally:
         world.close()
 
 
-@pytest.mark.parametrize("seed", [1, 2, 4])
+@pytest.mark.parametrize("seed", [1, 4, 5])
 def test_a_seed_breaks_nothing_and_gives_the_same_history_again(seed, tmp_path):
     first = run(seed, tmp_path)
     assert first[1] == []

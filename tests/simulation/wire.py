@@ -7,11 +7,12 @@ each direction. Messages of a pipe keep their order. Pipes have different delays
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 
 from tests.simulation.processes import Process
+from tests.simulation.taps import Seen
 
 if TYPE_CHECKING:
     from tests.simulation.network import Network
@@ -30,11 +31,19 @@ def error_of(status: Status) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailers), details=text)
 
 
+class Tapped(NamedTuple):
+    """A message that the taps have read."""
+
+    data: bytes
+    seen: Seen
+
+
 class Pipe:
     """One direction of a call. Each message arrives after a delay, and waits while the direction is blocked."""
 
-    def __init__(self, network: "Network", sender: Process, receiver: Process) -> None:
-        self._network = network
+    def __init__(self, call: "Call", sender: Process, receiver: Process, *, request: bool) -> None:
+        self._network = call.connection.network
+        self._call, self._request = call, request
         self._sender, self._receiver = sender, receiver
         self._inbox: deque[Any] = deque()
         self._on_way: deque[Any] = deque()
@@ -49,7 +58,12 @@ class Pipe:
         """Puts a message, or a function to call at its arrival, on its way."""
         if self._dead:
             return
-        loop = self._network.loop
+        loop, taps = self._network.loop, self._network.taps
+        if type(item) is bytes and not self._sender.dead:
+            call, names = self._call, (self._sender.name, self._receiver.name)
+            seen = taps.sent(call, *names, call.method, request=self._request, data=item)
+            if seen is not None:
+                item = Tapped(item, seen)
         self._free_at = max(self._free_at, loop.now + self._network.delay(self._sender.host, self._receiver.host))
         self._on_way.append(item)
         loop.call_at(self._free_at, self._arrive, context=self._network.context)
@@ -93,6 +107,9 @@ class Pipe:
             self._reader = self._network.loop.create_future()
             await self._reader
         item = self._inbox.popleft()
+        if type(item) is Tapped:
+            self._network.taps.arrived(item.seen)
+            item = item.data
         if self._writer is not None and not self._writer.done():
             self._writer.set_result(None)
         return item
@@ -115,8 +132,8 @@ class Call:
         self.method = method
         self.metadata = tuple(metadata or ())
         self.deadline = None if timeout is None else network.loop.now + timeout
-        self.there = Pipe(network, client, server)
-        self.back = Pipe(network, server, client)
+        self.there = Pipe(self, client, server, request=True)
+        self.back = Pipe(self, server, client, request=False)
         self.status: Status | None = None
         """How the call ended, as the client knows it."""
         self.ended: asyncio.Future[None] = network.loop.create_future()
@@ -133,16 +150,20 @@ class Call:
         """Ends the client's half. With `notify`, the server's half learns of it after a delay."""
         if self.status is not None:
             return
-        self.status = status
-        if self._timer is not None:
-            self._timer.cancel()
-        if not self.ended.done():
-            self.ended.set_result(None)
+        self._end(status)
         self.back.close()
         if notify and not self.server_gone:
             self.there.send(self.end_server)
         elif self.server_gone:
             self.connection.calls.pop(self, None)
+
+    def _end(self, status: Status) -> None:
+        self.status = status
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self.ended.done():
+            self.ended.set_result(None)
+        self.connection.network.taps.ended(self, status[0].name)
 
     def end_server(self) -> None:
         """Ends the server's half: its handler is cancelled, as grpc.aio does when the client has left."""
@@ -165,11 +186,7 @@ class Call:
 
     def _finished(self, status: Status) -> None:
         if self.status is None:
-            self.status = status
-            if self._timer is not None:
-                self._timer.cancel()
-            if not self.ended.done():
-                self.ended.set_result(None)
+            self._end(status)
         self.back.close()
         self.connection.calls.pop(self, None)
 

@@ -20,6 +20,7 @@ from tests.simulation.network import Network
 from tests.simulation.plan import Plan, plan_of
 from tests.simulation.processes import Process, Randomness
 from tests.simulation.programs import ServerProgram, TrainerProgram
+from tests.simulation.taps import Taps
 
 FINISH = 3_000.0
 """When faults are over, everything finishes within so many simulated seconds."""
@@ -38,15 +39,18 @@ class Finding:
 class World:
     """The programs, the network and the history of one seed. `folder` is for their disks."""
 
-    def __init__(self, plan: Plan, randomness: Randomness, folder: Path) -> None:
+    def __init__(self, plan: Plan, randomness: Randomness, folder: Path, *, verbose: bool = False) -> None:
         self.plan = plan
         self.randomness = randomness
         self.folder = folder
         self.loop = SimulatedLoop()
         self.loop.set_exception_handler(self._unhandled)
         self.history = History(self.loop.time)
+        taps = Taps(self.history, self.loop.time, verbose=verbose)
         slow = "slow network" in plan.conditions
-        self.network = Network(self.loop, randomness, latency=0.02 if slow else 0.0005, jitter=0.5 if slow else 0.02)
+        self.network = Network(
+            self.loop, randomness, taps, latency=0.02 if slow else 0.0005, jitter=0.5 if slow else 0.02
+        )
         if "lossy calls" in plan.conditions:
             self.network.lossy = 0.05
         self.findings: list[Finding] = []
@@ -95,6 +99,7 @@ class World:
 
     async def _run(self) -> None:
         for program in (*self.servers, *self.trainers):
+            self.history.note(program.name, "configured", settings=program.settings)
             program.start()
         for trainer in self.trainers:
             if trainer.plan.until is not None:
@@ -106,6 +111,10 @@ class World:
         for process in self.processes:
             if not process.dead:
                 process.kill()
+        for program in (*self.servers, *self.trainers):
+            if program.disk is not None:
+                program.disk.kill()
+            program.record_left()
 
     def _end_faults(self) -> None:
         """Heals everything, and starts every program that does not run."""
@@ -177,6 +186,10 @@ class World:
         hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
         try:
             self.loop.close()
+            for process in self.processes:
+                process.forget()
+            self.network.connections.clear()
+            self.network.listeners.clear()
             self.processes.clear()
             self.servers.clear()
             self.trainers.clear()
@@ -186,11 +199,11 @@ class World:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def world_of(seed: int, folder: Path, *, rollouts: int = 32) -> World:
-    """Returns the world of a seed. Call run(), look at it, and call close()."""
+def world_of(seed: int, folder: Path, *, rollouts: int = 32, verbose: bool = False) -> World:
+    """Returns the world of a seed. Call run(), look at it, and call close(). With `verbose`, it records messages."""
     randomness = Randomness(seed)
     plan = plan_of(seed, randomness, rollouts=rollouts)
-    return World(plan, randomness, folder / f"seed-{seed}")
+    return World(plan, randomness, folder / f"seed-{seed}", verbose=verbose)
 
 
 @contextmanager

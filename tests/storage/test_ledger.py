@@ -81,7 +81,7 @@ async def test_x09_a_ledger_of_another_version_is_refused_by_name(tmp_path, vers
     with pytest.raises(LedgerError) as refused:
         await SqliteLedger.open(path, 60.0)
     told = (
-        f"{path} was written by {age} version (schema {version}, this one reads 5): move it away, or use another file"
+        f"{path} was written by {age} version (schema {version}, this one reads 6): move it away, or use another file"
     )
     assert str(refused.value) == told
     assert path.read_bytes() == before

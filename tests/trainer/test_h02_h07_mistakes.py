@@ -49,7 +49,7 @@ async def test_h02_a_trainer_dials_again_after_a_mistake_in_a_frame_handler(serv
 
 async def test_h02_a_server_dials_again_after_a_mistake_in_a_frame_handler(serve, mistake, caplog):
     server = await serve(talker())
-    calls = mistake(server_attachment, "check_served")
+    calls = mistake(server_attachment, "check_size")
     async with Trainer([], reply, listen="127.0.0.1:0") as trainer:
         server.attachments.dial(trainer.address)
         outcome = await within(trainer.rollout(rollout_id="r"))

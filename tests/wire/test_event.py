@@ -107,7 +107,9 @@ FIXTURES: list[EventKind] = [
         purpose=ChatPurpose.JUDGE,
         policy="judge",
     ),
-    events.ChatAnswered(sample="main", chat_number=2, response=RESPONSE, latency=0.125, recorded_event=2**33),
+    events.ChatAnswered(
+        sample="main", chat_number=2, response=RESPONSE, latency=0.125, recorded_event=2**33, forked=True
+    ),
     events.ChatFailed(sample="main", chat_number=2, code=14, message="away", will_retry=True),
     events.ToolCalled(CALL, "main", 2),
     events.ToolReturned(

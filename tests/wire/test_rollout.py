@@ -8,12 +8,12 @@ from google.protobuf.duration_pb2 import Duration
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, outcome_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, outcome_pb2, tokens_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2 as pb
 from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types import Callback, Group, InitRequest, RolloutRequest, TraceContext
+from osmosis_grpc.types import Callback, Fork, Group, InitRequest, RolloutRequest, TraceContext
 from osmosis_grpc.types.requests import differing_fields
-from osmosis_grpc.wire.rollout import MAX_METADATA_BYTES, NOT_SERVED, check_served, init_from_wire, init_to_wire
+from osmosis_grpc.wire.rollout import MAX_METADATA_BYTES, check_size, init_from_wire, init_to_wire
 
 NOT_ON_THE_WIRE = {"server_url", "api_key"}  # they come with the HTTP contract
 INIT = InitRequest(
@@ -34,6 +34,7 @@ INIT = InitRequest(
         tool_server_url="http://tools",
         idempotency_key="key",
         evaluation=True,
+        fork=Fork("r0", 3, "main", 2),
     ),
     callback=Callback(target="127.0.0.1:1", credential="secret-token", state=b"\x00secret-state", run_id="run-1"),
     trace=TraceContext("00-aa-bb-01", "vendor=1"),
@@ -53,7 +54,7 @@ def named(call, *args) -> str:
 
 def test_the_fixture_tells_every_field():
     for field in fields(RolloutRequest):
-        if field.name not in NOT_ON_THE_WIRE | set(NOT_SERVED) and field.default is not MISSING:
+        if field.name not in NOT_ON_THE_WIRE and field.default is not MISSING:
             assert getattr(INIT.request, field.name) != field.default, field.name
 
 
@@ -106,6 +107,7 @@ OTHER = {
     "tool_server_url": "http://other",
     "idempotency_key": "other",
     "evaluation": False,
+    "fork": pb.Fork(rollout_id="r0", attempt=2, chat=tokens_pb2.ChatRef(sample="main", chat_number=4)),
 }
 
 
@@ -125,7 +127,7 @@ def asking(**fields) -> pb.InitRequest:
 
 
 def test_every_field_of_the_spec_is_tried():
-    assert set(OTHER) | set(NOT_SERVED) == set(pb.RolloutSpec.DESCRIPTOR.fields_by_name)
+    assert set(OTHER) == set(pb.RolloutSpec.DESCRIPTOR.fields_by_name)
 
 
 @pytest.mark.parametrize("name", sorted(OTHER.keys() - {"agent_loop"}))  # the engine compares agent loops
@@ -256,10 +258,24 @@ def test_a_field_out_of_bounds_is_refused_by_name(field, bad):
     assert named(init_from_wire, over_the_wire(asking(**bad))) == field
 
 
-def test_an_unserved_field_can_be_read_and_is_refused_by_name():
-    message = over_the_wire(asking(fork=pb.Fork(rollout_id="r")))
-    assert named(check_served, message) == "spec.fork"
-    init_from_wire(message)
+@pytest.mark.parametrize(
+    ("field", "bad"),
+    [
+        ("rollout_id", {"rollout_id": "a/b"}),
+        ("chat.sample", {"chat": {"chat_number": 1}}),
+        ("chat.chat_number", {"chat": {"sample": "main"}}),
+    ],
+)
+def test_p26_a_fork_out_of_bounds_is_refused_by_name(field, bad):
+    fork = {"rollout_id": "r0", "chat": {"sample": "main", "chat_number": 1}} | bad
+    assert named(init_from_wire, over_the_wire(asking(fork=pb.Fork(**fork)))) == f"spec.fork.{field}"
+
+
+def test_p26_attempt_0_of_a_fork_is_read_as_1():
+    chat = tokens_pb2.ChatRef(sample="main", chat_number=1)
+    read, spelt = (init_from_wire(asking(fork=pb.Fork(rollout_id="r0", attempt=n, chat=chat))) for n in (0, 1))
+    assert read.request.fork == spelt.request.fork == Fork("r0", 1)
+    assert read.digest == spelt.digest
 
 
 def test_a_refusal_never_shows_the_credential():
@@ -273,11 +289,11 @@ def test_metadata_is_limited_in_bytes():
     text = '{"a":"üüüü"}'
     message = asking(metadata_json=text)
     assert len(text) < len(text.encode())
-    check_served(message, len(text.encode()))
+    check_size(message, len(text.encode()))
     assert init_from_wire(message).request.metadata == {"a": "üüüü"}
-    assert named(check_served, message, len(text.encode()) - 1) == "spec.metadata_json"
+    assert named(check_size, message, len(text.encode()) - 1) == "spec.metadata_json"
     large = asking(metadata_json='{"a":"' + "x" * MAX_METADATA_BYTES + '"}')
-    assert named(check_served, large) == "spec.metadata_json"
+    assert named(check_size, large) == "spec.metadata_json"
 
 
 @settings(max_examples=100, deadline=None)

@@ -48,6 +48,7 @@ class RolloutRow(NamedTuple):
     attachment_id: str
     callback: bytes | None
     group_id: str | None
+    forked_from: str | None
     agent_loop: str
     idempotency_key: str | None
     digest: bytes
@@ -107,6 +108,7 @@ _TYPES: dict[str, tuple[type, object]] = {
     "attachment_id": (str, ""),
     "callback": (bytes, None),
     "group_id": (str, None),
+    "forked_from": (str, None),
     "agent_loop": (str, ""),
     "idempotency_key": (str, None),
     "digest": (bytes, b""),
@@ -196,6 +198,7 @@ def accepted_columns(entry: JournaledRollout, accepted: int, accepted_at: float)
         entry.attachment_id,
         None if init.callback is None else callback_to_bytes(init.callback, secrets=False),
         request.group.id if request.group is not None else None,
+        request.fork.rollout_id if request.fork is not None else None,
         entry.agent_loop,
         request.idempotency_key,
         init.digest,

@@ -30,6 +30,7 @@ CREATE TABLE rollouts (
     attachment_id TEXT NOT NULL,           -- where its calls go; empty for a callback
     callback BLOB,                         -- in wire form, without secrets; NULL for an attachment
     group_id TEXT,                         -- of its request
+    forked_from TEXT,                      -- the id of the rollout that it forks from, if it is a fork
     agent_loop TEXT NOT NULL,
     idempotency_key TEXT,
     digest BLOB NOT NULL,
@@ -60,7 +61,8 @@ CREATE INDEX rollouts_by_key ON rollouts (owner, idempotency_key) WHERE idempote
 CREATE INDEX rollouts_unsettled ON rollouts (sequence) WHERE NOT settled;
 CREATE INDEX rollouts_by_end ON rollouts (ended_at) WHERE settled;
 CREATE INDEX rollouts_listed ON rollouts   -- a list with any filter reads this index, and then only the rows it returns
-    (sequence, owner, state, agent_loop, group_id, failure_reason, reward, accept_time, settled) WHERE settled;
+    (sequence, owner, state, agent_loop, group_id, forked_from, failure_reason, reward, accept_time, settled)
+    WHERE settled;
 
 CREATE TABLE events (
     position INTEGER PRIMARY KEY,
@@ -86,6 +88,7 @@ _ACCEPTED = (
     "attachment_id",
     "callback",
     "group_id",
+    "forked_from",
     "agent_loop",
     "idempotency_key",
     "digest",
@@ -112,9 +115,9 @@ _END = (
 )
 
 
-ACCEPT = """INSERT INTO rollouts (sequence, rollout_id, attempt, owner, attachment_id, callback, group_id, agent_loop,
-    idempotency_key, digest, accept_time, accepted, accepted_at, accept_sum, state, last_event_number, size, settled,
-    end_sum, deaths, deaths_sum) VALUES {rows}"""
+ACCEPT = """INSERT INTO rollouts (sequence, rollout_id, attempt, owner, attachment_id, callback, group_id, forked_from,
+    agent_loop, idempotency_key, digest, accept_time, accepted, accepted_at, accept_sum, state, last_event_number,
+    size, settled, end_sum, deaths, deaths_sum) VALUES {rows}"""
 EVENT = "INSERT INTO events VALUES {rows}"
 END = """UPDATE rollouts SET state = v.column2, start_time = v.column3, end_time = v.column4, ended = v.column5,
     ended_at = v.column6, reward = v.column7, failure_reason = v.column8, failure_summary = v.column9,

@@ -44,6 +44,8 @@ def _known(owner: str | None, after: int, where: RolloutFilter, *, newest_first:
         found.append(("owner = ?", (owner,)))
     if where.group_id:
         found.append(("group_id = ?", (where.group_id,)))
+    if where.forked_from:
+        found.append(("forked_from = ?", (where.forked_from,)))
     if where.agent_loop:
         found.append(("agent_loop = ?", (where.agent_loop,)))
     if where.accepted_after is not None:

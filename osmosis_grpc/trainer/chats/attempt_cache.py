@@ -96,6 +96,7 @@ class AttemptCache:
                 self._write(known, known.unwritten)
             return known
         tokens = sample.assembler.tokens(position.parent_chat)
+        forked_prefix = 0 if request.parent_chat or position.parent_chat else request.prefix_len
         full = ChatRequest(
             rollout_id=request.rollout_id,
             attempt=request.attempt,
@@ -108,8 +109,8 @@ class AttemptCache:
             purpose=request.purpose,
             policy=request.policy,
             parent_chat=position.parent_chat,
-            prefix_len=position.prefix_len,
-            known_ids=tokens if len(tokens) else None,
+            prefix_len=position.prefix_len or forked_prefix,
+            known_ids=tokens if len(tokens) else request.known_ids if forked_prefix else None,
             state=request.state,
             credential=request.credential,
             timeout=request.timeout,
@@ -222,7 +223,7 @@ class AttemptCache:
                 requested[kind.sample, kind.chat_number] = kind
             elif isinstance(kind, events.ChatAnswered) and (kind.sample, kind.chat_number) in requested:
                 sample = self.samples.setdefault(kind.sample, SampleState(kind.sample))
-                sample.restore(requested[kind.sample, kind.chat_number], kind.response)
+                sample.restore(requested[kind.sample, kind.chat_number], kind.response, forked=kind.forked)
         for name, sample in self.samples.items():
             sample.reassemble({number: asked.parent_chat for (of, number), asked in requested.items() if of == name})
 

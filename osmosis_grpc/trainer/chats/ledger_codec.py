@@ -21,6 +21,8 @@ def kept_chat(request: ChatRequest, asked: PendingChat) -> ChatRow:
     question = request
     if request.state or request.tools_overridden:
         question = replace(request, state=b"", tools=None, tools_overridden=False)
+    if request.prefix_len and not request.parent_chat:  # the prompt has the tokens of the original
+        question = replace(question, prefix_len=0, known_ids=None)
     return ChatRow(
         request.rollout_id,
         request.attempt,

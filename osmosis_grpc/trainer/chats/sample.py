@@ -38,9 +38,22 @@ Body = tuple[Node, str, str, ChatPurpose, str]
 class PendingChat:
     """A chat, answered or not."""
 
-    __slots__ = ("_sample", "body", "chat_number", "done", "parent_chat", "response", "task", "unwritten", "written")
+    __slots__ = (
+        "_sample",
+        "body",
+        "chat_number",
+        "done",
+        "forked",
+        "parent_chat",
+        "response",
+        "task",
+        "unwritten",
+        "written",
+    )
 
-    def __init__(self, sample: "SampleState", number: int, body: Body, parent_chat: int) -> None:
+    def __init__(
+        self, sample: "SampleState", number: int, body: Body, parent_chat: int, *, forked: bool = False
+    ) -> None:
         self.chat_number = number
         self.body = body
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -54,6 +67,8 @@ class PendingChat:
         self.parent_chat = parent_chat
         """The number of the earlier chat whose tokens this chat continues; 0 for none."""
         self.response: ChatResponse | None = None
+        self.forked = forked
+        """Whether the reply was recorded in the rollout that this rollout forks from."""
 
     def answer(self, response: ChatResponse) -> None:
         """Keep a reply and set the chat done. Raises InvalidArgument when its parts do not agree."""
@@ -70,7 +85,7 @@ class PendingChat:
             if shared:
                 others = rows(response.prompt_extras, shared, len(response.prompt_ids))
                 response = _without_prefix(response, response.prompt_ids, shared, others)
-        sample.assembler.add(self.chat_number, self.parent_chat, response, purpose)
+        sample.assembler.add(self.chat_number, self.parent_chat, response, purpose, forked=self.forked)
         sample.tree.answer(self.body[0], reply, self.chat_number)
         self.response = response
 
@@ -143,7 +158,7 @@ class PendingChat:
         if whole is not None:
             shared = assembler.shared_prefix(self.parent_chat, whole)
             response = _without_prefix(response, whole, shared, self._prompt_extras(earlier, shared))
-        assembler.add(self.chat_number, self.parent_chat, response, self.body[3])
+        assembler.add(self.chat_number, self.parent_chat, response, self.body[3], forked=self.forked)
         return response
 
 
@@ -160,7 +175,7 @@ class SampleState:
         """Returns whether all these chats are answered."""
         return all(number in self.asked and self.asked[number].response is not None for number in numbers)
 
-    def restore(self, asked: events.ChatRequested, response: ChatResponse) -> None:
+    def restore(self, asked: events.ChatRequested, response: ChatResponse, *, forked: bool = False) -> None:
         """Add a chat that another process answered, unless it is known."""
         if asked.chat_number in self.asked:
             return
@@ -169,7 +184,7 @@ class SampleState:
         else:
             position = self.tree.insert(asked.messages)
         if position is not None:  # without the continued chat, the sample stays as reported
-            self._add(asked, position, asked.parent_chat, tools_digest(asked.tools), response)
+            self._add(asked, position, asked.parent_chat, tools_digest(asked.tools), response, forked=forked)
 
     def learn(self, asked: ChatRequest, parent_chat: int, tools: str, response: ChatResponse) -> None:
         """Add an answered chat from the ledger. `tools` is the digest of its tools."""
@@ -187,9 +202,11 @@ class SampleState:
         parent_chat: int,
         tools: str,
         response: ChatResponse,
+        *,
+        forked: bool = False,
     ) -> None:
         body = (position.node, jsontext.canonical(dict(asked.params)), tools, asked.purpose, asked.policy)
-        chat = self.asked[asked.chat_number] = PendingChat(self, asked.chat_number, body, parent_chat)
+        chat = self.asked[asked.chat_number] = PendingChat(self, asked.chat_number, body, parent_chat, forked=forked)
         chat.answer(response)
 
     def reassemble(self, parent_chat: Mapping[int, int]) -> None:
@@ -216,7 +233,7 @@ class SampleState:
             begins, messages = self.whole(reported.begins, reported.messages)
             reported = replace(reported, begins=begins, messages=messages)
         answered = {number: asked for number, asked in sorted(self.asked.items()) if asked.response is not None}
-        reported = replace(reported, chats=tuple(asked.sampled() for asked in answered.values()))
+        reported = replace(reported, chats=tuple(asked.sampled() for asked in answered.values() if not asked.forked))
         named = {number for segment in reported.segments for number in segment.chats}
         if reported.not_trainable_reason:
             return reported

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from tests.simulation.history import Record
 
-DEATHS = ("crash", "close", "forget")
-"""The operations that end a process."""
+DEATHS = ("crash", "close", "forget", "restart")
+"""The operations that end a process, or show that it has ended. A close ends it some time later."""
+DISK_FAULTS = ("commit failed", "disk full")
 AttemptKey = tuple[str, int]
 ChatName = tuple[str, int, str, int]
 """Rollout id, attempt, sample, chat number."""
@@ -42,6 +43,7 @@ class Evidence:
                 self.of[record.rollout].append(record)
         self.calls = {record["call"]: record for record in self.by_op["called"]}
         """The calls of Init, Cancel and Complete, by number."""
+        self._broken_disks = {record.who.removeprefix("disk of ") for op in DISK_FAULTS for record in self.by_op[op]}
         self._deaths: dict[str, list[int]] = defaultdict(list)
         for op in DEATHS:
             for record in self.by_op[op]:
@@ -50,14 +52,38 @@ class Evidence:
             numbers.sort()
         self.settings = {record.who: dict(record["settings"]) for record in self.by_op["configured"]}
         """The settings of each process, by name."""
+        self.forgetful = {
+            who for who, own in self.settings.items() if not own.get("ledger", True) or not own.get("journal", True)
+        }
+        """The processes without a disk: they forget everything when they end."""
 
     def life(self, who: str, number: int) -> int:
         """Returns how often a process had died before a record."""
         return bisect_right(self._deaths.get(who, ()), number)
 
+    def forgot_between(self, who: str, first: int, second: int) -> bool:
+        """Returns whether a process without a disk died between two records."""
+        return who in self.forgetful and self.died_between(who, first, second)
+
+    def was_forgotten(self, rollout: str, number: int) -> bool:
+        """Returns whether the trainer of a rollout has no ledger and had died before a record.
+
+        Its application asks for the rollout again under the same attempt, while a server may still run it.
+        """
+        trainer = self.trainer_of(rollout)
+        return trainer in self.forgetful and self.life(trainer, number) > 1
+
+    def trainer_of(self, rollout: str) -> str:
+        """Returns the trainer that asks for a rollout; empty if none does."""
+        return next((record.who for record in self.ops_of(rollout, "submitted")), "")
+
     def died_between(self, who: str, first: int, second: int) -> bool:
         """Returns whether a process died between two records."""
         return self.life(who, first) != self.life(who, second)
+
+    def disk_failed(self, who: str) -> bool:
+        """Returns whether a commit of a process has failed. Without a working disk it promises less."""
+        return who in self._broken_disks
 
     def ops_of(self, rollout: str, *ops: str) -> list[Record]:
         """Returns the records of a rollout with these operations."""

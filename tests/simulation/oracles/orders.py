@@ -6,20 +6,18 @@ from tests.simulation.linearizability import Undecided, stuck_at
 from tests.simulation.oracles.evidence import Evidence, Finding
 from tests.simulation.specifications import AtServer, AtTrainer, Calls, at_server, at_trainer, calls_of
 
-DISK_FAULTS = ("commit failed", "disk full")
-
 
 def linearizable(evidence: Evidence) -> Iterator[Finding]:
     """Each rollout's calls at a server, and at a trainer, could have come one after the other.
 
     Without a working disk a server and a trainer promise less: those with disk faults are left out.
     """
-    servers, trainers = calls_of(evidence.records)
+    servers, trainers = calls_of(evidence.records, evidence.forgetful)
     for found, initial, step in (
         *((one, AtServer(), at_server) for one in servers),
         *((one, AtTrainer(), at_trainer) for one in trainers),
     ):
-        if evidence.any_fault(*DISK_FAULTS, who=found.who):
+        if evidence.disk_failed(found.who):
             continue
         try:
             stuck = stuck_at(found.calls, initial, step)

@@ -40,7 +40,9 @@ def recorded_is_applied(evidence: Evidence) -> Iterator[Finding]:
     for record in evidence.by_op["answered"]:
         if record["method"] == "Complete" and record["value"] == "RECORDED":
             key = record.rollout, evidence.calls[record["call"]]["argument"][0]
-            if key in said:
+            if key in said and not evidence.forgot_between(
+                evidence.calls[record["call"]]["to"], said[key].number, record.number
+            ):
                 yield Finding("recorded is applied", record.rollout, "RECORDED was said twice", (said[key], record))
             said.setdefault(key, record)
     for (rollout, result), record in said.items():
@@ -79,6 +81,7 @@ def fair_end(evidence: Evidence) -> Iterator[Finding]:
 SERVER_FAULTS = ("crash", "close", "forget", "drain", "commit failed", "disk full")
 REFUSALS: dict[str, tuple[str, ...]] = {
     "Unavailable": ("cut", "half open", "partition", "lost", "stop", "clock jump", "window", *SERVER_FAULTS),
+    "Internal": ("commit failed", "disk full"),
     "LedgerError": ("commit failed", "disk full"),
 }
 """The faults that explain an error of the application, by its type. A server or network that fails may end a rollout
@@ -106,7 +109,8 @@ def _unexplained(evidence: Evidence, record: Record) -> str:
         return "" if record["reward"] in rewards else f"its reward is none of {sorted(map(str, rewards))}"
     if status == "CANCELLED":
         cancels = [o for o in evidence.by_op["called"] if o["method"] == "Cancel" and o.rollout in ("", rollout)]
-        return "" if cancels or "cancelled" in plan else "it is CANCELLED, and nobody has cancelled it"
+        asked = evidence.ops_of(rollout, "asks to cancel")
+        return "" if cancels or asked else "it is CANCELLED, and no caller has cancelled it"
     if status == "DEADLINE_EXCEEDED":
         return "" if "deadline" in plan else "its time ran out, though it had enough"
     if record["boundary"] == "agent" and any(other.op == "raised" for other in own):
@@ -144,17 +148,27 @@ def replayed_equal(evidence: Evidence) -> Iterator[Finding]:
 
 
 def delivered(evidence: Evidence) -> Iterator[Finding]:
-    """At the end every rollout in a journal is settled, and each delivery ended with a receipt or a good reason."""
+    """At the end every rollout in a journal is settled, and each delivery ended with a receipt or a good reason.
+
+    A server whose disk failed has delivered from memory, and its journal does not know it.
+    """
     for record in evidence.by_op["in journal"]:
+        if evidence.disk_failed(record.who) or evidence.was_forgotten(record.rollout, record.number):
+            continue
         if not record["settled"]:
             yield Finding("delivered", record.rollout, "the journal has it unsettled at the end", (record,))
             continue
         receipts = [receipt for receipt in record["receipts"] if receipt not in ("superseded", "expired")]
         if sum(receipt == "RECORDED" for receipt in receipts) > 1:
             yield Finding("delivered", record.rollout, "the journal has two receipts RECORDED", (record,))
+        if "CONFLICT" in receipts:
+            yield Finding("delivered", record.rollout, "the trainer has another result of this attempt", (record,))
 
 
 def credentials_gone(evidence: Evidence) -> Iterator[Finding]:
-    """No file of credentials is left after the deliveries."""
+    """No file of credentials is left on a server that has nothing to deliver."""
+    undelivered = {record.who for record in evidence.by_op["in journal"] if not record["settled"]}
     for record in evidence.by_op["credentials"]:
+        if record.who in undelivered:
+            continue
         yield Finding("credentials gone", record.rollout, "a file of credentials is left", (record,))

@@ -20,8 +20,7 @@ def sampled_once(evidence: Evidence) -> Iterator[Finding]:
     for (who, name), records in sampled.items():
         for first, second in pairwise(records):
             excused = first["draw"] in without_reply or evidence.died_between(who, first.number, second.number)
-            unwritten = evidence.any_fault("commit failed", "disk full", who=who)
-            if not excused and not unwritten:
+            if not excused and not evidence.disk_failed(who):
                 yield Finding("sampled once", name[0], f"{who} samples a chat twice", (first, second))
 
 
@@ -32,7 +31,9 @@ def one_reply(evidence: Evidence) -> Iterator[Finding]:
     for record in evidence.by_op["got"]:
         name = chat_name(record)
         before = first.setdefault(name, record)
-        if before["draw"] != record["draw"]:
+        if before["draw"] != record["draw"] and evidence.was_forgotten(record.rollout, record.number):
+            first[name] = record
+        elif before["draw"] != record["draw"]:
             yield Finding("one reply", record.rollout, "a chat has two replies", (before, record))
         reply = draws.get((name, record["draw"]))
         if reply is None or reply.number > record.number:

@@ -43,7 +43,7 @@ class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServic
         self._scheduler.servers.more_may_come = True
         guard = self._guard = self._security.authenticator()
         calls = self._scheduler.cache.metrics.answered_calls
-        services: Any = Registrar(self._server, guard, calls)
+        services: Any = Registrar(self._server, guard, calls, new_id=self._scheduler.supervisor.system.new_id)
         services_pb2_grpc.add_TrainerServiceServicer_to_server(self, services)
         self.address = self._network.listen(self._server, self.address, self._security)
 

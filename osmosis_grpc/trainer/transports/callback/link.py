@@ -89,7 +89,7 @@ class CalledServer(AgentServerLink):
         self._cancelling: set[RolloutKey] = set()
         self._cancels: dict[asyncio.Future[Results], asyncio.Task[None]] = {}
         self._repointing: asyncio.Task[None] | None = None
-        self._streams: set[Any] = set()
+        self._streams: dict[Any, None] = {}
         """The open calls of events()."""
         self._closed: Exception | None = None
 
@@ -330,7 +330,7 @@ class CalledServer(AgentServerLink):
             stream = None
             try:
                 stream = self._calls.stream("StreamEvents", request, control_pb2.StreamEventsResponse)
-                self._streams.add(stream)
+                self._streams[stream] = None
                 async for response in stream:
                     if response.HasField("event"):
                         after, attempt = response.event.event_number, response.event.attempt
@@ -348,7 +348,7 @@ class CalledServer(AgentServerLink):
                 pass
             finally:
                 if stream is not None:
-                    self._streams.discard(stream)
+                    self._streams.pop(stream, None)
                     stream.cancel()
             self._in_doubt.set()
             await self._is_reached_again()

@@ -1,5 +1,6 @@
 """TrainerService for callbacks: receives the chats and outcomes that agent servers send to a trainer."""
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import grpc
@@ -64,10 +65,11 @@ class CallbackListener(services_pb2_grpc.TrainerServiceServicer):
         self._network = network
         self._server: grpc.aio.Server | None = None
 
-    def listen(self, calls: CallSink) -> None:
-        """Bind the port. `calls` counts the answered calls. Raises OSError, ValueError."""
+    def listen(self, calls: CallSink, new_id: Callable[[], str]) -> None:
+        """Bind the port. `calls` counts the answered calls, `new_id` names failed ones. Raises OSError, ValueError."""
         self._server = self._network.server()
-        services: Any = Registrar(self._server, CallbackAuthenticator(self._security, self._keys), calls)
+        guard = CallbackAuthenticator(self._security, self._keys)
+        services: Any = Registrar(self._server, guard, calls, new_id=new_id)
         services_pb2_grpc.add_TrainerServiceServicer_to_server(self, services)
         self.address = self._network.listen(self._server, self.address, self._security)
 

@@ -86,7 +86,7 @@ class CallbackRecorder(Receiver):
             stack.push_async_callback(self.supervisor.close)
             await stack.enter_async_context(entered(self._policy))
             stack.callback(self.cache.close)
-            self._listener.listen(self.cache.metrics.answered_calls)
+            self._listener.listen(self.cache.metrics.answered_calls, self.supervisor.system.new_id)
             stack.push_async_callback(self._listener.stop)
             await self._listener.start()
             ttl = self._ttl

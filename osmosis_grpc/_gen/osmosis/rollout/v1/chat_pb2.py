@@ -26,7 +26,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2 as osmosis_dot_roll
 from osmosis_grpc._gen.osmosis.rollout.v1 import tokens_pb2 as osmosis_dot_rollout_dot_v1_dot_tokens__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dosmosis/rollout/v1/chat.proto\x12\x12osmosis.rollout.v1\x1a osmosis/rollout/v1/message.proto\x1a\x1fosmosis/rollout/v1/tokens.proto\"\xf7\x02\n\x0b\x43hatRequest\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06sample\x18\x03 \x01(\t\x12\x13\n\x0b\x63hat_number\x18\x04 \x01(\r\x12/\n\x04\x66ull\x18\x05 \x01(\x0b\x32\x1f.osmosis.rollout.v1.FullHistoryH\x00\x12\x31\n\x05\x64\x65lta\x18\x06 \x01(\x0b\x32 .osmosis.rollout.v1.DeltaHistoryH\x00\x12(\n\x05tools\x18\x07 \x01(\x0b\x32\x19.osmosis.rollout.v1.Tools\x12\x34\n\x08sampling\x18\x08 \x01(\x0b\x32\".osmosis.rollout.v1.SamplingParams\x12\x30\n\x07purpose\x18\t \x01(\x0e\x32\x1f.osmosis.rollout.v1.ChatPurpose\x12\r\n\x05state\x18\n \x01(\x0c\x12\x0e\n\x06policy\x18\x0b \x01(\tB\t\n\x07history\"j\n\x0b\x46ullHistory\x12-\n\x08messages\x18\x01 \x03(\x0b\x32\x1b.osmosis.rollout.v1.Message\x12\x13\n\x0bparent_chat\x18\x02 \x01(\r\x12\x17\n\x0fprefix_messages\x18\x03 \x01(\r\"R\n\x0c\x44\x65ltaHistory\x12\x13\n\x0bparent_chat\x18\x01 \x01(\r\x12-\n\x08messages\x18\x02 \x03(\x0b\x32\x1b.osmosis.rollout.v1.Message\"\xc1\x02\n\x0c\x43hatResponse\x12,\n\x07message\x18\x01 \x01(\x0b\x32\x1b.osmosis.rollout.v1.Message\x12\x15\n\rfinish_reason\x18\x02 \x01(\t\x12(\n\x05usage\x18\x03 \x01(\x0b\x32\x19.osmosis.rollout.v1.Usage\x12.\n\x06tokens\x18\x04 \x01(\x0b\x32\x1e.osmosis.rollout.v1.TokenBlock\x12.\n\x06prompt\x18\x05 \x01(\x0b\x32\x1e.osmosis.rollout.v1.TokenBlock\x12\x15\n\rprompt_prefix\x18\x06 \x01(\r\x12\x31\n\x08versions\x18\x07 \x03(\x0b\x32\x1f.osmosis.rollout.v1.VersionSpan\x12\x12\n\nextra_json\x18\x08 \x01(\tJ\x04\x08\x14\x10\x1e\"}\n\x12\x41\x62\x61ndonChatRequest\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06sample\x18\x03 \x01(\t\x12\x13\n\x0b\x63hat_number\x18\x04 \x01(\r\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\r\n\x05state\x18\x06 \x01(\x0c\"\x15\n\x13\x41\x62\x61ndonChatResponse*\\\n\x0b\x43hatPurpose\x12\x1c\n\x18\x43HAT_PURPOSE_UNSPECIFIED\x10\x00\x12\x17\n\x13\x43HAT_PURPOSE_POLICY\x10\x01\x12\x16\n\x12\x43HAT_PURPOSE_JUDGE\x10\x02\x42\x86\x01\n\x12osmosis.rollout.v1B\tChatProtoP\x01Z\x1cosmosis/rollout/v1;rolloutv1\xa2\x02\x03OSR\xaa\x02\x12Osmosis.Rollout.V1\xca\x02\x12Osmosis\\Rollout\\V1\xea\x02\x14Osmosis::Rollout::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dosmosis/rollout/v1/chat.proto\x12\x12osmosis.rollout.v1\x1a osmosis/rollout/v1/message.proto\x1a\x1fosmosis/rollout/v1/tokens.proto\"\xb0\x03\n\x0b\x43hatRequest\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06sample\x18\x03 \x01(\t\x12\x13\n\x0b\x63hat_number\x18\x04 \x01(\r\x12/\n\x04\x66ull\x18\x05 \x01(\x0b\x32\x1f.osmosis.rollout.v1.FullHistoryH\x00\x12\x31\n\x05\x64\x65lta\x18\x06 \x01(\x0b\x32 .osmosis.rollout.v1.DeltaHistoryH\x00\x12(\n\x05tools\x18\x07 \x01(\x0b\x32\x19.osmosis.rollout.v1.Tools\x12\x34\n\x08sampling\x18\x08 \x01(\x0b\x32\".osmosis.rollout.v1.SamplingParams\x12\x30\n\x07purpose\x18\t \x01(\x0e\x32\x1f.osmosis.rollout.v1.ChatPurpose\x12\r\n\x05state\x18\n \x01(\x0c\x12\x0e\n\x06policy\x18\x0b \x01(\t\x12\x37\n\rforked_prefix\x18\x0c \x01(\x0b\x32 .osmosis.rollout.v1.ForkedPrefixB\t\n\x07history\"P\n\x0c\x46orkedPrefix\x12.\n\x06tokens\x18\x01 \x01(\x0b\x32\x1e.osmosis.rollout.v1.TokenBlock\x12\x10\n\x08messages\x18\x02 \x01(\r\"j\n\x0b\x46ullHistory\x12-\n\x08messages\x18\x01 \x03(\x0b\x32\x1b.osmosis.rollout.v1.Message\x12\x13\n\x0bparent_chat\x18\x02 \x01(\r\x12\x17\n\x0fprefix_messages\x18\x03 \x01(\r\"R\n\x0c\x44\x65ltaHistory\x12\x13\n\x0bparent_chat\x18\x01 \x01(\r\x12-\n\x08messages\x18\x02 \x03(\x0b\x32\x1b.osmosis.rollout.v1.Message\"\xc1\x02\n\x0c\x43hatResponse\x12,\n\x07message\x18\x01 \x01(\x0b\x32\x1b.osmosis.rollout.v1.Message\x12\x15\n\rfinish_reason\x18\x02 \x01(\t\x12(\n\x05usage\x18\x03 \x01(\x0b\x32\x19.osmosis.rollout.v1.Usage\x12.\n\x06tokens\x18\x04 \x01(\x0b\x32\x1e.osmosis.rollout.v1.TokenBlock\x12.\n\x06prompt\x18\x05 \x01(\x0b\x32\x1e.osmosis.rollout.v1.TokenBlock\x12\x15\n\rprompt_prefix\x18\x06 \x01(\r\x12\x31\n\x08versions\x18\x07 \x03(\x0b\x32\x1f.osmosis.rollout.v1.VersionSpan\x12\x12\n\nextra_json\x18\x08 \x01(\tJ\x04\x08\x14\x10\x1e\"}\n\x12\x41\x62\x61ndonChatRequest\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06sample\x18\x03 \x01(\t\x12\x13\n\x0b\x63hat_number\x18\x04 \x01(\r\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\r\n\x05state\x18\x06 \x01(\x0c\"\x15\n\x13\x41\x62\x61ndonChatResponse*\\\n\x0b\x43hatPurpose\x12\x1c\n\x18\x43HAT_PURPOSE_UNSPECIFIED\x10\x00\x12\x17\n\x13\x43HAT_PURPOSE_POLICY\x10\x01\x12\x16\n\x12\x43HAT_PURPOSE_JUDGE\x10\x02\x42\x86\x01\n\x12osmosis.rollout.v1B\tChatProtoP\x01Z\x1cosmosis/rollout/v1;rolloutv1\xa2\x02\x03OSR\xaa\x02\x12Osmosis.Rollout.V1\xca\x02\x12Osmosis\\Rollout\\V1\xea\x02\x14Osmosis::Rollout::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,18 +34,20 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'osmosis.rollout.v1.chat_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\022osmosis.rollout.v1B\tChatProtoP\001Z\034osmosis/rollout/v1;rolloutv1\242\002\003OSR\252\002\022Osmosis.Rollout.V1\312\002\022Osmosis\\Rollout\\V1\352\002\024Osmosis::Rollout::V1'
-  _globals['_CHATPURPOSE']._serialized_start=1164
-  _globals['_CHATPURPOSE']._serialized_end=1256
+  _globals['_CHATPURPOSE']._serialized_start=1303
+  _globals['_CHATPURPOSE']._serialized_end=1395
   _globals['_CHATREQUEST']._serialized_start=121
-  _globals['_CHATREQUEST']._serialized_end=496
-  _globals['_FULLHISTORY']._serialized_start=498
-  _globals['_FULLHISTORY']._serialized_end=604
-  _globals['_DELTAHISTORY']._serialized_start=606
-  _globals['_DELTAHISTORY']._serialized_end=688
-  _globals['_CHATRESPONSE']._serialized_start=691
-  _globals['_CHATRESPONSE']._serialized_end=1012
-  _globals['_ABANDONCHATREQUEST']._serialized_start=1014
-  _globals['_ABANDONCHATREQUEST']._serialized_end=1139
-  _globals['_ABANDONCHATRESPONSE']._serialized_start=1141
-  _globals['_ABANDONCHATRESPONSE']._serialized_end=1162
+  _globals['_CHATREQUEST']._serialized_end=553
+  _globals['_FORKEDPREFIX']._serialized_start=555
+  _globals['_FORKEDPREFIX']._serialized_end=635
+  _globals['_FULLHISTORY']._serialized_start=637
+  _globals['_FULLHISTORY']._serialized_end=743
+  _globals['_DELTAHISTORY']._serialized_start=745
+  _globals['_DELTAHISTORY']._serialized_end=827
+  _globals['_CHATRESPONSE']._serialized_start=830
+  _globals['_CHATRESPONSE']._serialized_end=1151
+  _globals['_ABANDONCHATREQUEST']._serialized_start=1153
+  _globals['_ABANDONCHATREQUEST']._serialized_end=1278
+  _globals['_ABANDONCHATRESPONSE']._serialized_start=1280
+  _globals['_ABANDONCHATRESPONSE']._serialized_end=1301
 # @@protoc_insertion_point(module_scope)

@@ -74,6 +74,7 @@ class ChatRequest(google.protobuf.message.Message):
     PURPOSE_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
     POLICY_FIELD_NUMBER: builtins.int
+    FORKED_PREFIX_FIELD_NUMBER: builtins.int
     rollout_id: builtins.str
     """The rollout."""
     attempt: builtins.int
@@ -115,6 +116,13 @@ class ChatRequest(google.protobuf.message.Message):
         spec.
         """
 
+    @property
+    def forked_prefix(self) -> global___ForkedPrefix:
+        """Set if this chat continues a recorded chat of the rollout in
+        RolloutSpec.fork. The trainer need not have answered that chat, so the
+        history is full and names no `parent_chat`.
+        """
+
     def __init__(
         self,
         *,
@@ -129,12 +137,43 @@ class ChatRequest(google.protobuf.message.Message):
         purpose: global___ChatPurpose.ValueType = ...,
         state: builtins.bytes = ...,
         policy: builtins.str = ...,
+        forked_prefix: global___ForkedPrefix | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["delta", b"delta", "full", b"full", "history", b"history", "sampling", b"sampling", "tools", b"tools"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "chat_number", b"chat_number", "delta", b"delta", "full", b"full", "history", b"history", "policy", b"policy", "purpose", b"purpose", "rollout_id", b"rollout_id", "sample", b"sample", "sampling", b"sampling", "state", b"state", "tools", b"tools"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["delta", b"delta", "forked_prefix", b"forked_prefix", "full", b"full", "history", b"history", "sampling", b"sampling", "tools", b"tools"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "chat_number", b"chat_number", "delta", b"delta", "forked_prefix", b"forked_prefix", "full", b"full", "history", b"history", "policy", b"policy", "purpose", b"purpose", "rollout_id", b"rollout_id", "sample", b"sample", "sampling", b"sampling", "state", b"state", "tools", b"tools"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["history", b"history"]) -> typing.Literal["full", "delta"] | None: ...
 
 global___ChatRequest = ChatRequest
+
+@typing.final
+class ForkedPrefix(google.protobuf.message.Message):
+    """The beginning of a history that a fork has from its original."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: builtins.int
+    MESSAGES_FIELD_NUMBER: builtins.int
+    messages: builtins.int
+    """The number of leading messages of the history that belong to that chat,
+    its reply included.
+    """
+    @property
+    def tokens(self) -> osmosis_grpc._gen.osmosis.rollout.v1.tokens_pb2.TokenBlock:
+        """The tokens of the recorded chat, prompt and reply, without logprobs. A
+        policy that samples by token ids begins the prompt with them, so that the
+        prompt is exact. Unset if they are not known.
+        """
+
+    def __init__(
+        self,
+        *,
+        tokens: osmosis_grpc._gen.osmosis.rollout.v1.tokens_pb2.TokenBlock | None = ...,
+        messages: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["tokens", b"tokens"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["messages", b"messages", "tokens", b"tokens"]) -> None: ...
+
+global___ForkedPrefix = ForkedPrefix
 
 @typing.final
 class FullHistory(google.protobuf.message.Message):

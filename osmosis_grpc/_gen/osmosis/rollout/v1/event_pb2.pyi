@@ -311,6 +311,7 @@ class ChatAnsweredEvent(google.protobuf.message.Message):
     RESPONSE_FIELD_NUMBER: builtins.int
     LATENCY_FIELD_NUMBER: builtins.int
     RECORDED_EVENT_FIELD_NUMBER: builtins.int
+    FORKED_FIELD_NUMBER: builtins.int
     sample: builtins.str
     """The sample."""
     chat_number: builtins.int
@@ -318,6 +319,10 @@ class ChatAnsweredEvent(google.protobuf.message.Message):
     recorded_event: builtins.int
     """Set if the reply was replayed after a restart: the number of the event
     that recorded it.
+    """
+    forked: builtins.bool
+    """Whether the reply is a recorded one of the rollout in RolloutSpec.fork.
+    It has the same sample and number there.
     """
     @property
     def response(self) -> osmosis_grpc._gen.osmosis.rollout.v1.chat_pb2.ChatResponse:
@@ -335,9 +340,10 @@ class ChatAnsweredEvent(google.protobuf.message.Message):
         response: osmosis_grpc._gen.osmosis.rollout.v1.chat_pb2.ChatResponse | None = ...,
         latency: google.protobuf.duration_pb2.Duration | None = ...,
         recorded_event: builtins.int = ...,
+        forked: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["latency", b"latency", "response", b"response"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["chat_number", b"chat_number", "latency", b"latency", "recorded_event", b"recorded_event", "response", b"response", "sample", b"sample"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chat_number", b"chat_number", "forked", b"forked", "latency", b"latency", "recorded_event", b"recorded_event", "response", b"response", "sample", b"sample"]) -> None: ...
 
 global___ChatAnsweredEvent = ChatAnsweredEvent
 

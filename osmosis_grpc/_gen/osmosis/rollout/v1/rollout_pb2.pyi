@@ -289,8 +289,27 @@ global___RolloutSpec = RolloutSpec
 
 @typing.final
 class Fork(google.protobuf.message.Message):
-    """A point in a recorded rollout. A rollout that forks from it gets the
-    recorded replies up to that chat, and live replies from there on.
+    """A point in a recorded rollout, the original. A rollout that forks from it
+    gets the recorded replies up to that chat, and live replies from there on.
+
+    The agent runs from its beginning, its tools included. A chat that the
+    original had answered when it got the reply to `chat` gets the recorded
+    reply under the same sample and number, and a chat that had failed fails
+    again. The trainer is not asked for these chats. The agent has to ask the
+    same questions; otherwise the fork ends FAILED with the reason
+    REPLAY_DIVERGED. So the messages, the metadata and the sampling parameters
+    of both specs are usually equal.
+
+    In the outcome of a fork, the tokens of recorded replies have mask 0 and
+    Segment.chats does not name their chats: the original is trained on them.
+    A sample without a live reply of the policy is not trainable. Metrics do
+    not count recorded replies.
+
+    Init fails with NOT_FOUND if the server has no such rollout of the caller,
+    for example because it has expired. It fails with FAILED_PRECONDITION if
+    the agent loop is not replayable, or if the original still runs and the
+    chat has no reply yet. It fails with INVALID_ARGUMENT if the original has
+    ended without a reply to the chat, or ran another agent loop.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -299,12 +318,12 @@ class Fork(google.protobuf.message.Message):
     ATTEMPT_FIELD_NUMBER: builtins.int
     CHAT_FIELD_NUMBER: builtins.int
     rollout_id: builtins.str
-    """The rollout to fork from. It belongs to the caller."""
+    """The original. It belongs to the caller."""
     attempt: builtins.int
-    """Its attempt."""
+    """Its attempt. 0 is read as 1."""
     @property
     def chat(self) -> osmosis_grpc._gen.osmosis.rollout.v1.tokens_pb2.ChatRef:
-        """The last chat whose recorded reply is used."""
+        """The last chat whose recorded reply is used. Its number counts from 1."""
 
     def __init__(
         self,
@@ -517,6 +536,7 @@ class Rollout(google.protobuf.message.Message):
     CHATS_FIELD_NUMBER: builtins.int
     RESPONSE_TOKENS_FIELD_NUMBER: builtins.int
     PROGRESS_TIME_FIELD_NUMBER: builtins.int
+    FORK_FIELD_NUMBER: builtins.int
     rollout_id: builtins.str
     """The rollout."""
     attempt: builtins.int
@@ -575,6 +595,10 @@ class Rollout(google.protobuf.message.Message):
         ended.
         """
 
+    @property
+    def fork(self) -> global___Fork:
+        """The chat from which the rollout forks; unset if it is no fork."""
+
     def __init__(
         self,
         *,
@@ -596,9 +620,10 @@ class Rollout(google.protobuf.message.Message):
         chats: builtins.int = ...,
         response_tokens: builtins.int = ...,
         progress_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        fork: global___Fork | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_reward", b"_reward", "accept_time", b"accept_time", "activity", b"activity", "end_time", b"end_time", "group", b"group", "outcome", b"outcome", "progress_time", b"progress_time", "reward", b"reward", "start_time", b"start_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_reward", b"_reward", "accept_time", b"accept_time", "activity", b"activity", "agent_loop", b"agent_loop", "attempt", b"attempt", "chats", b"chats", "end_time", b"end_time", "failure_reason", b"failure_reason", "failure_summary", b"failure_summary", "group", b"group", "last_event_number", b"last_event_number", "outcome", b"outcome", "progress_time", b"progress_time", "response_tokens", b"response_tokens", "reward", b"reward", "rollout_id", b"rollout_id", "start_time", b"start_time", "state", b"state", "undelivered", b"undelivered"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_reward", b"_reward", "accept_time", b"accept_time", "activity", b"activity", "end_time", b"end_time", "fork", b"fork", "group", b"group", "outcome", b"outcome", "progress_time", b"progress_time", "reward", b"reward", "start_time", b"start_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_reward", b"_reward", "accept_time", b"accept_time", "activity", b"activity", "agent_loop", b"agent_loop", "attempt", b"attempt", "chats", b"chats", "end_time", b"end_time", "failure_reason", b"failure_reason", "failure_summary", b"failure_summary", "fork", b"fork", "group", b"group", "last_event_number", b"last_event_number", "outcome", b"outcome", "progress_time", b"progress_time", "response_tokens", b"response_tokens", "reward", b"reward", "rollout_id", b"rollout_id", "start_time", b"start_time", "state", b"state", "undelivered", b"undelivered"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_reward", b"_reward"]) -> typing.Literal["reward"] | None: ...
 
 global___Rollout = Rollout

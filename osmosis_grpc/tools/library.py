@@ -1,0 +1,44 @@
+"""The tools of this package by name, made for a sandbox and with options."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from osmosis_grpc.tools.calculator import calculator_tool
+from osmosis_grpc.tools.file_editor import file_editor_tool
+from osmosis_grpc.tools.finish import finish_tool
+from osmosis_grpc.tools.sandbox.port import Sandbox
+from osmosis_grpc.tools.search import search_tool
+from osmosis_grpc.tools.shell_tools import bash_tool, python_tool
+from osmosis_grpc.tools.tool import Tool
+
+MAKERS: Mapping[str, Callable[..., Tool[..., Any]]] = {
+    "calculator": calculator_tool,
+    "bash_executor": bash_tool,
+    "python_executor": python_tool,
+    "file_editor": file_editor_tool,
+    "search": search_tool,
+    "finish": finish_tool,
+}
+"""The function that makes each tool. A function with a parameter `sandbox` needs one."""
+
+
+def needs_sandbox(name: str) -> bool:
+    """Return whether a tool acts on a sandbox."""
+    return "sandbox" in inspect.signature(MAKERS[name]).parameters
+
+
+def make_tool(name: str, sandbox: Sandbox | None = None, **options: Any) -> Tool[..., Any]:
+    """Return a tool by name. Raises ValueError, which names the tool or the option."""
+    if name not in MAKERS:
+        raise ValueError(f"there is no tool {name!r}; the tools are {', '.join(MAKERS)}")
+    maker = MAKERS[name]
+    known = [each for each in inspect.signature(maker).parameters if each != "sandbox"]
+    for option in options:
+        if option not in known:
+            raise ValueError(f"{option}: the tool {name} has no such option; it has {', '.join(known) or 'none'}")
+    if not needs_sandbox(name):
+        return maker(**options)
+    if sandbox is None:
+        raise ValueError(f"sandbox: the tool {name} needs one, for example LocalSandbox()")
+    return maker(sandbox, **options)

@@ -1,0 +1,121 @@
+"""The coding agent mends repositories in a local sandbox, in this process and on a server."""
+
+import json
+
+import pytest
+
+from osmosis_grpc.agentic import AgenticRollout, AgenticRolloutConfig
+from osmosis_grpc.agentic.coding_episode import patch_of
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.policies import ScriptedPolicy
+from osmosis_grpc.trainer import Trainer
+from tests.agentic.repositories import FINISH, OFF_BY_ONE, REPOSITORIES, TESTS, edit
+from tests.agentic.scripted import Script, calls
+from tests.processes import run, server_process
+
+
+def coding(*replies, **options):
+    return AgenticRollout(AgenticRolloutConfig(agent_type="coding", agent_options=options), Script(*replies))
+
+
+def written(folder, files):
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    return str(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REPOSITORIES)
+async def test_arl22_the_coding_agent_fixes_a_failing_repository(name, tmp_path):
+    files, replies, changed = REPOSITORIES[name]
+    rollout = coding(*replies, repository=written(tmp_path, files), test_command=TESTS)
+    trajectory = await rollout.run("Make the tests pass.")
+    found = trajectory.metadata
+    assert (trajectory.stop_reason, trajectory.final_reward) == ("finish_tool", 1.0), trajectory.error or found
+    assert (found["files_touched"], found["tests"]["exit_code"]) == (changed, 0)
+    assert found["phases"][-2:] == ["edit", "test"]
+    assert [line[6:] for line in found["patch"].splitlines() if line.startswith("+++ b/")] == changed
+    runs = [s.tool_result["return_code"] for s in trajectory.steps if s.tool_name == "bash_executor" and s.tool_result]
+    assert runs[-1] == 0
+    assert any(step.tool_result for step in trajectory.steps)
+    assert {path: (tmp_path / path).read_text() for path in files} == files
+
+
+@pytest.mark.slow
+async def test_arl22_tests_that_still_fail_have_the_reward_zero(tmp_path):
+    wrong = edit("pages.py", "- 1", "- 2")
+    rollout = coding(wrong, FINISH, repository=written(tmp_path, OFF_BY_ONE), test_command=TESTS)
+    trajectory = await rollout.run("Make the tests pass.")
+    assert (trajectory.final_reward, trajectory.metadata["tests"]["exit_code"]) == (0.0, 1)
+
+
+@pytest.mark.slow
+async def test_arl22_show_shows_every_call_of_the_served_coding_agent(tmp_path):
+    """Three rollouts at once on a server; their files and tests travel in the request."""
+    with server_process("-m", "osmosis_grpc.agentic:coding", "--state-dir", str(tmp_path / "state")) as (_, target):
+        policy = ScriptedPolicy({name: replies for name, (_, replies, _) in REPOSITORIES.items()})
+        async with Trainer([target], policy) as trainer:
+            for name, (files, replies, _) in REPOSITORIES.items():
+                outcome = await trainer.rollout(
+                    rollout_id=name,
+                    messages=[{"role": "user", "content": "Make the tests pass."}],
+                    metadata={"files": files, "test_command": TESTS},
+                )
+                assert (outcome.status, outcome.finish_reason) == ("COMPLETED", "finish_tool"), outcome.failure
+                assert outcome.reward == 1.0
+                assert outcome.extra_fields["patch"].startswith("--- ")
+                assert outcome.samples["main"].trainable
+            for name, (_, replies, _) in REPOSITORIES.items():
+                shown = run("-m", "osmosis_grpc", "show", name, "--server", target)
+                asked = [call["function"] for reply in replies for call in reply.get("tool_calls", ())]
+                assert shown.returncode == 0, shown.stderr
+                positions = [shown.stdout.index(f"calls {call['name']}") for call in asked]
+                assert shown.stdout.count("      result (") == len(asked), shown.stdout
+                assert positions
+
+
+def test_arl22_a_wrong_repository_and_tools_without_a_sandbox_are_refused():
+    with pytest.raises(InvalidArgument, match="repository: 'nowhere' is not a folder"):
+        coding(repository="nowhere")
+    with pytest.raises(InvalidArgument, match="tools_config: names no tool that works in a sandbox"):
+        AgenticRollout(AgenticRolloutConfig(agent_type="coding", tools_config={"calculator": {}}), Script())
+
+
+def test_a_patch_has_changes_new_and_removed_files():
+    before, after = {"a": b"1\n2\n", "b": b"x", "same": b"s", "bin": b"\0"}, {"a": b"1\n3\n", "c": b"n\n", "same": b"s"}
+    patch = patch_of(before, after)
+    assert "--- a/a\n+++ b/a\n@@ -1,2 +1,2 @@\n 1\n-2\n+3\n" in patch
+    assert "--- a/b\n+++ /dev/null\n" in patch
+    assert "--- /dev/null\n+++ b/c\n" in patch
+    assert "bin" not in patch
+
+
+async def test_arl05_the_tools_of_a_configuration_work_with_their_options():
+    replies = [
+        calls(("calculator", {"expression": "1/3"})),
+        calls(*[("bash_executor", {"command": f"echo needle > f{n}.txt"}) for n in range(7)]),
+        calls(("search", {"command": "search_text", "pattern": "needle", "path": "."})),
+        "42",
+    ]
+    config = AgenticRolloutConfig(
+        agent_type="tool",
+        tools_config={"calculator": {"precision": 3}, "search": {"max_results": 5}, "bash_executor": {}},
+    )
+    trajectory = await AgenticRollout(config, Script(*replies)).run("Q")
+    results = [step.tool_result for step in trajectory.steps if step.step_type == "action_result"]
+    assert results[0]["result"] == 0.333, results[0]
+    assert len(results[-1]["matches"]) == 5, json.dumps(results)
+
+
+async def test_arl08_each_rollout_has_a_sandbox_of_its_own():
+    async def llm(messages, **params):
+        question = next(message for message in messages if message["role"] == "user")["content"]
+        results = [message["content"] for message in messages if message["role"] == "tool"]
+        if not results:
+            return calls(("bash_executor", {"command": f"echo {question} >> all; cat all"}))
+        return json.loads(results[-1])["stdout"]
+
+    config = AgenticRolloutConfig(agent_type="tool", tools_config={"bash_executor": {}}, concurrent_requests=5)
+    made = await AgenticRollout(config, llm).run_batch([f"q{n}" for n in range(5)])
+    assert [each.get_final_response() for each in made] == [f"q{n}" for n in range(5)]
