@@ -16,7 +16,7 @@ from benchmarks.figures import Broken, progress, run
 from benchmarks.flight import new_names
 from benchmarks.processes import server
 from benchmarks.sleepers import PAUSE
-from osmosis_grpc.link.frame_stream import SILENCE
+from osmosis_grpc.link.stream_machine import SILENCE
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.testing.raw import RawTrainer, trainer_frames

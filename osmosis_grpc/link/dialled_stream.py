@@ -12,8 +12,8 @@ from osmosis_grpc.link.call_metrics import Call, CallSink
 from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.link.client_calls import error_of
 from osmosis_grpc.link.credentials import Credentials
-from osmosis_grpc.link.handlers import decode_or_mark
 from osmosis_grpc.link.network import GRPC, Network
+from osmosis_grpc.link.undecodable import decode_or_mark
 from osmosis_grpc.supervise import Backoff, System
 
 

@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any, NoReturn
 
 import grpc
-from google.protobuf.message import DecodeError
 
-from osmosis_grpc.errors import CallError, Internal, InvalidArgument, ResourceExhausted
+from osmosis_grpc.errors import CallError, Internal, ResourceExhausted
 from osmosis_grpc.link.call_metrics import Call, CallSink
 from osmosis_grpc.link.client_calls import DETAILS_KEY
+from osmosis_grpc.link.undecodable import decode_or_mark, decoded
 from osmosis_grpc.supervise import SYSTEM
 from osmosis_grpc.wire.status import to_status
 
@@ -27,13 +27,6 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 _Guard = Callable[[Any], object]
 """Checks the context of a call. Raises a CallError to refuse the call."""
-
-
-class _Undecodable:
-    """Bytes that are not a message of the expected type."""
-
-    def __init__(self, problem: str) -> None:
-        self.problem = problem
 
 
 class Registrar(grpc.GenericRpcHandler):
@@ -157,23 +150,6 @@ class _Answering(Call):
 _Begin = Callable[[Any], _Answering]
 
 
-def decode_or_mark(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
-    """Wraps a deserializer. For bytes that are not a message, the wrapper returns an object that decoded() refuses.
-
-    Without the wrapper grpc.aio would answer UNKNOWN.
-    """
-    if deserialize is None:
-        return None
-
-    def read(data: bytes) -> Any:
-        try:
-            return deserialize(data)
-        except DecodeError as error:
-            return _Undecodable(str(error))
-
-    return read
-
-
 def _unary(behavior: Callable[[Any, Any], Awaitable[Any]], begin: _Begin) -> Callable[[Any, Any], Awaitable[Any]]:
     async def handle(data: Any, context: Any) -> Any:
         async with begin(context) as call:
@@ -197,14 +173,6 @@ def _streaming(behavior: Callable[[Any, Any], Any], begin: _Begin) -> Callable[[
                 yield call.response(response)
 
     return with_context if inspect.iscoroutinefunction(behavior) else handle
-
-
-def decoded(request: Any) -> Any:
-    """Returns the message. Raises InvalidArgument for bytes that are not a message."""
-    if isinstance(request, _Undecodable):
-        text = f"the bytes are not a message of this method's type: {request.problem}"
-        raise InvalidArgument("", text, reason="MALFORMED_FRAME")
-    return request
 
 
 def metadata_value(context: Any, name: str) -> str:

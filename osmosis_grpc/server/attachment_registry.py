@@ -17,8 +17,9 @@ from osmosis_grpc.link.call_metrics import CallSink
 from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES, MAX_REPLY_BYTES, MIN_PING_INTERVAL
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.dialled_stream import DialledStream, redial
-from osmosis_grpc.link.frame_stream import HEARTBEAT, SILENCE, Duplex, FrameStream
+from osmosis_grpc.link.frame_stream import Duplex, FrameStream
 from osmosis_grpc.link.network import GRPC, Network
+from osmosis_grpc.link.stream_machine import HEARTBEAT, SILENCE
 from osmosis_grpc.server.attachment import Attachment
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.types.outcome import clip, describe

@@ -1,7 +1,9 @@
 """Peers for callback trainers. A peer implements the engine's ports with calls to a TrainerService."""
 
+import itertools
 import logging
 import weakref
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import replace
 from functools import partial
@@ -45,6 +47,9 @@ COMPLETE_TIMEOUT = 30.0
 REACHED_AFTER = 10.0
 """When a call is cut off after this many seconds, it had reached the trainer. grpc tries to connect for less time."""
 
+SHARED_FOR = 60.0
+"""A channel is not given to another rollout when no rollout has got it for this many seconds."""
+
 CHAT = "/osmosis.rollout.v1.TrainerService/Chat"
 COMPLETE = "/osmosis.rollout.v1.TrainerService/Complete"
 ABANDON = "/osmosis.rollout.v1.TrainerService/AbandonChat"
@@ -61,7 +66,7 @@ MakePeer = Callable[..., Awaitable[Peer]]
 
 
 class Callbacks:
-    """Makes the peers for callbacks. Trainers at one address share a channel while a rollout needs it.
+    """Makes the peers for callbacks. Rollouts with the same address share a channel, see SHARED_FOR.
 
     `schemes` has the peer factory of each URL scheme, for recorded rollouts that came over HTTP. `authenticated` says
     whether callers are identified. `tls` has the files for callbacks over TLS.
@@ -84,7 +89,11 @@ class Callbacks:
         self._authenticated = authenticated
         self._tls = tls or ClientTls()
         self._network = network
-        self._channels: weakref.WeakValueDictionary[ChannelKey, grpc.aio.Channel] = weakref.WeakValueDictionary()
+        self._channels: OrderedDict[ChannelKey, tuple[grpc.aio.Channel, float]] = OrderedDict()
+        """The channels that further rollouts get, and when a rollout has got each of them last. Sorted by this time."""
+        self._open: weakref.WeakValueDictionary[int, grpc.aio.Channel] = weakref.WeakValueDictionary()
+        """All channels that are in use, by number. close() closes them."""
+        self._numbers = itertools.count()
 
     async def peer(self, init: InitRequest) -> Peer:
         """Return the peer for a request's callback. Raises InvalidArgument if the callback is missing or wrong."""
@@ -102,7 +111,10 @@ class Callbacks:
     def _channel(self, address: Address, callback: Callback) -> grpc.aio.Channel:
         tls = replace(self._tls, server_name=callback.tls.server_name) if callback.tls else None
         key = (address, tls, callback.min_ping_interval)
-        known = self._channels.get(key)
+        now = self._system.monotonic()
+        while self._channels and next(iter(self._channels.values()))[1] < now - SHARED_FOR:
+            self._channels.popitem(last=False)
+        known, _ = self._channels.pop(key, (None, 0.0))
         if known is None:
             try:
                 options = callback_options(address.authority, callback.min_ping_interval)
@@ -110,7 +122,8 @@ class Callbacks:
             except ValueError as error:
                 log.error("no callback can be made over TLS: %s", error)
                 raise Internal("this server cannot use TLS with trainers now; its log says why") from None
-            self._channels[key] = known
+            self._open[next(self._numbers)] = known
+        self._channels[key] = known, now
         return known
 
     def later(self, init: InitRequest) -> Peer:
@@ -148,7 +161,7 @@ class Callbacks:
 
     async def close(self) -> None:
         """Close every channel."""
-        for known in list(self._channels.values()):
+        for known in list(self._open.values()):
             await known.close()
 
 

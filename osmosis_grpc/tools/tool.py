@@ -22,6 +22,7 @@ from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.sync_context import SyncRolloutContext
 from osmosis_grpc.errors import ToolArgumentError
 from osmosis_grpc.supervise import DaemonThreads
+from osmosis_grpc.tools.argument_schema import check_arguments
 from osmosis_grpc.types import ToolDict
 
 log = logging.getLogger(__name__)
@@ -47,11 +48,18 @@ class Tool(Generic[P, R]):
     """A tool of an agent, made by `@tool`. Calling it calls the function itself.
 
     A parameter with the type RolloutContext gets the context of the rollout; in a plain `def`, its type is
-    SyncRolloutContext. The model does not see it.
+    SyncRolloutContext. The model does not see it. With `parameters`, a JSON schema, the arguments are checked
+    against it, and the function needs no types.
     """
 
     def __init__(
-        self, function: Callable[P, R], *, name: str = "", description: str = "", timeout: float | None = TIMEOUT
+        self,
+        function: Callable[P, R],
+        *,
+        name: str = "",
+        description: str = "",
+        timeout: float | None = TIMEOUT,
+        parameters: Mapping[str, Any] | None = None,
     ) -> None:
         self.function = function
         self.name = name or function.__name__
@@ -61,14 +69,18 @@ class Tool(Generic[P, R]):
         self.__doc__ = function.__doc__
         self.__name__ = function.__name__
         text, descriptions = _documentation(function)
-        signature, self._context_name = _signature(function)
-        self._arguments: TypeAdapter[Any] = _adapter(function, signature)
+        self._arguments: TypeAdapter[Any] | None = None
+        self._context_name = ""
+        if parameters is None:
+            signature, self._context_name = _signature(function)
+            self._arguments = _adapter(function, signature)
+            parameters = _parameters(self._arguments.json_schema(), descriptions)
         self._schema: ToolDict = {
             "type": "function",
             "function": {
                 "name": self.name,
                 "description": description or text or self.name,
-                "parameters": _parameters(self._arguments.json_schema(), descriptions),
+                "parameters": dict(parameters),
             },
         }
 
@@ -79,8 +91,15 @@ class Tool(Generic[P, R]):
         """Returns the schema in OpenAI's function format."""
         return self._schema
 
+    def anthropic_schema(self) -> dict[str, Any]:
+        """Returns the schema in Anthropic's format."""
+        function = self._schema["function"]
+        return {"name": self.name, "description": function["description"], "input_schema": function["parameters"]}
+
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the arguments with the types of the function's parameters. Raises ToolArgumentError."""
+        if self._arguments is None:
+            return check_arguments(self._schema["function"]["parameters"], arguments, self.name)
         try:
             checked: dict[str, Any] = self._arguments.validate_python(ArgsKwargs((), dict(arguments)))
         except ValidationError as error:

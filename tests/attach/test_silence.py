@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from osmosis_grpc.link import frame_stream
+from osmosis_grpc.link import stream_machine
 from osmosis_grpc.server import callbacks
 from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerConfig
 from tests.attach.agents import Talker
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("quick_redial")
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hearts beat, and silence is noticed, a hundred times as fast."""
     for name, seconds in {"SILENCE": 0.45, "HEARTBEAT": 0.15, "CHECK_EVERY": 0.05, "HELLO_TIMEOUT": 0.3}.items():
-        monkeypatch.setattr(frame_stream, name, seconds)
+        monkeypatch.setattr(stream_machine, name, seconds)
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, services_pb2
-from osmosis_grpc.link import frame_stream
+from osmosis_grpc.link import frame_stream, stream_machine
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.raw import RawTrainer
@@ -78,9 +78,9 @@ class Watched(frame_stream.FrameStream):
 @pytest.fixture
 def watched(monkeypatch):
     """Small bounds, and what comes of them."""
-    monkeypatch.setattr(frame_stream, "ANSWER_LIMIT", 64 * KIB)
-    monkeypatch.setattr(frame_stream, "MAX_ANSWERS", 1024 * KIB)
-    monkeypatch.setattr(frame_stream, "EVENT_LIMIT", 64 * KIB)
+    monkeypatch.setattr(stream_machine, "ANSWER_LIMIT", 64 * KIB)
+    monkeypatch.setattr(stream_machine, "MAX_ANSWERS", 1024 * KIB)
+    monkeypatch.setattr(stream_machine, "EVENT_LIMIT", 64 * KIB)
     monkeypatch.setattr("osmosis_grpc.server.attachment_registry.FrameStream", Watched)
     monkeypatch.setattr("osmosis_grpc.trainer.transports.attach.connections.FrameStream", Watched)
     monkeypatch.setattr(Watched, "most", 0)
@@ -197,9 +197,9 @@ async def test_two_sides_under_load_do_not_wait_for_one_another(watched):
 @pytest.mark.slow
 async def test_what_is_never_taken_ends_the_stream(monkeypatch, watched):
     """Signs of life do not make up for reading nothing: what is asked again and again would pile up."""
-    monkeypatch.setattr(frame_stream, "SILENCE", 0.6)
-    monkeypatch.setattr(frame_stream, "CHECK_EVERY", 0.1)
-    monkeypatch.setattr(frame_stream, "MAX_ANSWERS", 2**40)
+    monkeypatch.setattr(stream_machine, "SILENCE", 0.6)
+    monkeypatch.setattr(stream_machine, "CHECK_EVERY", 0.1)
+    monkeypatch.setattr(stream_machine, "MAX_ANSWERS", 2**40)
     async with AgentServer([Talk()], port=0) as server, RawTrainer(server.address) as trainer:
         async with Unread(server.address, ATTACH, services_pb2.AttachRequest) as unread:
             await unread.send(trainer.hello())

@@ -11,8 +11,10 @@ import pytest
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2
 from osmosis_grpc.errors import InvalidArgument, ResourceExhausted, Unavailable
-from osmosis_grpc.link import frame_stream
-from osmosis_grpc.link.frame_stream import (
+from osmosis_grpc.link import stream_machine
+from osmosis_grpc.link.frame_stream import FrameStream
+from osmosis_grpc.link.outgoing_frames import MAX_BATCH_BYTES, MAX_FRAMES, OutgoingFrames
+from osmosis_grpc.link.stream_machine import (
     ANSWER_LIMIT,
     CHECK_EVERY,
     EVENT_LIMIT,
@@ -20,13 +22,9 @@ from osmosis_grpc.link.frame_stream import (
     HELLO_TIMEOUT,
     LEAVE_TIMEOUT,
     MAX_ANSWERS,
-    MAX_BATCH_BYTES,
-    MAX_FRAMES,
     SILENCE,
-    FrameStream,
-    OutgoingFrames,
 )
-from osmosis_grpc.link.handlers import decode_or_mark
+from osmosis_grpc.link.undecodable import decode_or_mark
 from osmosis_grpc.testing import stream_pair
 from osmosis_grpc.wire.attach import server_frame, trainer_frame
 from tests.link.virtual_time import elapse, run_virtually
@@ -421,7 +419,7 @@ def test_silence_ends_the_stream():
         ended = await stream.run({})
         assert isinstance(ended, Unavailable)
         assert "the other side sent nothing for 45 s" in str(ended)
-        assert SILENCE < asyncio.get_running_loop().time() <= SILENCE + CHECK_EVERY + frame_stream.END_TIMEOUT
+        assert SILENCE < asyncio.get_running_loop().time() <= SILENCE + CHECK_EVERY + stream_machine.END_TIMEOUT
 
     run_virtually(main())
 

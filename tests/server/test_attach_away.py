@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2
-from osmosis_grpc.link import frame_stream
+from osmosis_grpc.link import stream_machine
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.trainer_frames import HEARTBEAT, subscribe
 from tests.server.attached import Talk, bystander_watcher, kinds_until
@@ -16,7 +16,7 @@ COMPLETED, FAILED = outcome_pb2.OUTCOME_STATUS_COMPLETED, outcome_pb2.OUTCOME_ST
 
 async def test_heartbeats_keep_a_stream_alive(serve, monkeypatch):
     for name, seconds in (("CHECK_EVERY", 0.02), ("HEARTBEAT", 0.05), ("SILENCE", 0.8)):
-        monkeypatch.setattr(frame_stream, name, seconds)
+        monkeypatch.setattr(stream_machine, name, seconds)
     server = await serve(Talk())
     async with RawTrainer(server.address) as trainer:
         stream = await trainer.attach()
@@ -29,14 +29,14 @@ async def test_heartbeats_keep_a_stream_alive(serve, monkeypatch):
 
 
 async def test_a_stream_on_which_nothing_is_heard_ends_and_its_rollouts_wait(serve, monkeypatch):
-    monkeypatch.setattr(frame_stream, "CHECK_EVERY", 0.02)
+    monkeypatch.setattr(stream_machine, "CHECK_EVERY", 0.02)
     server = await serve(Talk())
     async with RawTrainer(server.address) as trainer:
         stream = await trainer.attach()
         await trainer.start("r")
         chat = await trainer.chat()
         with monkeypatch.context() as patch:
-            patch.setattr(frame_stream, "SILENCE", 0.2)
+            patch.setattr(stream_machine, "SILENCE", 0.2)
             assert await stream.ended() == "UNAVAILABLE"
         assert "the other side sent nothing" in stream.details
         await trainer.attach()

@@ -17,7 +17,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import (
     rollout_pb2,
     services_pb2,
 )
-from osmosis_grpc.link import frame_stream
+from osmosis_grpc.link import stream_machine
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.raw import RawTrainer, detail_of, field_of, listen_as_trainer
 from osmosis_grpc.testing.raw.stream import TIMEOUT as SOON
@@ -108,14 +108,14 @@ async def works_again(trainer: RawTrainer) -> None:
 
 
 async def test_a_trainer_that_says_nothing_is_sent_away(serve, monkeypatch):
-    monkeypatch.setattr(frame_stream, "HELLO_TIMEOUT", 0.2)
+    monkeypatch.setattr(stream_machine, "HELLO_TIMEOUT", 0.2)
     server = await serve(Talk())
     async with RawTrainer(server.address) as trainer:
         stream = trainer.open()
         assert await stream.ended() == "INVALID_ARGUMENT"
         assert stream.field() == "hello"
         assert "did not come" in stream.details
-        monkeypatch.setattr(frame_stream, "HELLO_TIMEOUT", SOON)
+        monkeypatch.setattr(stream_machine, "HELLO_TIMEOUT", SOON)
         await works_again(trainer)
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub
-from osmosis_grpc.link.frame_stream import HEARTBEAT, SILENCE
+from osmosis_grpc.link.stream_machine import HEARTBEAT, SILENCE
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.trainer_frames import init
 from tests.server.attached import Talk

@@ -30,3 +30,9 @@ def test_a_seed_breaks_nothing_and_gives_the_same_history_again(seed, tmp_path):
 
 def test_two_seeds_have_two_histories(tmp_path):
     assert run(5, tmp_path)[0] != run(6, tmp_path)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [1000, 1005])
+def test_five_seeds_with_many_rollouts_break_nothing(first, tmp_path):
+    assert {seed: found for seed in range(first, first + 5) if (found := run(seed, tmp_path, rollouts=32)[1])} == {}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, rollout_pb2, services_pb2
-from osmosis_grpc.link import frame_stream
+from osmosis_grpc.link import stream_machine
 from osmosis_grpc.testing.raw import listen_as_agent_server
 from osmosis_grpc.testing.raw.server_frames import HEARTBEAT, accepted, chat, complete, hello, referring
 from osmosis_grpc.types import OutcomeStatus
@@ -52,7 +52,7 @@ async def test_a_mistake_that_crosses_the_trainers_hello_is_reported_to_the_serv
 
 
 async def test_a_server_that_says_nothing_is_sent_away(listening, monkeypatch):
-    monkeypatch.setattr(frame_stream, "HELLO_TIMEOUT", 0.2)
+    monkeypatch.setattr(stream_machine, "HELLO_TIMEOUT", 0.2)
     deployment = await listening()
     server = await deployment.server()
     stream = server.open()
@@ -105,7 +105,7 @@ async def test_p14_a_frame_of_an_unknown_kind_is_answered_and_the_stream_goes_on
 
 async def test_the_trainer_shows_signs_of_life_and_wants_some(listening, monkeypatch):
     for name, seconds in (("CHECK_EVERY", 0.02), ("HEARTBEAT", 0.05)):
-        monkeypatch.setattr(frame_stream, name, seconds)
+        monkeypatch.setattr(stream_machine, name, seconds)
     deployment = await listening()
     server = await deployment.server()
     before = await server.attach()
@@ -113,7 +113,7 @@ async def test_the_trainer_shows_signs_of_life_and_wants_some(listening, monkeyp
     request = await server.accept()
     await server.stream.next("heartbeat")
     with monkeypatch.context() as patch:
-        patch.setattr(frame_stream, "SILENCE", 0.2)
+        patch.setattr(stream_machine, "SILENCE", 0.2)
         assert await server.stream.ended() == "UNAVAILABLE"
     assert "the other side sent nothing" in server.stream.details
     assert (await server.attach()).attachment_id == before.attachment_id
@@ -155,7 +155,7 @@ async def test_a_dialled_server_that_breaks_the_rules_is_left_and_dialled_again(
 
 
 async def test_a_silent_dialled_server_is_left_and_dialled_again(listening, monkeypatch):
-    monkeypatch.setattr(frame_stream, "HELLO_TIMEOUT", 0.2)
+    monkeypatch.setattr(stream_machine, "HELLO_TIMEOUT", 0.2)
     async with listen_as_agent_server() as servers:
         await listening(servers.address)
         stream = await within(servers.accept())

@@ -1,0 +1,168 @@
+"""Tools with a state: one is created for each trajectory, runs the calls, gives its reward, and is released once."""
+
+import logging
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+from osmosis_grpc.errors import ToolExecutionError
+from osmosis_grpc.tools.argument_schema import schema_of
+from osmosis_grpc.tools.tool import TIMEOUT, Tool
+from osmosis_grpc.tools.uninterrupted import uninterrupted
+from osmosis_grpc.types.outcome import describe
+
+log = logging.getLogger(__name__)
+
+
+class BaseTool:
+    """A tool with a state. A subclass has `execute`, and what else it needs.
+
+    For each trajectory the methods are called in this order: create() once, execute() for each call, reward() once,
+    release() once. The last two are called, too, if the trajectory fails or is cancelled.
+    """
+
+    name: ClassVar[str] = ""
+    """The name by which a model calls the tool. The default is the name of the class."""
+    description: ClassVar[str] = ""
+    """The default is the docstring of the class."""
+    parameters: ClassVar[Mapping[str, Any] | None] = None
+    """The JSON schema of the arguments. The default is made of the parameters of `execute`."""
+    timeout: ClassVar[float | None] = TIMEOUT
+    """The seconds after which a call fails."""
+
+    async def create(self, trajectory_id: str) -> None:
+        """Prepare the state for a trajectory."""
+
+    async def execute(self, **arguments: Any) -> Any:
+        """Run one call, and return its result. A subclass may name the arguments, and may be a plain `def`."""
+        raise NotImplementedError(f"{type(self).__name__} has no method execute")
+
+    async def reward(self) -> float | None:
+        """Return the reward of the tool for the trajectory; None if it has none."""
+        return None
+
+    async def release(self) -> None:
+        """Free what create() has reserved. Called also if create() has failed."""
+
+    def as_tool(self, name: str = "") -> Tool[..., Any]:
+        """Return the tool that an agent lists. Its calls run execute() of this object."""
+        cls = type(self)
+        return Tool(
+            self.execute,
+            name=name or cls.name or cls.__name__,
+            description=cls.description or (cls.__doc__ or "").strip().partition("\n")[0],
+            timeout=cls.timeout,
+            parameters=cls.parameters or schema_of(self.execute),
+        )
+
+
+class ToolsOfTrajectory:
+    """The tools of one trajectory, from their creation to their release. Used as `async with`."""
+
+    def __init__(self, trajectory_id: str, tools: Mapping[str, BaseTool]) -> None:
+        self._id, self._given = trajectory_id, dict(tools)
+        self._created: list[tuple[str, BaseTool]] = []
+        self.tools: dict[str, Tool[..., Any]] = {}
+        """What an agent lists, by name. The same objects answer all calls of the trajectory."""
+        self.rewards: dict[str, float | None] = {}
+        """The rewards by the tools' names, after the `async with`. None for a tool without a reward."""
+
+    async def __aenter__(self) -> Self:
+        try:
+            for name, each in self._given.items():
+                self._created.append((name, each))
+                await each.create(self._id)
+                self.tools[name] = each.as_tool(name)
+        except BaseException:
+            await uninterrupted(self._release(with_rewards=False))
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await uninterrupted(self._release(with_rewards=True))
+
+    async def _release(self, *, with_rewards: bool) -> None:
+        """Ask each tool for its reward, and release it, the newest first. The others do not see an error of one."""
+        created, self._created = self._created, []
+        for name, each in reversed(created):
+            try:
+                if with_rewards:
+                    self.rewards[name] = await each.reward()
+            except Exception as error:
+                self.rewards[name] = None
+                log.warning("the tool %s gives no reward: %s", name, describe(error))
+            finally:
+                try:
+                    await each.release()
+                except Exception as error:
+                    log.warning("the tool %s cannot be released: %s", name, describe(error))
+
+
+class ToolRegistry:
+    """Tools with a state by name: classes, of which each trajectory gets a new object, and objects, which all share."""
+
+    def __init__(self) -> None:
+        self._classes: dict[str, tuple[type[BaseTool], dict[str, Any]]] = {}
+        self._objects: dict[str, BaseTool] = {}
+
+    def register(self, tool: type[BaseTool] | BaseTool, name: str = "", **options: Any) -> None:
+        """Register a class, with the options of its constructor, or an object. Raises ValueError for a used name."""
+        cls = tool if isinstance(tool, type) else type(tool)
+        if not issubclass(cls, BaseTool):
+            raise ValueError(f"tool: {cls.__name__} is no BaseTool")
+        name = name or cls.name or cls.__name__
+        if name in self._classes or name in self._objects:
+            raise ValueError(f"name: the tool {name!r} is registered already")
+        if isinstance(tool, type):
+            self._classes[name] = (tool, options)
+        elif options:
+            raise ValueError(f"{next(iter(options))}: an object takes no options; register its class")
+        else:
+            self._objects[name] = tool
+
+    def names(self) -> list[str]:
+        """Return the names, sorted."""
+        return sorted([*self._classes, *self._objects])
+
+    def get(self, name: str) -> BaseTool:
+        """Return the registered object, or a new object of the class. Raises ToolExecutionError for an unknown name."""
+        if name in self._objects:
+            return self._objects[name]
+        if name not in self._classes:
+            raise ToolExecutionError(
+                f"there is no tool {name!r}; the tools are {', '.join(self.names()) or 'none'}", "", name
+            )
+        cls, options = self._classes[name]
+        return cls(**options)
+
+    def info(self, name: str) -> dict[str, Any]:
+        """Return the name, the class, whether all trajectories share the object, and the schema."""
+        made = self.get(name)
+        shared = name in self._objects
+        return {
+            "name": name,
+            "class": type(made).__name__,
+            "shared": shared,
+            "schema": made.as_tool(name).openai_schema(),
+        }
+
+    def schemas(self, form: str = "openai") -> list[dict[str, Any]]:
+        """Return the schemas of all tools in the format "openai" or "anthropic". Raises ValueError."""
+        tools = [self.get(name).as_tool(name) for name in self.names()]
+        if form == "openai":
+            return [tool.openai_schema() for tool in tools]
+        if form == "anthropic":
+            return [tool.anthropic_schema() for tool in tools]
+        raise ValueError(f"form: {form!r} is not openai or anthropic")
+
+    def trajectory(self, trajectory_id: str, *names: str) -> ToolsOfTrajectory:
+        """Return the tools of a trajectory, all of them unless named. Raises ToolExecutionError for an unknown name."""
+        return ToolsOfTrajectory(trajectory_id, {name: self.get(name) for name in names or self.names()})
+
+    async def release_all(self) -> None:
+        """Release the registered objects, and forget every tool."""
+        objects, self._objects, self._classes = self._objects, {}, {}
+        for each in objects.values():
+            await each.release()
