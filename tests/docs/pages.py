@@ -157,5 +157,6 @@ PAGES = {
         "docs/control.md",
         "docs/query.md",
         "docs/export.md",
+        "docs/sandbox.md",
     )
 }
