@@ -11,7 +11,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-adapters test-trainers test-model learn check lint collect faults bench plots generate docs image clients compat-newest clean
+.PHONY: help venv demo test test-slow test-adapters test-trainers test-model learn check lint collect sim sim-ablations faults bench plots generate docs image clients compat-newest clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -85,6 +85,9 @@ faults: .venv/.dev ## Break everything: all fault tests, 900 kills of server, tr
 	$(BIN)/python -m tests.faults.soak
 	$(BIN)/python -m tests.faults.housekeeping
 	$(BIN)/python -m tests.faults.soak --rollouts 20000 --state-dir $$(mktemp -d)/state
+
+sim-ablations: .venv/.dev ## Switch each safeguard off, and run seeds until the simulation finds the fault (an hour)
+	$(BIN)/python -m tests.simulation.ablations
 
 bench: .venv/.dev ## Run the benchmarks and print the table of their figures (minutes)
 	$(BIN)/python -m benchmarks.table

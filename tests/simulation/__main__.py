@@ -9,6 +9,7 @@ import traceback
 from collections import Counter
 from pathlib import Path
 
+from tests.simulation.coverage import Coverage
 from tests.simulation.judge import findings
 from tests.simulation.world import Finding, quiet, world_of
 
@@ -31,6 +32,7 @@ def _run(given: argparse.Namespace) -> int:
     began = time.monotonic()
     done = seeds = failed = steps = 0
     faults: Counter[str] = Counter()
+    coverage = Coverage()
     seed = given.seed
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
@@ -41,6 +43,7 @@ def _run(given: argparse.Namespace) -> int:
             seeds += 1
             steps += world.loop.steps
             faults.update(world.faults.made)
+            coverage.add(world.history)
             if given.digest:
                 print(seed, world.history.digest())
             found = [*world.findings, *(Finding(str(one)) for one in findings(world.history))]
@@ -68,6 +71,7 @@ def _run(given: argparse.Namespace) -> int:
     rate = done / (time.monotonic() - began)
     print(f"{done} rollouts, {seeds} seeds, {rate * 3600:,.0f} an hour, {steps / done:.0f} steps each, {failed} failed")
     print(", ".join(f"{kind} {number}" for kind, number in sorted(faults.items())))
+    print(coverage.report())
     return 1 if failed else 0
 
 

@@ -13,7 +13,6 @@ ORACLES: tuple[Oracle, ...] = (
     outcomes.recorded_is_applied,
     outcomes.no_old_attempt,
     outcomes.fair_end,
-    outcomes.replayed_equal,
     outcomes.delivered,
     outcomes.credentials_gone,
     sampling.sampled_once,

@@ -97,6 +97,8 @@ class Taps:
             if kind in SENT:
                 SENT[kind](self, seen, body)
             self._show("sent", kind, seen, body)
+        if hasattr(message, "frames"):
+            stream.unary = None  # the status of a stream is no answer to its frames
         return seen
 
     def arrived(self, seen: Seen) -> None:

@@ -84,6 +84,13 @@ def test_a_refusal_counts_if_it_says_what_the_call_did(code, status):
     assert [row[3] for row in wire.ops() if row[1] == "answered"] == ([status] if status else [])
 
 
+def test_the_status_of_a_stream_is_no_answer_to_its_frames():
+    wire = Wire()
+    wire.trainer(("init", init()))
+    wire.taps.ended("stream", "ABORTED")
+    assert [op for _, op, *_ in wire.ops()] == ["called"]
+
+
 def test_a_cancel_has_the_disposition_of_the_newest_attempt():
     wire = Wire()
     wire.trainer(("cancel", pb.CancelFrame(id="1", request=control_pb2.CancelRequest(rollout_id="r1"))))

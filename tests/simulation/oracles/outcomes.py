@@ -92,7 +92,7 @@ CAUSES: dict[tuple[str, str], tuple[str, ...]] = {
     ("server", "shutdown"): ("close", "drain"),
     ("server", "internal"): ("commit failed", "disk full"),
     ("agent", "crashed_server"): ("crash",),
-    ("trainer", "trainer_lost"): TRAINER_AWAY,
+    ("trainer", "trainer_lost"): ("half open", "partition", "crash", "close", "stop", "forget"),
     ("trainer", "error"): (*TRAINER_AWAY, "commit failed", "disk full"),
     ("server", "error"): (*TRAINER_AWAY, "commit failed", "disk full"),
 }
@@ -117,10 +117,24 @@ def _unexplained(evidence: Evidence, record: Record) -> str:
         return ""
     if "policy fails" in plan or any(other.op == "policy failed" for other in own):
         return ""
+    if record["reason"] in ("restart", "shutdown") and _continues(evidence, record):
+        return f"it is {status} ({record['reason']}), though its agent is replayable and its server has a journal"
     causes = CAUSES.get((record["boundary"], record["reason"]))
     if causes is None:
         return f"it is {status} ({record['boundary']}, {record['reason']}), which no plan and no fault explains"
     return "" if evidence.any_fault(*causes) else f"it is {status} ({record['reason']}) without such a fault"
+
+
+def _continues(evidence: Evidence, record: Record) -> bool:
+    """Returns whether the server that sent an outcome continues the rollout after its restarts."""
+    agents = {other["agent"] for other in evidence.ops_of(record.rollout, "submitted")}
+    senders = {
+        call.who
+        for call in evidence.ops_of(record.rollout, "called")
+        if call["method"] == "Complete" and call["argument"][0] == record["result"]
+    }
+    durable = all(evidence.settings.get(who, {}).get("journal") and not evidence.disk_failed(who) for who in senders)
+    return agents == {"traveller"} and bool(senders) and durable
 
 
 def _unexplained_error(evidence: Evidence, record: Record) -> str:
@@ -134,17 +148,6 @@ def _unexplained_error(evidence: Evidence, record: Record) -> str:
     if causes is None or not evidence.any_fault(*causes):
         return f"its application got {record['error']}, which no plan and no fault explains: {record['text']}"
     return ""
-
-
-def replayed_equal(evidence: Evidence) -> Iterator[Finding]:
-    """A replayable rollout that no fault may end completes, also after crashes of its server."""
-    for rollout in evidence.of:
-        plan = evidence.plan(rollout)
-        if "must complete" not in plan:
-            continue
-        ends = evidence.ops_of(rollout, "applied")
-        if ends and not any(record["status"] == "COMPLETED" for record in ends):
-            yield Finding("replayed equal", rollout, "it did not complete", tuple(ends))
 
 
 def delivered(evidence: Evidence) -> Iterator[Finding]:

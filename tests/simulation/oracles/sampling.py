@@ -81,7 +81,7 @@ def tokens_exact(evidence: Evidence) -> Iterator[Finding]:
         replied[chat_name(record), record["draw"]] = record
     got = {chat_name(record): record["draw"] for record in evidence.by_op["got"]}
     for record in evidence.by_op["applied"]:
-        if record["status"] != "COMPLETED":
+        if record["status"] != "COMPLETED" or evidence.was_forgotten(record.rollout, record.number):
             continue
         seen: set[tuple[str, int]] = set()
         for sample, chats, ids, logprobs in _segments(record):

@@ -1,0 +1,20 @@
+"""Safeguards that are switched off are found by a known seed. `make sim-ablations` runs the whole table."""
+
+import pytest
+
+from tests.simulation.ablations.search import found_by
+from tests.simulation.ablations.table import TABLE
+
+FOUND = {"joining of chats": 1, "result ids": 18}
+"""A seed that finds the fault, by the name of the safeguard."""
+
+
+def test_there_are_many_safeguards_and_each_says_what_breaks():
+    assert len(TABLE) >= 25
+    assert all(ablation.breaks for ablation in TABLE.values())
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_safeguard_that_is_off_is_found(name, tmp_path):
+    found = found_by(TABLE[name], tmp_path, seeds=1, rollouts=12, first=FOUND[name])
+    assert found is not None
