@@ -119,6 +119,7 @@ COLUMNS: dict[str, Callable[[RolloutInfo, float], str]] = {
     "ACTIVITY": _activity,
     "REWARD": lambda info, now: "" if info.reward is None else f"{info.reward:.4g}",
     "TOKENS": lambda info, now: str(info.response_tokens),
+    "FORKED FROM": lambda info, now: "" if info.fork is None else str(info.fork),
     "FAILURE": _failure,
 }
 ALWAYS = ("ID", "AGENT", "STATE")

@@ -154,6 +154,7 @@ PAGES = {
         "docs/operators.md",
         "docs/implementers.md",
         "docs/look.md",
+        "docs/fork.md",
         "docs/control.md",
         "docs/query.md",
         "docs/export.md",
