@@ -18,7 +18,7 @@ def written(folder, files):
     return folder
 
 
-def tests_pass(folder):
+def is_green(folder):
     return subprocess.run([sys.executable, "-m", "unittest", "-q"], cwd=folder, capture_output=True).returncode == 0
 
 
@@ -26,7 +26,7 @@ async def swe_run(name, folder, **options):
     """Run the coding agent, check its trajectory, and apply its patch to the repository."""
     files, replies, _ = REPOSITORIES[name]
     repository = written(folder, files)
-    assert not tests_pass(repository)
+    assert not is_green(repository)
     config = AgenticRolloutConfig(
         agent_type="coding", agent_options={"repository": str(repository), "test_command": TESTS}
     )
@@ -34,7 +34,7 @@ async def swe_run(name, folder, **options):
     assert (trajectory.stop_reason, trajectory.final_reward) == ("finish_tool", 1.0), trajectory.error
     patch = trajectory.metadata["patch"].encode()
     subprocess.run(["git", "apply", "-"], input=patch, cwd=repository, check=True, capture_output=True)
-    assert tests_pass(repository)
+    assert is_green(repository)
 
 
 @pytest.mark.slow
