@@ -145,6 +145,7 @@ PAGES = {
     for name in (
         "README.md",
         "docs/agents.md",
+        "docs/agentic.md",
         "docs/workflows.md",
         "docs/test.md",
         "docs/eval.md",
