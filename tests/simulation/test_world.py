@@ -28,6 +28,15 @@ def test_a_seed_breaks_nothing_and_gives_the_same_history_again(seed, tmp_path):
     assert run(seed, tmp_path) == first
 
 
+FOUND = {1000010: "a rollout that was cancelled while its server had forgotten it left a chat in the ledger"}
+"""What a seed has found, by seed."""
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_a_seed_that_has_found_something_finds_nothing(seed, tmp_path):
+    assert run(seed, tmp_path, rollouts=32)[1] == [], FOUND[seed]
+
+
 def test_two_seeds_have_two_histories(tmp_path):
     assert run(5, tmp_path)[0] != run(6, tmp_path)[0]
 
