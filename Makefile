@@ -11,7 +11,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: sim-ablations help venv demo test test-slow test-adapters test-trainers test-model learn check lint collect faults bench plots generate docs image clients compat-newest clean
+.PHONY: help venv demo test test-slow test-adapters test-trainers test-model learn check lint collect sim sim-ablations faults bench plots generate docs image clients compat-newest clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24

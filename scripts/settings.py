@@ -19,6 +19,7 @@ from typer.main import get_command
 
 from osmosis_grpc import policies
 from osmosis_grpc.agent.workflow_config import AgentWorkflowConfig, ConcurrencyConfig, GraderConfig
+from osmosis_grpc.agentic import AgenticRolloutConfig, AnthropicFunction, LLMConfig, OpenAIFunction, Retries
 from osmosis_grpc.cli.commands import app
 from osmosis_grpc.console.line import FIELDS
 from osmosis_grpc.console.option import Field
@@ -28,6 +29,7 @@ from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.tls import ClientTls, ServerTls
 from osmosis_grpc.rollout import RolloutAgentLoop
 from osmosis_grpc.server import AgentServer, ServerConfig
+from osmosis_grpc.tools.kubernetes import KubernetesCluster, KubernetesConfig
 from osmosis_grpc.trainer import RolloutClient, SyncTrainer, Trainer, TrainerConfig
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
@@ -61,9 +63,15 @@ of that option of [serve](#journal).
 """
 
 VARIABLES = {
-    "OPENAI_API_KEY": "The key of the model server, for `test` without `--api-key`. litellm reads the variables of its "
-    "providers.",
-    "OPENAI_BASE_URL": "The default of `--base-url`.",
+    "OPENAI_API_KEY": "The key of the model server, for `test` without `--api-key`, and for OpenAIFunction. "
+    "AnthropicFunction reads `ANTHROPIC_API_KEY`. litellm reads the variables of its providers.",
+    "OPENAI_BASE_URL": "The default of `--base-url`, and of OpenAIFunction. AnthropicFunction reads "
+    "`ANTHROPIC_BASE_URL`.",
+    "AGENTIC_LOG_LEVEL": "The level of the logs of `osmosis_grpc.agentic`: DEBUG, INFO, WARNING, ERROR or CRITICAL.",
+    "AGENTIC_SAVE_TRAJECTORIES": "Whether AgenticRollout saves trajectories if its configuration does not say it: "
+    "`true` or `false`.",
+    "ANTHROPIC_MODEL": "The model of ClaudeAPIClient, if its argument `model` does not name one.",
+    "KUBERNETES_SERVICE_HOST": "If it is set, KubernetesCluster uses the service account of its pod.",
     "NO_COLOR": "If it is set, there are no colours.",
     "TERM": "If it is `dumb`, there are no colours and no bars.",
     "COLUMNS": "The width of lines in a pipe, which is 80 by default.",
@@ -91,6 +99,8 @@ CLASSES: dict[str, tuple[type, ...]] = {
     "Export": (Export, ExportOptions, VerlConfig),
     "Credentials and TLS": (Credentials, ClientTls, ServerSecurity, ServerTls),
     "Policies": tuple(each for name in policies.__all__ if isinstance(each := getattr(policies, name), type)),
+    "The Agentic Rollout Library": (AgenticRolloutConfig, OpenAIFunction, AnthropicFunction, LLMConfig, Retries),
+    "Sandboxes in Kubernetes": (KubernetesCluster, KubernetesConfig),
     "Agent loops": (RolloutAgentLoop,),
     "Workflows and graders": (AgentWorkflowConfig, GraderConfig, ConcurrencyConfig),
 }

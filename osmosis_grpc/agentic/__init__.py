@@ -2,6 +2,7 @@
 
 from osmosis_grpc.agentic.agent_registry import clear_registry, get_agent_class, list_agents, register_agent
 from osmosis_grpc.agentic.base_agent import BaseAgent
+from osmosis_grpc.agentic.claude_client import ClaudeAPIClient
 from osmosis_grpc.agentic.coding_agent import CodingAgent
 from osmosis_grpc.agentic.config import AgenticRolloutConfig
 from osmosis_grpc.agentic.files import dump_trajectories, load_trajectories
@@ -30,6 +31,7 @@ __all__ = [
     "AnthropicFunction",
     "BaseAgent",
     "CheckAnswer",
+    "ClaudeAPIClient",
     "CodingAgent",
     "Interaction",
     "LLMConfig",

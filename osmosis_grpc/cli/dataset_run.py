@@ -144,7 +144,7 @@ def prepare(
         dataset,
         rows,
         dataset.check(rows.offset, rows.limit, rows.chosen),
-        None if recorded else _model(options),
+        None if recorded else model_of(options),
         RecordedReplies(recorded) if recorded else None,
         RunConfig(
             max_turns=options.max_turns,
@@ -157,8 +157,8 @@ def prepare(
     )
 
 
-def _model(options: RunOptions) -> Model:
-    """Return the model of a run. Raises ModelError, and MissingExtraError without the library that it needs."""
+def model_of(options: RunOptions) -> Model:
+    """Return the model that the options name. Raises ModelError, and MissingExtraError without its library."""
     if not options.model.startswith(TOKEN_MODELS):
         if options.tokenizer:
             raise ModelError(

@@ -24,7 +24,8 @@ def one_line(kind: EventKind) -> str:
 def _accepted(kind: events.Accepted) -> str:
     request = kind.init.request
     group = f", group {request.group.id}" if request.group is not None else ""
-    return f"accepted: {counted(len(request.messages), 'message')}, {counted(len(kind.tools), 'tool')}{group}"
+    fork = f", forked from {request.fork}" if request.fork is not None else ""
+    return f"accepted: {counted(len(request.messages), 'message')}, {counted(len(kind.tools), 'tool')}{group}{fork}"
 
 
 def _chat(kind: Any) -> str:
@@ -43,7 +44,8 @@ def _answered(kind: events.ChatAnswered) -> str:
     said = text_of(message.get("content")) if message.get("content") else ""
     size = "" if tokens is None else f", {counted(tokens, 'token')}"
     text = " ".join(filter(None, [said, f"calls {called}" if called else ""]))
-    return f"{_chat(kind)} answered in {kind.latency:.2f} s{size}: {text}"
+    how = "recorded in the original" if kind.forked else f"answered in {kind.latency:.2f} s"
+    return f"{_chat(kind)} {how}{size}: {text}"
 
 
 def _chat_failed(kind: events.ChatFailed) -> str:

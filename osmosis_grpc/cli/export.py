@@ -167,6 +167,7 @@ class _Run:
             messages=request.messages,
             label=request.label,
             metadata=request.metadata,
+            fork=request.fork,
             accept_time=whole.accept_time,
             end_time=whole.end_time,
         )

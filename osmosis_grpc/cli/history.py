@@ -287,7 +287,9 @@ def note(chat: Chat) -> str:
         parts.append(f"{tokens} token{'' if tokens == 1 else 's'}")
     if answer.response.finish_reason not in ("stop", "tool_calls", ""):
         parts.append(answer.response.finish_reason)
-    if answer.recorded_event:
+    if answer.forked:
+        parts.append("recorded")
+    elif answer.recorded_event:
         parts.append("replayed")
     return ", ".join(parts)
 

@@ -30,7 +30,8 @@ def unfinished_info(entry: JournaledRollout, trail: Iterable[TrajectoryEvent]) -
     starts = [event.time for event in known if isinstance(event.kind, events.Started | events.Resumed)]
     state = RolloutState.RUNNING if starts else RolloutState.QUEUED
     info = _info(entry, state, activity_of(known, entry.accept_time))
-    answered = [event.kind.response for event in known if isinstance(event.kind, events.ChatAnswered)]
+    kinds = [event.kind for event in known if isinstance(event.kind, events.ChatAnswered)]
+    answered = [kind.response for kind in kinds if not kind.forked]
     return replace(
         info,
         chats=len(answered),
@@ -74,6 +75,7 @@ def _info(
         failure_summary=summary.failure_summary,
         chats=summary.chats,
         response_tokens=summary.response_tokens,
+        fork=request.fork,
     )
 
 

@@ -77,6 +77,19 @@ _ROLLOUTS = (
         "The rollout's number in its group, from 0.",
         lambda facts: facts.request.group.index if facts.request and facts.request.group else None,
     ),
+    Column("forked_from", "TEXT", "The rollout that it forks from, if it is a fork.", sql="r.forked_from"),
+    Column(
+        "forked_sample",
+        "TEXT",
+        "The sample of the last chat that it has from there.",
+        lambda facts: facts.request.fork.sample if facts.request and facts.request.fork else None,
+    ),
+    Column(
+        "forked_chat",
+        "INTEGER",
+        "The number of that chat.",
+        lambda facts: facts.request.fork.chat_number if facts.request and facts.request.fork else None,
+    ),
     Column("reward", "REAL", "The reward, or the mean of its samples' rewards. NULL without a reward.", sql="r.reward"),
     Column(
         "failure_reason",
@@ -193,6 +206,12 @@ _CHATS = (
     Column("purpose", "TEXT", "policy, or judge for a grader.", lambda chat: chat.asked.purpose.value),
     Column("policy", "TEXT", "The name of the policy; NULL for the only one.", lambda chat: chat.asked.policy or None),
     Column("state", "TEXT", "answered, failed, or open: it has no end.", values.chat_state),
+    Column(
+        "forked",
+        "INTEGER",
+        "1 if the reply is a recorded one of the rollout that this one forks from.",
+        lambda chat: int(chat.answered is not None and chat.answered.forked),
+    ),
     Column("request_time", "REAL", "When the agent asked.", lambda chat: chat.began),
     Column(
         "seconds",

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from osmosis_grpc.cli.fork_origin import origin
 from osmosis_grpc.cli.list_table import table
 from osmosis_grpc.cli.screen import Screen, available_width, wrapped
 from osmosis_grpc.cli.source import Source, open_source, stopped_text
@@ -38,6 +39,7 @@ class ListOptions:
     before: str | None = None
     stalled: str | None = None
     undelivered: bool = False
+    forked_from: str = ""
     limit: int = 50
     """0 means all."""
     oldest: bool = False
@@ -99,6 +101,7 @@ def record(info: RolloutInfo, now: float) -> dict[str, Any]:
         if end is not None
         else {"description": info.activity.description, "start_time": info.activity.start_time},
         "group": None if group is None else {"id": group.id, "index": group.index, "size": group.size},
+        "forked_from": origin(info.fork),
         "chats": info.chats,
         "response_tokens": info.response_tokens,
         "elapsed": max(0.0, (now if end is None else end) - info.accept_time),
@@ -129,6 +132,7 @@ def rollout_filter(command: str, given: ListOptions, now: float) -> RolloutFilte
         states=tuple(_state(command, text) for text in given.states),
         group_id=given.group,
         undelivered=given.undelivered,
+        forked_from=given.forked_from,
         agent_loop=given.agent,
         failure_reasons=tuple(_reason(command, text) for text in given.reasons),
         min_reward=given.min_reward,

@@ -4,65 +4,78 @@ osmosis_grpc.cli.replay_comparison runs the agent and compares.
 """
 
 from dataclasses import asdict
-from pathlib import Path
 
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.loader import LoadError, load_agents
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.agent.validator import one_line
-from osmosis_grpc.cli.agent_sources import SourceOptions
+from osmosis_grpc.cli.agent_sources import SourceOptions as AgentSources
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
 from osmosis_grpc.cli.replay_comparison import Difference, Recorded, Row, rerun, result_differences
+from osmosis_grpc.cli.source import Source, open_source
+from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.cli.source_port import SourceError
-from osmosis_grpc.cli.state_folder import find_attempt, opened
 from osmosis_grpc.cli.transcript import reward_text
-from osmosis_grpc.cli.usual_folder import state_folder
 from osmosis_grpc.errors import OsmosisRolloutError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
-from osmosis_grpc.types import JournaledRollout, RolloutOutcome
+from osmosis_grpc.types import RolloutInfo, RolloutOutcome
 from osmosis_grpc.types.outcome import printable
 
 
 def run_replay(
-    rollout: str,
+    rollout: str | None,
     specs: list[str],
-    given: SourceOptions,
+    given: AgentSources,
     until_turn: int | None,
     attempt: int | None,
-    state_dir: str | None,
+    source: SourceOptions,
     *,
     json: bool,
 ) -> int:
     """Run a recorded rollout again, print the differences, and return the exit code."""
+    if rollout is None:
+        usage_error("replay", "name the rollout to replay, or pass --all")
     with records(json) as out:
-        recorded = _recorded(state_folder("replay", state_dir), rollout, attempt)
-        return _Report(out, recorded).run(_agent_loop(specs, given, recorded.entry), until_turn)
+        recorded = _recorded(source, rollout, attempt)
+        return _Report(out, recorded).run(_agent_loop(specs, given, recorded.agent_loop), until_turn)
 
 
-def _recorded(folder: Path, rollout_id: str, attempt: int | None) -> Recorded:
-    """Return the journal's record of the rollout. A missing or damaged record ends the command with exit code 2."""
+def _recorded(options: SourceOptions, rollout_id: str, attempt: int | None) -> Recorded:
+    """Return the record of the rollout. A missing or damaged record ends the command with exit code 2."""
+    source = open_source("replay", options)
     try:
-        with opened(folder) as reader:
-            return Recorded(find_attempt(reader, folder, rollout_id, attempt or 0), reader.trajectory)
+        return run_in_daemon_thread(lambda: read_recorded(source, rollout_id, attempt or 0))
     except SourceError as error:
         usage_error("replay", str(error))
 
 
-def _agent_loop(specs: list[str], given: SourceOptions, entry: JournaledRollout) -> RolloutAgentLoop | Runnable:
+async def read_recorded(source: Source, rollout_id: str, attempt: int) -> Recorded:
+    """Return the record of a rollout. Raises SourceError."""
+    async with source:
+        info = await source.get(rollout_id, attempt)
+        return await recorded_of(source, info)
+
+
+async def recorded_of(source: Source, info: RolloutInfo) -> Recorded:
+    """Return the record of a rollout from an open source. `info` has its outcome. Raises SourceError."""
+    request, _ = await source.request(info.rollout_id, info.attempt)
+    trajectory = [event async for event in source.events(info.rollout_id, info.attempt)]
+    return Recorded(request, info.agent_loop, info.outcome, trajectory)
+
+
+def _agent_loop(specs: list[str], given: AgentSources, name: str) -> RolloutAgentLoop | Runnable:
     """Return the agent loop with which the rollout was recorded."""
     if not specs:
-        where = f"say where agent loop {entry.agent_loop!r} is: -m MODULE:ATTR"
+        where = f"say where agent loop {name!r} is: -m MODULE:ATTR"
         usage_error("replay", f"{where}; a rollout of a program (serve --command) cannot be replayed")
     try:
         loops = {loop.name: loop for loop in load_agents(specs, given.sources())}
     except LoadError as error:
         usage_error("replay", str(error))
-    if entry.agent_loop not in loops:
-        usage_error(
-            "replay", f"the rollout ran agent loop {entry.agent_loop!r}; -m names {', '.join(sorted(loops)) or 'none'}"
-        )
-    return loops[entry.agent_loop]
+    if name not in loops:
+        usage_error("replay", f"the rollout ran agent loop {name!r}; -m names {', '.join(sorted(loops)) or 'none'}")
+    return loops[name]
 
 
 class _Report:
@@ -76,9 +89,9 @@ class _Report:
 
     def run(self, agent_loop: RolloutAgentLoop | Runnable, until_turn: int | None) -> int:
         """Run the rollout and return the exit code."""
-        entry = self._recorded.entry
-        request = entry.init.request
-        self._out.say(f"rollout {request.rollout_id}, attempt {request.attempt}, agent loop {entry.agent_loop}")
+        request = self._recorded.request
+        name = self._recorded.agent_loop
+        self._out.say(f"rollout {request.rollout_id}, attempt {request.attempt}, agent loop {name}")
         try:
             done = run_in_daemon_thread(lambda: rerun(agent_loop, self._recorded, until_turn, self._chat))
         except (OsmosisRolloutError, SystemExit) as error:
@@ -108,7 +121,7 @@ class _Report:
             self._out.say(f"  {sample} {number}  not asked")
         self._differences += len(missing)
         found: list[Difference] = []
-        why = _STOPPED.get(stopped, "") or recorded.cut
+        why = STOPPED.get(stopped, "") or recorded.cut
         if outcome is not None and not why:
             assert recorded.outcome is not None
             found = result_differences(recorded.outcome, outcome)
@@ -125,12 +138,11 @@ class _Report:
             self._out.say(f"result different: {', '.join(difference.where for difference in found)}")
         for difference in found:
             self._differs(difference)
-        entry = recorded.entry
         self._out.write(
             "replayed",
-            rollout_id=entry.init.request.rollout_id,
-            attempt=entry.init.request.attempt,
-            agent_loop=entry.agent_loop,
+            rollout_id=recorded.request.rollout_id,
+            attempt=recorded.request.attempt,
+            agent_loop=recorded.agent_loop,
             chats=len(self._rows),
             stopped=stopped or None,
             not_asked=[{"sample": sample, "number": number} for sample, number in missing],
@@ -150,5 +162,5 @@ class _Report:
                 self._out.say(f"      {line}")
 
 
-_STOPPED = {"until_turn": "stopped at --until-turn", "recording_ended": "the recording ends with the last chat"}
+STOPPED = {"until_turn": "stopped at --until-turn", "recording_ended": "the recording ends with the last chat"}
 """For each reason of an early stop, the text that is printed."""

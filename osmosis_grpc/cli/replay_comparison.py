@@ -6,7 +6,7 @@ The agent loop runs on the real engine. The recording replaces the model, so not
 import asyncio
 import difflib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any, NoReturn
@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.engine import Engine, EngineConfig, Peer
-from osmosis_grpc.engine.resolve_references import resolve_references
+from osmosis_grpc.engine.recorded_chats import ForkedChats
 from osmosis_grpc.errors import Aborted
 from osmosis_grpc.storage import MemoryJournal
 from osmosis_grpc.types import (
@@ -22,10 +22,10 @@ from osmosis_grpc.types import (
     ChatResponse,
     EventKind,
     InitRequest,
-    JournaledRollout,
     OutcomeStatus,
     Receipt,
     RolloutOutcome,
+    RolloutRequest,
     TrajectoryEvent,
     events,
     jsontext,
@@ -68,13 +68,27 @@ class Row:
 class Recorded:
     """Holds what the journal recorded about all runs of a rollout. Of a chat's entries, the last entry counts."""
 
-    def __init__(self, entry: JournaledRollout, trajectory: Callable[[str, int], Iterable[TrajectoryEvent]]) -> None:
-        self.entry = entry
-        self.outcome = entry.outcome and resolve_references(entry.outcome, trajectory)
+    def __init__(
+        self,
+        request: RolloutRequest,
+        agent_loop: str,
+        outcome: RolloutOutcome | None,
+        trajectory: Sequence[TrajectoryEvent],
+    ) -> None:
+        """`outcome` has all its tokens; None before the end. `trajectory` has the events of the attempt."""
+        self.request = request
+        self.agent_loop = agent_loop
+        self.outcome = outcome
         self.questions: dict[tuple[str, int], events.ChatRequested] = {}
         self.ends: dict[tuple[str, int], EventKind] = {}
-        request = entry.init.request
-        for event in trajectory(request.rollout_id, request.attempt):
+        self.original: ForkedChats | None = None
+        """The chats that a fork has from its original; None if the rollout is no fork."""
+        if request.fork is not None:
+            kinds = (events.ChatRequested, events.ChatAnswered)
+            recorded = (event for event in trajectory if isinstance(event.kind, kinds))
+            self.original = ForkedChats(request.fork, (e for e in recorded if getattr(e.kind, "forked", True)))
+            self.original.compares = False  # a different question is a difference of the replay
+        for event in trajectory:
             kind = event.kind
             if isinstance(kind, events.ChatRequested):
                 self.questions[kind.sample, kind.chat_number] = kind
@@ -126,6 +140,8 @@ class _Replaying:
         kind = event.kind
         if isinstance(kind, events.ChatRequested):
             self.asked[kind.sample, kind.chat_number] = kind
+        elif isinstance(kind, events.ChatAnswered) and kind.forked:
+            self._row((kind.sample, kind.chat_number))
         elif isinstance(kind, events.ToolCalled) and self.rows:
             row = self._callers.get((kind.sample, kind.chat_number), self.rows[-1])
             row.tools.append(str((kind.call.get("function") or {}).get("name")))
@@ -135,15 +151,19 @@ class _Replaying:
         name = request.sample, request.chat_number
         if len(self.rows) == self._until:
             await self._stop("until_turn")
-        self.flush()
-        row = Row(*name, difference=question_difference(self._recorded.questions.get(name), self.asked[name]))
-        self.rows.append(row)
-        self._callers[name] = row
+        self._row(name)
         if name not in self._recorded.ends or (
             self._recorded.cut and self._recorded.questions.keys() <= self.asked.keys()
         ):
             await self._stop("recording_ended")
         return self._recorded.reply(*name)
+
+    def _row(self, name: tuple[str, int]) -> None:
+        """Compare the question of a chat."""
+        self.flush()
+        row = Row(*name, difference=question_difference(self._recorded.questions.get(name), self.asked[name]))
+        self.rows.append(row)
+        self._callers[name] = row
 
     async def complete(self, outcome: RolloutOutcome, /) -> Receipt:
         """Record that the agent has ended."""
@@ -175,9 +195,10 @@ async def rerun(
     """
     replaying = _Replaying(recorded, until_turn, show)
     config = EngineConfig(max_concurrent=1, stop_again_after=(0.2, 0.5), trainer_grace=0.0)
-    init = InitRequest(request=recorded.entry.init.request)
+    init = InitRequest(request=recorded.request)
     async with Engine([agent_loop], config, sinks=[replaying.see], journal=MemoryJournal()) as engine:
-        await engine.init(init, owner="", peer=Peer(replaying.chat, replaying.complete, has_tokens=True))
+        peer = Peer(replaying.chat, replaying.complete, has_tokens=True)
+        await engine.init(init, owner="", peer=peer, original=recorded.original)
         stopped, outcome = await replaying.over
     replaying.flush()
     return stopped, outcome

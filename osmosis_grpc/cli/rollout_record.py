@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from osmosis_grpc.cli.fork_origin import origin
 from osmosis_grpc.cli.history import Chat, History, sampled
 from osmosis_grpc.cli.record_values import plain
 from osmosis_grpc.types import RolloutInfo, Sample
@@ -29,6 +30,7 @@ def rollout_record(
         "state": info.state.value,
         "activity": None if ended else plain(info.activity),
         "group": plain(info.group),
+        "forked_from": origin(info.fork),
         "accept_time": info.accept_time,
         "start_time": info.start_time,
         "end_time": info.end_time,
@@ -79,6 +81,7 @@ def turn_record(info: RolloutInfo, history: History, chat: Chat, *, tokens: bool
         "policy": asked.policy,
         "purpose": asked.purpose.value,
         "reply": None if answer is None else plain(answer.response, without=frozenset() if tokens else HEAVY),
+        "forked": answer is not None and answer.forked,
         "seconds": None if answer is None else answer.latency,
         "response_tokens": None if answer is None else sampled(answer),
         "failures": [plain(failure) for failure in chat.failures],

@@ -85,6 +85,8 @@ class RolloutText:
         if info.group is not None:
             size = f" of {info.group.size}" if info.group.size else ""
             parts.append(f"group {info.group.id}, {info.group.index + 1}{size}")
+        if info.fork is not None:
+            parts.append(f"forked from {info.fork}")
         if request is not None and request.evaluation:
             parts.append("an evaluation")
         yield from self._wrapped(", ".join(parts))

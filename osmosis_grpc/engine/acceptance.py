@@ -19,6 +19,7 @@ from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.forks import Forks
 from osmosis_grpc.engine.meter import Meter
 from osmosis_grpc.engine.record import Peer, Record, Run
+from osmosis_grpc.engine.recorded_chats import ForkedChats
 from osmosis_grpc.engine.runner import Runner, notify_ended, own_copy
 from osmosis_grpc.engine.shutdown import Shutdown
 from osmosis_grpc.engine.termination import Termination
@@ -49,19 +50,24 @@ class Acceptance:
         self.rejected: Counter[int] = Counter()
         """The number of refused Inits, by gRPC code."""
 
-    def begin(self, init: InitRequest, *, owner: str, peer: Peer) -> tuple[Record, bool]:
+    def begin(
+        self, init: InitRequest, *, owner: str, peer: Peer, original: ForkedChats | None = None
+    ) -> tuple[Record, bool]:
         """Begin to accept a rollout, or find the rollout of an equal Init.
 
         Returns the record, and whether this call started the rollout. `record.accepted` is done when the rollout is
-        accepted or refused. Raises CallError for an immediate refusal.
+        accepted or refused. Without `original`, the original of a fork is in the journal. Raises CallError for an
+        immediate refusal.
         """
         try:
-            return self._find_or_begin(init, owner, peer)
+            return self._find_or_begin(init, owner, peer, original)
         except CallError as error:
             self.rejected[error.code] += 1
             raise
 
-    def _find_or_begin(self, init: InitRequest, owner: str, peer: Peer) -> tuple[Record, bool]:
+    def _find_or_begin(
+        self, init: InitRequest, owner: str, peer: Peer, chats: ForkedChats | None
+    ) -> tuple[Record, bool]:
         request = init.request
         known = self._context.table.highest(request.rollout_id)
         if known is not None and known.owner != owner:
@@ -81,7 +87,9 @@ class Acceptance:
         if self._context.supervisor.failure is not None:
             raise Unavailable(f"{self._context.supervisor.owner} has failed", retry_after=DRAIN_RETRY_AFTER)
         fork = request.fork
-        original = None if fork is None else self._forks.original(fork, name, request.rollout_id, owner)
+        original = None
+        if fork is not None and chats is None:
+            original = self._forks.original(fork, name, request.rollout_id, owner)
         own = own_copy(request)
         now = self._context.system.monotonic()
         record = Record(
@@ -96,6 +104,7 @@ class Acceptance:
         )
         record.accepted.add_done_callback(lambda f: f.cancelled() or f.exception())  # asyncio logs an unread error
         self._context.admission.reserve(record)
+        record.run.original = chats
         begin = partial(self._begin, own=own, original=original)
         self._context.supervisor.call(ACCEPT, begin, record, report=partial(self._failed, record))
         return record, True

@@ -23,6 +23,7 @@ from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.engine.loop_watchdog import Watchdog
 from osmosis_grpc.engine.outbox import Outbox
 from osmosis_grpc.engine.record import Peer, Record, Tenant
+from osmosis_grpc.engine.recorded_chats import ForkedChats
 from osmosis_grpc.engine.recovery import Recovery
 from osmosis_grpc.engine.rollout_queries import Rollouts
 from osmosis_grpc.engine.runner import Runner
@@ -94,12 +95,15 @@ class Engine:
             self.outbox.close()
             await self.supervisor.close()
 
-    async def init(self, init: InitRequest, *, owner: str, peer: Peer) -> tuple[Record, bool]:
+    async def init(
+        self, init: InitRequest, *, owner: str, peer: Peer, original: ForkedChats | None = None
+    ) -> tuple[Record, bool]:
         """Accept a rollout, or find the rollout of an equal Init (see acceptance.py).
 
-        Returns the record, and whether this call started the rollout. Raises CallError for a refusal.
+        `original` has the recorded chats of the original of a fork, if the original is not in this journal. Returns the
+        record, and whether this call started the rollout. Raises CallError for a refusal.
         """
-        record, started = self.acceptance.begin(init, owner=owner, peer=peer)
+        record, started = self.acceptance.begin(init, owner=owner, peer=peer, original=original)
         if not record.accepted.done():
             await asyncio.shield(record.accepted)
         record.accepted.result()

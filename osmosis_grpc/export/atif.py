@@ -45,6 +45,10 @@ def atif_trajectory(rollout: RecordedRollout, *, tokens: bool = True) -> dict[st
     made["extra"]["osmosis"] |= facts(outcome)
     if rollout.label is not None:
         made["extra"]["osmosis"]["label"] = rollout.label
+    fork = rollout.fork
+    if fork is not None:
+        chat = {"sample": fork.sample, "chat_number": fork.chat_number}
+        made["extra"]["osmosis"]["forked_from"] = {"rollout_id": fork.rollout_id, "attempt": fork.attempt, **chat}
     others = [name for name in names if name != main]
     if others:
         made["subagent_trajectories"] = [_trajectory(rollout, name, outcome.samples[name], tokens) for name in others]
@@ -157,6 +161,8 @@ def _add_tokens(steps: list[dict[str, Any]], sample: Sample) -> dict[str, Any]:
     agents = [step for step in steps if step["source"] == "agent"]
     if found is None:
         return {"tokens_left_out": "the segments do not say which tokens belong to which reply"}
+    if len(sample.segments) == 1:  # the replies are in one line, and a fork has its first ones from its original
+        agents = agents[-len(found) :]
     if len(found) != len(agents):
         return {"unmatched_replies": [{"chat_number": reply.chat_number, **_metrics(reply)} for reply in found]}
     for step, reply in zip(agents, found, strict=True):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from osmosis_grpc.export.trainable import Outcomes, flatten
-from osmosis_grpc.types import Message, RolloutOutcome, ToolDict
+from osmosis_grpc.types import Fork, Message, RolloutOutcome, ToolDict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +22,8 @@ class RecordedRollout:
     label: str | None = None
     """The reference answer."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    fork: Fork | None = None
+    """The recorded chat from which the rollout forks; None if it is no fork."""
     accept_time: float | None = None
     """Unix seconds."""
     end_time: float | None = None

@@ -196,7 +196,11 @@ class Scheduler(Owner):
         self.changed()
 
     def _drop(self, rollout: Rollout) -> None:
-        """Remove a rollout from the ledger, because the rollout ends without an outcome."""
+        """Stop the sampling of a rollout that ends without an outcome, and remove the rollout from the ledger.
+
+        A reply that came later would be written to the ledger, and would stay there.
+        """
+        self.cache.abandon(*rollout.key, "", 0)
         if self.ledger is not None and rollout.begun:
             self.ledger.drop(*rollout.key)
 

@@ -47,6 +47,11 @@ class Fork:
     attempt: int = 1
     """The attempt of the original."""
 
+    def __str__(self) -> str:
+        """Returns a text for people, such as "r1 at chat main 3"."""
+        attempt = f" attempt {self.attempt}" if self.attempt > 1 else ""
+        return f"{self.rollout_id}{attempt} at chat {self.sample} {self.chat_number}"
+
     def check(self, path: str) -> None:
         """Raises InvalidArgument for a fork that names no chat of an attempt."""
         check_id(self.rollout_id, f"{path}.rollout_id")

@@ -38,16 +38,18 @@ ENDLESS = """WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)
     SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT count(*) FROM n"""
 KNOWN = {
     "rollouts": """
-        agent_loop TEXT, state TEXT, group_id TEXT, group_index INTEGER, reward REAL, failure_reason TEXT,
+        agent_loop TEXT, state TEXT, group_id TEXT, group_index INTEGER, forked_from TEXT,
+        forked_sample TEXT, forked_chat INTEGER, reward REAL, failure_reason TEXT,
         failure_summary TEXT, failure_message TEXT, failure_place TEXT, boundary TEXT, retryable INTEGER,
         finish_reason TEXT, chats INTEGER, tool_calls INTEGER, prompt_tokens INTEGER, response_tokens INTEGER,
         accept_time REAL, start_time REAL, end_time REAL, seconds REAL, queue_seconds REAL, model_seconds REAL,
         tool_seconds REAL, agent_seconds REAL, activity TEXT, progress_time REAL, undelivered INTEGER, label TEXT,
         metadata JSON, messages JSON, evaluation INTEGER, agent_version TEXT""",
     "chats": """
-        sample TEXT, chat_number INTEGER, parent_chat INTEGER, purpose TEXT, policy TEXT, state TEXT, request_time
-        REAL, seconds REAL, finish_reason TEXT, prompt_tokens INTEGER, response_tokens INTEGER, tool_calls INTEGER,
-        text TEXT, reasoning TEXT, reply JSON, new_messages JSON, params JSON, tries_failed INTEGER, error TEXT""",
+        sample TEXT, chat_number INTEGER, parent_chat INTEGER, purpose TEXT, policy TEXT, state TEXT, forked INTEGER,
+        request_time REAL, seconds REAL, finish_reason TEXT, prompt_tokens INTEGER, response_tokens INTEGER,
+        tool_calls INTEGER, text TEXT, reasoning TEXT, reply JSON, new_messages JSON, params JSON, tries_failed INTEGER,
+        error TEXT""",
     "tools": """
         sample TEXT, chat_number INTEGER, tool_call_id TEXT, name TEXT, arguments JSON, state TEXT, call_time REAL,
         seconds REAL, result TEXT, error TEXT""",

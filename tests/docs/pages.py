@@ -145,6 +145,7 @@ PAGES = {
     for name in (
         "README.md",
         "docs/agents.md",
+        "docs/agentic.md",
         "docs/workflows.md",
         "docs/test.md",
         "docs/eval.md",
@@ -154,6 +155,7 @@ PAGES = {
         "docs/operators.md",
         "docs/implementers.md",
         "docs/look.md",
+        "docs/fork.md",
         "docs/control.md",
         "docs/query.md",
         "docs/export.md",

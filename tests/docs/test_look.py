@@ -19,7 +19,9 @@ def steady(text):
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize(("name", "texts"), [("docs/look.md", 2), ("docs/query.md", 4), ("docs/control.md", 4)])
+@pytest.mark.parametrize(
+    ("name", "texts"), [("docs/look.md", 2), ("docs/query.md", 4), ("docs/control.md", 4), ("docs/fork.md", 1)]
+)
 async def test_the_page_shows_what_its_commands_print(tmp_path, monkeypatch, name, texts):
     monkeypatch.chdir(tmp_path)
     page = PAGES[name]

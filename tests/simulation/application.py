@@ -83,6 +83,9 @@ class Application:
             )
             try:
                 outcome = await trainer.rollout(request)
+            except asyncio.CancelledError:
+                world.history.note(self._plan.name, "given up", name, request.attempt)
+                raise
             except (Superseded, Aborted) as error:
                 newest = getattr(error, "attempt", 0) or request.attempt
                 wanted = max(self.attempts.get(name, 1), newest)

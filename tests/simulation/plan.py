@@ -129,7 +129,7 @@ def _server(number: int, draw: Random, conditions: frozenset[str]) -> ServerPlan
     config: dict[str, Any] = {
         "max_concurrent": draw.choice((1, 2, 3) if tiny else (4, 16, 64)),
         "max_queued": draw.choice((0, 1, 3) if tiny else (None, 8, 100)),
-        "record_ttl": 3600.0,
+        "record_ttl": 900.0,
         "trainer_grace": draw.choice((2.0, 8.0) if short else (30.0, 120.0)),
         "chat_silence": draw.choice((2.0, 5.0) if short else (10.0, 50.0)),
         "outbox_delay": (0.5, draw.choice((2.0, 30.0))),

@@ -28,5 +28,20 @@ def test_a_seed_breaks_nothing_and_gives_the_same_history_again(seed, tmp_path):
     assert run(seed, tmp_path) == first
 
 
+FOUND = {1000010: "a rollout that was cancelled while its server had forgotten it left a chat in the ledger"}
+"""What a seed has found, by seed."""
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_a_seed_that_has_found_something_finds_nothing(seed, tmp_path):
+    assert run(seed, tmp_path, rollouts=32)[1] == [], FOUND[seed]
+
+
 def test_two_seeds_have_two_histories(tmp_path):
     assert run(5, tmp_path)[0] != run(6, tmp_path)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [1000, 1005])
+def test_five_seeds_with_many_rollouts_break_nothing(first, tmp_path):
+    assert {seed: found for seed in range(first, first + 5) if (found := run(seed, tmp_path, rollouts=32)[1])} == {}

@@ -45,6 +45,9 @@ def list_(
     undelivered: Annotated[
         bool, typer.Option("--undelivered", help="Only those whose outcome has not reached the trainer.")
     ] = False,
+    forked_from: Annotated[
+        str, typer.Option("--forked-from", metavar="ID", help="Only rollouts that fork from this one.")
+    ] = "",
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=0, help="Show at most N; 0 shows all.")] = 50,
     oldest: Annotated[bool, typer.Option("--oldest", help="The oldest first. Default: the newest first.")] = False,
     json: Json = False,
@@ -68,6 +71,7 @@ def list_(
         before=before,
         stalled=stalled,
         undelivered=undelivered,
+        forked_from=forked_from,
         limit=limit,
         oldest=oldest,
     )

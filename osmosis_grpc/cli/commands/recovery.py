@@ -6,13 +6,15 @@ import typer
 
 from osmosis_grpc.cli.commands.shared import Attempt, Json
 from osmosis_grpc.cli.config_options import ConfigFile, GraderClass, GraderConfig, WorkflowConfig
+from osmosis_grpc.cli.source_options import SourceOptions, with_source
 
 commands = typer.Typer()
 
 
-@commands.command(short_help="Run a recorded rollout's agent again, and compare.")
+@commands.command(short_help="Run recorded rollouts' agents again, and compare.")
+@with_source
 def replay(
-    rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="The rollout's id.")],
+    rollout: Annotated[str | None, typer.Argument(metavar="[ROLLOUT]", help="The rollout's id.")] = None,
     module: Annotated[
         list[str] | None,
         typer.Option("-m", "--module", metavar="MODULE:ATTR", help="Its agent loop; may be repeated.  [required]"),
@@ -21,32 +23,144 @@ def replay(
         int | None, typer.Option("--until-turn", metavar="N", min=1, help="Stop after N chats.")
     ] = None,
     attempt: Attempt = None,
-    state_dir: Annotated[
-        str | None, typer.Option("--state-dir", metavar="DIR", help="Where the journal is. Default: ./.osmosis/state")
+    all_: Annotated[bool, typer.Option("--all", help="Every rollout, instead of ROLLOUT.")] = False,
+    state: Annotated[
+        list[str] | None,
+        typer.Option("--state", metavar="STATE", help="With --all: only these states, such as failed; repeatable."),
+    ] = None,
+    agent: Annotated[str, typer.Option("--agent", metavar="NAME", help="With --all: only this agent loop.")] = "",
+    group: Annotated[str, typer.Option("--group", metavar="ID", help="With --all: only this group.")] = "",
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", help="With --all: accepted in the last 10m, 2h, 1d.")
+    ] = None,
+    before: Annotated[
+        str | None, typer.Option("--before", metavar="TIME", help="With --all: accepted longer ago than 10m, 2h, 1d.")
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=0, help="With --all: the N newest; 0 replays all.")
+    ] = 0,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", metavar="N", min=1, max=1000, help="With --all: the rollouts at once.")
+    ] = 4,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, max=604_800, help="With --all: of one rollout.")
+    ] = 1800.0,
+    config: ConfigFile = None,
+    workflow_config: WorkflowConfig = None,
+    grader_config: GraderConfig = None,
+    grader: GraderClass = None,
+    json: Json = False,
+    *,
+    source: SourceOptions,
+) -> None:
+    """Run recorded rollouts' agents again on the recorded replies, and compare what they ask, byte for byte.
+
+    It asks no model and does not change the journal; a server may be using it. The agents' tools run again, with all
+    their side effects. With --all, every rollout that the options select is replayed, and the first difference of each
+    is printed.
+
+    Exit codes: 0 no difference, 1 a difference, 2 there is nothing to replay, 130 Ctrl-C.
+    """
+    from osmosis_grpc.cli.agent_sources import SourceOptions as AgentSources
+
+    given = AgentSources(
+        config=config,
+        workflow_config=tuple(workflow_config or ()),
+        grader_config=tuple(grader_config or ()),
+        grader=grader,
+    )
+    if not all_:
+        from osmosis_grpc.cli.replay import run_replay
+
+        raise typer.Exit(run_replay(rollout, module or [], given, until_turn, attempt, source, json=json))
+    from osmosis_grpc.cli.list import ListOptions
+    from osmosis_grpc.cli.replay_all import ReplayAllOptions, run_replay_all
+    from osmosis_grpc.serve.startup import usage_error
+
+    if rollout is not None or until_turn is not None or attempt is not None:
+        usage_error("replay", "--all replays every rollout; leave out ROLLOUT, --attempt and --until-turn")
+    chosen = ListOptions(states=tuple(state or ()), agent=agent, group=group, since=since, before=before, limit=limit)
+    options = ReplayAllOptions(
+        modules=tuple(module or ()), agents=given, chosen=chosen, concurrency=concurrency, timeout=timeout, json=json
+    )
+    raise typer.Exit(run_replay_all(options, source))
+
+
+@commands.command(short_help="Run a recorded rollout again from one of its chats on.")
+@with_source
+def fork(
+    rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="The rollout to fork from.")],
+    at_chat: Annotated[
+        int, typer.Option("--at-chat", metavar="N", min=1, help="The last chat whose recorded reply is used.")
+    ],
+    sample: Annotated[str, typer.Option("--sample", metavar="NAME", help="The sample of this chat.")] = "main",
+    attempt: Attempt = None,
+    module: Annotated[
+        list[str] | None,
+        typer.Option("-m", "--module", metavar="MODULE:ATTR", help="Run its agent loop here; may be repeated."),
+    ] = None,
+    model: Annotated[
+        str, typer.Option("--model", metavar="NAME", help="What replies from there on, as in test --model.")
+    ] = "gpt-5-mini",
+    tokenizer: Annotated[
+        str | None,
+        typer.Option("--tokenizer", metavar="FOLDER", help="tokenizer.json and chat template, for a model over gRPC."),
+    ] = None,
+    base_url: Annotated[
+        str | None,
+        typer.Option("--base-url", metavar="URL", help="An OpenAI-compatible server. Default: OPENAI_BASE_URL"),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key", metavar="KEY", help="Its key. Others see a command line: prefer the variable OPENAI_API_KEY."
+        ),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, max=604_800, help="The most time, with -m.")
+    ] = 1800.0,
+    save_dir: Annotated[
+        str | None,
+        typer.Option("--save-dir", metavar="DIR", help="The run's folder, with -m. Default: ./.osmosis/runs/TIME-ID"),
     ] = None,
     config: ConfigFile = None,
     workflow_config: WorkflowConfig = None,
     grader_config: GraderConfig = None,
     grader: GraderClass = None,
     json: Json = False,
+    *,
+    source: SourceOptions,
 ) -> None:
-    """Run a recorded rollout's agent again on its recorded replies, and compare what it asks, byte for byte.
+    """Run a recorded rollout again: its agent gets the recorded replies up to a chat, and live ones from there.
 
-    It asks no model and does not change the journal; a server may be using it. The agent's tools run again, with all
-    their side effects.
+    With -m, the agent loop runs in this process, and the fork is written into the folder of a run. Without -m, --server
+    names the running server that has the rollout, and the fork runs there. The agent loop must be replayable. Its tools
+    run again, with all their side effects. The recorded rollout does not change.
 
-    Exit codes: 0 no difference, 1 a difference, 2 there is nothing to replay.
+    Exit codes: 0 COMPLETED, 1 the fork ended in another way, 2 it could not start, 130 Ctrl-C.
     """
-    from osmosis_grpc.cli.agent_sources import SourceOptions
-    from osmosis_grpc.cli.replay import run_replay
+    from osmosis_grpc.cli.agent_sources import SourceOptions as AgentSources
+    from osmosis_grpc.cli.fork import ForkOptions, run_fork_command
+    from osmosis_grpc.cli.run_options import RunOptions
 
-    given = SourceOptions(
-        config=config,
-        workflow_config=tuple(workflow_config or ()),
-        grader_config=tuple(grader_config or ()),
-        grader=grader,
+    options = ForkOptions(
+        rollout=rollout,
+        at_chat=at_chat,
+        sample=sample,
+        attempt=attempt,
+        modules=tuple(module or ()),
+        model=RunOptions(
+            model=model, tokenizer=tokenizer, base_url=base_url, api_key=api_key, timeout=timeout, save_dir=save_dir
+        ),
+        agents=AgentSources(
+            config=config,
+            workflow_config=tuple(workflow_config or ()),
+            grader_config=tuple(grader_config or ()),
+            grader=grader,
+        ),
+        json=json,
     )
-    raise typer.Exit(run_replay(rollout, module or [], given, until_turn, attempt, state_dir, json=json))
+    raise typer.Exit(run_fork_command(options, source))
 
 
 @commands.command(short_help="Check this machine, a journal or a ledger.")

@@ -1,0 +1,232 @@
+"""The fork command: runs a recorded rollout again from one of its chats on, with live replies from there.
+
+With -m, the agent loop runs in this process, and the fork is in the folder of a run. Without it, a running server runs
+the fork, and this process is its trainer.
+"""
+
+import secrets
+import shlex
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.agent.loader import LoadError, load_agents
+from osmosis_grpc.agent.runnable import Runnable, as_runnable
+from osmosis_grpc.cli.agent_sources import SourceOptions as AgentSources
+from osmosis_grpc.cli.daemon_thread import Interruptible, run_in_daemon_thread
+from osmosis_grpc.cli.dataset_run import INTERRUPTED, STOPPING, model_of
+from osmosis_grpc.cli.fork_origin import origin
+from osmosis_grpc.cli.program import program
+from osmosis_grpc.cli.record_values import plain
+from osmosis_grpc.cli.run_options import RunOptions
+from osmosis_grpc.cli.source import Source, open_source
+from osmosis_grpc.cli.source_options import SourceOptions
+from osmosis_grpc.cli.source_port import SourceError
+from osmosis_grpc.cli.transcript import counted, reward_text
+from osmosis_grpc.engine.recorded_chats import ForkedChats
+from osmosis_grpc.errors import CallError, OsmosisRolloutError
+from osmosis_grpc.evaluate import ModelError, RunError, RunFolder
+from osmosis_grpc.evaluate.fork_run import run_fork
+from osmosis_grpc.evaluate.models import Model
+from osmosis_grpc.serve.json_output import Records, records, say_error
+from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.storage import JournalError
+from osmosis_grpc.types import Fork, OutcomeStatus, RolloutOutcome, RolloutRequest
+from osmosis_grpc.types.outcome import printable
+
+MAIN = "main"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkOptions:
+    """The options of the command."""
+
+    rollout: str
+    at_chat: int
+    sample: str
+    attempt: int | None
+    modules: tuple[str, ...]
+    model: RunOptions
+    """Only the options of the model, of the folder and of the timeout are used."""
+    agents: AgentSources
+    json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Original:
+    """What is recorded of the rollout to fork."""
+
+    request: RolloutRequest
+    agent_loop: str
+    fork: Fork
+    chats: ForkedChats
+
+    def forked(self, rollout_id: str) -> RolloutRequest:
+        """Return the request for the fork. It has the fields of the original, but for its ids and its group."""
+        ids = replace(self.request, rollout_id=rollout_id, attempt=1, group=None, idempotency_key=None)
+        return replace(ids, fork=self.fork)
+
+
+def run_fork_command(options: ForkOptions, source: SourceOptions) -> int:
+    """Run the fork, print its end, and return the exit code: 0, 1, 2 or 130."""
+    with records(options.json) as out:
+        try:
+            found = open_source("fork", source)
+            original = run_in_daemon_thread(lambda: _original(options, found))
+            if options.modules:
+                return _Here(options, original, out).run()
+            return _on_server(options, source, original, out)
+        except (SourceError, ModelError, RunError, LoadError, JournalError, OSError) as error:
+            usage_error("fork", printable(str(error)))
+
+
+async def _original(options: ForkOptions, source: Source) -> _Original:
+    """Read the rollout to fork. Raises SourceError if it is missing, or has no reply to the chat."""
+    async with source:
+        info = await source.get(options.rollout, options.attempt or 0)
+        fork = Fork(options.rollout, options.at_chat, options.sample, info.attempt)
+        request, _ = await source.request(options.rollout, info.attempt)
+        events = [event async for event in source.events(options.rollout, info.attempt)]
+    chats = ForkedChats(fork, events)
+    if not chats.found:
+        names = ", ".join(f"{sample} {number}" for sample, number in chats.answered)
+        which = f"chat {fork.chat_number} of sample {fork.sample!r}"
+        raise SourceError(
+            f"rollout {fork.rollout_id} has no reply to {which}; "
+            + (f"its chats with a reply are: {names}. --at-chat and --sample name one" if names else "it has no reply")
+        )
+    return _Original(request, info.agent_loop, fork, chats)
+
+
+class _Here:
+    """A fork that runs in this process."""
+
+    def __init__(self, options: ForkOptions, original: _Original, out: Records) -> None:
+        self._options = options
+        self._original = original
+        self._out = out
+        self._agent_loop = _agent_loop(options, original)
+        self._model = model_of(options.model)
+        params = original.request.completion_params
+        run_in_daemon_thread(lambda: self._model.probe(params))
+        self._folder = RunFolder.create(
+            Path(options.model.save_dir) if options.model.save_dir else None, self._about(self._model)
+        )
+
+    def _about(self, model: Model) -> dict[str, Any]:
+        return {
+            "command": "fork",
+            "module": list(self._options.modules),
+            "agent_loop": self._original.agent_loop,
+            "forked_from": origin(self._original.fork),
+            "model": self._options.model.model,
+            "base_url": model.url,
+        }
+
+    def run(self) -> int:
+        """Run the fork, and return the exit code."""
+        request, path = self._original.forked(self._folder.rollout_id(0)), self._folder.path
+        _say_start(self._out, request)
+        timeout = self._options.model.timeout
+
+        def work() -> Awaitable[RolloutOutcome]:
+            return run_fork(self._agent_loop, self._model.policy, path, request, self._original.chats, timeout)
+
+        state, outcome = "interrupted", None
+        try:
+            outcome = _outcome(work)
+            state = "finished"
+        finally:
+            self._folder.end(state, {} if outcome is None else {"status": str(outcome.status)})
+        if outcome is None:
+            return INTERRUPTED
+        folder = shlex.quote(str(path))
+        return _say_end(self._out, request, outcome, f"--state-dir {folder}", str(path))
+
+
+def _agent_loop(options: ForkOptions, original: _Original) -> RolloutAgentLoop | Runnable:
+    """Return the agent loop of the original. A wrong one ends the command with exit code 2. Raises LoadError."""
+    loops = {loop.name: loop for loop in load_agents(list(options.modules), options.agents.sources())}
+    name = original.agent_loop
+    if name not in loops:
+        usage_error("fork", f"the rollout ran agent loop {name!r}; -m names {', '.join(sorted(loops)) or 'none'}")
+    if not as_runnable(loops[name]).replayable:
+        usage_error(
+            "fork",
+            f"agent loop {name!r} is not replayable; set replayable = True in its class if it asks the same chats when "
+            "it gets the same replies",
+        )
+    return loops[name]
+
+
+def _on_server(options: ForkOptions, source: SourceOptions, original: _Original, out: Records) -> int:
+    """Run the fork on the server of the source, as its trainer."""
+    if source.server is None:
+        usage_error(
+            "fork",
+            f"-m MODULE:ATTR names agent loop {original.agent_loop!r}, which then runs here; or --server names the "
+            "running server that has the rollout, and runs the fork there",
+        )
+    from osmosis_grpc.cli.server_choice import chosen_server
+    from osmosis_grpc.trainer import Trainer
+
+    server, model = chosen_server("fork", source), model_of(options.model)
+    run_in_daemon_thread(lambda: model.probe(original.request.completion_params))
+    request = original.forked(f"{original.fork.rollout_id[:200]}-fork-{secrets.token_hex(3)}")
+    if not request.agent_loop:
+        request = replace(request, agent_loop=original.agent_loop)
+    _say_start(out, request)
+
+    async def work() -> RolloutOutcome:
+        async with Trainer([server.target], model.policy, credentials=server.credentials) as trainer:
+            return await trainer.rollout(request)
+
+    outcome = _outcome(work)
+    if outcome is None:
+        return INTERRUPTED
+    return _say_end(out, request, outcome, f"--server {server.target}", None)
+
+
+def _outcome(work: Callable[[], Awaitable[RolloutOutcome]]) -> RolloutOutcome | None:
+    """Return the outcome of the fork; None after Ctrl-C. A refusal ends the command with exit code 2."""
+    running = Interruptible(work)
+    try:
+        return running.run()
+    except KeyboardInterrupt:
+        running.stop(STOPPING)
+        return None
+    except (CallError, OsmosisRolloutError) as error:
+        usage_error("fork", printable(str(error)))
+
+
+def _say_start(out: Records, request: RolloutRequest) -> None:
+    out.write("started", rollout_id=request.rollout_id, forked_from=origin(request.fork))
+    out.say(f"rollout {request.rollout_id}, forked from {request.fork}")
+
+
+def _say_end(out: Records, request: RolloutRequest, outcome: RolloutOutcome, where: str, run: str | None) -> int:
+    """Print the outcome and the command that shows it. Return the exit code."""
+    completed, metrics = outcome.status is OutcomeStatus.COMPLETED, outcome.metrics
+    show = f"{program()} show {shlex.quote(request.rollout_id)} {where}"
+    out.write(
+        "forked",
+        rollout_id=request.rollout_id,
+        forked_from=origin(request.fork),
+        status=str(outcome.status),
+        finish_reason=outcome.finish_reason,
+        failure=plain(outcome.failure),
+        reward=outcome.mean_reward,
+        chats=metrics.num_llm_calls,
+        response_tokens=metrics.response_tokens,
+        run=run,
+        show=show,
+    )
+    live = counted(metrics.num_llm_calls, "live chat")
+    out.say(f"{outcome.status} ({printable(outcome.finish_reason)}), {reward_text(outcome)}, {live}")
+    if outcome.failure is not None:
+        say_error(printable(f"fork: {outcome.failure.message}"))
+    out.say("To see it:")
+    out.say(show)
+    return 0 if completed else 1

@@ -1,0 +1,219 @@
+"""Replays every recorded rollout of a journal or a server, and reports which of them differ, and where.
+
+At most `concurrency` rollouts are in memory at once.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.agent.loader import LoadError, load_agents
+from osmosis_grpc.agent.runnable import Runnable
+from osmosis_grpc.agent.validator import one_line
+from osmosis_grpc.cli.agent_sources import SourceOptions as AgentSources
+from osmosis_grpc.cli.daemon_thread import Interruptible
+from osmosis_grpc.cli.list import ListOptions, rollout_filter
+from osmosis_grpc.cli.replay import STOPPED, recorded_of
+from osmosis_grpc.cli.replay_comparison import Difference, Row, rerun, result_differences
+from osmosis_grpc.cli.source import Source, open_source
+from osmosis_grpc.cli.source_options import SourceOptions
+from osmosis_grpc.cli.source_port import DamagedRollout, SourceError
+from osmosis_grpc.cli.transcript import counted
+from osmosis_grpc.errors import OsmosisRolloutError
+from osmosis_grpc.serve.json_output import Records, records, say_error
+from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.types import RolloutFilter, RolloutInfo
+from osmosis_grpc.types.outcome import printable
+
+PAGE = 100
+PROGRESS = 5.0
+"""Progress is printed after this many seconds."""
+STOPPING = 5.0
+"""After Ctrl-C, the command waits at most this many seconds for the running agents."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayAllOptions:
+    """The options of replay --all."""
+
+    modules: tuple[str, ...]
+    agents: AgentSources
+    chosen: ListOptions
+    concurrency: int
+    timeout: float
+    json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """How the replay of one rollout differs."""
+
+    chats: int
+    where: str = ""
+    """The first difference; empty if there is none."""
+    difference: Difference | None = None
+    sample: str | None = None
+    chat_number: int | None = None
+    not_compared: str = ""
+    """Why the result was not compared; empty if it was."""
+
+
+def run_replay_all(options: ReplayAllOptions, source: SourceOptions) -> int:
+    """Replay the rollouts, print the differences, and return the exit code."""
+    if not options.modules:
+        usage_error("replay", "say where the agent loops are: -m MODULE:ATTR")
+    where = rollout_filter("replay", options.chosen, time.time())
+    with records(options.json) as out:
+        try:
+            loops = {loop.name: loop for loop in load_agents(list(options.modules), options.agents.sources())}
+            run = _ReplayAll(options, open_source("replay", source), loops, out)
+            running = Interruptible(lambda: run.run(where))
+            try:
+                running.run()
+            except KeyboardInterrupt:
+                running.stop(STOPPING)
+                run.say_end("interrupted: ")
+                return 130
+        except (SourceError, LoadError) as error:
+            usage_error("replay", printable(str(error)))
+        if not run.replayed:
+            usage_error("replay", run.nothing(where))
+        run.say_end()
+        return 1 if run.different else 0
+
+
+class _ReplayAll:
+    """One run of the command."""
+
+    def __init__(
+        self, options: ReplayAllOptions, source: Source, loops: dict[str, RolloutAgentLoop | Runnable], out: Records
+    ) -> None:
+        self._options = options
+        self._source = source
+        self._loops = loops
+        self._out = out
+        self.replayed = self.different = 0
+        self._others: Counter[str] = Counter()
+        """The number of rollouts of each agent loop that -m does not name."""
+        self._damaged = 0
+        self._shown = time.monotonic()
+
+    async def run(self, where: RolloutFilter) -> None:
+        """Replay the rollouts that the filter selects. Raises SourceError."""
+        async with self._source:
+            infos = self._chosen(where)
+
+            async def work() -> None:
+                async for info in _shared(infos, turn):
+                    await self._replay(info)
+
+            turn = asyncio.Lock()
+            await asyncio.gather(*(work() for _ in range(self._options.concurrency)))
+
+    async def _chosen(self, where: RolloutFilter) -> AsyncIterator[RolloutInfo]:
+        """Yield the selected rollouts with a known agent loop, in the order of acceptance, or the newest first."""
+        chosen, token, more, count = self._options.chosen, "", True, 0
+        while more:
+            page, token = await self._source.page(where, token, limit=PAGE, newest_first=not chosen.oldest)
+            for info in page:
+                if info.agent_loop not in self._loops:
+                    self._others[info.agent_loop] += 1
+                    continue
+                yield info
+                count += 1
+                if count == chosen.limit:
+                    return
+            more = bool(token)
+
+    async def _replay(self, info: RolloutInfo) -> None:
+        """Replay one rollout, and print how it differs."""
+        try:
+            result = await self._compared(info)
+        except DamagedRollout as error:
+            self._damaged += 1
+            say_error(printable(f"replay: {error}"))
+            return
+        self.replayed += 1
+        self.different += bool(result.where)
+        self._out.write(
+            "rollout",
+            rollout_id=info.rollout_id,
+            attempt=info.attempt,
+            agent_loop=info.agent_loop,
+            same=not result.where,
+            chats=result.chats,
+            sample=result.sample,
+            number=result.chat_number,
+            where=result.where or None,
+            difference=None if result.difference is None else asdict(result.difference),
+            why_not=result.not_compared or None,
+        )
+        if result.where:
+            self._out.say(printable(f"{info.rollout_id}  {result.where}"))
+            for line in result.difference.diff if result.difference is not None else ():
+                self._out.say(f"      {line}")
+        if time.monotonic() - self._shown >= PROGRESS:
+            self._shown = time.monotonic()
+            say_error(f"{self.replayed:,} rollouts so far, {self.different:,} different")
+
+    async def _compared(self, info: RolloutInfo) -> _Result:
+        """Run the agent on the recording, and return the first difference. Raises SourceError."""
+        whole = await self._source.get(info.rollout_id, info.attempt)
+        recorded = await recorded_of(self._source, whole)
+        rows: list[Row] = []
+        try:
+            async with asyncio.timeout(self._options.timeout):
+                stopped, outcome = await rerun(self._loops[info.agent_loop], recorded, None, rows.append)
+        except TimeoutError:
+            return _Result(len(rows), f"the agent did not end within {self._options.timeout:g} s")
+        except (OsmosisRolloutError, SystemExit) as error:
+            return _Result(0, f"the agent loop did not start: {one_line(error)}")
+        differing = next((row for row in rows if row.difference is not None), None)
+        if differing is not None:
+            found, place = differing.difference, (differing.sample, differing.chat_number)
+            assert found is not None
+            return _Result(len(rows), f"chat {place[0]} {place[1]}: {found.where}", found, *place)
+        if outcome is not None:
+            asked = {(row.sample, row.chat_number) for row in rows}
+            missing = next((name for name in recorded.questions if name not in asked), None)
+            if missing is not None:
+                return _Result(len(rows), f"chat {missing[0]} {missing[1]}: it was not asked", None, *missing)
+        why = STOPPED.get(stopped, "") or recorded.cut
+        if why or outcome is None or recorded.outcome is None:
+            return _Result(len(rows), not_compared=why)
+        found = next(iter(result_differences(recorded.outcome, outcome)), None)
+        return _Result(len(rows)) if found is None else _Result(len(rows), f"result: {found.where}", found)
+
+    def nothing(self, where: RolloutFilter) -> str:
+        """Return why there is nothing to replay."""
+        if self._others:
+            names = ", ".join(map(repr, sorted(self._others)))
+            return f"the rollouts ran agent loop {names}; -m names {', '.join(sorted(self._loops)) or 'none'}"
+        if self._damaged:
+            return f"{counted(self._damaged, 'rollout')} in {self._source.where}, and the record of each is damaged"
+        none = "no rollout matches" if where != RolloutFilter() else "there are no rollouts yet"
+        return f"{none} in {self._source.where}"
+
+    def say_end(self, begins: str = "") -> None:
+        """Print the sums."""
+        others, same = sum(self._others.values()), self.replayed - self.different
+        sums: dict[str, Any] = {"rollouts": self.replayed, "same": same, "different": self.different}
+        self._out.write("replayed", **sums, other_agent_loops=others, damaged=self._damaged)
+        parts = [f"{counted(self.replayed, 'rollout')} replayed: {same} equal, {self.different} different"]
+        parts += [f"{others} of other agent loops left out"] * bool(others)
+        parts += [f"{self._damaged} damaged"] * bool(self._damaged)
+        self._out.say(begins + ", ".join(parts))
+
+
+async def _shared(infos: AsyncIterator[RolloutInfo], turn: asyncio.Lock) -> AsyncIterator[RolloutInfo]:
+    """Yield the values of an iterator that several tasks share. Each value goes to one task."""
+    while True:
+        async with turn:
+            info = await anext(infos, None)
+        if info is None:
+            return
+        yield info

@@ -1,0 +1,346 @@
+"""A sandbox in a pod of its own: runs programs there, and reads and writes its files."""
+
+import asyncio
+import os
+import posixpath
+import shlex
+import tempfile
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from types import TracebackType
+from typing import IO, Self
+
+from osmosis_grpc.supervise import SYSTEM, DaemonThreads, OnFailure, child, job
+from osmosis_grpc.tools.kubernetes import scripts
+from osmosis_grpc.tools.kubernetes.pod_exec import STDERR, STDOUT, Sink, StreamBroken, Tail, talk
+from osmosis_grpc.tools.kubernetes.port import Pods
+from osmosis_grpc.tools.sandbox.port import (
+    FILE_BYTES,
+    LISTED,
+    OUTPUT_BYTES,
+    SECONDS,
+    FileInfo,
+    Isolation,
+    Protection,
+    RunResult,
+    SandboxError,
+    SandboxFileError,
+)
+from osmosis_grpc.tools.uninterrupted import uninterrupted
+
+RUN = job("tools.run_in_pod", OnFailure.RAISE)
+
+GUARD = 5
+"""A program that no server watches any more ends so many seconds after its time limit."""
+KILL_WITHIN = 5.0
+"""A killed program has to end within this many seconds; then it is killed again, and at last its pod is deleted."""
+KILLS = 3
+TIMED_OUT = 137
+FILE_SECONDS = 60.0
+PACK_SECONDS = 600.0
+LIST_BYTES = 32 * 1024 * 1024
+SAID = 300
+"""An error has at most this many characters of a program's standard error."""
+
+_threads = DaemonThreads(8)
+"""They read and write the files of snapshots."""
+
+
+class KubernetesSandbox:
+    """Runs programs in a pod. KubernetesCluster.sandbox() makes it. See `Sandbox` for the methods.
+
+    The time limit of a program includes the time to reach the pod. If the stream to the pod breaks, the program is
+    killed, and run() raises SandboxError.
+    """
+
+    def __init__(
+        self, cluster: Pods, rollout: str, require: Collection[Protection | str], content: "PodSnapshot | None" = None
+    ) -> None:
+        self._cluster = cluster
+        self._rollout = rollout
+        self._require = [Protection(name) for name in require]
+        self.pod = f"osmosis-{SYSTEM.new_id()}"
+        """The name of the pod."""
+        self._content = content
+        self._running = 0
+        self._state = "not started"
+
+    @property
+    def isolation(self) -> Isolation:
+        """The isolation that the pod has."""
+        return self._cluster.config.isolation
+
+    @property
+    def folder(self) -> str:
+        """The working folder in the pod."""
+        return self._cluster.config.folder.rstrip("/")
+
+    @property
+    def python(self) -> str:
+        """The Python interpreter of the image. Raises SandboxError if it has none."""
+        if not self._cluster.config.python:
+            raise SandboxError("python: is empty in the KubernetesConfig, so there is no Python in the pod")
+        return self._cluster.config.python
+
+    async def __aenter__(self) -> Self:
+        self.isolation.require(self._require)
+        if self._state != "not started":
+            raise SandboxError(f"the sandbox is {self._state}; make a new one")
+        self._state = "open"
+        try:
+            await self._cluster.create(self.pod, self._rollout)
+            if self._content is not None:
+                await self._unpack(self._content)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Delete the pod, and with it every program and file. Does nothing the second time."""
+        if self._state == "open":
+            self._state = "closed"
+            await uninterrupted(self._cluster.delete(self.pod))
+
+    # Programs.
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: bytes = b"",
+        seconds: float = SECONDS,
+        environment: Mapping[str, str] | None = None,
+        cwd: str = ".",
+        output_bytes: int = OUTPUT_BYTES,
+    ) -> RunResult:
+        """Run a program in the pod to its end."""
+        argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
+        variables = [f"{name}={value}" for name, value in (environment or {}).items()]
+        texts = [*argv, *variables]
+        if (
+            not argv
+            or any("\0" in text for text in texts)
+            or any("=" in name for name in [argv[0], *(environment or {})])
+        ):
+            raise SandboxError("command, environment: is empty, has a NUL character, or has a name with =")
+        folder = posixpath.join(self.folder, self._relative(cwd))
+        script = shlex.join([folder, *variables, *argv]).encode()
+        mark = SYSTEM.new_id()
+        limit = str(int(seconds) + GUARD)
+        fixed = ["sh", "-c", scripts.RUN, "sh", mark, limit, str(len(script)), str(len(stdin))]
+        out, err = Tail(output_bytes), Tail(output_bytes)
+        began = SYSTEM.monotonic()
+        exit_code, timed_out = await self._watched(mark, seconds, fixed, script + stdin, out, err)
+        if exit_code == 125 and err.data() == f"{mark}\n".encode():
+            raise SandboxFileError(f"{cwd}: is not a folder")
+        return RunResult(
+            exit_code=TIMED_OUT if timed_out else exit_code,
+            stdout=out.data(),
+            stderr=err.data(),
+            stdout_truncated=out.truncated,
+            stderr_truncated=err.truncated,
+            timed_out=timed_out,
+            seconds=SYSTEM.monotonic() - began,
+        )
+
+    async def _watched(
+        self, mark: str, seconds: float, argv: list[str], stdin: bytes, out: Tail, err: Tail
+    ) -> tuple[int, bool]:
+        """Run a marked program, and kill it at its time limit. Returns its exit code, and whether it was killed."""
+        self._running += 1
+        work = child(RUN, self._exec(argv, _once(stdin), out.write, err.write))
+        try:
+            await asyncio.wait({work}, timeout=seconds)
+            timed_out = not work.done()
+            if timed_out:
+                await uninterrupted(self._kill(mark, work))
+            try:
+                return work.result(), timed_out
+            except (asyncio.CancelledError, StreamBroken) as error:
+                if timed_out:
+                    return TIMED_OUT, True
+                await uninterrupted(self._kill(mark, work))
+                why = await self._cluster.why_ended(self.pod)
+                raise SandboxError(
+                    f"{error}; the program was killed{f'; the pod has ended: {why}' if why else ''}"
+                ) from None
+        except asyncio.CancelledError:
+            await uninterrupted(self._kill(mark, work))
+            raise
+        finally:
+            self._running -= 1
+
+    async def _kill(self, mark: str, work: "asyncio.Task[int]") -> None:
+        """Kill a marked program in the pod, and wait until it has ended. Deletes the pod if that fails."""
+        killed = False
+        for _ in range(KILLS):
+            try:
+                async with asyncio.timeout(FILE_SECONDS):
+                    await self._exec(["sh", "-c", scripts.SWEEP, "sh", mark], _once(b""), _nowhere, _nowhere)
+                killed = True
+            except (SandboxError, TimeoutError):
+                killed = False
+            await asyncio.wait({work}, timeout=KILL_WITHIN if killed else 0)
+            if killed and work.done():
+                return
+        await self.close()
+        work.cancel()
+        await asyncio.wait({work})
+
+    async def _exec(self, argv: list[str], stdin: AsyncIterator[bytes], out: Sink, err: Sink) -> int:
+        """Run a command in the pod, and return its exit code. Raises SandboxError."""
+        if self._state != "open":
+            raise SandboxError(f"the sandbox is {self._state}; use it within its `async with`")
+        async with self._cluster.stream(self.pod, argv) as socket:
+            return await talk(socket, stdin, {STDOUT: out, STDERR: err})
+
+    # Files.
+
+    async def read_file(self, path: str, *, most_bytes: int = FILE_BYTES) -> bytes:
+        """Return the content of a file."""
+        return await self._script(scripts.READ, path, str(most_bytes), most=most_bytes)
+
+    async def write_file(self, path: str, data: bytes, *, most_bytes: int = FILE_BYTES) -> None:
+        """Write a file as a whole."""
+        if len(data) > most_bytes:
+            raise SandboxFileError(f"{path}: has {len(data)} bytes, and the limit is {most_bytes}")
+        await self._script(scripts.WRITE, path, str(len(data)), SYSTEM.new_id(), stdin=data)
+
+    async def remove_file(self, path: str) -> None:
+        """Remove a file."""
+        await self._script(scripts.REMOVE, path)
+
+    async def list_files(self, path: str = ".", *, depth: int = 1) -> list[FileInfo]:
+        """Return the files and folders of a folder, sorted by path."""
+        listed = await self._script(scripts.LIST, path, str(depth), most=LIST_BYTES)
+        found = []
+        for row in listed.split(b"\0")[:-1]:
+            kind, size, name = row.decode(errors="surrogateescape").split(" ", 2)
+            found.append(FileInfo(posixpath.normpath(name), kind == "d", int(size)))
+        return sorted(found, key=lambda info: info.path)[:LISTED]
+
+    async def _script(self, script: str, path: str, *more: str, stdin: bytes = b"", most: int = 4096) -> bytes:
+        """Run a script of files with a checked path, and return its output. Raises SandboxFileError."""
+        relative = self._relative(path)
+        out, err = Tail(most), Tail(4096)
+        argv = ["sh", "-c", script, "sh", self.folder, relative, *more]
+        try:
+            async with asyncio.timeout(FILE_SECONDS):
+                code = await self._exec(argv, _once(stdin), out.write, err.write)
+        except TimeoutError:
+            raise SandboxError(f"{path}: the pod gave no answer within {FILE_SECONDS:g} s") from None
+        if code in scripts.WRONG:
+            raise SandboxFileError(f"{path}: {scripts.WRONG[code]}")
+        if code:
+            raise SandboxFileError(f"{path}: exit code {code}: {err.data().decode(errors='replace').strip()[:SAID]}")
+        if out.truncated:
+            raise SandboxFileError(f"{path}: is too large")
+        return out.data()
+
+    def _relative(self, path: str) -> str:
+        """Return a path relative to the working folder. Raises SandboxFileError for a path outside of it."""
+        if not path or "\0" in path:
+            raise SandboxFileError(f"{path!r}: is no path")
+        whole = posixpath.normpath(posixpath.join(self.folder, path))
+        if whole != self.folder and not whole.startswith(f"{self.folder}/"):
+            raise SandboxFileError(f"{path}: is outside of the working folder {self.folder}")
+        return posixpath.relpath(whole, self.folder)
+
+    # Snapshots.
+
+    async def snapshot(self) -> "PodSnapshot":
+        """Copy the working folder to a temporary file of this machine, as a tar archive."""
+        if self._running:
+            raise SandboxError("snapshot: a program runs; wait until it has ended")
+        made, err = PodSnapshot(self._cluster, self._rollout, self._require), Tail(4096)
+        try:
+            async with asyncio.timeout(PACK_SECONDS):
+                argv = ["sh", "-c", scripts.PACK, "sh", self.folder]
+                code = await self._exec(argv, _once(b""), made.write, err.write)
+            if code:
+                raise SandboxError(f"snapshot: tar ended with {code}: {err.data().decode(errors='replace')[:SAID]}")
+        except BaseException:
+            await made.close()
+            raise
+        return made
+
+    async def _unpack(self, content: "PodSnapshot") -> None:
+        err = Tail(4096)
+        async with asyncio.timeout(PACK_SECONDS):
+            argv = ["sh", "-c", scripts.UNPACK, "sh", self.folder]
+            code = await self._exec(argv, content.read(), _nowhere, err.write)
+        if code:
+            raise SandboxError(f"fork: tar ended with {code}: {err.data().decode(errors='replace')[:SAID]}")
+
+
+class PodSnapshot:
+    """A copy of a pod's working folder. KubernetesSandbox.snapshot() makes it. Used as `async with`."""
+
+    def __init__(self, cluster: Pods, rollout: str, require: Collection[Protection]) -> None:
+        self._cluster = cluster
+        self._rollout = rollout
+        self._require = require
+        self._file: IO[bytes] | None = None
+        self._closed = False
+        self.bytes = 0
+        """The bytes of the archive."""
+
+    def fork(self) -> KubernetesSandbox:
+        """Return a new sandbox, not started, whose working folder begins as this copy."""
+        return KubernetesSandbox(self._cluster, self._rollout, self._require, self)
+
+    async def write(self, data: bytes) -> None:
+        """Append to the archive. Raises SandboxError above the limit."""
+        self.bytes += len(data)
+        if self.bytes > self._cluster.config.snapshot_bytes:
+            raise SandboxError(
+                f"snapshot: the working folder has more than {self._cluster.config.snapshot_bytes} bytes"
+            )
+        await _threads.run(lambda: self._append(data))
+
+    def _append(self, data: bytes) -> None:
+        self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115 - close() closes it
+        self._file.write(data)
+
+    async def read(self) -> AsyncIterator[bytes]:
+        """Yield the parts of the archive. Several sandboxes may read it at once."""
+        start = 0
+        while start < self.bytes:
+            part = await _threads.run(lambda at=start: self._part(at))  # type: ignore[misc]
+            start += len(part)
+            yield part
+
+    def _part(self, start: int) -> bytes:
+        if self._file is None or self._closed:
+            raise SandboxError("fork: the snapshot is closed")
+        self._file.flush()
+        return os.pread(self._file.fileno(), 256 * 1024, start)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Remove the copy. Does nothing the second time."""
+        self._closed = True
+        file, self._file = self._file, None
+        if file is not None:
+            await _threads.run(file.close)
+
+
+async def _once(data: bytes) -> AsyncIterator[bytes]:
+    if data:
+        yield data
+
+
+async def _nowhere(data: bytes) -> None:
+    pass

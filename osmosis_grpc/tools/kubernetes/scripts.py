@@ -1,0 +1,90 @@
+"""The shell scripts that run in a pod. They are fixed texts: paths and programs are arguments or standard input.
+
+So no name of a file and no content is ever parsed by a shell, except by shlex.quote for the program itself. The program
+and its variables travel on standard input, because an API server logs the arguments of an exec.
+"""
+
+MARK = "OSMOSIS_RUN"
+"""The variable that all processes of one run have."""
+
+_SWEEP = f"""sweep() {{
+  n=0
+  while p=$(grep -l -s "{MARK}=$1" /proc/[0-9]*/environ); [ -n "$p" ] && [ $n -lt 100 ]; do
+    for f in $p; do f=${{f#/proc/}}; kill -9 "${{f%/environ}}" 2>/dev/null; done
+    n=$((n+1))
+  done
+}}
+"""
+SWEEP = _SWEEP + 'sweep "$1"'
+"""Kills every process of a run. $1 is the mark."""
+
+RUN = (
+    _SWEEP
+    + f"""mark=$1 limit=$2 bytes=$4
+script=$(dd bs=1 count="$3" 2>/dev/null)
+(env "{MARK}=$mark" sleep "$limit" && sweep "$mark") </dev/null >/dev/null 2>&1 &
+eval "set -- $script"
+[ -d "$1" ] || {{ sweep "$mark"; echo "$mark" >&2; exit 125; }}
+cd -- "$1"; shift
+exec 3>&2 2>/dev/null
+head -c "$bytes" 3>&- | env "{MARK}=$mark" "$@" 2>&3 3>&-
+code=$?
+sweep "$mark"
+exit $code"""
+)
+"""Runs a program. $1 is the mark, $2 a time limit in seconds that holds if the server dies, $3 the bytes of the quoted
+folder and program at the start of standard input, $4 the bytes of the program's own input after them."""
+
+LINKED, MISSING, NO_FILE, TOO_LARGE, NO_FOLDER = 40, 41, 42, 43, 44
+WRONG = {
+    LINKED: "is or contains a symbolic link",
+    MISSING: "does not exist",
+    NO_FILE: "is not a file",
+    TOO_LARGE: "is too large",
+    NO_FOLDER: "is not a folder",
+}
+"""The problem of a path by the exit code of a script."""
+
+_PATH = f"""cd -- "$1" || exit {MISSING}
+p=.; old=$IFS; IFS=/; set -f
+for c in $2; do p=$p/$c; [ -L "$p" ] && exit {LINKED}; done
+set +f; IFS=$old
+"""
+"""Enters the working folder $1, and refuses a symbolic link in the relative path $2. The path is then in $p."""
+
+READ = (
+    _PATH
+    + f"""[ -e "$p" ] || exit {MISSING}
+[ -f "$p" ] || exit {NO_FILE}
+[ "$(stat -c %s "$p")" -le "$3" ] || exit {TOO_LARGE}
+exec cat "$p" """
+)
+"""Prints a file. $3 is the most bytes."""
+
+WRITE = (
+    _PATH
+    + f"""[ -e "$p" ] && {{ [ -f "$p" ] || exit {NO_FILE}; }}
+mkdir -p "${{p%/*}}" || exit {NO_FOLDER}
+t="${{p%/*}}/.osmosis-$4"
+m=; [ -e "$p" ] && m=$(stat -c %a "$p")
+head -c "$3" > "$t" && [ "$(stat -c %s "$t")" -eq "$3" ] && {{ [ -z "$m" ] || chmod "$m" "$t"; }} && mv -f "$t" "$p" ||
+  {{ rm -f "$t"; exit 1; }}"""
+)
+"""Writes standard input to a file. $3 is the number of bytes, and $4 a random name for the new file."""
+
+REMOVE = _PATH + f'[ -e "$p" ] || exit {MISSING}\n[ -f "$p" ] || exit {NO_FILE}\nexec rm -f "$p"'
+
+LIST = (
+    _PATH
+    + f"""[ -e "$p" ] || exit {MISSING}
+least=1; [ -d "$p" ] || least=0
+exec find "$p" -mindepth $least -maxdepth "$3" \\( -type f -o -type d \\) -exec sh -c '
+for f; do
+  if [ -d "$f" ]; then k=d s=0; else k=f s=$(stat -c %s "$f"); fi
+  printf "%s %s %s\\0" "$k" "$s" "$f"
+done' sh {{}} +"""
+)
+"""Prints the kind, the bytes and the path of each file and folder. $3 is the depth."""
+
+PACK = 'exec tar -C "$1" -cf - .'
+UNPACK = 'exec tar -C "$1" -xf -'
