@@ -119,6 +119,9 @@ def readers_reach_the_end(evidence: Evidence) -> Iterator[Finding]:
                 end = ends.get(rollout)
                 if end is None or begun.who != record.who or begun["reader"] in seen or begun.number > end.number:
                     continue
+                servers = {run.who for run in evidence.ops_of(rollout, "run")}
+                if not end["result"] or any(evidence.disk_failed(who) or who in evidence.forgetful for who in servers):
+                    continue  # its events may be lost
                 lived = evidence.life(record.who, begun.number) == evidence.life(record.who, record.number) - 1
                 if lived and begun.attempt == end.attempt and record.time > end.time + READING:
                     what = f"reader {begun['reader']} never saw the end"
