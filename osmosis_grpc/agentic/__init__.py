@@ -19,6 +19,7 @@ from osmosis_grpc.agentic.tool_registry import list_tools, register_tool
 from osmosis_grpc.agentic.trajectory import StepType, StopReason, Trajectory, TrajectoryStep
 from osmosis_grpc.agentic.trajectory_client import TrajectoryClient
 from osmosis_grpc.agentic.view import TrajectoryView, trajectory_of
+from osmosis_grpc.tools.base_tool import BaseTool, ToolRegistry
 
 react = agent_runnable(ReActAgent())
 tool = agent_runnable(ToolAgent())
@@ -30,6 +31,7 @@ __all__ = [
     "AgenticRolloutConfig",
     "AnthropicFunction",
     "BaseAgent",
+    "BaseTool",
     "CheckAnswer",
     "ClaudeAPIClient",
     "CodingAgent",
@@ -45,6 +47,7 @@ __all__ = [
     "StepType",
     "StopReason",
     "ToolAgent",
+    "ToolRegistry",
     "Trajectory",
     "TrajectoryClient",
     "TrajectorySaveError",

@@ -159,5 +159,6 @@ PAGES = {
         "docs/control.md",
         "docs/query.md",
         "docs/export.md",
+        "docs/sandbox.md",
     )
 }
