@@ -1,6 +1,7 @@
-"""Writes the table of the SDK's behaviours and their tests into docs/compatibility.md; with --check, only checks it.
+"""Writes the tables of behaviours and their tests into docs/compatibility.md; with --check, only checks them.
 
-A test belongs to row 7 if its name has the part r07, and to row S2 if its name has the part gap_s02.
+A test belongs to row 7 of the Osmosis SDK if its name has the part r07, and to row S2 if its name has the part gap_s02.
+It belongs to row ARL 7 of the Agentic Rollout Library if its name or the name of its file has the part arl07.
 """
 
 import re
@@ -110,6 +111,66 @@ GAPS = {
     14: "names that later versions of the SDK have",
     15: "`POST /rollout` of 0.3.x with its polling lease",
 }
+AGENTIC = {
+    1: "`AgenticRolloutConfig`: each field has an effect; a wrong one is refused by name; dict, JSON, YAML",
+    2: "the package imports and runs in an environment with its declared libraries only",
+    3: "the agent types react, tool and coding run from a configuration; an unknown one is refused with the known ones",
+    4: "the options of an agent type reach it; an unread one is refused",
+    5: "`tools_config` builds working tools with their options",
+    6: "a rollout as one call and as a stream of steps; a cancel stops the model and the tool",
+    7: "batches: a limit that holds, results in the order of the prompts, failures that stay alone",
+    8: "a hundred rollouts at once share nothing",
+    9: "LLM functions: sync and async; text, dict and object",
+    10: "the OpenAI-compatible function",
+    11: "the Anthropic function",
+    12: "retries by status, within the deadline, as many as configured",
+    13: "a model that fails ends the rollout as `llm_error`",
+    14: "environment variables, and which value wins",
+    15: "`BaseAgent` with its eleven methods; the page's custom agent",
+    16: "the registry of agent types, with those of installed packages",
+    17: "the ReAct prompt describes each tool; the stored messages are those sent",
+    18: "the ReAct parser: a table of replies; what is written is read back",
+    19: "exactly one stop reason for each end",
+    20: "an error of a tool is a result with a type, and the agent goes on",
+    21: "native tool calls: several in a reply, with a limit",
+    22: "the coding agent fixes failing repositories in a sandbox",
+    23: "the five step types",
+    24: "all fields of a step survive JSON",
+    25: "trajectories survive JSON; dicts of the library load",
+    26: "the final response",
+    27: "tool calls, and malformed ones apart",
+    28: "rewards of steps and of the rollout",
+    29: "exact token counts, or none; tokens, masks and logprobs of the outcome",
+    30: "statistics",
+    31: "saved trajectories: appended whole, by many at once, also through a kill",
+    32: "the formats json, jsonl, messages and txt",
+    33: "trajectories over gRPC: pages, filters, export, statistics, replay",
+    34: "the life of a tool with state",
+    35: "the registry of tools",
+    36: "schemas and checks of arguments",
+    37: "tools without types and sync tools",
+    38: "the calculator",
+    39: "bash",
+    40: "what a sandbox keeps programs from",
+    41: "the file editor's five commands",
+    42: "the file editor stays in its folder",
+    43: "search",
+    44: "the finish tool",
+    45: "outputs for verl's agent loop",
+    46: "verl's padded batch",
+    47: "verl's V1 records",
+    48: "tokens, masks and logprobs over several turns",
+    49: "verl drives our server",
+    50: "the Kubernetes sandbox, and a coding rollout with its patch",
+}
+AGENTIC_HEAD = """\
+## Agentic Rollout Library
+
+[agentic.md](agentic.md) describes the names of the Agentic Rollout Library. A program changes its import lines. The
+table has each behaviour, its number, and a test.
+"""
+TABLES = (("", ROWS, "r"), ("S", GAPS, "gap_s"), ("ARL ", AGENTIC, "arl"))
+"""The mark of a row in the page, the rows, and the beginning of the part of a test's name."""
 ELSEWHERE = {"r78", "r79", "gap_s14"}
 """Rows that other features test."""
 NONE = "-"
@@ -118,13 +179,17 @@ PENDING: set[str] = set()
 """Rows that need not have a test yet."""
 
 
+_PART = r"(?:arl|r|gap_s)\d\d"
+
+
 def tests_of() -> dict[str, list[str]]:
     """Return the tests of each row as FILE::NAME, by the row's part of the name."""
     found: dict[str, list[str]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for name in re.findall(r"^\s*(?:async )?def (test_\w+)", path.read_text(), re.M):
-            head = re.match(r"test_((?:(?:r|gap_s)\d\d_)+)", name)
-            for part in re.findall(r"r\d\d|gap_s\d\d", head[1]) if head else ():
+            heads = [re.match(r"test_((?:(?:r|gap_s|arl)\d\d_)+)", each) for each in (name, path.stem)]
+            parts = {part for head in heads if head for part in re.findall(_PART, head[1])}
+            for part in parts:
                 found.setdefault(part, []).append(f"{path.relative_to(ROOT)}::{name}")
     return found
 
@@ -132,15 +197,15 @@ def tests_of() -> dict[str, list[str]]:
 def missing() -> list[str]:
     """Return the rows that lack a test."""
     found = tests_of()
-    rows = {f"r{number:02}" for number in ROWS} | {f"gap_s{number:02}" for number in GAPS}
+    rows = {f"{part}{number:02}" for _, numbered, part in TABLES for number in numbered}
     return sorted(rows - found.keys() - ELSEWHERE - PENDING)
 
 
-def table() -> str:
-    """Return the table as Markdown."""
+def table(*chosen: tuple[str, dict[int, str], str]) -> str:
+    """Return a table as Markdown."""
     found = tests_of()
     lines = ["| row | behaviour | test |", "|---|---|---|"]
-    for mark, rows, part in (("", ROWS, "r"), ("S", GAPS, "gap_s")):
+    for mark, rows, part in chosen:
         for number, text in rows.items():
             tests = found.get(f"{part}{number:02}", [])
             shown = f"`{tests[0].split('::')[1]}`" if tests else NONE
@@ -148,12 +213,17 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def tables() -> str:
+    """Return the table of the Osmosis SDK, and that of the Agentic Rollout Library."""
+    return f"{table(*TABLES[:2])}\n{AGENTIC_HEAD}\n{table(TABLES[2])}"
+
+
 def problems() -> list[str]:
     """Return what is wrong with the table in the page, and the rows that lack a test."""
     found, page = tests_of(), PAGE.read_text()
-    shown = dict(re.findall(r"^\| (S?\d+) \| .* \| (\S+) \|$", page.split(BEGIN)[1].split(END)[0], re.M))
+    shown = dict(re.findall(r"^\| ((?:S|ARL )?\d+) \| .* \| (\S+) \|$", page.split(BEGIN)[1].split(END)[0], re.M))
     wrong = [f"{row} has no test" for row in missing()]
-    for mark, rows, part in (("", ROWS, "r"), ("S", GAPS, "gap_s")):
+    for mark, rows, part in TABLES:
         for number in rows:
             names = {test.split("::")[1] for test in found.get(f"{part}{number:02}", [])} or {NONE}
             if shown.get(f"{mark}{number}", "").strip("`") not in names:
@@ -165,7 +235,7 @@ def main() -> int:
     """Write the table, or check it. Returns the exit code."""
     if "--check" not in sys.argv:
         page = PAGE.read_text()
-        PAGE.write_text(f"{page.split(BEGIN)[0]}{BEGIN}\n{table()}\n{END}{page.split(END)[1]}")
+        PAGE.write_text(f"{page.split(BEGIN)[0]}{BEGIN}\n{tables()}\n{END}{page.split(END)[1]}")
     found = problems()
     for problem in found:
         print(problem, file=sys.stderr)

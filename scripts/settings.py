@@ -70,6 +70,7 @@ VARIABLES = {
     "AGENTIC_LOG_LEVEL": "The level of the logs of `osmosis_grpc.agentic`: DEBUG, INFO, WARNING, ERROR or CRITICAL.",
     "AGENTIC_SAVE_TRAJECTORIES": "Whether AgenticRollout saves trajectories if its configuration does not say it: "
     "`true` or `false`.",
+    "ANTHROPIC_MODEL": "The model of ClaudeAPIClient, if its argument `model` does not name one.",
     "KUBERNETES_SERVICE_HOST": "If it is set, KubernetesCluster uses the service account of its pod.",
     "NO_COLOR": "If it is set, there are no colours.",
     "TERM": "If it is `dumb`, there are no colours and no bars.",

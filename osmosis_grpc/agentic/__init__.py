@@ -2,6 +2,7 @@
 
 from osmosis_grpc.agentic.agent_registry import clear_registry, get_agent_class, list_agents, register_agent
 from osmosis_grpc.agentic.base_agent import BaseAgent
+from osmosis_grpc.agentic.claude_client import ClaudeAPIClient
 from osmosis_grpc.agentic.coding_agent import CodingAgent
 from osmosis_grpc.agentic.config import AgenticRolloutConfig
 from osmosis_grpc.agentic.files import dump_trajectories, load_trajectories
@@ -18,6 +19,7 @@ from osmosis_grpc.agentic.tool_registry import list_tools, register_tool
 from osmosis_grpc.agentic.trajectory import StepType, StopReason, Trajectory, TrajectoryStep
 from osmosis_grpc.agentic.trajectory_client import TrajectoryClient
 from osmosis_grpc.agentic.view import TrajectoryView, trajectory_of
+from osmosis_grpc.tools.base_tool import BaseTool, ToolRegistry
 
 react = agent_runnable(ReActAgent())
 tool = agent_runnable(ToolAgent())
@@ -29,7 +31,9 @@ __all__ = [
     "AgenticRolloutConfig",
     "AnthropicFunction",
     "BaseAgent",
+    "BaseTool",
     "CheckAnswer",
+    "ClaudeAPIClient",
     "CodingAgent",
     "Interaction",
     "LLMConfig",
@@ -43,6 +47,7 @@ __all__ = [
     "StepType",
     "StopReason",
     "ToolAgent",
+    "ToolRegistry",
     "Trajectory",
     "TrajectoryClient",
     "TrajectorySaveError",

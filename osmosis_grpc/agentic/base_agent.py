@@ -64,7 +64,7 @@ class BaseAgent(ABC):
     @property
     def tools(self) -> dict[str, Any]:
         """All tools by name. Within a rollout, those that work in its sandbox."""
-        return {**(opened_tools.get() or self.toolbox.tools), **self.own_tools}
+        return {**self.toolbox.tools, **self.own_tools, **(opened_tools.get() or {})}
 
     def set_interactions(self, interactions: Mapping[str, Any]) -> None:
         """Set the interactions by name. Each is asked about a final answer, see interactions.py."""

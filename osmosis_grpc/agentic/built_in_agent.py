@@ -8,6 +8,7 @@ from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.result_check import RunOutcome
 from osmosis_grpc.agentic.base_agent import BaseAgent
 from osmosis_grpc.agentic.checks import check_count
+from osmosis_grpc.agentic.duck_tools import open_stateful
 from osmosis_grpc.agentic.episode import Episode
 from osmosis_grpc.agentic.llm import LLMFunction
 from osmosis_grpc.agentic.local_engine import run_one
@@ -78,6 +79,8 @@ class BuiltInAgent(BaseAgent):
         async with AsyncExitStack() as stack:
             opened, sandbox = await self.toolbox.open(stack, self.make_sandbox)
             tools = {**opened, **self.own_tools}
+            stateful = await open_stateful(tools, context.rollout_id, stack)
+            tools |= stateful.tools if stateful else {}
             episode = self.episode(context, sandbox)
             await episode.begin()
             schemas = [tool.openai_schema() for tool in tools.values()]

@@ -3,10 +3,12 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AsyncExitStack
 from typing import Any, get_type_hints
 
-from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.errors import InvalidArgument, ToolExecutionError
 from osmosis_grpc.tools import tool
+from osmosis_grpc.tools.base_tool import BaseTool, ToolsOfTrajectory
 from osmosis_grpc.types import ToolDict
 
 
@@ -75,9 +77,11 @@ def _typed(function: Callable[..., Any]) -> Callable[..., Any]:
 def as_tool(given: Any, name: str = "") -> Any:
     """Return a tool with `name`, `openai_schema()` and `run(arguments, context)`.
 
-    `given` is what `@tool` makes, an object with a method execute(), sync or async, or a function. Raises
-    InvalidArgument.
+    `given` is what `@tool` makes, a BaseTool or its class, an object with a method execute(), sync or async, or a
+    function. Raises InvalidArgument.
     """
+    if isinstance(given, BaseTool) or (isinstance(given, type) and issubclass(given, BaseTool)):
+        return StatefulTool(given, name)
     if hasattr(given, "openai_schema") and hasattr(given, "run"):
         return given if name in ("", given.name) else _Renamed(given, name)
     function = given if inspect.isroutine(given) else getattr(given, "execute", None)
@@ -86,6 +90,39 @@ def as_tool(given: Any, name: str = "") -> Any:
     own_name = name or getattr(given, "name", "") or getattr(function, "__name__", "")
     about = getattr(given, "description", "") or inspect.getdoc(function) or inspect.getdoc(type(given)) or ""
     return DuckTool(own_name, function, str(about))
+
+
+class StatefulTool:
+    """A BaseTool, of whose class each trajectory gets a new object. An object itself serves all trajectories.
+
+    It shows the schema. open() gives the tool of one trajectory.
+    """
+
+    def __init__(self, given: BaseTool | type[BaseTool], name: str) -> None:
+        self._given = given
+        shown = given() if isinstance(given, type) else given
+        self._shown = shown.as_tool(name)
+        self.name = self._shown.name
+
+    def openai_schema(self) -> ToolDict:
+        """Return the schema in OpenAI's format."""
+        return self._shown.openai_schema()
+
+    def of_trajectory(self) -> BaseTool:
+        """Return the object for a trajectory."""
+        return self._given() if isinstance(self._given, type) else self._given
+
+    async def run(self, arguments: Mapping[str, Any], context: Any = None) -> Any:
+        """Raise ToolExecutionError, because no trajectory has created the tool."""
+        raise ToolExecutionError(f"the tool {self.name} belongs to a rollout, and none runs", "", self.name)
+
+
+async def open_stateful(
+    tools: Mapping[str, Any], trajectory_id: str, stack: AsyncExitStack
+) -> ToolsOfTrajectory | None:
+    """Create the stateful ones of these tools for a trajectory. `stack` releases them. None if there are none."""
+    stateful = {name: each.of_trajectory() for name, each in tools.items() if isinstance(each, StatefulTool)}
+    return await stack.enter_async_context(ToolsOfTrajectory(trajectory_id, stateful)) if stateful else None
 
 
 class _Renamed:

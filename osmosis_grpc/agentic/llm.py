@@ -230,6 +230,8 @@ class _ModelPolicy:
         config = self._function.config
         params = {**config.params, **request.params}
         replaced = {name: params.pop(name) for name in OVERRIDES & params.keys()}
+        if params.get("stream"):
+            raise InvalidArgument("stream", "a reply comes as a whole; leave it out")
         asked = dataclasses.replace(request, params=params)
         async with await self._policy(dataclasses.replace(config, **replaced), keep=not replaced) as policy:
             reply: ChatResponse = await policy(asked)

@@ -10,6 +10,7 @@ from osmosis_grpc.agent.grader_limit import refuse_grader_timeout
 from osmosis_grpc.agent.request import RolloutRequest
 from osmosis_grpc.agent.result_check import RunOutcome
 from osmosis_grpc.agentic.base_agent import BaseAgent, opened_tools
+from osmosis_grpc.agentic.duck_tools import open_stateful
 from osmosis_grpc.agentic.trajectory import COMPLETED, StopReason, Trajectory
 from osmosis_grpc.agentic.view import BEGAN, STOP_REASON
 
@@ -62,7 +63,10 @@ class AgentRunnable:
         prompt = {"content": given[-1].get("content", ""), "messages": given} if given else {"content": ""}
         async with AsyncExitStack() as stack:
             opened, _ = await agent.toolbox.open(stack, agent.make_sandbox)
-            opened_tools.set(opened)  # the runner's task is of this rollout alone
+            stateful = await open_stateful({**opened, **agent.own_tools}, context.rollout_id, stack)
+            opened_tools.set(
+                {**opened, **(stateful.tools if stateful else {})}
+            )  # the runner's task is of this rollout alone
             made = await agent.run_trajectory(prompt=prompt, llm_generate_func=ask, request_id=context.rollout_id)
         if not isinstance(made, Trajectory):
             raise TypeError(f"run_trajectory of {type(agent).__name__} returned a {type(made).__name__}")

@@ -1,7 +1,7 @@
 """Formats rollouts as a table. A column without values is left out.
 
-If a line is too wide, a failure and an activity are in lines below their row, and some columns are left out. Ids stay
-whole: if a line is still too wide, each id is in the line above its row.
+If a line is too wide, a failure, an activity and an origin are in lines below their row, and some columns are left out.
+Ids stay whole: if a line is still too wide, each id is in the line above its row.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,7 @@ from osmosis_grpc.types.outcome import printable
 GAP = "  "
 NARROWEST = 12
 """The column AGENT is not cut to fewer characters."""
-BELOW = ("FAILURE", "ACTIVITY")
+BELOW = ("FAILURE", "ACTIVITY", "ORIGIN")
 """The columns whose values are below their row if a line is too wide, in this order."""
 LEFT_OUT = ("TOKENS", "IDLE", "CHATS")
 """The columns that are left out if a line is still too wide, in this order."""
@@ -119,7 +119,7 @@ COLUMNS: dict[str, Callable[[RolloutInfo, float], str]] = {
     "ACTIVITY": _activity,
     "REWARD": lambda info, now: "" if info.reward is None else f"{info.reward:.4g}",
     "TOKENS": lambda info, now: str(info.response_tokens),
-    "FORKED FROM": lambda info, now: "" if info.fork is None else str(info.fork),
+    "ORIGIN": lambda info, now: "" if info.fork is None else f"fork of {info.fork}",
     "FAILURE": _failure,
 }
 ALWAYS = ("ID", "AGENT", "STATE")

@@ -215,7 +215,10 @@ class Attachment:
         self.tenant.away_since = None
         self._resent.clear()
         self._chat_window = window_of(hello)
-        self._rollout_window = self._largest_rollout_window = granted
+        self._rollout_window = granted
+        # The trainer perhaps does not know all rollouts of earlier streams. If an Init beyond the window then ended the
+        # stream, the trainer would send the same Init on each new stream, and no rollout would go on.
+        self._largest_rollout_window = granted + self.tenant.open
         blobs = BLOBS in self._features
         for result in self._results.values():
             if blobs is not had_blobs:

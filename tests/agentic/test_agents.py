@@ -289,7 +289,7 @@ async def test_arl29_tokens_are_counted_by_the_model_or_not_at_all():
     assert (await rollout_of(Script(ANSWER)).run("Q")).total_tokens is None
 
 
-async def test_arl29_tokens_masks_and_logprobs_are_those_of_the_outcome():
+async def test_arl29_arl48_tokens_masks_and_logprobs_are_those_of_the_outcome():
     trajectory = await rollout_of(Script("Action: add(1)", ANSWER, tokens=True)).run("Q")
     [segment] = trajectory.segments
     assert segment["ids"] == [1, 2, 11, 12, 13, 7, 21, 22, 23]

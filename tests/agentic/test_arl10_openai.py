@@ -80,5 +80,7 @@ async def test_arl10_the_key_is_in_no_error_and_no_log(status, caplog):
 async def test_arl10_wrong_configuration_names_the_field():
     with pytest.raises(TypeError, match="modle"):
         OpenAIFunction(model="m", modle="x")
+    with pytest.raises(LLMError, match="stream: a reply comes as a whole"):
+        await OpenAIFunction(model="m", api_key=KEY)(QUESTION, stream=True)
     with pytest.raises(LLMError, match="base_url"):
         await OpenAIFunction(model="m", base_url="ftp://x", api_key=KEY)(QUESTION)

@@ -1,7 +1,7 @@
 """Replies with the labels Thought, Action and Final Answer: a table, and format and parse as inverses."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from osmosis_grpc.agentic.react_format import read_reply, write_reply
@@ -125,7 +125,7 @@ ARGUMENTS = st.dictionaries(NAMES | st.text(), JSON, max_size=4)
 PLAIN = st.text("abc ,.()=\"'{}[]\\é\n").map(lambda text: " ".join(text.split()))
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(PLAIN, st.lists(st.tuples(NAMES, ARGUMENTS), max_size=3), st.none() | PLAIN)
 def test_arl18_what_is_written_is_read_back(thought, calls, answer):
     expected = [("thought", thought)] if thought else []

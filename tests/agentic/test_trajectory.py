@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from osmosis_grpc.agentic import StepType, StopReason, Trajectory, TrajectoryStep
@@ -57,13 +57,13 @@ def test_arl23_there_are_five_step_types_and_no_other_is_read():
         TrajectoryStep.from_dict({"step_type": "guess", "content": ""})
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(STEPS)
 def test_arl24_a_step_survives_json(step):
     assert TrajectoryStep.from_dict(json.loads(json.dumps(step.to_dict()))) == step
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(TRAJECTORIES)
 def test_arl25_a_trajectory_survives_json(trajectory):
     assert Trajectory.from_dict(json.loads(json.dumps(trajectory.to_dict()))) == trajectory

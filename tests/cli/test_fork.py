@@ -2,11 +2,13 @@
 
 import json
 import os
+from collections import Counter
 from pathlib import Path
 
 import pyarrow.parquet as parquet
 import pytest
 
+from osmosis_grpc.export import load_outputs
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import Trainer
 from osmosis_grpc.types import RolloutFilter
@@ -108,8 +110,7 @@ async def test_a_fork_that_cannot_start_says_why(recorded, arguments, problem):
 async def test_lists_events_and_views_know_the_origin(recorded, forked):
     listed = await command("list", *STATE, "--forked-from", "r1")
     assert "f1" in listed.stdout
-    assert "FORKED FROM" in listed.stdout
-    assert "r1 at chat main 2" in listed.stdout
+    assert "fork of r1 at chat main 2" in listed.stdout
     assert "no rollout matches" in (await command("list", *STATE, "--forked-from", "f1")).stdout
     printed = " ".join((await command("events", *STATE, "f1")).stdout.split())
     assert "chat main 2 recorded in the original" in printed
@@ -128,11 +129,30 @@ async def test_exports_of_a_fork_have_its_live_replies(recorded, tmp_path):
     assert origin == ["r1", "main", 2]
     assert rows["r1"]["forked_from"] is None
     segments = parquet.read_table(tmp_path / "made" / "segments.parquet").to_pylist()
-    trained = [(row["sample"], chat) for row in segments if row["rollout_id"] == "f1" for chat in row["chats"]]
-    assert sorted(trained) == sorted(CHATS[2:])
+    chats = [(row["sample"], chat) for row in segments if row["rollout_id"] == "f1" for chat in row["chats"]]
+    assert sorted(chats) == sorted(CHATS[2:])
     assert all(sum(row["mask"]) for row in segments if row["rollout_id"] == "f1")
-    done = await command("export", *STATE, "--to", "atif", "--output", "atif.jsonl")
-    assert done.exit_code == 0, done.output
+    assert (await command("export", *STATE, "--to", "verl", "--output", "verl.jsonl")).exit_code == 0
+    trained, expected = Counter(), Counter()
+    for line in load_outputs("verl.jsonl"):
+        trained[line["rollout_id"]] += sum(line["output"]["response_mask"])
+    for row in segments:
+        expected[row["rollout_id"]] += sum(row["mask"])
+    assert trained == expected
+
+
+async def test_the_atif_steps_of_a_fork_have_the_tokens_of_its_live_replies(recorded):
+    """The main conversation of f2 has three replies, and only the last one is live."""
+    async with Trainer([recorded.address], policy) as trainer:
+        fork = await trainer.rollout(rollout_id="f2", messages=[USER], fork=fork_at(("helper", 2)))
+    assert (await command("export", *STATE, "--to", "atif", "--output", "made")).exit_code == 0
+    made = next(json.loads(path.read_text()) for path in Path("made").iterdir() if path.name.startswith("f2"))
+    assert made["extra"]["osmosis"]["forked_from"]["sample"] == "helper"
+    steps = [step for step in made["steps"] if step["source"] == "agent"]
+    assert [step["message"] for step in steps] == ["r1 main 1", "r1 main 2", "f2 main 4"]
+    assert ["metrics" in step for step in steps] == [False, False, True]
+    (segment,) = fork.samples["main"].segments
+    assert steps[2]["metrics"]["completion_token_ids"] == segment.ids[segment.mask()].tolist()
 
 
 async def test_replay_all_reports_the_rollouts_that_differ_and_where(recorded, forked):

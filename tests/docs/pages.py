@@ -145,6 +145,7 @@ PAGES = {
     for name in (
         "README.md",
         "docs/agents.md",
+        "docs/agentic.md",
         "docs/workflows.md",
         "docs/test.md",
         "docs/eval.md",
@@ -158,5 +159,6 @@ PAGES = {
         "docs/control.md",
         "docs/query.md",
         "docs/export.md",
+        "docs/sandbox.md",
     )
 }

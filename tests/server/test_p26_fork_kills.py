@@ -53,15 +53,8 @@ async def killed(tmp_path, place, between=lambda: None):
     return original, outcome, sampled, kinds
 
 
-@pytest.mark.parametrize(
-    "place",
-    [
-        "chat.open:8",
-        pytest.param("rollout.started:2", marks=pytest.mark.slow),
-        pytest.param("init.committed:2", marks=pytest.mark.slow),
-        pytest.param("result.before:2", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["init.committed:2", "rollout.started:2", "chat.open:8", "result.before:2"])
 async def test_p26_a_killed_fork_continues_with_equal_chats(tmp_path, place):
     original, outcome, sampled, kinds = await killed(tmp_path, place)
     assert (outcome.status, outcome.reward) == (OutcomeStatus.COMPLETED, 1.0), outcome.failure

@@ -105,7 +105,7 @@ def batch_of(questions, copies=1, **columns):
     return DataProto.from_dict(non_tensors=made, meta_info={"validate": False, "global_steps": 7})
 
 
-async def test_the_batch_of_verl_has_the_tokens_masks_logprobs_and_rewards_of_the_rollouts(worker):
+async def test_arl48_arl49_the_batch_of_verl_has_the_tokens_masks_logprobs_and_rewards_of_the_rollouts(worker):
     made = worker()
     batch = await made.generate_sequences(batch_of(QUESTIONS, copies=2))
     chats = {}
@@ -151,7 +151,7 @@ async def test_an_aborted_reply_is_asked_again_and_is_one_reply(worker):
     assert batch.batch["rm_scores"].sum() == 1.0
 
 
-async def test_v1_gets_a_list_with_whole_numbers_as_steps(worker):
+async def test_arl49_v1_gets_a_list_with_whole_numbers_as_steps(worker):
     made = worker()
     batch = batch_of({"What is 2 + 3?": "5"}, uid="abc", session_id=3, global_steps=12)
     row = {name: values[0] for name, values in batch.non_tensor_batch.items()}

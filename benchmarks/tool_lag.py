@@ -1,0 +1,68 @@
+"""The lag of the event loop while tools work in a sandbox.
+
+python -m benchmarks.tool_lag [--seconds 5] [--megabytes 1000] [--json]
+
+A timer fires every millisecond; the lag is the time by which it is late. The tools run one after the other: a command
+that sleeps for `seconds`, a search for a pattern that never ends, with a limit of `seconds`, and a command that prints
+`megabytes`. The first figure is the lag without a tool.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable
+from typing import Any
+
+from benchmarks.figures import Broken, progress, run
+from osmosis_grpc.errors import ToolArgumentError
+from osmosis_grpc.supervise import OnFailure, child, job
+from osmosis_grpc.tools import bash_tool, search_tool
+from osmosis_grpc.tools.sandbox import LocalSandbox
+
+TICK = job("benchmarks.tick", OnFailure.RAISE)
+EVERY = 0.001
+"""Seconds between two ticks."""
+
+
+async def measure(seconds: int, megabytes: int) -> dict[str, Any]:
+    """Measure the largest lag during each tool, in milliseconds."""
+    lags: dict[str, float] = {}
+    async with LocalSandbox() as box:
+        bash, search = bash_tool(box, timeout=600), search_tool(box, timeout=seconds)
+        await box.write_file("long", b"a" * 100)
+        pattern = {"command": "search_text", "pattern": "^(a+)+$b", "regex": True}
+        print_much = f"yes | head -c {megabytes}000000"
+        lags["idle"], _ = await _lag(asyncio.sleep(seconds))
+        lags["sleep"], slept = await _lag(bash.run({"command": f"sleep {seconds}"}))
+        lags["search"], found = await _lag(search.run(pattern))
+        lags["print"], printed = await _lag(bash.run({"command": print_much}))
+        isolation = box.isolation.method
+    if slept["return_code"] or found is not None or not printed["stdout_truncated"] or printed["return_code"]:
+        raise Broken("a tool did not end as expected")
+    return {"isolation": isolation} | {f"{name}_lag_ms": round(lag * 1000, 1) for name, lag in lags.items()}
+
+
+async def _lag(work: Awaitable[Any]) -> tuple[float, Any]:
+    """Return the largest lag during some work, and its result; None if a tool has refused its arguments."""
+    progress("tool_lag: the next tool runs")
+    largest = 0.0
+
+    async def tick() -> None:
+        nonlocal largest
+        while True:
+            due = time.perf_counter() + EVERY
+            await asyncio.sleep(EVERY)
+            largest = max(largest, time.perf_counter() - due)
+
+    ticking = child(TICK, tick())
+    result = None
+    try:
+        with contextlib.suppress(ToolArgumentError):
+            result = await work
+    finally:
+        ticking.cancel()
+    return largest, result
+
+
+if __name__ == "__main__":
+    run(__doc__, measure, seconds=5, megabytes=1000)
