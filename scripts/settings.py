@@ -20,7 +20,6 @@ from typer.main import get_command
 from osmosis_grpc import policies
 from osmosis_grpc.agent.workflow_config import AgentWorkflowConfig, ConcurrencyConfig, GraderConfig
 from osmosis_grpc.agentic import AgenticRolloutConfig, AnthropicFunction, LLMConfig, OpenAIFunction, Retries
-from osmosis_grpc.agentic import AgenticRolloutConfig, LLMConfig
 from osmosis_grpc.cli.commands import app
 from osmosis_grpc.console.line import FIELDS
 from osmosis_grpc.console.option import Field
@@ -86,8 +85,6 @@ VARIABLES = {
     "OSMOSIS_CHAT_COMPLETIONS_URL": "The `chat_completions_url` of a context without a rollout's own base URL.",
     "OSMOSIS_API_KEY": "The `api_key` of such a context.",
     "OSMOSIS_ROLLOUT_ID": "The `rollout_id` of such a context.",
-    "AGENTIC_LOG_LEVEL": "The level of the log of `osmosis_grpc` in programs with an `AgenticRollout`.",
-    "AGENTIC_SAVE_TRAJECTORIES": "The default of `save_trajectories` of `AgenticRolloutConfig`.",
     "PATH": "Where the programs of `serve --command` are searched. They get it, too.",
     "VIRTUAL_ENV": "If neither this nor `CONDA_PREFIX` names an environment, the programs of `serve --command` get the "
     "server's own Python as `python`.",
@@ -105,7 +102,6 @@ CLASSES: dict[str, tuple[type, ...]] = {
     "The Agentic Rollout Library": (AgenticRolloutConfig, OpenAIFunction, AnthropicFunction, LLMConfig, Retries),
     "Sandboxes in Kubernetes": (KubernetesCluster, KubernetesConfig),
     "Agent loops": (RolloutAgentLoop,),
-    "Agentic Rollout Library": (AgenticRolloutConfig, LLMConfig),
     "Workflows and graders": (AgentWorkflowConfig, GraderConfig, ConcurrencyConfig),
 }
 """The classes with settings, by heading."""

@@ -293,9 +293,7 @@ async def stream_steps(h, fail):
     rollout = AgenticRollout(AgenticRolloutConfig(), lambda messages: "Final Answer: 5")
     fail()
     with pytest.raises(OSError, match="injected"):
-        async with AgenticRollout(AgenticRolloutConfig(), lambda messages: "Final Answer: 5").stream(
-            "2 + 3?"
-        ) as stream:
+        async with rollout.stream("What is 2 + 3?") as stream:
             async for _ in stream:
                 pass
 
