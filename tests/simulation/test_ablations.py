@@ -1,5 +1,7 @@
 """Safeguards that are switched off are found by a known seed. `make sim-ablations` runs the whole table."""
 
+from inspect import Parameter, signature
+
 import pytest
 
 from tests.simulation.ablations.search import found_by
@@ -12,6 +14,16 @@ FOUND = {"joining of chats": 1, "result ids": 18}
 def test_there_are_many_safeguards_and_each_says_what_breaks():
     assert len(TABLE) >= 25
     assert all(ablation.breaks for ablation in TABLE.values())
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_replacement_has_the_parameters_of_the_function(name):
+    original = getattr(TABLE[name].owner, TABLE[name].function)
+    wanted, own = (list(signature(one).parameters.values()) for one in (original, TABLE[name].replace(original)))
+    if not any(one.kind is Parameter.VAR_POSITIONAL for one in own):
+        named = [one.name for one in own if one.kind is not Parameter.VAR_KEYWORD]
+        assert named == [one.name for one in wanted][: len(named)]
+        assert len(named) == len(wanted) or any(one.kind is Parameter.VAR_KEYWORD for one in own)
 
 
 @pytest.mark.parametrize("name", FOUND)
