@@ -257,6 +257,12 @@ async def test_arl21_a_reply_has_several_calls_with_a_limit_and_an_answer_beside
     assert [t["function"]["name"] for t in llm.params[0]["tools"]] == ["slow"]
 
 
+async def test_arl21_an_answer_beside_an_action_is_left_out_because_the_model_has_not_seen_the_result():
+    trajectory = await rollout_of(Script("Action: add(1, 2)\nFinal Answer: 4", "Final Answer: 3")).run("Q")
+    assert kinds(trajectory) == ["observation", "action", "action_result", "final_answer"]
+    assert trajectory.get_final_response() == "3"
+
+
 async def test_arl21_arguments_that_are_no_json_are_an_error_of_their_call():
     trajectory = await rollout_of(Script(calls(("add", "{"), ("add", {"a": 1})), "42"), "tool").run("Q")
     assert [step.metadata.get("success") for step in trajectory.steps if step.step_type is StepType.ACTION_RESULT] == [
