@@ -24,6 +24,7 @@ ORACLES: tuple[Oracle, ...] = (
     lifecycle.one_run,
     lifecycle.delivered_once,
     lifecycle.events_without_gaps,
+    lifecycle.readers_reach_the_end,
     lifecycle.windows_kept,
     lifecycle.within_capacity,
     lifecycle.nothing_left,

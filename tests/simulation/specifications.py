@@ -219,11 +219,9 @@ def calls_of(records: Iterable[Record], forgetful: Container[str] = ()) -> tuple
             own = _server_calls(asked, answers, ends.get((who, rollout), {}))
             # A cancel of a group, of a prefix or of everything may have met this rollout, or not.
             broad = (Call("Cancel", 0, "", record.number) for record in servers.get((who, ""), ()))
-            # The trainer's answer to a chat tells a server of a higher attempt.
-            higher: dict[int, int] = {}
-            for record in begins.get(rollout, ()):
-                higher.setdefault(record.attempt, record.number)
-            elsewhere = (Call("supersede", attempt, "", number) for attempt, number in higher.items() if attempt > 1)
+            # The trainer's answer to a chat tells a server of a higher attempt, also before its Init is sent.
+            higher = {record.attempt for record in begins.get(rollout, ()) if record.attempt > 1}
+            elsewhere = (Call("supersede", attempt, "", 0) for attempt in sorted(higher))
             found_servers.append(
                 Calls(who, rollout, [*own, *broad, *elsewhere, *_faults(faults.get(who), who in forgetful)])
             )

@@ -225,6 +225,15 @@ BROKEN: dict[str, tuple[str, list[Change]]] = {
             plus((2.6, "trainer-1", "event", {"reader": 2, "number": 2, "kind": "Resumed"})),
         ],
     ),
+    "a reader that never ends": (
+        "readers reach the end",
+        [plus((1.9, "trainer-1", "events begin", {"reader": 3, "number": 1}), (90.0, "trainer-1", "close", {}))],
+    ),
+    "a reply of the ledger is sampled again": ("sampled once", [crash("trainer-1", 3.5), sampling(3.6, "d2")]),
+    "a superseded attempt runs on": (
+        "attempts rise",
+        [run(1.65, "server-1", 7, attempt=2), again(20.0, "got", draw="d1")],
+    ),
     "a gap in the journal": ("events without gaps", [changed("in journal", events=(1, 9, 8))]),
     "too many chats": (
         "windows kept",

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
+from tests.simulation.plan import Plan
+
 Replace = Callable[[Any], Any]
 """Takes the product's function and returns the one that stands there during the run."""
 
@@ -20,6 +22,13 @@ class Ablation:
     owner: Any
     function: str
     replace: Replace
+    needs: tuple[str, ...]
+    """The faults, conditions and transports without which the fault cannot show: other seeds are not run."""
+
+    def can_show(self, plan: Plan) -> bool:
+        """Returns whether a world with this plan has what the fault needs."""
+        has = {*plan.faults, *plan.conditions, *(trainer.transport for trainer in plan.trainers)}
+        return has.issuperset(self.needs)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -32,12 +41,12 @@ TABLE: dict[str, Ablation] = {}
 """All ablations by name."""
 
 
-def without(name: str, owner: Any, function: str, breaks: str) -> Callable[[Replace], Replace]:
+def without(name: str, owner: Any, function: str, breaks: str, *needs: str) -> Callable[[Replace], Replace]:
     """Adds an ablation. The decorated function takes the product's function and returns its replacement."""
 
     def add(replace: Replace) -> Replace:
         assert hasattr(owner, function), f"{owner} has no {function}"
-        TABLE[name] = Ablation(name, breaks, owner, function, replace)
+        TABLE[name] = Ablation(name, breaks, owner, function, replace, needs)
         return replace
 
     return add

@@ -39,7 +39,15 @@ def _(original: Any) -> Any:
     return find_or_begin
 
 
-@without("attempts of Init", Acceptance, "_find_or_begin", "an Init of a lower attempt starts beside the higher one")
+@without(
+    "attempts of Init",
+    Acceptance,
+    "_find_or_begin",
+    "an Init of a lower attempt starts beside the higher one",
+    "supersede",
+    "callback",
+    "spike",
+)
 def _(original: Any) -> Any:
     def find_or_begin(self: Any, init: Any, owner: str, peer: Any) -> Any:
         table = self._context.table
@@ -55,7 +63,9 @@ def _(original: Any) -> Any:
     return find_or_begin
 
 
-@without("tombstones", Tombstones, "take", "a cancel that came before its Init has no effect")
+@without(
+    "tombstones", Tombstones, "take", "a cancel that came before its Init has no effect", "cancel", "callback", "spike"
+)
 def _(original: Any) -> Any:
     return lambda self, record: False
 
@@ -76,15 +86,26 @@ def _at_once(kind: type) -> Any:
     return ablate
 
 
-without("commit before an Init is answered", EventLog, "append", "a crash forgets an accepted rollout")(
-    _at_once(events.Accepted)
-)
-without("commit before an outcome is sent", EventLog, "append", "after a crash a rollout ends a second time")(
-    _at_once(events.Ended)
-)
+without(
+    "commit before an Init is answered", EventLog, "append", "a crash forgets an accepted rollout", "crash at a commit"
+)(_at_once(events.Accepted))
+without(
+    "commit before an outcome is sent",
+    EventLog,
+    "append",
+    "after a crash a rollout ends a second time",
+    "crash at a commit",
+)(_at_once(events.Ended))
 
 
-@without("commit before a cancel is answered", JournaledRequests, "on_cancel", "a crash takes back an answered cancel")
+@without(
+    "commit before a cancel is answered",
+    JournaledRequests,
+    "on_cancel",
+    "a crash takes back an answered cancel",
+    "crash at a commit",
+    "cancel",
+)
 def _(original: Any) -> Any:
     def on_cancel(self: Any, ask: Any) -> None:
         barrier, self._engine.log.barrier = self._engine.log.barrier, lambda then: then(None)
@@ -96,12 +117,26 @@ def _(original: Any) -> Any:
     return on_cancel
 
 
-@without("cancel in the journal", Runner, "cancel", "after a crash a cancelled rollout runs on")
+@without(
+    "cancel in the journal",
+    Runner,
+    "cancel",
+    "after a crash a cancelled rollout runs on",
+    "crash server",
+    "cancel",
+    "wild agents",
+)
 def _(original: Any) -> Any:
     return lambda self, record, reason: self.decide(record, Termination.cancelled(reason))
 
 
-@without("silence of superseded attempts", Runner, "supersede", "a superseded attempt runs on beside the newer one")
+@without(
+    "silence of superseded attempts",
+    Runner,
+    "supersede",
+    "a superseded attempt runs on beside the newer one",
+    "supersede",
+)
 def _(original: Any) -> Any:
     return nothing(original)
 
@@ -111,12 +146,18 @@ def _(original: Any) -> Any:
     return nothing(original)
 
 
-@without("end without the agent", Runner, "_abandon", "an agent that ignores its cancel keeps its rollout open")
+@without(
+    "end without the agent",
+    Runner,
+    "_abandon",
+    "an agent that ignores its cancel keeps its rollout open",
+    "wild agents",
+)
 def _(original: Any) -> Any:
     return nothing(original)
 
 
-@without("time limit of rollouts", Runner, "limit", "an agent that hangs never ends")
+@without("time limit of rollouts", Runner, "limit", "an agent that hangs never ends", "wild agents")
 def _(original: Any) -> Any:
     return nothing(original)
 
@@ -126,7 +167,7 @@ def _(original: Any) -> Any:
     return nothing(original)
 
 
-@without("slots", Admission, "enter", "more agents run than a server has slots for")
+@without("slots", Admission, "enter", "more agents run than a server has slots for", "tiny limits")
 def _(original: Any) -> Any:
     def enter(self: Any, record: Any) -> bool:
         record.reserved = False
@@ -149,7 +190,7 @@ def _(original: Any) -> Any:
     return send
 
 
-@without("recovery", Recovery, "recover", "rollouts of the previous process never end")
+@without("recovery", Recovery, "recover", "rollouts of the previous process never end", "crash server")
 def _(original: Any) -> Any:
     def recover(self: Any, peer_of: Any) -> Any:
         journal = self._context.journal
@@ -162,12 +203,20 @@ def _(original: Any) -> Any:
     return recover
 
 
-@without("recorded replies", Recording, "reply", "after a crash an agent's answered chats are asked again")
+@without(
+    "recorded replies", Recording, "reply", "after a crash an agent's answered chats are asked again", "crash server"
+)
 def _(original: Any) -> Any:
     return lambda self, asked: None
 
 
-@without("parking", Shutdown, "_end", "a server that stops ends rollouts that its next process could continue")
+@without(
+    "parking",
+    Shutdown,
+    "_end",
+    "a server that stops ends rollouts that its next process could continue",
+    "restart in good order",
+)
 def _(original: Any) -> Any:
     def end(self: Any, record: Any) -> None:
         reason = FailureReason.SHUTDOWN
@@ -176,7 +225,7 @@ def _(original: Any) -> Any:
     return end
 
 
-@without("grace of trainers", Attachments, "_wait_for", "a broken stream ends all rollouts of its trainer")
+@without("grace of trainers", Attachments, "_wait_for", "a broken stream ends all rollouts of its trainer", "cut")
 def _(original: Any) -> Any:
     def wait_for(self: Any, attachment: Any) -> None:
         self._engine.lose(attachment.tenant, "its stream broke")
@@ -185,7 +234,9 @@ def _(original: Any) -> Any:
     return wait_for
 
 
-@without("window of chats", Attachment, "_on_window", "a server opens more chats than its trainer allows")
+@without(
+    "window of chats", Attachment, "_on_window", "a server opens more chats than its trainer allows", "tiny limits"
+)
 def _(original: Any) -> Any:
     def on_window(self: Any, message: Any) -> None:
         self._chat_window = 1_000_000
@@ -194,7 +245,7 @@ def _(original: Any) -> Any:
     return on_window
 
 
-@without("resending after a break", Attachment, "take", "a chat or outcome on a broken stream gets no answer")
+@without("resending after a break", Attachment, "take", "a chat or outcome on a broken stream gets no answer", "cut")
 def _(original: Any) -> Any:
     def take(self: Any, stream: Any, hello: Any, *, granted: int) -> None:
         self._open.clear()
@@ -212,6 +263,8 @@ def _(original: Any) -> Any:
     return ask
 
 
-@without("deletion of credentials", Secrets, "drop", "the credentials of delivered rollouts stay on the disk")
+@without(
+    "deletion of credentials", Secrets, "drop", "the credentials of delivered rollouts stay on the disk", "callback"
+)
 def _(original: Any) -> Any:
     return nothing(original)

@@ -11,7 +11,6 @@ from osmosis_grpc.trainer.outcome_recorder import OutcomeRecorder
 from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.trainer.transports.attach.event_subscriptions import Subscription, Subscriptions
 from osmosis_grpc.trainer.transports.attach.link import AttachedServer
-from osmosis_grpc.trainer.transports.attach.open_requests import OpenRequests
 from osmosis_grpc.types import Receipt
 from tests.simulation.ablations.ablation import nothing, without
 
@@ -63,7 +62,13 @@ def _(original: Any) -> Any:
     return complete
 
 
-@without("commit before a reply is sent", SqliteLedger, "chat", "a crash loses a reply that its agent has")
+@without(
+    "commit before a reply is sent",
+    SqliteLedger,
+    "chat",
+    "a crash loses a reply that its agent has",
+    "crash at a commit",
+)
 def _(original: Any) -> Any:
     def chat(self: Any, kept: Any, then: Any, *, enter: bool) -> None:
         original(self, kept, lambda result, error: None, enter=enter)
@@ -72,7 +77,9 @@ def _(original: Any) -> Any:
     return chat
 
 
-@without("chats in the ledger", chat_cache, "learn", "after a crash a trainer samples answered chats again")
+@without(
+    "chats in the ledger", chat_cache, "learn", "after a crash a trainer samples answered chats again", "crash trainer"
+)
 def _(original: Any) -> Any:
     return nothing(original)
 
@@ -112,11 +119,6 @@ def _(original: Any) -> Any:
     return send_init
 
 
-@without("resending of cancels", OpenRequests, "resend_all", "a cancel on a broken stream is never answered")
-def _(original: Any) -> Any:
-    return nothing(original)
-
-
 @without("old outcomes", OutcomeRecorder, "record", "an outcome of an old attempt is taken for the newest one's")
 def _(original: Any) -> Any:
     def record(self: Any, report: Any) -> None:
@@ -131,16 +133,6 @@ def _(original: Any) -> Any:
     return record
 
 
-@without("numbers of events", Subscription, "put", "after a break a reader sees events twice, or not at all")
-def _(original: Any) -> Any:
-    def put(self: Any, response: Any) -> bool:
-        if response.HasField("event"):
-            self._after = response.event.event_number - 1
-        return original(self, response)
-
-    return put
-
-
 @without("resuming of subscriptions", Subscription, "message", "after a break a reader begins at the first event again")
 def _(original: Any) -> Any:
     def message(self: Any) -> Any:
@@ -152,7 +144,9 @@ def _(original: Any) -> Any:
     return message
 
 
-@without("repeating of subscriptions", Subscriptions, "resend_all", "after a break a reader gets no further event")
+@without(
+    "repeating of subscriptions", Subscriptions, "resend_all", "after a break a reader gets no further event", "cut"
+)
 def _(original: Any) -> Any:
     return nothing(original)
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from tests.simulation.ablations.ablation import Ablation
 from tests.simulation.judge import findings
+from tests.simulation.plan import plan_of
+from tests.simulation.processes import Randomness
 from tests.simulation.world import quiet, world_of
 
 
@@ -20,6 +22,8 @@ class Found:
 def found_by(ablation: Ablation, folder: Path, *, seeds: int, rollouts: int, first: int = 1) -> Found | None:
     """Returns how the fault of an ablation is found; None if `seeds` seeds from `first` on do not show it."""
     for seed in range(first, first + seeds):
+        if not ablation.can_show(plan_of(seed, Randomness(seed), rollouts=rollouts)):
+            continue
         with ablation.applied():
             found = judged(seed, folder, rollouts)
         if found is not None and judged(seed, folder, rollouts) is None:

@@ -61,6 +61,12 @@ class Evidence:
         """Returns how often a process had died before a record."""
         return bisect_right(self._deaths.get(who, ()), number)
 
+    def death_after(self, who: str, number: int) -> float:
+        """Returns the simulated time of a process's first death after a record; infinity if there is none."""
+        numbers = self._deaths.get(who, [])
+        position = bisect_right(numbers, number)
+        return self.records[numbers[position] - 1].time if position < len(numbers) else float("inf")
+
     def forgot_between(self, who: str, first: int, second: int) -> bool:
         """Returns whether a process without a disk died between two records."""
         return who in self.forgetful and self.died_between(who, first, second)

@@ -6,8 +6,12 @@ from collections.abc import Iterator
 from tests.simulation.history import Record
 from tests.simulation.oracles.evidence import Evidence, Finding
 
+STOPPING = 10.0
+"""A superseded attempt gets no further reply after so many simulated seconds."""
 OVER = ("returned", "raised", "stopped agent")
 """The operations that end a run of an agent."""
+READING = 60.0
+"""A reader has all events of an ended rollout after so many simulated seconds without faults."""
 QUIET = 1500.0
 """After the last fault, everything ends within so many simulated seconds.
 
@@ -17,6 +21,7 @@ It is longer than `lost_after`, `trainer_grace` and the longest pause of an outb
 def attempts_rise(evidence: Evidence) -> Iterator[Finding]:
     """No agent of an attempt starts on a server that has started a higher attempt of the rollout."""
     highest: dict[tuple[str, str], Record] = {}
+    sent: set[tuple[str, str, int]] = set()
     for record in evidence.records:
         if record.op == "forget":
             highest = {key: value for key, value in highest.items() if key[0] != record.who}
@@ -26,6 +31,17 @@ def attempts_rise(evidence: Evidence) -> Iterator[Finding]:
                 yield Finding("attempts rise", record.rollout, "an older attempt starts", (before, record))
             else:
                 highest[record.who, record.rollout] = record
+        elif record.op == "got":
+            newer = highest.get((record.who, record.rollout))
+            if newer is not None and record.attempt < newer.attempt and record.time > newer.time + STOPPING:
+                yield Finding("attempts rise", record.rollout, "a superseded attempt runs on", (newer, record))
+        elif record.op == "called" and record["method"] == "Complete":
+            key = record.who, record.rollout, record.attempt
+            newer = highest.get(key[:2])
+            late = newer is not None and record.attempt < newer.attempt and record.time > newer.time + STOPPING
+            if newer is not None and late and key not in sent:
+                yield Finding("attempts rise", record.rollout, "a superseded attempt sends an outcome", (newer, record))
+            sent.add(key)
 
 
 def one_run(evidence: Evidence) -> Iterator[Finding]:
@@ -84,6 +100,32 @@ def events_without_gaps(evidence: Evidence) -> Iterator[Finding]:
         if count and (first != 1 or newest != count):
             what = f"the journal has {count} events, numbered {first} to {newest}"
             yield Finding("events without gaps", record.rollout, what, (record,))
+
+
+def readers_reach_the_end(evidence: Evidence) -> Iterator[Finding]:
+    """A reader that outlives its rollout by a minute sees the rollout's end, if its trainer lives."""
+    readers: dict[str, Record] = {}
+    seen: set[object] = set()
+    ends: dict[str, Record] = {}
+    for record in evidence.records:
+        if record.op == "events begin":
+            readers[record.rollout] = record
+        elif record.op == "event" and record["kind"] in ("Ended", "Delivered"):
+            seen.add(record["reader"])
+        elif record.op == "applied":
+            ends[record.rollout] = record
+        elif record.op == "close":
+            for rollout, begun in readers.items():
+                end = ends.get(rollout)
+                if end is None or begun.who != record.who or begun["reader"] in seen or begun.number > end.number:
+                    continue
+                servers = {run.who for run in evidence.ops_of(rollout, "run")}
+                if not end["result"] or any(evidence.disk_failed(who) or who in evidence.forgetful for who in servers):
+                    continue  # its events may be lost
+                lived = evidence.life(record.who, begun.number) == evidence.life(record.who, record.number) - 1
+                if lived and begun.attempt == end.attempt and record.time > end.time + READING:
+                    what = f"reader {begun['reader']} never saw the end"
+                    yield Finding("readers reach the end", rollout, what, (begun, end, record))
 
 
 def windows_kept(evidence: Evidence) -> Iterator[Finding]:

@@ -115,8 +115,8 @@ def _unexplained(evidence: Evidence, record: Record) -> str:
         return "" if "deadline" in plan else "its time ran out, though it had enough"
     if record["boundary"] == "agent" and any(other.op == "raised" for other in own):
         return ""
-    if "policy fails" in plan or any(other.op == "policy failed" for other in own):
-        return ""
+    if any(other.op == "policy failed" and other["error"] != "Unavailable" for other in own):
+        return ""  # a chat is asked again after Unavailable
     if record["reason"] in ("restart", "shutdown") and _continues(evidence, record):
         return f"it is {status} ({record['reason']}), though its agent is replayable and its server has a journal"
     causes = CAUSES.get((record["boundary"], record["reason"]))

@@ -7,19 +7,28 @@ from itertools import pairwise
 from tests.simulation.history import Record
 from tests.simulation.oracles.evidence import ChatName, Evidence, Finding, chat_name
 
+COMMITTED = 1.0
+"""A reply is in the ledger after so many simulated seconds, if the disk works."""
 LOGPROB_DIGITS = 4
 """Logprobs are float32, and are compared to so many digits."""
 
 
 def sampled_once(evidence: Evidence) -> Iterator[Finding]:
-    """A chat is sampled once while its trainer lives, unless its sampling failed or was abandoned."""
+    """A chat is sampled once while its trainer lives, unless its sampling failed or was abandoned.
+
+    A trainer with a ledger does not sample it again after its death either, if it had the reply a second before.
+    """
+    replied = {record["draw"]: record for record in evidence.by_op["replied"]}
     without_reply = {record["draw"] for op in ("policy failed", "policy cancelled") for record in evidence.by_op[op]}
     sampled: dict[tuple[str, ChatName], list[Record]] = defaultdict(list)
     for record in evidence.by_op["sampled"]:
         sampled[record.who, chat_name(record)].append(record)
     for (who, name), records in sampled.items():
         for first, second in pairwise(records):
-            excused = first["draw"] in without_reply or evidence.died_between(who, first.number, second.number)
+            died = evidence.died_between(who, first.number, second.number)
+            if died and who not in evidence.forgetful and (reply := replied.get(first["draw"])) is not None:
+                died = evidence.death_after(who, reply.number) < reply.time + COMMITTED
+            excused = first["draw"] in without_reply or died
             if not excused and not evidence.disk_failed(who):
                 yield Finding("sampled once", name[0], f"{who} samples a chat twice", (first, second))
 
