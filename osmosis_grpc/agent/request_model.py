@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from osmosis_grpc.agent.sdk_schemas import MessageDict, RolloutId
-from osmosis_grpc.types.requests import DEFAULT_MAX_TOKENS_TOTAL, DEFAULT_MAX_TURNS, Group
+from osmosis_grpc.types.requests import DEFAULT_MAX_TOKENS_TOTAL, DEFAULT_MAX_TURNS, Fork, Group
 
 DEFAULT_MAX_METADATA_SIZE_BYTES = 1024 * 1024
 """The most bytes of a request's metadata as JSON."""
@@ -74,3 +74,4 @@ class RequestModel(BaseModel):
     agent_timeout: float | None = None
     grader_timeout: float | None = None
     evaluation: bool = False
+    fork: Fork | None = None

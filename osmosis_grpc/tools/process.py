@@ -123,7 +123,7 @@ async def run_program(
     """Run a program to its end. If the caller is cancelled, the program is stopped first.
 
     The program is also stopped after `seconds`, and when `give_up` returns. `grace` is the time between SIGTERM and
-    SIGKILL; 0 means no SIGTERM. Raises OSError if the program cannot be started.
+    SIGKILL; 0 means no SIGTERM. Raises OSError if the program cannot be started, and the error of `give_up`.
     """
     started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     ended = child(RUN, program_threads.run(lambda: program.run(stdin), lambda: started.set_result(None)))
@@ -143,6 +143,8 @@ async def run_program(
             raise
         if ended not in done:
             await uninterrupted(_stop(program, ended, grace))
+        if watch is not None and watch in done:
+            watch.result()  # raises the error of give_up
         exit_code = KILLED if ended.cancelled() else ended.result()
         given_up = watch is not None and watch in done and ended not in done
         return Stopped(exit_code=exit_code, seconds=time.monotonic() - began, timed_out=not done, given_up=given_up)

@@ -19,6 +19,7 @@ from osmosis_gateway.routes import gateway_app
 from osmosis_grpc.agent.message_keys import History
 from osmosis_grpc.agent.tools import execute_tool_calls
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
+from osmosis_grpc.agentic import AgenticRollout, AgenticRolloutConfig
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
 from osmosis_grpc.cli.trial import try_out
 from osmosis_grpc.console.logs import BackgroundHandler
@@ -33,6 +34,7 @@ from osmosis_grpc.supervise import DaemonThreads
 from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.tools.process import run_process
+from osmosis_grpc.tools.sandbox import LocalSandbox, SandboxError
 from osmosis_grpc.tools.workspace import Workspace
 from osmosis_grpc.trainer import RolloutClient
 from osmosis_grpc.types import ChatRequest, FailureReason, Group, OutcomeStatus
@@ -274,6 +276,28 @@ async def clean_up(h, fail):
     assert not space.folder.exists()
 
 
+async def watch_a_program(h, fail):
+    async with LocalSandbox() as sandbox:
+        fail()
+        with pytest.raises(SandboxError, match="injected"):
+            await sandbox.run("sleep 60")
+
+
+async def run_a_batch(h, fail):
+    fail()
+    with pytest.raises(OSError, match="injected"):
+        await AgenticRollout(AgenticRolloutConfig(), lambda messages: "Final Answer: 5").run_batch(["What is 2 + 3?"])
+
+
+async def stream_steps(h, fail):
+    rollout = AgenticRollout(AgenticRolloutConfig(), lambda messages: "Final Answer: 5")
+    fail()
+    with pytest.raises(OSError, match="injected"):
+        async with rollout.stream("What is 2 + 3?") as stream:
+            async for _ in stream:
+                pass
+
+
 async def abort_call(h, fail):
     """The abort of a call fails. The next call of the policy works."""
     policy, generator, _ = policy_of(None, generated([1]))
@@ -312,6 +336,9 @@ SCENARIOS = {
     "tools.clean_up": clean_up,
     "tools.read_output": read_output,
     "tools.run_process": run_a_process,
+    "tools.watch_program": watch_a_program,
+    "agentic.rollout": run_a_batch,
+    "agentic.stream": stream_steps,
     "agent.grade_group": grade_group,
     "agent.sync_call": sync_call,
     "agent.tool_call": tool_call,

@@ -13,7 +13,7 @@ from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing import collect_rollout
 from osmosis_grpc.testing.raw.trainer_frames import init
 from osmosis_grpc.trainer import Trainer
-from osmosis_grpc.types import OutcomeStatus
+from osmosis_grpc.types import Fork, OutcomeStatus
 from tests.deployment import PATIENCE, USER, SlowTools, Talk
 
 FRAME = attach_pb2.TrainerFrame
@@ -41,6 +41,13 @@ async def fails_the_agents_chat(h, fail):
     outcome, _ = await collect_rollout(Talk(), lambda request: EchoPolicy()(request), [USER])
     assert (outcome.status, outcome.failure.boundary) == (OutcomeStatus.FAILED, "agent")
     assert "injected" in outcome.failure.message
+
+
+async def fork(h, fail):
+    await h.completes("r1")
+    fail()
+    with pytest.raises(Internal):
+        await h.start("r2", fork=Fork("r1", 1))
 
 
 async def decide(h, fail):
@@ -219,6 +226,7 @@ SCENARIOS = {
     "engine.deadline": agent_loop(fails_its_rollout, "hangs", agent_timeout=0.05),
     "engine.decide": decide,
     "engine.deliver": deliver,
+    "engine.fork": fork,
     "engine.first_delivery": goes_on,
     "engine.resend": resend,
     "engine.start": fails_its_rollout,

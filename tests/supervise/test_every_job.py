@@ -1,6 +1,7 @@
 """Every declared job is made to raise once, and is seen to run again or to be reported.
 
-Those of the trainer and its ledger are in tests/trainer/test_supervised.py.
+The jobs of the trainer and its ledger are in tests/trainer/test_supervised.py. The jobs of the Kubernetes sandbox are
+in tests/tools/kubernetes/test_supervised.py.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ from osmosis_grpc import supervise
 from osmosis_grpc.supervise import OnFailure
 from tests.deployment import deployment
 from tests.supervise import process_jobs, server_jobs
+from tests.tools.kubernetes import test_supervised as pod_jobs
 from tests.trainer import test_supervised as trainer_jobs
 
 for package in (osmosis_grpc, osmosis_gateway):
@@ -28,7 +30,7 @@ JOBS = {name: job for name, job in supervise.declared().items() if not name.star
 
 
 def test_every_declared_job_has_a_scenario():
-    assert set(SCENARIOS) | set(trainer_jobs.SCENARIOS) == set(JOBS)
+    assert set(SCENARIOS) | set(trainer_jobs.SCENARIOS) | set(pod_jobs.SCENARIOS) == set(JOBS)
 
 
 @pytest.mark.parametrize("name", sorted(SCENARIOS))

@@ -92,4 +92,4 @@ async def test_a_trainer_that_is_not_open(call):
 
 def test_every_public_method_is_asked():
     names = {name for name in dir(Trainer([TARGET], EchoPolicy())) if not name.startswith("_")}
-    assert names - {"address"} == {name.partition(" ")[0] for name in CALLS}
+    assert names - {"address", "network"} == {name.partition(" ")[0] for name in CALLS}

@@ -2,8 +2,6 @@
 
 import pytest
 
-pytest.importorskip("kubernetes_asyncio")
-
 from osmosis_grpc.tools.kubernetes import KubernetesCluster, KubernetesConfig
 from tests.tools.kubernetes.api_server import FakeApi, usable
 
@@ -12,6 +10,7 @@ USABLE = usable()
 
 @pytest.fixture
 async def api():
+    pytest.importorskip("kubernetes_asyncio")
     if not USABLE:
         pytest.skip("bubblewrap does not work on this machine")
     async with FakeApi() as made:

@@ -163,7 +163,7 @@ LIMITS = SandboxLimits(
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        ("while :; do :; done", "137|152"),
+        pytest.param("while :; do :; done", "137|152", marks=pytest.mark.slow),
         ("{python} -c 'x = bytearray(10**9)'", "MemoryError"),
         ("head -c 2000000 /dev/zero >file; stat -c %s file", "1048576"),
         ("{python} -c 'a = [open(\"/dev/null\") for _ in range(30)]'", "Too many open files"),
