@@ -7,7 +7,14 @@ import pytest
 from tests.simulation.ablations.search import found_by
 from tests.simulation.ablations.table import TABLE
 
-FOUND = {"joining of chats": 1, "result ids": 18}
+FOUND = {
+    "idempotency of Init": 2,
+    "attempts of Init": 3,
+    "tombstones": 4,
+    "commit before an outcome is sent": 20,
+    "joining of chats": 1,
+    "result ids": 18,
+}
 """A seed that finds the fault, by the name of the safeguard."""
 
 

@@ -62,7 +62,13 @@ def _(original: Any) -> Any:
     return complete
 
 
-@without("commit before a reply is sent", SqliteLedger, "chat", "a crash loses a reply that its agent has", "slow disk")
+@without(
+    "commit before a reply is sent",
+    SqliteLedger,
+    "chat",
+    "a crash loses a reply that its agent has",
+    "crash at a commit",
+)
 def _(original: Any) -> Any:
     def chat(self: Any, kept: Any, then: Any, *, enter: bool) -> None:
         original(self, kept, lambda result, error: None, enter=enter)

@@ -166,7 +166,7 @@ def delivered(evidence: Evidence) -> Iterator[Finding]:
         receipts = [receipt for receipt in record["receipts"] if receipt not in ("superseded", "expired")]
         if sum(receipt == "RECORDED" for receipt in receipts) > 1:
             yield Finding("delivered", record.rollout, "the journal has two receipts RECORDED", (record,))
-        # The foreign trainer repeats an Init also when it has the outcome. A server that forgot the rollout runs it again.
+        # The foreign trainer repeats an Init also when it has the outcome. A server that forgot it runs it again.
         foreign = not evidence.ops_of(record.rollout, "submitted")
         if "CONFLICT" in receipts and not (foreign and evidence.any_fault("forget", who=record.who)):
             yield Finding("delivered", record.rollout, "the trainer has another result of this attempt", (record,))
