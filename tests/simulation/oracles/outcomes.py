@@ -111,7 +111,8 @@ def _unexplained(evidence: Evidence, record: Record) -> str:
         return "" if record["reward"] in rewards else f"its reward is none of {sorted(map(str, rewards))}"
     if status == "CANCELLED":
         cancels = [o for o in evidence.by_op["called"] if o["method"] == "Cancel" and o.rollout in ("", rollout)]
-        asked = evidence.ops_of(rollout, "asks to cancel")
+        # An application also cancels by prefix: the cancel of r3 can meet r30.
+        asked = [o for o in evidence.by_op["asks to cancel"] if rollout.startswith(o.rollout)]
         return "" if cancels or asked else "it is CANCELLED, and no caller has cancelled it"
     if status == "DEADLINE_EXCEEDED":
         return "" if "deadline" in plan else "its time ran out, though it had enough"
