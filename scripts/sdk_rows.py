@@ -112,16 +112,16 @@ GAPS = {
     15: "`POST /rollout` of 0.3.x with its polling lease",
 }
 AGENTIC = {
-    1: "`AgenticRolloutConfig`: each field has an effect; a wrong one is refused by name; dict, JSON, YAML",
+    1: "`AgenticRolloutConfig`: each field has an effect; a wrong one is refused by name; dict, JSON, YAML, metadata",
     2: "the package imports and runs in an environment with its declared libraries only",
     3: "the agent types react, tool and coding run from a configuration; an unknown one is refused with the known ones",
     4: "the options of an agent type reach it; an unread one is refused",
     5: "`tools_config` builds working tools with their options",
-    6: "a rollout as one call and as a stream of steps; a cancel stops the model and the tool",
+    6: "a rollout as one call and as a stream of steps; a cancel and a time limit stop the model and the tool",
     7: "batches: a limit that holds, results in the order of the prompts, failures that stay alone",
     8: "a hundred rollouts at once share nothing",
     9: "LLM functions: sync and async; text, dict and object",
-    10: "the OpenAI-compatible function",
+    10: "the OpenAI-compatible function; **other**: a reply comes as a whole, so `stream=True` is refused",
     11: "the Anthropic function",
     12: "retries by status, within the deadline, as many as configured",
     13: "a model that fails ends the rollout as `llm_error`",
@@ -135,7 +135,7 @@ AGENTIC = {
     21: "native tool calls: several in a reply, with a limit",
     22: "the coding agent fixes failing repositories in a sandbox",
     23: "the five step types",
-    24: "all fields of a step survive JSON",
+    24: "all fields of a step survive JSON, and arrive over gRPC",
     25: "trajectories survive JSON; dicts of the library load",
     26: "the final response",
     27: "tool calls, and malformed ones apart",
@@ -160,7 +160,7 @@ AGENTIC = {
     46: "verl's padded batch",
     47: "verl's V1 records",
     48: "tokens, masks and logprobs over several turns",
-    49: "verl drives our server",
+    49: "verl drives our server; tools of verl run in our agents, and ours in verl",
     50: "the Kubernetes sandbox, and a coding rollout with its patch",
 }
 AGENTIC_HEAD = """\
