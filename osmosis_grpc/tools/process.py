@@ -2,8 +2,8 @@
 
 At the end of a run, the process group gets SIGTERM, then SIGKILL, and then every process with the program's marker in
 its environment gets SIGKILL. A process that has left the group and cleared its environment runs on until no other
-program runs in the workspace; then every process of the workspace's own user gets SIGKILL. In a workspace without a user
-of its own, such a process survives. The server is not forked (Python's subprocess uses vfork here).
+program runs in the workspace; then every process of the workspace's own user gets SIGKILL. In a workspace without a
+user of its own, such a process survives. The server is not forked (Python's subprocess uses vfork here).
 """
 
 import asyncio

@@ -34,8 +34,9 @@ UNREADABLE_SEARCHES = 3
 def kill_marked(markers: Mapping[str, int | None]) -> None:
     """Kill every process whose environment has one of the markers, and the descendants of these processes.
 
-    A marker is that of a workspace, or of one program of a workspace. A marker may have a user, who belongs to the workspace alone; every process of this user is killed. Returns when no
-    such process is left, and at the latest after KILL_WITHIN seconds. Does nothing on a system without /proc.
+    A marker is that of a workspace, or of one program of a workspace. A marker may have a user, who belongs to the
+    workspace alone; every process of this user is killed. Returns when no such process is left, and at the latest after
+    KILL_WITHIN seconds. Does nothing on a system without /proc.
     """
     wanted = {marker.encode() for marker in markers}
     users = {user for user in markers.values() if user is not None}
