@@ -98,7 +98,7 @@ class Program:
             if not isinstance(error, EXPECTED):
                 self.world.found(f"{self.name} ended with {type(error).__name__}: {error}", error)
         if process is self.process and not process.dead:
-            process.dead = process.frozen = True
+            process.kill()
             if self.disk is not None:
                 self.disk.kill()
             self.world.network.gone(process, silently=False)
