@@ -34,6 +34,7 @@ class Faults:
             "crash at a commit": self._crash_at_commit,
             "disk error": self._disk_error,
             "disk full": self._disk_full,
+            "slow disk": self._slow_disk,
             "clock jump": self._clock_jump,
             "drain": self._drain,
             "restart in good order": self._restart,
@@ -215,6 +216,21 @@ class Faults:
         await asyncio.sleep(draw.expovariate(1 / 4.0))  # the clock is simulated
         disk.full = False
         self._note(program.name, "disk free", store="journal or ledger")
+        return True
+
+    async def _slow_disk(self, draw: Random) -> bool:
+        """Makes a journal slow. So a crash often comes between a message and the commit that it has to wait for."""
+        program = self._program(draw, [server for server in self._world.servers if server.durable])
+        if program is None or program.disk is None:
+            return False
+        disk = program.disk
+        usual, disk.slowest = disk.slowest, draw.uniform(0.05, 0.5)
+        self._note(program.name, "slow disk", seconds=round(disk.slowest, 3))
+        await asyncio.sleep(draw.expovariate(1 / 4.0))  # the clock is simulated
+        if draw.random() < 0.5 and program.disk is disk:
+            disk.crash = draw.choice((Crash.BEFORE, Crash.DURING))
+            await asyncio.sleep(2 * disk.slowest)  # the clock is simulated
+        disk.slowest = usual
         return True
 
     def _clock_jump(self, draw: Random) -> bool:
