@@ -181,7 +181,7 @@ def test_the_help_of_flags_names_no_argument_and_breaks_no_line(forked, command)
     if command != "demo":
         assert re.search(r"--module MODULE:ATTR .*\n? *\[required\]", done.stdout)
     if command == "replay":
-        assert "The agent's tools run again" in done.stdout
+        assert "The agents' tools run again" in done.stdout
 
 
 def test_without_a_module_the_usage_is_shown(here):

@@ -276,11 +276,13 @@ class Faults:
         found = self._running(draw)
         if found is None:
             return False
-        program, _, plan = found
+        program, application, plan = found
         trainer = program.trainer
         assert trainer is not None
-        self._note(program.name, "asks to cancel", plan.rollout_id)
         by_prefix = draw.random() < 0.2
+        for other in application.asked if by_prefix else [plan]:
+            if other.rollout_id.startswith(plan.rollout_id):
+                self._note(program.name, "asks to cancel", other.rollout_id)
         program.call(lambda: trainer.cancel(prefix=plan.rollout_id) if by_prefix else trainer.cancel(plan.rollout_id))
         return True
 

@@ -27,7 +27,7 @@ from tests.simulation.system import SimulatedSystem
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-WATCH = job("simulation.watch", OnFailure.RESTART)
+WATCH = job("test.watch_program", OnFailure.RESTART)
 SERVER_PORT, TRAINER_PORT = 50_051, 60_051
 EXPECTED = (CallError, LedgerError, JournalError, TrainerFailed, OSError)
 """Errors with which a program may end when its disk fails. Any other error is a finding."""
