@@ -147,6 +147,7 @@ def test_c02_warnings_do_not_fail(here):
         ("agent", "'agent' is not MODULE:ATTRIBUTE"),
         ("agent:nothing", "agent has no attribute 'nothing'; it has: Good ("),
         ("json:agent", "json has no attribute 'agent', and no agent loop ("),
+        ("osmosis_grpc.agentic:agent", "osmosis_grpc.agentic has no attribute 'agent'; it has: coding, react, tool ("),
         ("own/three:agent", "'own/three:agent' names a file; name the module: own.three:agent"),
         ("./three.py:agent", "name the module: three:agent"),
         ("own/three.py", "there is no folder 'own' in "),
@@ -181,7 +182,7 @@ def test_the_help_of_flags_names_no_argument_and_breaks_no_line(forked, command)
     if command != "demo":
         assert re.search(r"--module MODULE:ATTR .*\n? *\[required\]", done.stdout)
     if command == "replay":
-        assert "The agent's tools run again" in done.stdout
+        assert "The agents' tools run again" in done.stdout
 
 
 def test_without_a_module_the_usage_is_shown(here):

@@ -6,6 +6,7 @@ import gc
 import logging
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -193,7 +194,9 @@ class World:
             self.processes.clear()
             self.servers.clear()
             self.trainers.clear()
-            gc.collect()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # a killed process leaves coroutines that never began
+                gc.collect()
         finally:
             sys.unraisablehook = hook
         shutil.rmtree(self.folder, ignore_errors=True)
