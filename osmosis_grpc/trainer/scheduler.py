@@ -183,6 +183,7 @@ class Scheduler(Owner):
         self.forget(rollout)
         if not rollout.done.done():
             rollout.done.set_exception(error)
+        self._loop.call_soon(self.changed)  # its slot is free
 
     def unwritten(self, rollout: Rollout, error: LedgerError) -> None:
         """Handle a rollout whose Init the ledger could not commit.

@@ -30,6 +30,7 @@ def test_a_seed_breaks_nothing_and_gives_the_same_history_again(seed, tmp_path):
 
 FOUND = {
     1000010: "a rollout that was cancelled while its server had forgotten it left a chat in the ledger",
+    1000334: "no rollout was sent to the slot of a rollout whose outcome could not be read",
     1000119: "a trainer that did not know one of its rollouts lost each stream by an Init beyond its window",
 }
 """What a seed has found, by seed."""
