@@ -32,17 +32,17 @@ async def measure(seconds: int, megabytes: int) -> dict[str, Any]:
         await box.write_file("long", b"a" * 100)
         pattern = {"command": "search_text", "pattern": "^(a+)+$b", "regex": True}
         print_much = f"yes | head -c {megabytes}000000"
-        lags["idle"], _ = await _lag(asyncio.sleep(seconds))
-        lags["sleep"], slept = await _lag(bash.run({"command": f"sleep {seconds}"}))
-        lags["search"], found = await _lag(search.run(pattern))
-        lags["print"], printed = await _lag(bash.run({"command": print_much}))
+        lags["idle"], _ = await lag_during(asyncio.sleep(seconds))
+        lags["sleep"], slept = await lag_during(bash.run({"command": f"sleep {seconds}"}))
+        lags["search"], found = await lag_during(search.run(pattern))
+        lags["print"], printed = await lag_during(bash.run({"command": print_much}))
         isolation = box.isolation.method
     if slept["return_code"] or found is not None or not printed["stdout_truncated"] or printed["return_code"]:
         raise Broken("a tool did not end as expected")
     return {"isolation": isolation} | {f"{name}_lag_ms": round(lag * 1000, 1) for name, lag in lags.items()}
 
 
-async def _lag(work: Awaitable[Any]) -> tuple[float, Any]:
+async def lag_during(work: Awaitable[Any]) -> tuple[float, Any]:
     """Return the largest lag during some work, and its result; None if a tool has refused its arguments."""
     progress("tool_lag: the next tool runs")
     largest = 0.0

@@ -1,6 +1,7 @@
 """The agents with scripted models, on the engine in this process."""
 
 import asyncio
+import inspect
 import json
 
 import pytest
@@ -109,6 +110,22 @@ def test_arl15_base_agent_has_the_eleven_methods():
     )
     assert all(callable(getattr(BaseAgent, name)) for name in names.split())
     assert len(names.split()) == 11
+    parameters = {
+        "__init__": "self max_steps max_tokens_per_step temperature tools_config",
+        "set_tools": "self tools",
+        "set_interactions": "self interactions",
+        "run_trajectory": "self prompt llm_generate_func request_id kwargs",
+        "should_continue": "self trajectory",
+        "create_system_prompt": "self",
+        "parse_llm_output": "self output expected_type",
+        "execute_tool_call": "self tool_name tool_args trajectory",
+        "format_messages_for_llm": "self trajectory",
+        "calculate_step_reward": "self step trajectory",
+        "finalize_trajectory": "self trajectory",
+    }
+    assert {name: " ".join(inspect.signature(getattr(BaseAgent, name)).parameters) for name in parameters} == parameters
+    defaults = inspect.signature(BaseAgent.__init__).parameters.values()
+    assert [each.default for each in defaults][1:] == [10, 16000, 0.7, None]
     with pytest.raises(TypeError, match="run_trajectory"):
         BaseAgent()
 
@@ -255,6 +272,12 @@ async def test_arl21_a_reply_has_several_calls_with_a_limit_and_an_answer_beside
     assert kinds(trajectory) == ["observation", "thought", *["action"] * 5, *["action_result"] * 5, "final_answer"]
     assert [m["content"] for m in llm.asked[1] if m["role"] == "tool"] == ["0", "1", "2", "3", "4"]
     assert [t["function"]["name"] for t in llm.params[0]["tools"]] == ["slow"]
+
+
+async def test_arl21_an_answer_beside_an_action_is_left_out_because_the_model_has_not_seen_the_result():
+    trajectory = await rollout_of(Script("Action: add(1, 2)\nFinal Answer: 4", "Final Answer: 3")).run("Q")
+    assert kinds(trajectory) == ["observation", "action", "action_result", "final_answer"]
+    assert trajectory.get_final_response() == "3"
 
 
 async def test_arl21_arguments_that_are_no_json_are_an_error_of_their_call():

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from osmosis_grpc.agentic import AnthropicFunction, OpenAIFunction, environment
+from osmosis_grpc.agentic import AgenticRollout, AgenticRolloutConfig, AnthropicFunction, OpenAIFunction, environment
 from osmosis_grpc.agentic.llm_retries import LLMError
 from tests.agentic.model_servers import serving
 from tests.model_server import reply
@@ -65,6 +65,14 @@ def test_arl14_agentic_log_level(monkeypatch):
     assert environment.log_level("ERROR") == logging.ERROR
     monkeypatch.delenv("AGENTIC_LOG_LEVEL")
     assert environment.log_level() is None
+
+
+def test_arl14_a_rollout_sets_the_level_of_the_log(monkeypatch):
+    log = logging.getLogger("osmosis_grpc")
+    monkeypatch.setattr(log, "level", log.level)  # the level of before comes back
+    monkeypatch.setenv("AGENTIC_LOG_LEVEL", "error")
+    AgenticRollout(AgenticRolloutConfig(), lambda messages: "")
+    assert log.level == logging.ERROR
 
 
 def test_arl14_a_wrong_value_names_its_variable(monkeypatch):

@@ -167,6 +167,7 @@ def test_arl31_a_torn_line_is_left_out_and_removed_by_the_next_writer(tmp_path):
     file.append([Trajectory(request_id="c")])
     assert [each.request_id for each in load_trajectories(path)] == ["a", "c"]
     assert path.read_bytes().count(b"\n") == 2
+    assert path.read_bytes().endswith(b"\n")
 
 
 def example():

@@ -108,6 +108,24 @@ async def test_arl05_the_tools_of_a_configuration_work_with_their_options():
     assert len(results[-1]["matches"]) == 5, json.dumps(results)
 
 
+async def test_arl41_an_agent_takes_back_its_edits_and_a_created_file():
+    def edits(*named):
+        return [calls(("file_editor", {"path": "f.txt", "command": name} | more)) for name, more in named]
+
+    replies = edits(
+        ("create", {"file_text": "one\n"}), ("str_replace", {"old_str": "one", "new_str": "two"}), ("undo_edit", {}),
+        ("view", {}), ("insert", {"insert_line": 1, "new_str": "end"}), ("undo_edit", {}), ("undo_edit", {}),
+        ("view", {}),
+    )  # fmt: skip
+    config = AgenticRolloutConfig(agent_type="tool", tools_config={"file_editor": {}})
+    trajectory = await AgenticRollout(config, Script(*replies, "42")).run("Q")
+    results = [step for step in trajectory.steps if step.step_type == "action_result"]
+    assert [step.metadata["success"] for step in results] == [True] * 7 + [False]
+    assert results[3].tool_result["content"] == "     1\tone"
+    assert "removed" in results[6].tool_result["message"]
+    assert "f.txt does not exist" in results[7].metadata["error"]
+
+
 async def test_arl08_each_rollout_has_a_sandbox_of_its_own():
     async def llm(messages, **params):
         question = next(message for message in messages if message["role"] == "user")["content"]

@@ -2,21 +2,27 @@
 
 import pytest
 
+from osmosis_grpc.agent.context import get_rollout_context
 from osmosis_grpc.agentic import (
     AgenticRollout,
     AgenticRolloutConfig,
     BaseAgent,
     Trajectory,
+    agent_runnable,
     clear_registry,
     get_agent_class,
     list_agents,
     load_trajectories,
+    policy_of,
     register_agent,
     register_tool,
 )
 from osmosis_grpc.agentic.agent_registry import GROUP
 from osmosis_grpc.errors import InvalidArgument
-from tests.agentic.scripted import Script, kinds
+from osmosis_grpc.server import AgentServer
+from osmosis_grpc.trainer import Trainer
+from osmosis_grpc.types import OutcomeStatus
+from tests.agentic.scripted import Script, calls, kinds
 
 ANSWER = "Final Answer: 42"
 LOOK = "Action: look()"
@@ -148,6 +154,41 @@ def test_arl01_a_configuration_survives_dict_json_and_yaml():
     for read, text in ((CONFIG.from_json, "{"), (CONFIG.from_yaml, "a: ["), (CONFIG.from_json, "[]")):
         with pytest.raises(InvalidArgument, match="config: is "):
             read(text)
+
+
+async def test_arl01_a_configuration_in_the_metadata_arrives_over_grpc_as_it_was():
+    config = CONFIG(agent_type="tool", max_steps=3, tools_config={"calculator": {"precision": 5}}, temperature=0.1)
+    found = []
+
+    class Reads(BaseAgent):
+        async def run_trajectory(self, prompt, llm_generate_func, request_id="", **kwargs):
+            found.append(CONFIG.from_dict(get_rollout_context().request.metadata["config"]))
+            return Trajectory(request_id=request_id, is_completed=True)
+
+    async with (
+        AgentServer([agent_runnable(Reads(), "reads")], port=0) as server,
+        Trainer([server.address], policy_of(Script(ANSWER))) as trainer,
+    ):
+        request = {"messages": [{"role": "user", "content": "Q"}], "metadata": {"config": config.to_dict()}}
+        assert (await trainer.rollout(rollout_id="r", **request)).status is OutcomeStatus.COMPLETED
+    assert found == [config]
+    assert type(found[0].max_steps) is int
+
+
+@pytest.mark.parametrize(
+    ("agent_type", "replies"),
+    [
+        ("react", ["Action: calculator(expression='6*7')", ANSWER]),
+        ("tool", [calls(("calculator", {"expression": "6*7"})), "42"]),
+        ("coding", [calls(("bash_executor", {"command": "echo 42"})), "42"]),
+    ],
+)
+async def test_arl03_each_agent_type_runs_from_its_configuration_alone(agent_type, replies):
+    tools = None if agent_type == "coding" else {"calculator": {}}
+    trajectory = await ran(Script(*replies), agent_type=agent_type, tools_config=tools)
+    assert kinds(trajectory) == ["observation", "action", "action_result", "final_answer"]
+    assert "42" in str(trajectory.steps[2].tool_result)
+    assert (trajectory.is_completed, trajectory.get_final_response()) == (True, "42")
 
 
 def test_arl03_an_unknown_agent_type_is_refused_with_the_known_ones():

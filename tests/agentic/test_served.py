@@ -12,6 +12,7 @@ from osmosis_grpc.agentic import (
     TrajectoryClient,
     agent_runnable,
     load_trajectories,
+    policy_of,
 )
 from osmosis_grpc.errors import NotFound
 from osmosis_grpc.policies import ScriptedPolicy
@@ -101,6 +102,45 @@ async def test_arl06_a_cancel_stops_the_tool_and_is_the_stop_reason(serving):
     assert outcome.status is OutcomeStatus.CANCELLED
     await until(lambda: hanging == 0)
     assert (await client.get("r")).stop_reason is StopReason.CANCELLED
+
+
+async def test_arl06_a_cancel_stops_the_model_of_the_trainer(serving):
+    target, client = serving
+    llm = Script("Action: add(1)", seconds=3600)
+    async with Trainer([target], policy_of(llm)) as trainer:
+        running = asyncio.ensure_future(trainer.rollout(rollout_id="r", messages=QUESTION, agent_loop="react"))
+        await until(lambda: llm.running == 1)
+        await client.cancel("r")
+        outcome = await running
+        await until(lambda: llm.running == 0)
+    assert outcome.status is OutcomeStatus.CANCELLED
+    assert (await client.get("r")).stop_reason is StopReason.CANCELLED
+
+
+@pytest.mark.parametrize("stuck", ["the model", "the tool"])
+async def test_arl06_the_time_limit_of_the_caller_stops_the_model_and_the_tool(serving, stuck):
+    target, client = serving
+    llm = Script("Action: hang()", seconds=3600 if stuck == "the model" else 0)
+    outcome = await ask(target, policy_of(llm), "r", agent_timeout=0.3)
+    assert outcome.status is OutcomeStatus.DEADLINE_EXCEEDED
+    await until(lambda: (llm.running, hanging) == (0, 0))
+    assert (await client.get("r")).stop_reason is StopReason.TIMEOUT
+
+
+async def test_arl24_the_tokens_and_times_of_each_step_arrive_over_grpc(serving):
+    target, client = serving
+    await ask(target, policy_of(Script(*REPLIES, tokens=True)), "r")
+    agent = ReActAgent()
+    agent.set_tools([add, hang])
+    local = await agent.run_trajectory("Q", Script(*REPLIES, tokens=True), "r")
+    remote = await client.get("r")
+    names = ("token_ids", "log_probs", "attention_mask", "call_id")
+    for name in names:
+        values = [getattr(step, name) for step in local.steps]
+        assert [getattr(step, name) for step in remote.steps] == values, name
+        assert any(values), name
+    assert all(step.timestamp for step in remote.steps)
+    assert [step.duration is None for step in remote.steps] == [step.duration is None for step in local.steps]
 
 
 async def test_arl33_rollouts_are_listed_in_pages_filtered_counted_and_exported(serving, tmp_path):
