@@ -346,8 +346,6 @@ async def _outcome(agent: Runnable, context: RolloutContext, stopped: Callable[[
     except asyncio.CancelledError as error:
         stopped(error)
         raise
-    except GeneratorExit:  # the event loop was closed before the agent ended
-        raise
     except BaseException as error:
         termination = Termination.raised(error)
         failure = termination.failure

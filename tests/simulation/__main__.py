@@ -29,7 +29,9 @@ def main() -> int:
     gc.freeze()
     gc.disable()
     with quiet():
-        return _run(given)
+        status = _run(given)
+        gc.collect()  # ends the agents of killed processes while the log is off
+        return status
 
 
 def _number(least: int) -> Callable[[str], int]:
