@@ -160,7 +160,7 @@ AGENTIC = {
     46: "verl's padded batch",
     47: "verl's V1 records",
     48: "tokens, masks and logprobs over several turns",
-    49: "verl drives our server",
+    49: "verl drives our server; tools of verl run in our agents, and ours in verl",
     50: "the Kubernetes sandbox, and a coding rollout with its patch",
 }
 AGENTIC_HEAD = """\

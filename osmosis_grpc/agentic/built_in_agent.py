@@ -47,7 +47,7 @@ class BuiltInAgent(BaseAgent):
         check_count("max_parallel_calls", max_parallel_calls)
         check_count("max_parse_errors", max_parse_errors)
         self.max_parallel_calls = max_parallel_calls
-        """At most this many calls of one reply run at once. Calls run one by one if the rollout has a sandbox."""
+        """At most this many calls of one reply run at once."""
         self.max_parse_errors = max_parse_errors
         """The rollout ends after so many replies in a row without an action and without an answer that can be read."""
         self.system_prompt = system_prompt
@@ -135,10 +135,7 @@ class BuiltInAgent(BaseAgent):
             ]
             if calls or any(isinstance(part, Unreadable) for part in parts):
                 results = await run_calls(
-                    tools,
-                    [_openai_call(call) for call in calls],
-                    context,
-                    most=1 if self.toolbox.needs_sandbox else self.max_parallel_calls,
+                    tools, [_openai_call(call) for call in calls], context, most=self.max_parallel_calls
                 )
                 progress.returned(calls, results)
                 episode.acted(calls, results)

@@ -1,9 +1,9 @@
 """Runs a program in a workspace: with its own process group, a time limit, and the last lines of its output.
 
-At the end of a run, the process group gets SIGTERM, then SIGKILL, and then every process with the workspace's marker in
-its environment, or of the workspace's own user, gets SIGKILL. In a workspace without a user of its own, a process
-survives if it has left the group and cleared its environment. The server is not forked (Python's subprocess uses vfork
-here).
+At the end of a run, the process group gets SIGTERM, then SIGKILL, and then every process with the program's marker in
+its environment gets SIGKILL. A process that has left the group and cleared its environment runs on until no other
+program runs in the workspace; then every process of the workspace's own user gets SIGKILL. In a workspace without a
+user of its own, such a process survives. The server is not forked (Python's subprocess uses vfork here).
 """
 
 import asyncio
@@ -177,7 +177,7 @@ async def _stop(program: "Program", ended: "asyncio.Task[int]", grace: float) ->
 class Program:
     """A program of a run, and the outputs that it writes to. Its methods block, so they are called on threads.
 
-    `environment` has all its variables; those of the workspace have to be among them.
+    `environment` has all its variables but the marker.
     """
 
     def __init__(
@@ -198,6 +198,8 @@ class Program:
         """The descriptors that the program writes to. They are closed here once the program has them."""
         self._lock = threading.Lock()
         self._stopped = False
+        self._marker = ""
+        """The value of the variable MARKER of its processes."""
         self._process: subprocess.Popen[bytes] | None = None
         """Set while the process group exists."""
 
@@ -209,18 +211,25 @@ class Program:
 
         All its processes have ended then.
         """
-        process = self._start(stdin)
-        if process is None:
-            return KILLED
-        if self._memory is not None and hasattr(resource, "prlimit"):
-            with contextlib.suppress(ProcessLookupError):
-                resource.prlimit(process.pid, resource.RLIMIT_AS, (self._memory, self._memory))
-        if hasattr(os, "waitid"):  # the process id stays in use until process.wait(), so killpg() hits no other process
-            with contextlib.suppress(ChildProcessError):
-                os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        else:
-            process.wait()
-        self.kill()
+        self._marker = self._space.begin_program()
+        try:
+            process = self._start(stdin)
+            if process is None:
+                return KILLED
+            if self._memory is not None and hasattr(resource, "prlimit"):
+                with contextlib.suppress(ProcessLookupError):
+                    resource.prlimit(process.pid, resource.RLIMIT_AS, (self._memory, self._memory))
+            if hasattr(
+                os, "waitid"
+            ):  # the process id stays in use until process.wait(): killpg() hits no other process
+                with contextlib.suppress(ChildProcessError):
+                    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            else:
+                process.wait()
+            with self._lock:
+                self._signal(signal.SIGKILL)
+        finally:
+            self._space.end_program(self._marker)
         with self._lock:
             self._process = None
         return process.wait()
@@ -238,7 +247,7 @@ class Program:
                     stdin=given,
                     stdout=self._stdout,
                     stderr=self._stderr,
-                    env=self._environment,
+                    env={**self._environment, reaper.MARKER: self._marker},
                     cwd=self._cwd,
                     start_new_session=True,
                 )
@@ -256,10 +265,10 @@ class Program:
             return self._process is not None
 
     def kill(self) -> None:
-        """Kill the group and every other process of the workspace."""
+        """Kill the group and every other process with the marker of the program."""
         with self._lock:
             self._signal(signal.SIGKILL)
-        self._space.kill()
+        reaper.kill_marked({self._marker: None})
 
     def close(self) -> None:
         """Close the output of a program that was never started."""

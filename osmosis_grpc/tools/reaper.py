@@ -19,7 +19,10 @@ from pathlib import Path
 from typing import Any
 
 MARKER = "OSMOSIS_PROCESS_MARKER"
-"""The environment variable that every process of a workspace inherits."""
+"""The environment variable that every process of a workspace inherits.
+
+Its value is the marker of the workspace, then possibly a dot and the number of the program.
+"""
 KILL_WITHIN = 5.0
 """kill_marked() gives up after this many seconds."""
 PAUSE = 0.005
@@ -31,10 +34,11 @@ UNREADABLE_SEARCHES = 3
 def kill_marked(markers: Mapping[str, int | None]) -> None:
     """Kill every process whose environment has one of the markers, and the descendants of these processes.
 
-    A marker may have a user, who belongs to the workspace alone; every process of this user is killed. Returns when no
-    such process is left, and at the latest after KILL_WITHIN seconds. Does nothing on a system without /proc.
+    A marker is that of a workspace, or of one program of a workspace. A marker may have a user, who belongs to the
+    workspace alone; every process of this user is killed. Returns when no such process is left, and at the latest after
+    KILL_WITHIN seconds. Does nothing on a system without /proc.
     """
-    wanted = {f"{MARKER}={marker}".encode() for marker in markers}
+    wanted = {marker.encode() for marker in markers}
     users = {user for user in markers.values() if user is not None}
     deadline, unreadable = time.monotonic() + KILL_WITHIN, 0
     while wanted and time.monotonic() < deadline:
@@ -60,7 +64,7 @@ def _kill_user(user: int) -> None:
 
 
 def _processes(wanted: set[bytes], users: set[int]) -> tuple[set[int], set[int], bool]:
-    """Return the living processes with a wanted variable or user and their descendants, but never this process.
+    """Return the living processes with a wanted marker or user and their descendants, but never this process.
 
     Also returns the users that were found, and whether a process has no readable environment.
     """
@@ -81,13 +85,19 @@ def _processes(wanted: set[bytes], users: set[int]) -> tuple[set[int], set[int],
                 continue
             environment = _read(f"/proc/{pid}/environ")
             unsure = unsure or (not environment and 2 not in (pid, int(parent)))  # 2 has the kernel's threads
-            if not wanted.isdisjoint(environment.split(b"\0")):
+            if any(not wanted.isdisjoint(_markers(variable)) for variable in environment.split(b"\0")):
                 found.add(pid)
     newest = found
     while newest:
         newest = {pid for pid, parent in parents.items() if parent in newest} - found
         found |= newest
     return found, seen, unsure
+
+
+def _markers(variable: bytes) -> tuple[bytes, ...]:
+    """Return the marker of the program and that of its workspace, if the variable has them."""
+    name, _, value = variable.partition(b"=")
+    return (value, value.partition(b".")[0]) if name == MARKER.encode() else ()
 
 
 def _user(pid: int) -> int:

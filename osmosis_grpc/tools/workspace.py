@@ -26,6 +26,8 @@ class Workspace:
     At the end of the block, every process with the variables in `environment` is killed, and the folder is removed. If
     this process dies before that, the reaper does both. With a `user`, the folders `work` and `tmp` belong to this
     user, and every process of this user is killed, too. Only root can give a user.
+
+    Several programs can run at once. The end of one does not disturb the others.
     """
 
     def __init__(self, user: int | None = None) -> None:
@@ -37,6 +39,10 @@ class Workspace:
         """An empty folder, for the files of a program."""
         self.temporary = self.folder / "tmp"
         """An empty folder, for temporary files of a program."""
+        self._lock = threading.Lock()
+        """Held while the last program ends, so that a new program does not start among processes that are killed."""
+        self._programs = self._begun = 0
+        self._removed = False
 
     @property
     def environment(self) -> dict[str, str]:
@@ -83,6 +89,27 @@ class Workspace:
             raise OSError(f"{name} has more than {limit} bytes")
         return data
 
+    def begin_program(self) -> str:
+        """Return the marker of a program that begins. It blocks. Raises OSError if the workspace has ended."""
+        with self._lock:
+            if self._removed:
+                raise OSError("the workspace has ended")
+            self._programs += 1
+            self._begun += 1
+            return f"{self.marker}.{self._begun}"
+
+    def end_program(self, marker: str) -> None:
+        """Kill the processes that a program has left. It blocks.
+
+        If no other program runs, every process of the workspace is killed, also one without the marker.
+        """
+        with self._lock:
+            self._programs -= 1
+            if not self._programs:
+                self.kill()
+                return
+        reaper.kill_marked({marker: None})
+
     def kill(self) -> None:
         """Kill every process of the workspace. It blocks, so it is called on a thread."""
         reaper.kill_marked({self.marker: self.user})
@@ -98,6 +125,8 @@ class Workspace:
 
     def remove(self) -> None:
         """Kill the processes and remove the folder. It blocks, so it is called on a thread."""
+        with self._lock:
+            self._removed = True
         self.kill()
         reaper.remove_folder(self.folder)
         _reaper.ends(self)

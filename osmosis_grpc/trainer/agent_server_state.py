@@ -53,6 +53,8 @@ class Rollout:
     """Whether the Init may be sent, because the ledger has committed the Init or there is no ledger."""
     begun: bool = False
     """Whether the ledger has this attempt or a lower attempt of the rollout."""
+    ending: bool = False
+    """Whether the rollout ends without an outcome of its server. It is done when the ledger has dropped it."""
     losses: list[str] = field(default_factory=list)
     """The reason for each loss, with the attempt."""
     backoff: Backoff | None = None
@@ -68,6 +70,11 @@ class Rollout:
             await self.changed.wait()
         if self.done.done():
             self.done.result()
+
+    @property
+    def in_ledger(self) -> bool:
+        """Whether the ledger has an attempt of the rollout, or is about to commit its Init."""
+        return self.begun or not self.written
 
     @property
     def key(self) -> RolloutKey:

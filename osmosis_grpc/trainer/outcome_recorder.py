@@ -71,6 +71,8 @@ class OutcomeRecorder:
         """
         outcome = report.outcome
         rollout = self._rollouts.get(outcome.rollout_id)
+        if rollout is not None and rollout.ending:
+            raise _unclaimed(outcome)
         if rollout is None and not self._cache.knows(outcome.rollout_id):
             raise _unclaimed(outcome)
         cache = self._cache.rollout(outcome.rollout_id, outcome.attempt, self._cache.now())

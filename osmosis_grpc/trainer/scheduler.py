@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from osmosis_grpc.errors import (
     Aborted,
@@ -142,7 +143,8 @@ class Scheduler(Owner):
             )
         if self.servers.given_up:
             raise self.servers.why_none()
-        begun = known is not None and known.begun
+        cache.ended = False  # a refused or cancelled rollout may run again
+        begun = known is not None and known.in_ledger
         rollout = Rollout(request, self._loop.create_future(), affinity_key, begun=begun)
         rollout.done.add_done_callback(partial(self._count, request))
         self.rollouts[request.rollout_id] = rollout
@@ -179,35 +181,64 @@ class Scheduler(Owner):
     def refused(self, rollout: Rollout, error: CallError | LedgerError) -> None:
         if isinstance(error, Aborted) and error.attempt > rollout.request.attempt:
             error = _superseded(rollout.key, error.attempt)
-        self._drop(rollout)
-        self.forget(rollout)
-        if not rollout.done.done():
-            rollout.done.set_exception(error)
-        self._loop.call_soon(self.changed)  # its slot is free
+        self._end_without_outcome(rollout, partial(rollout.done.set_exception, error))
 
     def unwritten(self, rollout: Rollout, error: LedgerError) -> None:
         """Handle a rollout whose Init the ledger could not commit.
 
         If the ledger already has an attempt of the rollout, send the rollout again later. Otherwise refuse the rollout.
         """
+        rollout.written = True  # the ledger does not have this Init
         if rollout.begun:
             self.put_back(rollout, UNWRITTEN_RETRY)
         else:
             self.refused(rollout, error)
         self.changed()
 
-    def _drop(self, rollout: Rollout) -> None:
-        """Stop the sampling of a rollout that ends without an outcome, and remove the rollout from the ledger.
+    def _end_without_outcome(self, rollout: Rollout, end: Callable[[], None]) -> None:
+        """Stop a rollout that has no outcome of its server, drop it from the ledger, and then call `end`.
 
-        A reply that came later would be written to the ledger, and would stay there.
+        Its callers wait for the commit. Otherwise a rollout that has ended would run again after a crash.
         """
-        self.cache.abandon(*rollout.key, "", 0)
-        if self.ledger is not None and rollout.begun:
-            self.ledger.drop(*rollout.key)
+        if rollout.ending:
+            return
+        rollout.ending = True
+        self.cache.end(*rollout.key)
+        if rollout.server is None:
+            self._queue.remove(rollout)
+        else:
+            rollout.server.release(rollout)
+            rollout.server = None
+        self._loop.call_soon(self.changed)  # its slot is free
+        ledger = self.ledger if rollout.in_ledger else None
+
+        def drop() -> None:
+            if rollout.done.done():
+                return
+            if ledger is None:
+                self.forget(rollout)
+                end()
+            else:
+                ledger.drop(*rollout.key, dropped)
+
+        def dropped(_: Any, error: LedgerError | None) -> None:
+            nonlocal ledger
+            if error is None:
+                ledger = None
+                drop()
+            else:
+                self._later(UNWRITTEN_RETRY, drop, fail)
+
+        def fail(error: BaseException) -> None:
+            self.forget(rollout)
+            if not rollout.done.done():
+                rollout.done.set_exception(job_failed(SEND_AGAIN, error))
+
+        drop()
 
     def abandon(self, rollout: Rollout) -> None:
         """Cancel a rollout that no caller waits for."""
-        if rollout.done.done() or self.rollouts.get(rollout.request.rollout_id) is not rollout:
+        if rollout.ending or rollout.done.done() or self.rollouts.get(rollout.request.rollout_id) is not rollout:
             return
         rollout.cancelled = rollout.abandoned = True
         if rollout.server is None:
@@ -218,21 +249,16 @@ class Scheduler(Owner):
 
     def end_here(self, rollout: Rollout) -> None:
         """End a rollout that no server has. The status of its outcome is CANCELLED."""
-        self._queue.remove(rollout)
-        self._drop(rollout)
-        self.forget(rollout)
-        if not rollout.done.done():
-            rollout_id, attempt = rollout.key
-            rollout.done.set_result(
-                RolloutOutcome(
-                    rollout_id=rollout_id,
-                    attempt=attempt,
-                    status=OutcomeStatus.CANCELLED,
-                    finish_reason="cancelled",
-                    group=rollout.request.group,
-                    evaluation=rollout.request.evaluation,
-                )
-            )
+        rollout_id, attempt = rollout.key
+        outcome = RolloutOutcome(
+            rollout_id=rollout_id,
+            attempt=attempt,
+            status=OutcomeStatus.CANCELLED,
+            finish_reason="cancelled",
+            group=rollout.request.group,
+            evaluation=rollout.request.evaluation,
+        )
+        self._end_without_outcome(rollout, partial(rollout.done.set_result, outcome))
 
     def _supersede(self, rollout: Rollout, attempt: int) -> None:
         """End a rollout, because a caller asks for the higher attempt `attempt`. Its callers get Superseded."""
@@ -277,7 +303,7 @@ class Scheduler(Owner):
         if rollout.server is not None:
             rollout.server.release(rollout)
             rollout.server = None
-        if rollout.done.done():
+        if rollout.ending or rollout.done.done():
             return
         if rollout.cancelled:
             self.end_here(rollout)
@@ -311,15 +337,20 @@ class Scheduler(Owner):
 
     def _send_later(self, rollout: Rollout, after: float) -> None:
         def again() -> None:
-            self._returning.discard(timer)
-            if not rollout.done.done():
+            if not rollout.ending and not rollout.done.done():
                 self._queue.add(rollout, first=True)
                 self.changed()
 
-        def fail(error: BaseException) -> None:
-            self.refused(rollout, job_failed(SEND_AGAIN, error))
+        self._later(after, again, lambda error: self.refused(rollout, job_failed(SEND_AGAIN, error)))
 
-        timer = self.supervisor.call_later(SEND_AGAIN, after, again, report=fail)
+    def _later(self, after: float, call: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
+        """Call a function after `after` seconds, unless the trainer is closed before."""
+
+        def now() -> None:
+            self._returning.discard(timer)
+            call()
+
+        timer = self.supervisor.call_later(SEND_AGAIN, after, now, report=fail)
         self._returning.add(timer)
 
     def warn_if_all_drain(self) -> None:
@@ -432,7 +463,11 @@ class Scheduler(Owner):
 
     def _none_attached(self, error: CallError) -> None:
         """End the rollouts that wait for a server. `error` says why no server is attached."""
-        waiting = [r for r in self.rollouts.values() if r.server is None or r.server.refusal is not None]
+        waiting = [
+            rollout
+            for rollout in self.rollouts.values()
+            if not rollout.ending and (rollout.server is None or rollout.server.refusal is not None)
+        ]
         for rollout in waiting:
             self.forget(rollout)
             if not rollout.done.done():

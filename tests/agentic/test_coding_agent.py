@@ -108,6 +108,16 @@ async def test_arl05_the_tools_of_a_configuration_work_with_their_options():
     assert len(results[-1]["matches"]) == 5, json.dumps(results)
 
 
+async def test_arl21_the_calls_of_a_reply_run_at_once_in_a_sandbox():
+    """Each program waits for the file of the other one."""
+    meet = "touch {}; while [ ! -e {} ]; do sleep 0.02; done; echo met"
+    both = calls(*[("bash_executor", {"command": meet.format(*names)}) for names in ("ab", "ba")])
+    config = AgenticRolloutConfig(agent_type="tool", tools_config={"bash_executor": {"timeout": 15}})
+    trajectory = await AgenticRollout(config, Script(both, "42")).run("Q")
+    results = [step.tool_result for step in trajectory.steps if step.step_type == "action_result"]
+    assert [result["stdout"] for result in results] == ["met\n", "met\n"], results
+
+
 async def test_arl41_an_agent_takes_back_its_edits_and_a_created_file():
     def edits(*named):
         return [calls(("file_editor", {"path": "f.txt", "command": name} | more)) for name, more in named]

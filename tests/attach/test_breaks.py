@@ -76,7 +76,7 @@ async def test_the_same_of_a_trainer_with_a_ledger(quick_redial, tmp_path):
     await ledger.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(150)
 async def test_two_thousand_rollouts_over_a_hundred_cuts_and_five_restarts(quick_redial):
     figures, outcomes = await broken_run(2000, 100, {14: KILL, 34: TERM, 54: KILL, 74: TERM, 94: KILL})

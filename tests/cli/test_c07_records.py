@@ -68,7 +68,7 @@ WITH_SERVER = {
     "ctl cancel": ["r"],
     "ctl drain": ["--undo"],
 }
-ELSEWHERE = {"serve": "tests/cli/test_serve.py", "demo": "tests/cli/test_demo.py"}
+ELSEWHERE = {"serve": "tests/cli/test_serve.py", "demo": "tests/cli/test_demo.py", "fork": "tests/cli/test_fork.py"}
 """Commands whose records other tests read, and where."""
 
 

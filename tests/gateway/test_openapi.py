@@ -238,7 +238,7 @@ async def test_nothing_is_found_by_fuzzing(start, trainer, token):
     await gateway.client.aclose()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("token", [None, "t"])
 async def test_nothing_is_found_by_long_fuzzing(start, token):

@@ -265,7 +265,7 @@ async def test_o3_unique_ids_and_labels_add_no_series(serve, attach_to):
     await check_no_new_series(server, await attach_to(server), 200)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 async def test_o3_ten_thousand_unique_ids_and_labels_add_no_series(serve, attach_to):
     server = await serve(Mixed())

@@ -1,7 +1,8 @@
 """The agents of the simulation. Their metadata is a script, so a rollout's plan decides what its agent does.
 
 Scripts: `chats` in the main conversation, `work` seconds between them, `aside` chats of a second conversation,
-`branch` (a second continuation of an earlier history), `parts` (rewards by name), and `wild`, a misbehaviour.
+`branch` (a second continuation of an earlier history), `rest` seconds before the end, `parts` (rewards by name), and
+`wild`, a misbehaviour.
 """
 
 import asyncio
@@ -107,6 +108,8 @@ class _Script:
 
     async def _end(self, messages: list[Any], script: dict[str, Any]) -> RolloutResult:
         ctx, wild = self._ctx, script.get("wild")
+        if script.get("rest"):
+            await asyncio.sleep(script["rest"])  # the clock is simulated
         if wild == "raise":
             raise RuntimeError("the agent gives up")
         if wild == "error":

@@ -34,6 +34,7 @@ class Faults:
             "crash at a commit": self._crash_at_commit,
             "disk error": self._disk_error,
             "disk full": self._disk_full,
+            "slow disk": self._slow_disk,
             "clock jump": self._clock_jump,
             "drain": self._drain,
             "restart in good order": self._restart,
@@ -217,6 +218,21 @@ class Faults:
         self._note(program.name, "disk free", store="journal or ledger")
         return True
 
+    async def _slow_disk(self, draw: Random) -> bool:
+        """Makes a journal slow. So a crash often comes between a message and the commit that it has to wait for."""
+        program = self._program(draw, [server for server in self._world.servers if server.durable])
+        if program is None or program.disk is None:
+            return False
+        disk = program.disk
+        usual, disk.slowest = disk.slowest, draw.uniform(0.05, 0.5)
+        self._note(program.name, "slow disk", seconds=round(disk.slowest, 3))
+        await asyncio.sleep(draw.expovariate(1 / 4.0))  # the clock is simulated
+        if draw.random() < 0.5 and program.disk is disk:
+            disk.crash = draw.choice((Crash.BEFORE, Crash.DURING))
+            await asyncio.sleep(2 * disk.slowest)  # the clock is simulated
+        disk.slowest = usual
+        return True
+
     def _clock_jump(self, draw: Random) -> bool:
         program: Program = draw.choice([*self._world.servers, *self._world.trainers])
         seconds = draw.choice((-5_000.0, -10.0, 10.0, 3_600.0, 7_200.0))
@@ -260,11 +276,13 @@ class Faults:
         found = self._running(draw)
         if found is None:
             return False
-        program, _, plan = found
+        program, application, plan = found
         trainer = program.trainer
         assert trainer is not None
-        self._note(program.name, "asks to cancel", plan.rollout_id)
         by_prefix = draw.random() < 0.2
+        for other in application.asked if by_prefix else [plan]:
+            if other.rollout_id.startswith(plan.rollout_id):
+                self._note(program.name, "asks to cancel", other.rollout_id)
         program.call(lambda: trainer.cancel(prefix=plan.rollout_id) if by_prefix else trainer.cancel(plan.rollout_id))
         return True
 

@@ -92,6 +92,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "commit failed": Operation("{store}: a commit fails ({error})", ("store", "error"), fault=True),
     "disk full": Operation("{store}: the disk is full", ("store",), fault=True),
     "disk free": Operation("{store}: the disk has space again", ("store",), fault=True),
+    "slow disk": Operation("journal: commits take up to {seconds} s", ("seconds",), fault=True),
     "clock jump": Operation("the wall clock jumps by {seconds} s", ("seconds",), fault=True),
     "forget": Operation("loses its disk", (), fault=True),
     "readdress": Operation("comes back at another address", (), fault=True),

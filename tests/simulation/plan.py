@@ -35,6 +35,8 @@ FAULTS: Mapping[str, tuple[float, float]] = {
     "spike": (2.0, 15.0),
 }
 """For each fault that comes at random moments: the least and the largest mean of the seconds between two."""
+NEW_FAULTS: Mapping[str, tuple[float, float]] = {"slow disk": (2.0, 10.0)}
+"""Faults that are drawn from a stream of their own, so that they change no plan of a seed that does not have them."""
 CONDITIONS = (
     "lossy calls",
     "slow network",
@@ -45,6 +47,8 @@ CONDITIONS = (
     "short times",
 )
 """Conditions that last for a whole run."""
+NEW_CONDITIONS = ("foreign trainer",)
+"""Conditions that are drawn from a stream of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,9 @@ def plan_of(seed: int, randomness: Randomness, *, rollouts: int = 32) -> Plan:
     trainers = tuple(
         _trainer(n, draw, conditions, len(servers), rollouts // count, duration) for n in range(1, count + 1)
     )
+    more = randomness("more of the plan")
+    faults |= {name: more.uniform(*means) for name, means in NEW_FAULTS.items() if more.random() < 0.3}
+    conditions |= {name for name in NEW_CONDITIONS if more.random() < 0.3}
     return Plan(seed, servers, trainers, faults, conditions, faults_until=duration + draw.uniform(1.0, 20.0))
 
 

@@ -27,7 +27,7 @@ from tests.simulation.system import SimulatedSystem
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-WATCH = job("simulation.watch", OnFailure.RESTART)
+WATCH = job("test.watch_program", OnFailure.RESTART)
 SERVER_PORT, TRAINER_PORT = 50_051, 60_051
 EXPECTED = (CallError, LedgerError, JournalError, TrainerFailed, OSError)
 """Errors with which a program may end when its disk fails. Any other error is a finding."""
@@ -98,7 +98,7 @@ class Program:
             if not isinstance(error, EXPECTED):
                 self.world.found(f"{self.name} ended with {type(error).__name__}: {error}", error)
         if process is self.process and not process.dead:
-            process.dead = process.frozen = True
+            process.kill()
             if self.disk is not None:
                 self.disk.kill()
             self.world.network.gone(process, silently=False)

@@ -1,17 +1,36 @@
 """Safeguards that are switched off are found by a known seed. `make sim-ablations` runs the whole table."""
 
+from inspect import Parameter, signature
+
 import pytest
 
 from tests.simulation.ablations.search import found_by
 from tests.simulation.ablations.table import TABLE
 
-FOUND = {"joining of chats": 1, "result ids": 18}
+FOUND = {
+    "idempotency of Init": 2,
+    "attempts of Init": 3,
+    "tombstones": 4,
+    "commit before an outcome is sent": 20,
+    "joining of chats": 1,
+    "result ids": 18,
+}
 """A seed that finds the fault, by the name of the safeguard."""
 
 
 def test_there_are_many_safeguards_and_each_says_what_breaks():
     assert len(TABLE) >= 25
     assert all(ablation.breaks for ablation in TABLE.values())
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_replacement_has_the_parameters_of_the_function(name):
+    original = getattr(TABLE[name].owner, TABLE[name].function)
+    wanted, own = (list(signature(one).parameters.values()) for one in (original, TABLE[name].replace(original)))
+    if not any(one.kind is Parameter.VAR_POSITIONAL for one in own):
+        named = [one.name for one in own if one.kind is not Parameter.VAR_KEYWORD]
+        assert named == [one.name for one in wanted][: len(named)]
+        assert len(named) == len(wanted) or any(one.kind is Parameter.VAR_KEYWORD for one in own)
 
 
 @pytest.mark.parametrize("name", FOUND)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.simulation.faults import Faults
+from tests.simulation.foreign_trainer import ForeignTrainer
 from tests.simulation.history import History
 from tests.simulation.loop import SimulatedLoop, Stuck
 from tests.simulation.network import Network
@@ -25,6 +26,8 @@ from tests.simulation.taps import Taps
 
 FINISH = 3_000.0
 """When faults are over, everything finishes within so many simulated seconds."""
+FASTEST = 0.005
+"""The longest time of a commit when the faults are over, in seconds."""
 CLOSE = 120.0
 """Each program ends in good order within so many simulated seconds."""
 
@@ -72,6 +75,7 @@ class World:
             if trainer.plan.transport == "accept":
                 for number in trainer.plan.servers:
                     self.servers[number].connect.append(trainer.address)
+        self.foreign = ForeignTrainer(self, self.new_host()) if "foreign trainer" in plan.conditions else None
         self.faults = Faults(self)
 
     def next_draw(self) -> str:
@@ -102,6 +106,8 @@ class World:
         for program in (*self.servers, *self.trainers):
             self.history.note(program.name, "configured", settings=program.settings)
             program.start()
+        if self.foreign is not None:
+            self.foreign.start()
         for trainer in self.trainers:
             if trainer.plan.until is not None:
                 self.later(trainer.plan.until, trainer.end)
@@ -128,6 +134,7 @@ class World:
                 program.process.resume()
             if program.disk is not None:
                 program.disk.crash, program.disk.failures, program.disk.full = None, 0, False
+                program.disk.slowest = FASTEST
             program.start()
         for server in self.servers:
             if server.server is not None and server.alive:
@@ -146,6 +153,9 @@ class World:
         try:
             async with asyncio.timeout(FINISH):
                 while any(trainer.application.unfinished for trainer in self.trainers):
+                    self.changed.clear()
+                    await self.changed.wait()
+                while self.foreign is not None and self.foreign.unfinished:
                     self.changed.clear()
                     await self.changed.wait()
                 while any(self._left(server) for server in self.servers):
@@ -194,6 +204,7 @@ class World:
             self.processes.clear()
             self.servers.clear()
             self.trainers.clear()
+            self.foreign = None
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # a killed process leaves coroutines that never began
                 gc.collect()

@@ -109,7 +109,7 @@ class Ledger(Protocol):
     async def confirm(self, rollout_id: str, attempt: int, result_id: str) -> None:
         """Record that an outcome was used, and delete the rollout's chats. Idempotent. Raises LedgerError."""
 
-    def drop(self, rollout_id: str, attempt: int) -> None:
+    def drop(self, rollout_id: str, attempt: int, then: Then) -> None:
         """Delete a rollout that ended without an outcome."""
 
     def forget(self, rollout_ids: Iterable[str]) -> None:

@@ -173,7 +173,7 @@ class SqliteLedger(Ledger):
         self._position += 1
         return _CHAT, with_sum(b"chat.checksum", (self._position, *kept))
 
-    def drop(self, rollout_id: str, attempt: int) -> None:
+    def drop(self, rollout_id: str, attempt: int, then: Then) -> None:
         self.writer.write(
             [
                 (
@@ -181,7 +181,8 @@ class SqliteLedger(Ledger):
                     (rollout_id, attempt),
                 ),
                 (_ORPHANS, (rollout_id,)),
-            ]
+            ],
+            then,
         )
 
     def forget(self, rollout_ids: Iterable[str]) -> None:

@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Self
 
 from osmosis_grpc.supervise import DaemonThreads
-from osmosis_grpc.tools import reaper
 from osmosis_grpc.tools.output import Output
 from osmosis_grpc.tools.process import Program, run_program
 from osmosis_grpc.tools.sandbox.files import Files
@@ -145,7 +144,9 @@ class LocalSandbox:
         self._running += 1
         try:
             program = Program(words, variables, space, stdout, stderr, cwd=Path("/"))
-            end = await run_program(program, stdin=stdin, seconds=seconds, grace=0, give_up=self._until_full)
+            end = await run_program(
+                program, stdin=stdin, seconds=seconds, grace=0, give_up=lambda: self._until_full(space)
+            )
             await stdout.rest()
             await stderr.rest()
             return RunResult(
@@ -220,13 +221,12 @@ class LocalSandbox:
             copy_folder(self._begins_as, space.work, self._limits, space.user)
 
     def _environment(self, choice: Choice, space: Workspace, more: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables of a program. The marker is the last one, so that no other value replaces it."""
+        """Return the variables of a program."""
         own = {"PATH": PATH, "HOME": choice.folder(space), "LANG": "C.UTF-8", "TMPDIR": choice.temporary(space)}
-        return {**own, **self._variables, **more, reaper.MARKER: space.marker}
+        return {**own, **self._variables, **more}
 
-    async def _until_full(self) -> None:
+    async def _until_full(self, space: Workspace) -> None:
         """Return when the files of the sandbox exceed their limit."""
-        _, space, _ = self._started()
         folders, limits = (space.work, space.temporary), self._limits
         pause = MEASURE_EVERY
         while True:

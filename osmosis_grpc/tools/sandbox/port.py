@@ -168,6 +168,7 @@ class Sandbox(Protocol):
     ) -> RunResult:
         """Run a program to its end; a text runs in a shell. No process of it is left afterwards.
 
+        Several programs can run at once; the end of one does not disturb the others. They share folder and limits.
         `environment` is added to the sandbox's own variables. The program is killed after `seconds`, and if the caller
         is cancelled. Raises SandboxError if the program cannot be started, and SandboxFileError for a bad `cwd`.
         """

@@ -47,6 +47,8 @@ class AttemptCache:
     def __init__(self, attempt: int, ledger: Ledger | None = None) -> None:
         self.attempt = attempt
         self.result_id: str | None = None
+        self.ended = False
+        """Whether the attempt has ended without an outcome of its server."""
         self.entered = False
         """Whether the ledger knows this attempt."""
         self.restored = False
@@ -66,7 +68,7 @@ class AttemptCache:
         Raises AlreadyExists if the number was used with another body, UnknownChat for a delta on an unknown chat,
         InvalidArgument for an unknown policy, and FailedPrecondition after the rollout has ended.
         """
-        if self.result_id is not None:
+        if self.result_id is not None or self.ended:
             raise FailedPrecondition(
                 f"rollout {request.rollout_id} has ended", kind="ENDED", subject=request.rollout_id
             )
@@ -123,6 +125,14 @@ class AttemptCache:
             del sample.asked[request.chat_number]
             raise
         return asked
+
+    def end(self) -> None:
+        """Stop every sampling, and refuse further chats. Keeps the answered chats.
+
+        A reply that came later would be written to the ledger, and would stay there.
+        """
+        self.ended, self.entered = True, False
+        self.abandon("", 0)
 
     def abandon(self, sample: str, chat_number: int) -> None:
         """Stop the sampling of chats. If the server sends such a chat again, the policy is called again.

@@ -124,6 +124,12 @@ class ChatCache:
         if entry is not None and entry.attempt == (attempt or 1):
             entry.abandon(sample, chat_number)
 
+    def end(self, rollout_id: str, attempt: int) -> None:
+        """End an attempt that has no outcome. Does nothing if the attempt is not the newest."""
+        entry = self._rollouts.get(rollout_id)
+        if entry is not None and entry.attempt == attempt:
+            entry.end()
+
     def complete(self, outcome: RolloutOutcome, now: float) -> tuple[Receipt, RolloutOutcome | None]:
         """Record an outcome without a ledger. Returns the answer, and the outcome if this call recorded it."""
         entry = self.rollout(outcome.rollout_id, outcome.attempt, now)

@@ -37,6 +37,7 @@ def main() -> int:
             print(f"{one.name:40} {one.breaks}")
         return 0
     gc.freeze()
+    gc.disable()
     missed = []
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
         for name in given.name or TABLE:

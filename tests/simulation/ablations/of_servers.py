@@ -16,7 +16,6 @@ from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.engine.tombstones import Tombstones
 from osmosis_grpc.server.attachment import Attachment
 from osmosis_grpc.server.attachment_registry import Attachments
-from osmosis_grpc.server.journaled_requests import JournaledRequests
 from osmosis_grpc.storage.journal.credentials import Secrets
 from osmosis_grpc.types import events
 from osmosis_grpc.types.failure_reasons import FailureReason
@@ -25,14 +24,14 @@ from tests.simulation.ablations.ablation import nothing, without
 
 @without("idempotency of Init", Acceptance, "_find_or_begin", "an equal Init starts the rollout again")
 def _(original: Any) -> Any:
-    def find_or_begin(self: Any, init: Any, owner: str, peer: Any) -> Any:
+    def find_or_begin(self: Any, init: Any, owner: str, peer: Any, chats: Any) -> Any:
         table = self._context.table
         known = table.highest(init.request.rollout_id)
         if known is None or known.attempt != init.request.attempt:
-            return original(self, init, owner, peer)
+            return original(self, init, owner, peer, chats)
         table.highest = lambda rollout_id: None
         try:
-            return original(self, init, owner, peer)
+            return original(self, init, owner, peer, chats)
         finally:
             del table.highest
 
@@ -44,41 +43,37 @@ def _(original: Any) -> Any:
     Acceptance,
     "_find_or_begin",
     "an Init of a lower attempt starts beside the higher one",
-    "supersede",
-    "callback",
-    "spike",
+    "foreign trainer",
 )
 def _(original: Any) -> Any:
-    def find_or_begin(self: Any, init: Any, owner: str, peer: Any) -> Any:
+    def find_or_begin(self: Any, init: Any, owner: str, peer: Any, chats: Any) -> Any:
         table = self._context.table
         known = table.highest(init.request.rollout_id)
         if known is None or known.attempt <= init.request.attempt:
-            return original(self, init, owner, peer)
+            return original(self, init, owner, peer, chats)
         table.highest = lambda rollout_id: None
         try:
-            return original(self, init, owner, peer)
+            return original(self, init, owner, peer, chats)
         finally:
             del table.highest
 
     return find_or_begin
 
 
-@without(
-    "tombstones", Tombstones, "take", "a cancel that came before its Init has no effect", "cancel", "callback", "spike"
-)
+@without("tombstones", Tombstones, "take", "a cancel that came before its Init has no effect", "foreign trainer")
 def _(original: Any) -> Any:
     return lambda self, record: False
 
 
-def _at_once(kind: type) -> Any:
+def _at_once(ended: type) -> Any:
     """Returns what follows the commit of an event at once, and commits the event later."""
 
     def ablate(original: Any) -> Any:
-        def append(self: Any, record: Any, event: Any, then: Any = None, *, entry: Any = None) -> None:
-            if then is None or not isinstance(event, kind):
-                original(self, record, event, then, entry=entry)
+        def append(self: Any, record: Any, kind: Any, then: Any = None, *, entry: Any = None) -> None:
+            if then is None or not isinstance(kind, ended):
+                original(self, record, kind, then, entry=entry)
                 return
-            original(self, record, event, None, entry=entry)
+            original(self, record, kind, None, entry=entry)
             self._follow_up(record, then)
 
         return append
@@ -86,46 +81,26 @@ def _at_once(kind: type) -> Any:
     return ablate
 
 
+without("commit before an Init is answered", EventLog, "append", "a crash forgets an accepted rollout", "slow disk")(
+    _at_once(events.Accepted)
+)
 without(
-    "commit before an Init is answered", EventLog, "append", "a crash forgets an accepted rollout", "crash at a commit"
-)(_at_once(events.Accepted))
-without(
-    "commit before an outcome is sent",
-    EventLog,
-    "append",
-    "after a crash a rollout ends a second time",
-    "crash at a commit",
+    "commit before an outcome is sent", EventLog, "append", "after a crash a rollout ends a second time", "slow disk"
 )(_at_once(events.Ended))
 
 
 @without(
     "commit before a cancel is answered",
-    JournaledRequests,
-    "on_cancel",
+    EventLog,
+    "barrier",
     "a crash takes back an answered cancel",
-    "crash at a commit",
-    "cancel",
+    "foreign trainer",
 )
 def _(original: Any) -> Any:
-    def on_cancel(self: Any, ask: Any) -> None:
-        barrier, self._engine.log.barrier = self._engine.log.barrier, lambda then: then(None)
-        try:
-            original(self, ask)
-        finally:
-            self._engine.log.barrier = barrier
-
-    return on_cancel
+    return lambda self, then: then(None)
 
 
-@without(
-    "cancel in the journal",
-    Runner,
-    "cancel",
-    "after a crash a cancelled rollout runs on",
-    "crash server",
-    "cancel",
-    "wild agents",
-)
+@without("cancel in the journal", Runner, "cancel", "after a crash a cancelled rollout runs on", "foreign trainer")
 def _(original: Any) -> Any:
     return lambda self, record, reason: self.decide(record, Termination.cancelled(reason))
 

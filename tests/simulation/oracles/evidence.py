@@ -10,6 +10,8 @@ from tests.simulation.history import Record
 DEATHS = ("crash", "close", "forget", "restart")
 """The operations that end a process, or show that it has ended. A close ends it some time later."""
 DISK_FAULTS = ("commit failed", "disk full")
+DROPPED = 1.0
+"""A rollout that ended without a server is out of the ledger after so many simulated seconds, if the disk works."""
 AttemptKey = tuple[str, int]
 ChatName = tuple[str, int, str, int]
 """Rollout id, attempt, sample, chat number."""
@@ -70,6 +72,15 @@ class Evidence:
     def forgot_between(self, who: str, first: int, second: int) -> bool:
         """Returns whether a process without a disk died between two records."""
         return who in self.forgetful and self.died_between(who, first, second)
+
+    def comes_back(self, applied: Record) -> bool:
+        """Returns whether a rollout may run again though its application has this outcome.
+
+        A trainer itself ends a cancelled rollout that no server has. This outcome has no result id. If the trainer dies
+        before its ledger has dropped the rollout, or if the ledger cannot drop it, the next process runs the rollout.
+        """
+        died = self.death_after(applied.who, applied.number) < applied.time + DROPPED
+        return applied.op == "applied" and not applied["result"] and (died or self.disk_failed(applied.who))
 
     def was_forgotten(self, rollout: str, number: int) -> bool:
         """Returns whether the trainer of a rollout has no ledger and had died before a record.

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from tests.simulation.history import Record
-from tests.simulation.oracles.evidence import Evidence, Finding
+from tests.simulation.oracles.evidence import DEATHS, Evidence, Finding
 
 STOPPING = 10.0
 """A superseded attempt gets no further reply after so many simulated seconds."""
@@ -23,7 +23,7 @@ def attempts_rise(evidence: Evidence) -> Iterator[Finding]:
     highest: dict[tuple[str, str], Record] = {}
     sent: set[tuple[str, str, int]] = set()
     for record in evidence.records:
-        if record.op == "forget":
+        if record.op == "forget" or (record.op in DEATHS and record.who in evidence.forgetful):
             highest = {key: value for key, value in highest.items() if key[0] != record.who}
         elif record.op == "run":
             before = highest.get((record.who, record.rollout))

@@ -27,7 +27,9 @@ def applied_once(evidence: Evidence) -> Iterator[Finding]:
             first = results.setdefault(record.attempt, record)
             before = confirmed.get(record["result"])
             ledger = evidence.settings.get(record.who, {}).get("ledger")
-            if first["result"] != record["result"]:
+            if evidence.comes_back(first):
+                results[record.attempt] = record
+            elif first["result"] != record["result"]:
                 yield Finding("applied once", rollout, "an attempt has two results", (first, record))
             elif before is not None and ledger and evidence.died_between(record.who, before.number, record.number):
                 what = "an outcome came again in a later process, after its confirmation"
@@ -164,7 +166,9 @@ def delivered(evidence: Evidence) -> Iterator[Finding]:
         receipts = [receipt for receipt in record["receipts"] if receipt not in ("superseded", "expired")]
         if sum(receipt == "RECORDED" for receipt in receipts) > 1:
             yield Finding("delivered", record.rollout, "the journal has two receipts RECORDED", (record,))
-        if "CONFLICT" in receipts:
+        # The foreign trainer repeats an Init also when it has the outcome. A server that forgot it runs it again.
+        foreign = not evidence.ops_of(record.rollout, "submitted")
+        if "CONFLICT" in receipts and not (foreign and evidence.any_fault("forget", who=record.who)):
             yield Finding("delivered", record.rollout, "the trainer has another result of this attempt", (record,))
 
 

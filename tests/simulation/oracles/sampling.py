@@ -54,11 +54,14 @@ def no_late_sampling(evidence: Evidence) -> Iterator[Finding]:
     ended: dict[tuple[str, str], Record] = {}
     for record in evidence.records:
         key = record.who, record.rollout
-        if record.op == "applied" or (record.op == "called" and record["method"] == "Init"):
+        begun = record.op == "called" and record["method"] == "Init"
+        if begun or (record.op == "applied" and not evidence.comes_back(record)):
             before = ended.get(key)
             if before is None or _rank(record) > _rank(before):
                 ended[key] = record
         elif record.op == "sampled" and (over := ended.get(key)) is not None:
+            if evidence.forgot_between(record.who, over.number, record.number):
+                continue
             higher, same = over.attempt > record.attempt, over.attempt == record.attempt
             if higher or (same and over.op == "applied"):
                 what = f"attempt {record.attempt} is sampled after it was over"

@@ -1,5 +1,7 @@
 """Sandboxes for tests: one for each method that this machine has."""
 
+import secrets
+
 import pytest
 
 from osmosis_grpc.tools.sandbox import LocalSandbox
@@ -33,3 +35,9 @@ async def isolated():
     """A sandbox with bubblewrap, and with every protection that it can have here."""
     async with LocalSandbox(method=usable("bubblewrap")) as made:
         yield made
+
+
+@pytest.fixture
+def number():
+    """A number for command lines, which no other test uses at the same time."""
+    return 1_000_000 + secrets.randbelow(1_000_000)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from osmosis_grpc.tools import bash_tool, search_tool
 from osmosis_grpc.tools.sandbox import (
     LocalSandbox,
     Protection,
@@ -47,24 +48,24 @@ async def test_the_newest_output_is_kept(box):
     assert (ended.stderr, ended.stderr_truncated) == (b"1\n2\n3\n4\n5\n", False)
 
 
-async def test_the_time_limit_kills_every_process_and_keeps_the_output(box):
+async def test_the_time_limit_kills_every_process_and_keeps_the_output(box, number):
     ended = await box.run(
-        "echo begun; trap '' TERM; setsid sleep 600 & env -i setsid sleep 601 & sleep 600", seconds=0.5
+        f"echo begun; trap '' TERM; setsid sleep 600 & env -i setsid sleep {number}1 & sleep 600", seconds=0.5
     )
     assert (ended.exit_code, ended.timed_out, ended.stdout) == (137, True, b"begun\n")
     if box.isolation.protections & {Protection.USER, Protection.PROCESSES}:
-        assert processes_with("sleep\x00601") == []
+        assert processes_with(f"sleep\x00{number}1") == []
 
 
-async def test_a_cancelled_run_leaves_no_process(method):
+async def test_a_cancelled_run_leaves_no_process(method, number):
     async with LocalSandbox(method=method) as box:
-        task = asyncio.create_task(box.run("touch begun; setsid sleep 602 & sleep 602"))
+        task = asyncio.create_task(box.run(f"touch begun; setsid sleep {number} & sleep {number}"))
         while not await box.list_files():
             await asyncio.sleep(0.01)  # between two looks
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert processes_with("sleep\x00602") == []
+        assert processes_with(f"sleep\x00{number}") == []
 
 
 async def test_files_are_written_read_listed_and_removed(box):
@@ -145,7 +146,7 @@ async def test_a_sandbox_works_only_while_it_is_open(method):
         await box.run("true")
     async with box:
         marker = (await box.run("echo $OSMOSIS_PROCESS_MARKER")).stdout.decode().strip()
-        folder = Path(tempfile.gettempdir()) / f"osmosis-{marker}"
+        folder = Path(tempfile.gettempdir()) / f"osmosis-{marker.partition('.')[0]}"
         assert folder.exists()
     await box.close()
     with pytest.raises(SandboxError, match="not open"):
@@ -228,16 +229,63 @@ async def test_more_folders_can_be_read_but_not_written(isolated):
         assert (await box.run(f"touch {folder}/x")).exit_code == 1
 
 
+async def test_programs_at_once_do_not_end_each_other(box, number):
+    """Each of the short ones leaves daemons, which end with it; the long one runs on."""
+    long = asyncio.create_task(
+        box.run(f"touch begun; while [ ! -e go ]; do sleep 0.05; done; sleep {number} & echo end")
+    )
+    await until(lambda: processes_with(f"sleep {number} & echo end"))
+    short = [
+        box.run(f"setsid sleep {number}5 & nohup sleep {number}5 & echo {n}; exit {n}", seconds=60) for n in range(8)
+    ]
+    ends = await asyncio.gather(*short, box.run(f"setsid sleep {number} & sleep {number}", seconds=0.2))
+    assert [(ended.exit_code, ended.stdout) for ended in ends] == [*[(n, b"%d\n" % n) for n in range(8)], (137, b"")]
+    assert processes_with(f"sleep\x00{number}5") == processes_with(f"sleep\x00{number}") == []
+    assert not long.done()
+    await box.write_file("go", b"")
+    ended = await long
+    assert (ended.exit_code, ended.stdout) == (0, b"end\n"), ended
+    assert processes_with(f"sleep\x00{number}") == []
+
+
+@pytest.mark.parametrize("name", ["sleep", "search", "print"])
+async def test_the_event_loop_runs_while_a_tool_works(isolated, name, number):
+    """A tool that blocks the loop is not cancelled before its limit, which is longer than the limit of a test."""
+    await isolated.write_file("long", b"a" * 100)
+    pattern = {"command": "search_text", "pattern": "^(a+)+$b", "regex": True}
+    bash, search = bash_tool(isolated, timeout=600), search_tool(isolated, timeout=600)
+    chosen, arguments, words = {
+        "sleep": (bash, {"command": f"sleep {number}"}, f"sleep\x00{number}"),
+        "search": (search, pattern, "-I\x00-S\x00-c"),
+        "print": (bash, {"command": f"yes canary-{number}"}, f"yes\x00canary-{number}"),
+    }[name]
+    task = asyncio.create_task(chosen.run(arguments))
+    await until(lambda: processes_with(words))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_process_without_a_marker_ends_when_no_other_program_runs(box, number):
+    if not box.isolation.protections & {Protection.USER, Protection.PROCESSES}:
+        pytest.skip("it survives without a user of its own")
+    long = asyncio.create_task(box.run("while [ ! -e go ]; do sleep 0.05; done"))
+    await box.run(f"env -i setsid sleep {number} & true")
+    await box.write_file("go", b"")
+    assert (await long).exit_code == 0
+    assert processes_with(f"sleep\x00{number}") == []
+
+
 async def test_a_signal_number_is_not_a_negative_code(box):
     ended = await box.run("kill -SEGV $$")
     assert ended.exit_code == 128 + signal.SIGSEGV
 
 
-async def test_the_processes_of_a_closed_sandbox_are_gone(method):
+async def test_the_processes_of_a_closed_sandbox_are_gone(method, number):
     async with LocalSandbox(method=method) as box:
-        task = asyncio.create_task(box.run("sleep 603"))
-        await until(lambda: processes_with("sleep\x00603"))
+        task = asyncio.create_task(box.run(f"sleep {number}"))
+        await until(lambda: processes_with(f"sleep\x00{number}"))
     with pytest.raises(SandboxError):
         await box.run("true")
     assert (await task).exit_code == 137
-    assert processes_with("sleep\x00603") == []
+    assert processes_with(f"sleep\x00{number}") == []

@@ -1,0 +1,80 @@
+"""Tools of verl in our agents, and our tools in verl's tool registry. Needs the extra `verl`."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from osmosis_grpc.errors import InvalidArgument, MissingExtraError, ToolExecutionError
+from osmosis_grpc.tools import BaseTool, Tool
+
+try:
+    from verl.tools.base_tool import BaseTool as VerlTool
+    from verl.tools.function_tool import FunctionTool, function_tool
+except ImportError as error:
+    raise MissingExtraError("tools of verl", "verl") from error
+
+
+def tool_of_verl(given: Any, **create_kwargs: Any) -> Any:
+    """Return a tool for our agents, for `set_tools` or `tools=`.
+
+    `given` is an object of a verl BaseTool, or a FunctionTool of verl's registry. For a BaseTool, each rollout creates
+    an instance with `create_kwargs`, and releases it. The text of a response is the result. The reward of a single call
+    is left out. Raises InvalidArgument for another value.
+    """
+    if not isinstance(given, VerlTool | FunctionTool):
+        raise InvalidArgument("given", f"is a {type(given).__name__}, not a BaseTool or FunctionTool of verl")
+    function = given.tool_schema.model_dump(exclude_none=True)["function"]
+    about = {"name": function["name"], "description": function["description"], "parameters": function["parameters"]}
+    if isinstance(given, FunctionTool):
+        return Tool(_call_of(given), timeout=None, **about)
+    return type(function["name"], (_Created,), {"given": given, "create_kwargs": create_kwargs, **about})
+
+
+def offer_to_verl(tool: Any) -> Any:
+    """Register a tool that `@tool` or a tool maker made with verl, and return it.
+
+    Call it in the file that `actor_rollout_ref.rollout.multi_turn.function_tool_path` names. Raises InvalidArgument for
+    a tool with a state, and ValueError for a schema that verl cannot hold.
+    """
+    if not hasattr(tool, "run") or not hasattr(tool, "openai_schema"):
+        raise InvalidArgument("tool", f"{tool!r:.60} is not what @tool makes")
+
+    async def call(**arguments: Any) -> str:
+        result = await tool.run(arguments)
+        return result if isinstance(result, str) else json.dumps(result, default=str)
+
+    function_tool(tool.name, schema=tool.openai_schema())(call)
+    return tool
+
+
+def _call_of(given: Any) -> Callable[..., Any]:
+    async def call(**arguments: Any) -> Any:
+        return await given.call(arguments)
+
+    return call
+
+
+class _Created(BaseTool):
+    """One instance of a verl BaseTool, for one rollout."""
+
+    given: Any
+    create_kwargs: dict[str, Any]
+    _instance: str | None = None
+
+    async def create(self, trajectory_id: str) -> None:
+        self._instance, _ = await self.given.create(create_kwargs=self.create_kwargs)
+
+    async def execute(self, **arguments: Any) -> Any:
+        """Run one call. Raises ToolExecutionError for a response with images or videos."""
+        response, _, _ = await self.given.execute(self._instance, arguments)
+        if response.image or response.video:
+            raise ToolExecutionError("the tool returned images, and only texts are results", "", self.name)
+        return response.text or ""
+
+    async def reward(self) -> float | None:
+        reward: float | None = await self.given.calc_reward(self._instance)
+        return reward
+
+    async def release(self) -> None:
+        if self._instance is not None:
+            await self.given.release(self._instance)
