@@ -223,7 +223,7 @@ def _instead(module: ModuleType, spec: str) -> str:
 def _suggest(found: Any) -> str:
     """Return a text with the agent loops and workflows of a module or an object, and the module's file."""
     values = getattr(found, "__dict__", {}).items()
-    loops = [name for name, value in values if _is_loop(value, found) or _is_workflow(value)]
+    loops = [name for name, value in values if _is_loop(value, found) or _is_workflow(value) or is_runnable(value)]
     file = getattr(found, "__file__", None)
     loops_found = f"; it has: {', '.join(sorted(loops))}" if loops else ", and no agent loop"
     return loops_found + (f" ({file})" if isinstance(file, str) else "")

@@ -64,7 +64,7 @@ HINTS = {
     "RUN_NOT_CALLABLE": "make `run` a method: async def run(self, ctx)",
     "RUN_NOT_ASYNC": "write async def run(self, ctx) without yield, and end it with return ctx.complete(...)",
     "AGENT_INIT_FAILED": "give every parameter of __init__ a default, or name an instance in place of the class",
-    "NOT_AN_AGENT_LOOP": "derive the class from osmosis_grpc.rollout.RolloutAgentLoop; a server hosts nothing else",
+    "NOT_AN_AGENT_LOOP": "derive it from RolloutAgentLoop or AgentWorkflow; serve a BaseAgent as agent_runnable(...)",
     "DUPLICATE_NAME": "give each agent loop a name of its own; trainers choose by it",
 }
 """Code to a hint what to do about a finding with this code."""

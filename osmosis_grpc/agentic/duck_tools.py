@@ -86,7 +86,7 @@ def as_tool(given: Any, name: str = "") -> Any:
         return given if name in ("", given.name) else _Renamed(given, name)
     function = given if inspect.isroutine(given) else getattr(given, "execute", None)
     if not callable(function):
-        raise InvalidArgument(f"tools.{name}", f"is a {type(given).__name__} without a method execute")
+        raise InvalidArgument(f"tools.{name}", f"{given!r:.60} is not a function, and has no method execute")
     own_name = name or getattr(given, "name", "") or getattr(function, "__name__", "")
     about = getattr(given, "description", "") or inspect.getdoc(function) or inspect.getdoc(type(given)) or ""
     return DuckTool(own_name, function, str(about))

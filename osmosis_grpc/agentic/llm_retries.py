@@ -14,6 +14,7 @@ from osmosis_grpc.policies.model_http import refused
 from osmosis_grpc.supervise import SYSTEM, Backoff
 from osmosis_grpc.types import ChatRequest, ChatResponse
 from osmosis_grpc.types.outcome import clip
+from osmosis_grpc.types.stack_frames import own_frames
 
 log = logging.getLogger(__name__)
 
@@ -110,4 +111,6 @@ def call_error(error: Exception) -> CallError:
         return DeadlineExceeded(f"the LLM gave no reply in time: {said}")
     if isinstance(error, ConnectionError | socket.gaierror) or names & UNREACHED:
         return Unavailable(f"the LLM cannot be reached: {said}")
-    return Internal(f"llm_generate_func raised {said}")
+    frames = own_frames(error)
+    where = f" at {frames[-1].file}:{frames[-1].line} in {frames[-1].function}" if frames else ""
+    return Internal(f"llm_generate_func raised {said}{where}")

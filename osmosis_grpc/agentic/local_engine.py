@@ -139,4 +139,4 @@ def messages_of(prompt: Any) -> list[Message]:
         if rows and all(isinstance(row, Mapping) and row.get("role") for row in rows):
             return [dict(row) for row in rows]
     why = 'is not a text, a list of messages, or an object with "messages", "content" or "prompt"'
-    raise InvalidArgument("prompt", f"{str(prompt)[:60]!r} {why}")
+    raise InvalidArgument("prompt", f"{prompt!r:.60} {why}")

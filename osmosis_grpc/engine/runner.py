@@ -38,7 +38,7 @@ from osmosis_grpc.types import (
     jsontext,
 )
 from osmosis_grpc.types.messages import copy_messages
-from osmosis_grpc.types.outcome import describe, log_traceback
+from osmosis_grpc.types.outcome import describe, log_traceback, printable
 from osmosis_grpc.types.requests import copy_of, unread_metadata
 
 log = logging.getLogger(__name__)
@@ -336,7 +336,8 @@ class Runner:
 async def _outcome(agent: Runnable, context: RolloutContext, stopped: Callable[[BaseException], None]) -> Termination:
     """Run an agent. Returns the termination for its result or its exception. Raises only a cancellation.
 
-    `stopped` gets the exception of a cancellation.
+    `stopped` gets the exception of a cancellation. The log has the traceback of an error in the agent's own code. For a
+    chat that failed, and for a rollout that is over, it has one line, because the traceback is this package's.
     """
     try:
         with BaseUrls() as base_urls:
@@ -347,13 +348,13 @@ async def _outcome(agent: Runnable, context: RolloutContext, stopped: Callable[[
         raise
     except BaseException as error:
         termination = Termination.raised(error)
-        where = termination.failure.where if termination.failure else ""
-        log.warning(
-            "the agent of rollout %s raised%s\n%s",
-            context.request.rollout_id,
-            where and f" at {where}",
-            log_traceback(error),
-        )
+        failure = termination.failure
+        where = f" at {failure.where}" if failure and failure.where else ""
+        rollout_id = context.request.rollout_id
+        if failure and (failure.boundary == "trainer" or isinstance(error, RolloutEndedError)):
+            log.warning("rollout %s failed%s: %s", rollout_id, where, printable(failure.message))
+        else:
+            log.warning("the agent of rollout %s raised%s\n%s", rollout_id, where, log_traceback(error))
         return termination
 
 

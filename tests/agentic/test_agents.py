@@ -341,7 +341,7 @@ async def test_arl37_tools_without_types_and_sync_tools_run():
     results = [step.tool_result for step in trajectory.steps if step.step_type is StepType.ACTION_RESULT]
     assert results == [{"query": "x", "found": 5, "more": {"k": 1}}, "A"]
     assert "- upper: Makes letters large.\n    text (string, required)" in llm.asked[0][0]["content"]
-    with pytest.raises(InvalidArgument, match=r"tools\.odd: is a int without a method execute"):
+    with pytest.raises(InvalidArgument, match=r"tools\.odd: 3 is not a function, and has no method execute"):
         ToolAgent().set_tools({"odd": 3})
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.agentic import LLMError, Retries, policy_of
+from osmosis_grpc.agentic import AgenticRollout, AgenticRolloutConfig, LLMError, Retries, policy_of
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.types import ChatRequest, OutcomeStatus
@@ -72,6 +72,17 @@ async def test_arl13_what_was_sampled_before_stays_as_it_is():
     assert cut.ids.tolist() == whole.ids.tolist()
     assert cut.mask_runs == whole.mask_runs
     assert not failed.trainable_samples()
+
+
+async def test_the_error_of_a_function_has_its_line_and_the_log_no_traceback(caplog):
+    def fails(messages, **keywords):
+        raise RuntimeError("no model")
+
+    trajectory = await AgenticRollout(AgenticRolloutConfig(), fails).run("Hi")
+    line = fails.__code__.co_firstlineno + 1
+    assert f"raised RuntimeError: no model at tests/agentic/test_arl13_llm_failures.py:{line} in" in trajectory.error
+    assert trajectory.error in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 async def test_arl13_an_agent_can_handle_the_error():

@@ -48,7 +48,7 @@ async def test_arl07_results_are_in_the_order_of_the_prompts_and_a_failure_stays
     made = await rollout_of(echo, concurrent_requests=3, batch_size=4).run_batch(prompts)
     assert [each.get_final_response() for each in made] == [*map(str, range(7)), "", "", "last"]
     assert [each.stop_reason for each in made[7:9]] == [StopReason.LLM_ERROR, StopReason.ERROR]
-    assert made[8].error.startswith("InvalidArgument: prompt: '3' is not")
+    assert made[8].error.startswith("InvalidArgument: prompt: 3 is not")
 
 
 async def test_arl07_never_more_than_the_limit_runs_and_the_limit_is_used():

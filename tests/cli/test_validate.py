@@ -147,6 +147,7 @@ def test_c02_warnings_do_not_fail(here):
         ("agent", "'agent' is not MODULE:ATTRIBUTE"),
         ("agent:nothing", "agent has no attribute 'nothing'; it has: Good ("),
         ("json:agent", "json has no attribute 'agent', and no agent loop ("),
+        ("osmosis_grpc.agentic:agent", "osmosis_grpc.agentic has no attribute 'agent'; it has: coding, react, tool ("),
         ("own/three:agent", "'own/three:agent' names a file; name the module: own.three:agent"),
         ("./three.py:agent", "name the module: three:agent"),
         ("own/three.py", "there is no folder 'own' in "),

@@ -8,6 +8,7 @@ import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.tools import create_tool_result, execute_tool_calls
+from osmosis_grpc.errors import FailedPrecondition
 from osmosis_grpc.policies import EveryToolMock
 from osmosis_grpc.policies.scripted import ScriptedPolicy
 from osmosis_grpc.types import OutcomeStatus, events
@@ -68,6 +69,18 @@ async def test_t07_a_failure_says_where_the_agent_raised(hosting, caplog, monkey
     assert failure.where == f"{HERE}:{line} in Weather.ask"
     assert f"the agent of rollout r1 raised at {HERE}:{line} in Weather.ask" in caplog.text
     assert "sk-1234" not in repr(failure)
+
+
+async def test_a_chat_that_fails_is_one_line_of_the_log(hosting, caplog):
+    async def refuse(request):
+        raise FailedPrecondition("the model is down")
+
+    async with hosting(Raises()) as h:
+        h.trainer.policy = refuse
+        failure = (await h.run()).failure
+    assert failure.message == "the model is down"
+    assert f"rollout r1 failed at {failure.where}: the model is down" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 async def test_t07_the_last_five_frames_are_kept_and_are_bounded(hosting, tmp_path):

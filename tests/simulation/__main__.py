@@ -7,6 +7,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.simulation.coverage import Coverage
@@ -17,15 +18,31 @@ from tests.simulation.world import Finding, quiet, world_of
 def main() -> int:
     """Runs seeds from `--seed` on. Returns 1 if one has failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1, help="the first seed")
-    parser.add_argument("--rollouts", type=int, default=2_000, help="stop after so many rollouts")
+    parser.add_argument("--seed", type=_number(0), default=1, help="the first seed [1]")
+    parser.add_argument(
+        "--rollouts", type=_number(1), default=2_000, help="begin no further seed after so many rollouts [2000]"
+    )
+    parser.add_argument("--history", action="store_true", help="print every record of each seed's history")
     parser.add_argument("--digest", action="store_true", help="print the digest of each seed's history")
     parser.add_argument("--keep-going", action="store_true", help="run on after a seed that fails")
     given = parser.parse_args()
     gc.freeze()
     gc.disable()
     with quiet():
-        return _run(given)
+        status = _run(given)
+        gc.collect()  # ends the agents of killed processes while the log is off
+        return status
+
+
+def _number(least: int) -> Callable[[str], int]:
+    """Returns a parser of whole numbers of at least `least`, for an option."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+        return int(text)
+
+    return parse
 
 
 def _run(given: argparse.Namespace) -> int:
@@ -44,6 +61,8 @@ def _run(given: argparse.Namespace) -> int:
             steps += world.loop.steps
             faults.update(world.faults.made)
             coverage.add(world.history)
+            if given.history:
+                print(world.history.text())
             if given.digest:
                 print(seed, world.history.digest())
             found = [*world.findings, *(Finding(str(one)) for one in findings(world.history))]
@@ -70,7 +89,7 @@ def _run(given: argparse.Namespace) -> int:
                 )
     rate = done / (time.monotonic() - began)
     print(f"{done} rollouts, {seeds} seeds, {rate * 3600:,.0f} an hour, {steps / done:.0f} steps each, {failed} failed")
-    print(", ".join(f"{kind} {number}" for kind, number in sorted(faults.items())))
+    print(", ".join(f"{kind} {number}" for kind, number in sorted(faults.items())) or "no faults")
     print(coverage.report())
     return 1 if failed else 0
 

@@ -99,6 +99,10 @@ class History:
         """Returns the records of one rollout."""
         return [record for record in self._records if record.rollout == rollout]
 
+    def text(self) -> str:
+        """Returns all records, a line each. Faults are marked with "!"."""
+        return "\n".join(map(_line, self._records))
+
     def story(self, rollout: str, most: int = 400) -> str:
         """Returns one rollout's records and the faults around them, a line each, at most `most` lines.
 
@@ -114,11 +118,15 @@ class History:
             if record.rollout == rollout
             or (not record.rollout and OPERATIONS[record.op].fault and since <= record.time <= until)
         ]
-        lines = [("! " if OPERATIONS[record.op].fault else "  ") + str(record) for record in shown]
+        lines = [_line(record) for record in shown]
         if len(lines) > most:
             half = most // 2
             lines[half:-half] = [f"  ... {len(lines) - 2 * half} records are left out ..."]
         return "\n".join(lines)
+
+
+def _line(record: Record) -> str:
+    return ("! " if OPERATIONS[record.op].fault else "  ") + str(record)
 
 
 def _short(value: Any, most: int = 100) -> str:

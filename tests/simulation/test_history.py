@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.simulation.__main__ import main
 from tests.simulation.history import History, HistoryFull
 from tests.simulation.operations import OPERATIONS
 
@@ -66,3 +67,17 @@ def test_the_text_of_an_operation_uses_details_that_it_has(op):
     history = History(lambda: 0.0)
     history.note("server-1", op, "r1", 1, **details)
     assert "r1.1" in str(next(iter(history)))
+
+
+def test_the_text_of_a_history_has_each_record():
+    lines = written().text().splitlines()
+    assert [line[0] for line in lines] == [" ", " ", "!", " ", " ", " ", "!"]
+    assert "server-1: Init (call 1)" in lines[1]
+
+
+@pytest.mark.parametrize("option", ["--rollouts", "--seed"])
+def test_a_wrong_number_is_refused_by_the_name_of_its_option(option, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["python", option, "-1"])
+    with pytest.raises(SystemExit):
+        main()
+    assert f"argument {option}: '-1' is not a whole number of at least" in capsys.readouterr().err

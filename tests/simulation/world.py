@@ -6,6 +6,7 @@ import gc
 import logging
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -204,7 +205,9 @@ class World:
             self.servers.clear()
             self.trainers.clear()
             self.foreign = None
-            gc.collect()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # a killed process leaves coroutines that never began
+                gc.collect()
         finally:
             sys.unraisablehook = hook
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -24,6 +24,7 @@ from osmosis_grpc.tools.sandbox.port import (
     RunResult,
     SandboxError,
     SandboxFileError,
+    protections_of,
 )
 from osmosis_grpc.tools.uninterrupted import uninterrupted
 
@@ -57,7 +58,7 @@ class KubernetesSandbox:
     ) -> None:
         self._cluster = cluster
         self._rollout = rollout
-        self._require = [Protection(name) for name in require]
+        self._require = protections_of(require)
         self.pod = f"osmosis-{SYSTEM.new_id()}"
         """The name of the pod."""
         self._content = content

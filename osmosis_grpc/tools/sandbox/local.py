@@ -25,6 +25,7 @@ from osmosis_grpc.tools.sandbox.port import (
     Protection,
     RunResult,
     SandboxError,
+    protections_of,
 )
 from osmosis_grpc.tools.uninterrupted import uninterrupted
 from osmosis_grpc.tools.workspace import Workspace
@@ -61,11 +62,7 @@ class LocalSandbox:
         read_only: Sequence[str | Path] = (),
         method: str = "",
     ) -> None:
-        known = [each.value for each in Protection]
-        for each in require:
-            if each not in known:
-                raise ValueError(f"require: {each!r} is not one of {', '.join(known)}")
-        self._required = frozenset(Protection(each) for each in require)
+        self._required = protections_of(require)
         self._limits = limits or SandboxLimits()
         self._variables = dict(environment or {})
         self._read_only = tuple(Path(path).absolute() for path in read_only)

@@ -49,13 +49,25 @@ class Isolation:
     def __str__(self) -> str:
         missing = sorted(set(Protection) - self.protections)
         text = f"{self.method}: {', '.join(sorted(self.protections)) or 'none'}"
-        return f"{text}; not in force: {', '.join(missing)} ({self.reason})" if missing else text
+        reason = f" ({self.reason})" if self.reason else ""
+        return f"{text}; not in force: {', '.join(missing)}{reason}" if missing else text
 
     def require(self, required: Collection[Protection]) -> None:
         """Raise SandboxRefused if a required protection is not in force."""
         missing = frozenset(required) - self.protections
         if missing:
             raise SandboxRefused(self, missing)
+
+
+def protections_of(names: Collection[Protection | str]) -> frozenset[Protection]:
+    """Return the protections with these names, the option `require` of a sandbox. Raises ValueError."""
+    if isinstance(names, str):
+        raise ValueError(f"require: {names!r} is a text; give a list, such as {[names]!r}")
+    known = [each.value for each in Protection]
+    for each in names:
+        if each not in known:
+            raise ValueError(f"require: {each!r} is not one of {', '.join(known)}")
+    return frozenset(Protection(each) for each in names)
 
 
 class SandboxError(ToolExecutionError):

@@ -3,7 +3,7 @@
 import pytest
 
 from osmosis_grpc.errors import ToolExecutionError
-from osmosis_grpc.tools.sandbox import Isolation, Protection, SandboxRefused
+from osmosis_grpc.tools.sandbox import Isolation, LocalSandbox, Protection, SandboxRefused
 
 SOME = Isolation("process", frozenset({Protection.LIMITS}), "bubblewrap is not installed")
 
@@ -19,3 +19,20 @@ def test_a_protection_that_is_not_in_force_is_refused_by_name():
         SOME.require([Protection.USER, Protection.NETWORK, Protection.LIMITS])
     assert got.value.missing == {Protection.USER, Protection.NETWORK}
     assert isinstance(got.value, ToolExecutionError)
+
+
+def test_an_isolation_without_a_reason_has_no_empty_parentheses():
+    some = Isolation("processes", frozenset({Protection.LIMITS}))
+    assert str(some) == "processes: limits; not in force: files, network, processes, user"
+
+
+@pytest.mark.parametrize(
+    ("require", "error"),
+    [
+        ("network", r"^require: 'network' is a text; give a list, such as \['network'\]$"),
+        (["netwrok"], r"^require: 'netwrok' is not one of user, network, processes, files, limits$"),
+    ],
+)
+def test_a_wrong_protection_is_refused_by_name(require, error):
+    with pytest.raises(ValueError, match=error):
+        LocalSandbox(require=require)
