@@ -110,7 +110,7 @@ class Acceptance:
         return record, True
 
     def take_over(self, rollout_id: str, attempt: int, *, owner: str, peer: Peer) -> Record | None:
-        """Send the calls of an accepted attempt to `peer` from now on. Returns None if the owner has no such attempt."""
+        """Send the calls of an accepted attempt to `peer`. Returns None if the owner has no such attempt."""
         record = self._context.table.find(rollout_id, attempt)
         if record is None or record.owner != owner or not record.accepted.done():
             return None
