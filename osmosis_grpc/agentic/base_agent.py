@@ -32,7 +32,7 @@ class BaseAgent(ABC):
 
     reply_format: ClassVar[ReplyFormat] = FORMATS["react"]
     """How the agent reads replies, and whether it offers its tools beside the messages."""
-    replayable: ClassVar[bool] = False
+    replayable: bool = False
     """Whether the agent asks the same chats when it runs again with the same replies, see RolloutAgentLoop."""
 
     def __init__(

@@ -89,7 +89,9 @@ async def _original(options: ForkOptions, source: Source) -> _Original:
         fork = Fork(options.rollout, options.at_chat, options.sample, info.attempt)
         request, _ = await source.request(options.rollout, info.attempt)
         events = [event async for event in source.events(options.rollout, info.attempt)]
+        folder = await source.rollout_folder(options.rollout, info.attempt)
     chats = ForkedChats(fork, events)
+    chats.folder = folder
     if not chats.found:
         names = ", ".join(f"{sample} {number}" for sample, number in chats.answered)
         which = f"chat {fork.chat_number} of sample {fork.sample!r}"
@@ -156,7 +158,7 @@ def _agent_loop(options: ForkOptions, original: _Original) -> RolloutAgentLoop |
         usage_error(
             "fork",
             f"agent loop {name!r} is not replayable; set replayable = True in its class if it asks the same chats when "
-            "it gets the same replies",
+            "it gets the same replies; CodingAgent(snapshots=True) is replayable",
         )
     return loops[name]
 

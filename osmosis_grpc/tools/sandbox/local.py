@@ -13,6 +13,7 @@ from osmosis_grpc.supervise import DaemonThreads
 from osmosis_grpc.tools.output import Output
 from osmosis_grpc.tools.process import Program, run_program
 from osmosis_grpc.tools.sandbox.files import Files
+from osmosis_grpc.tools.sandbox.folder_archive import read_archive, write_archive
 from osmosis_grpc.tools.sandbox.folder_copy import copy_folder, is_full
 from osmosis_grpc.tools.sandbox.limits import SandboxLimits
 from osmosis_grpc.tools.sandbox.methods import METHODS, PATH, Choice, choose
@@ -183,9 +184,7 @@ class LocalSandbox:
         return await _threads.run(lambda: files.listed(path, depth))
 
     async def snapshot(self) -> "LocalSnapshot":
-        _, space, _ = self._started()
-        if self._running:
-            raise SandboxError("a program runs in the sandbox; take the snapshot after its end")
+        space = self._without_programs()
         copy = Workspace()
         limits = self._limits
         try:
@@ -195,6 +194,25 @@ class LocalSandbox:
             await uninterrupted(_threads.run(copy.remove))
             raise
         return LocalSnapshot(self, copy, size)
+
+    async def save(self, path: Path, note: bytes = b"") -> int:
+        """Save the working folder and a note as a file, which outlives the sandbox. Return the bytes of the file.
+
+        restore() of another sandbox makes the folder of it again, and `read_note` of folder_archive.py returns the
+        note. Raises SandboxError as snapshot() does.
+        """
+        space, limits = self._without_programs(), self._limits
+        return await uninterrupted(_threads.run(lambda: write_archive(space.work, path, note, limits)))
+
+    async def restore(self, path: Path) -> None:
+        """Replace the working folder by the one that save() has written to a file. Raises SandboxError."""
+        space, limits = self._without_programs(), self._limits
+
+        def replace() -> None:
+            space.clear()
+            read_archive(path, space.work, limits, space.user)
+
+        await uninterrupted(_threads.run(replace))
 
     def like(self, begins_as: Path) -> "LocalSandbox":
         """Return a new sandbox with the options of this one. Its working folder begins as a copy of a folder."""
@@ -212,6 +230,13 @@ class LocalSandbox:
         if self._choice is None or self._space is None or self._files is None:
             raise SandboxError("the sandbox is not open; use it within `async with`")
         return self._choice, self._space, self._files
+
+    def _without_programs(self) -> Workspace:
+        """Return the workspace. Raises SandboxError while a program runs."""
+        space = self._started()[1]
+        if self._running:
+            raise SandboxError("a program runs in the sandbox; wait for its end")
+        return space
 
     def _make(self) -> None:
         space = self._space
