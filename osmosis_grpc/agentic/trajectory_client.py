@@ -7,6 +7,7 @@ from osmosis_grpc.agentic.files import dump_trajectories
 from osmosis_grpc.agentic.statistics import Statistics, statistics_of
 from osmosis_grpc.agentic.trajectory import Trajectory, TrajectoryStep
 from osmosis_grpc.agentic.view import TrajectoryView
+from osmosis_grpc.supervise import SYSTEM
 from osmosis_grpc.trainer.rollout_client import RolloutClient
 from osmosis_grpc.types import RolloutInfo
 from osmosis_grpc.types.rollout_filter import EVERY, RolloutFilter
@@ -79,7 +80,7 @@ class TrajectoryClient:
 
         Raises FileExistsError if the file exists, unless `overwrite` is true.
         """
-        if not overwrite and Path(path).exists():
+        if not overwrite and await SYSTEM.run(Path(path).exists):
             raise FileExistsError(f"path: {path} exists; pass overwrite=True to replace it")
         made = [each async for each in self.all(where)]
         dump_trajectories(made, path, format)
