@@ -2,16 +2,21 @@
 
 import argparse
 import gc
+import os
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from tests.simulation.judge import judged
 from tests.simulation.totals import Totals
-from tests.simulation.world import Finding, quiet, world_of
+from tests.simulation.world import Finding, World, quiet, world_of
+
+READER_ENDED = 141
+"""The exit code of a shell for a program that SIGPIPE has ended."""
 
 
 def main() -> int:
@@ -35,7 +40,12 @@ def main() -> int:
     gc.disable()
     try:
         with quiet():
-            status = _run(given)
+            try:
+                status = _run(given)
+                sys.stdout.flush()
+            except BrokenPipeError:  # the program that reads the output, such as head, has ended
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                status = READER_ENDED
             gc.collect()  # ends the agents of killed processes while the log is off
             return status
     finally:
@@ -85,32 +95,35 @@ def _run(given: argparse.Namespace) -> int:
 
 def _run_one(seed: int, folder: Path, given: argparse.Namespace, totals: Totals) -> None:
     """Runs a seed, prints what it has found, and adds it to the totals."""
-    world = world_of(seed, folder)
-    world.run()
-    broken, undecided = judged(world.history)
-    totals.seeds += 1
-    totals.rollouts += world.plan.rollouts
-    totals.steps += world.loop.steps
-    totals.undecided += undecided
-    totals.faults.update(world.faults.made)
-    totals.coverage.add(world.history)
-    if given.history:
-        print(world.history.text())
-    if given.digest:
-        print(seed, world.history.digest())
-    found = [*world.findings, *(Finding(str(one)) for one in broken)]
-    if found:
-        totals.failed.append(seed)
-        print(f"seed {seed} fails:")
-        for finding in found[:20]:
-            print("  ", finding.what)
-            if finding.error is not None:
-                traceback.print_exception(finding.error)
-        first = next((w.strip(":") for f in found for w in f.what.split() if "-r" in w), "")
-        if first:
-            print(world.history.story(first))
-        print(f"run it again: python -m tests.simulation --seed {seed} --rollouts 1")
-    world.close()
+    with closing(world_of(seed, folder)) as world:
+        world.run()
+        broken, undecided = judged(world.history)
+        totals.seeds += 1
+        totals.rollouts += world.plan.rollouts
+        totals.steps += world.loop.steps
+        totals.undecided += undecided
+        totals.faults.update(world.faults.made)
+        totals.coverage.add(world.history)
+        if given.history:
+            print(world.history.text())
+        if given.digest:
+            print(seed, world.history.digest())
+        found = [*world.findings, *(Finding(str(one)) for one in broken)]
+        if found:
+            totals.failed.append(seed)
+            _print_failure(seed, world, found)
+
+
+def _print_failure(seed: int, world: World, found: list[Finding]) -> None:
+    print(f"seed {seed} fails:")
+    for finding in found[:20]:
+        print("  ", finding.what)
+        if finding.error is not None:
+            traceback.print_exception(finding.error)
+    first = next((w.strip(":") for f in found for w in f.what.split() if "-r" in w), "")
+    if first:
+        print(world.history.story(first))
+    print(f"run it again: python -m tests.simulation --seed {seed} --rollouts 1")
 
 
 if __name__ == "__main__":
