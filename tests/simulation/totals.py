@@ -44,7 +44,7 @@ class Totals:
 
     def __str__(self) -> str:
         shape = f"{self.seconds:.0f} s, {self.steps / max(self.rollouts, 1):.0f} steps each"
-        counts = f"{self.progress()} {self.failed[:50]}\n{shape}"
+        counts = f"{self.progress()} {self.failed[:50] or ''}\n{shape}"
         faults = ", ".join(f"{kind} {number}" for kind, number in sorted(self.faults.items())) or "no faults"
         given_up = f"searches for an order of calls that were given up: {self.undecided}"
         return "\n".join([counts, faults, given_up, self.coverage.report()])
