@@ -336,8 +336,8 @@ class Runner:
 async def _outcome(agent: Runnable, context: RolloutContext, stopped: Callable[[BaseException], None]) -> Termination:
     """Run an agent. Returns the termination for its result or its exception. Raises only a cancellation.
 
-    `stopped` gets the exception of a cancellation. The log has the traceback of an error in the agent's own code. It has
-    one line for a chat that failed, a rollout that is over, and a snapshot that is gone.
+    `stopped` gets the exception of a cancellation. The log has the traceback of an error in the agent's own code. It
+    has one line for a chat that failed, a rollout that is over, and a snapshot that is gone.
     """
     try:
         with BaseUrls() as base_urls:
