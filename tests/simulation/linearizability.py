@@ -2,7 +2,7 @@
 
 The search is that of Wing and Gong with the memory of Lowe: it takes one call after the other that no unfinished
 earlier call has to precede, asks the sequential specification for the states that can follow, and remembers which calls
-and which state were tried together. A call that changes nothing is taken at once, without a try of the others before it:
+and which state were tried together. A call that changes nothing is taken at once, without a try of others before it:
 each order of the others stays possible after it. Equal calls without an answer are taken in the order of their begins.
 """
 
