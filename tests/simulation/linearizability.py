@@ -2,7 +2,8 @@
 
 The search is that of Wing and Gong with the memory of Lowe: it takes one call after the other that no unfinished
 earlier call has to precede, asks the sequential specification for the states that can follow, and remembers which calls
-and which state were tried together. The calls of one rollout are few, so that the search is short.
+and which state were tried together. A call that changes nothing is taken at once, without a try of others before it:
+each order of the others stays possible after it. Equal calls without an answer are taken in the order of their begins.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -48,6 +49,7 @@ def stuck_at(calls: Sequence[Call], initial: Hashable, step: Step) -> list[Call]
     calls = sorted(calls, key=lambda call: (call.began, call.ended))
     everything = (1 << len(calls)) - 1
     needed = sum(1 << index for index, call in enumerate(calls) if call.ended != NEVER)
+    twins = _twins(calls)
     seen: set[tuple[int, Hashable]] = set()
     waiting: list[tuple[int, Hashable]] = [(0, initial)]
     longest, steps = 0, 0
@@ -62,12 +64,35 @@ def stuck_at(calls: Sequence[Call], initial: Hashable, step: Step) -> list[Call]
             longest = done
         left = [index for index in range(len(calls)) if not done >> index & 1]
         first_end = min((calls[index].ended for index in left), default=NEVER)
-        for index in reversed(left):
+        next_states: list[tuple[int, Hashable]] = []
+        for index in left:
             if calls[index].began > first_end:
+                break
+            if index in twins and not done >> twins[index] & 1:
                 continue
             steps += 1
             if steps > MAX_STEPS:
                 raise Undecided(f"{len(calls)} calls overlap too much")
-            for following in step(state, calls[index]):
-                waiting.append((done | 1 << index, following))
+            states = list(step(state, calls[index]))
+            if state not in states:
+                next_states += [(done | 1 << index, following) for following in states]
+            elif calls[index].ended != NEVER:  # it changes nothing, so that it can come first in every order
+                next_states = [(done | 1 << index, state)]
+                break
+            else:  # without an effect, a call without an answer is as if it had not come
+                next_states += [(done | 1 << index, following) for following in states if following != state]
+        waiting += reversed(next_states)
     return [calls[index] for index in range(len(calls)) if (everything & ~longest) >> index & 1]
+
+
+def _twins(calls: Sequence[Call]) -> dict[int, int]:
+    """Returns the index of the equal call before it, for each call without an answer that has one."""
+    found: dict[int, int] = {}
+    last: dict[tuple[str, Any], int] = {}
+    for index, call in enumerate(calls):
+        if call.ended == NEVER:
+            key = call.name, call.argument
+            if key in last:
+                found[index] = last[key]
+            last[key] = index
+    return found

@@ -232,8 +232,25 @@ def _at_trainer(evidence: Evidence, who: str, rollout: str) -> Iterator[Call]:
     if who in evidence.forgetful:
         yield from _faults(evidence, who)
         return
-    yield from (Call("drop", "", "", drop.death) for drop in drops(evidence, rollout))
+    deaths = {drop.death for drop in drops(evidence, rollout)} | set(_unsent(evidence, who, rollout))
+    yield from (Call("drop", "", "", death) for death in sorted(death for death in deaths if death is not None))
+    yield from (Call("begin", (attempt, ""), "", 0) for attempt in _unsent(evidence, who, rollout).values())
     yield from (Call("forget", "", "", start) for start in expiries(evidence, rollout))
+
+
+def _unsent(evidence: Evidence, who: str, rollout: str) -> dict[int, int]:
+    """Returns the attempts that a trainer has begun by itself and lost with its death, before it sent or stored them.
+
+    Its refusal of a lower attempt's outcome shows such an attempt. The keys are the deaths, by number.
+    """
+    found = {}
+    shown = [(record.number, record.attempt) for record in _begins(evidence, rollout) if record.who == who]
+    for record in evidence.ops_of(rollout, "answered"):
+        if record["method"] == "Complete" and record["status"] == "ABORTED":
+            death = next((death.number for death in evidence.deaths(who) if death.number > record.number), None)
+            if death is not None and not any(n < death and attempt > record.attempt for n, attempt in shown):
+                found[death] = record.attempt + 1
+    return found
 
 
 def _server_calls(asked: Iterable[Record], answers: Mapping[int, Record], ends: Mapping[str, Record]) -> Iterator[Call]:

@@ -76,6 +76,13 @@ def test_the_search_agrees_with_all_orders_tried_one_by_one():
     assert min(found.values()) > 50
 
 
+def test_many_equal_calls_without_an_answer_are_one_way():
+    calls = [write(1, 1) for _ in range(200)] + [write(2, 1) for _ in range(200)]
+    answers = [read(value, 2 * n, 2 * n + 1) for n, value in enumerate([1, 2] * 50, start=1)]
+    assert stuck_at([*calls, *answers], 0, register) is None
+    assert stuck_at([*calls, *answers, read(3, 900, 901)], 0, register) is not None
+
+
 def fits(order):
     state = 0
     for index, call in enumerate(order):

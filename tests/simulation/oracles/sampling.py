@@ -26,11 +26,15 @@ def sampled_once(evidence: Evidence) -> Iterator[Finding]:
         sampled[record.who, chat_name(record)].append(record)
     for (who, name), records in sampled.items():
         for first, second in pairwise(records):
+            if first["draw"] in without_reply or evidence.disk_failed(who):
+                continue
             died = evidence.died_between(who, first.number, second.number)
-            if died and who not in evidence.forgetful and (reply := replied.get(first["draw"])) is not None:
-                died = evidence.death_after(who, reply.number) < reply.time + COMMITTED
-            excused = first["draw"] in without_reply or died or evidence.disk_failed(who)
-            if not excused and not begun_anew(evidence, name[0], first.number, second.number):
+            reply = replied.get(first["draw"])
+            if died and (who in evidence.forgetful or reply is None):
+                continue
+            if died and reply is not None and evidence.death_after(who, reply.number) < reply.time + COMMITTED:
+                continue
+            if not died or not begun_anew(evidence, name[0], first.number, second.number):
                 yield Finding("sampled once", name[0], f"{who} samples a chat twice", (first, second))
 
 
