@@ -146,6 +146,20 @@ def test_arl01_a_wrong_field_is_refused_by_name(fields, text):
         AgenticRolloutConfig(**fields)
 
 
+@pytest.mark.parametrize(
+    ("config", "llm", "tools", "text"),
+    [
+        ({"agent_type": "react"}, Script(ANSWER), (), r"config: is a dict, .*from_dict"),
+        (AgenticRolloutConfig(), "gpt-4", (), r"llm_generate_func: 'gpt-4' is not callable; .*OpenAIFunction"),
+        (AgenticRolloutConfig(), None, (), "llm_generate_func: None is not callable"),
+        (AgenticRolloutConfig(), Script(ANSWER), Script(ANSWER), "tools: is a Script; pass a list of tools"),
+    ],
+)
+def test_arl01_a_wrong_argument_is_refused_by_name(config, llm, tools, text):
+    with pytest.raises(InvalidArgument, match=text):
+        AgenticRollout(config, llm, tools=tools)
+
+
 def test_arl01_a_configuration_survives_dict_json_and_yaml():
     config = CONFIG(
         agent_type="tool", max_steps=3, tools_config={"search": {"max_results": 5}}, batch_size=2, temperature=0.1,
