@@ -210,6 +210,8 @@ def calls_of(evidence: Evidence) -> tuple[list[Calls], list[Calls]]:
             broad = (Call("Cancel", 0, "", record.number) for record in servers.get((who, ""), ()))
             # The trainer's answer to a chat tells a server of a higher attempt, also before its Init is sent.
             higher = {record.attempt for record in _begins(evidence, rollout) if record.attempt > 1}
+            refused = (r for r in evidence.ops_of(rollout, "chat raised") if r["error"] == "Aborted")
+            higher |= {record.attempt + 1 for record in refused}
             elsewhere = (Call("supersede", attempt, "", 0) for attempt in sorted(higher))
             found_servers.append(Calls(who, rollout, [*own, *broad, *elsewhere, *_faults(evidence, who)]))
     found_trainers = [

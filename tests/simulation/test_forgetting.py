@@ -68,6 +68,18 @@ def no_ledger(story):
     return plus((-1.0, "trainer-1", "crash", {"where": "any time"}), (-0.5, "trainer-1", "restart", {}))(story)
 
 
+def reported(status: str) -> Change:
+    """Changes the status that the server reports."""
+
+    def change(story):
+        for _, _, op, details in story.lines:
+            if op == "called" and details["call"] == 2:
+                details["argument"] = ("x1", status)
+        return story
+
+    return change
+
+
 def refused_chat(time: float) -> Change:
     return plus((time, "server-1", "chat raised", {**OWN, "error": "Aborted"}))
 
@@ -86,7 +98,12 @@ EXCUSED: dict[str, list[Change]] = {
     "the same by a crash right after the commit": [earlier_process(CANCELLED, COMMIT, KILLED)],
     "what was confirmed is too old": [jump(2.65, 7200.0), start(2.7), recorded_again(2.8)],
     "an attempt without a result was not stored": [second_attempt, KNOWN],
-    "a trainer without a ledger had superseded it": [no_ledger, refused_chat(-2.0), changed("applied", **SUPERSEDED)],
+    "a trainer without a ledger had superseded it": [
+        no_ledger,
+        refused_chat(-2.0),
+        reported("CANCELLED"),
+        changed("applied", **SUPERSEDED),
+    ],
     "a trainer without a ledger and a full disk have lost replies": [no_ledger, FULL, changed("applied", **REPLAY)],
     "an agent goes on after an error": [*SWALLOWS, refused_chat(1.75), changed("applied", **REPLAY)],
     "an attempt that the trainer began by itself died with it": [REFUSED, crash("trainer-1", 1.65)],
@@ -124,6 +141,7 @@ NOT_EXCUSED: dict[str, tuple[str, list[Change]]] = {
         "fair end",
         [refused_chat(-2.0), crash("trainer-1", -1.0), changed("applied", **SUPERSEDED)],
     ),
+    "reported as cancelled, and no chat was refused": ("linearizable", [reported("CANCELLED")]),
     "superseded by nobody": ("fair end", [no_ledger, changed("applied", **SUPERSEDED)]),
     "other replies, though the trainer has a ledger": ("fair end", [FULL, changed("applied", **REPLAY)]),
     "other replies, though the disk works": ("fair end", [no_ledger, changed("applied", **REPLAY)]),
