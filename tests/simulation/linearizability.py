@@ -2,8 +2,8 @@
 
 The search is that of Wing and Gong with the memory of Lowe: it takes one call after the other that no unfinished
 earlier call has to precede, asks the sequential specification for the states that can follow, and remembers which calls
-and which state were tried together. A call that changes nothing is taken at once, without a try of others before it:
-each order of the others stays possible after it. Equal calls without an answer are taken in the order of their begins.
+and which state were tried together. A call without an answer is tried only where it changes something. Equal calls
+without an answer are tried in the order of their begins.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -12,7 +12,7 @@ from typing import Any
 
 NEVER = float("inf")
 """The position of an answer that never came. Such a call can have its effect at any later time, or never."""
-MAX_STEPS = 10_000
+MAX_STEPS = 40_000
 """The most steps of one search. A rollout that needs more has too many calls at once for its history to be judged."""
 
 
@@ -73,14 +73,9 @@ def stuck_at(calls: Sequence[Call], initial: Hashable, step: Step) -> list[Call]
             steps += 1
             if steps > MAX_STEPS:
                 raise Undecided(f"{len(calls)} calls overlap too much")
-            states = list(step(state, calls[index]))
-            if state not in states:
-                next_states += [(done | 1 << index, following) for following in states]
-            elif calls[index].ended != NEVER:  # it changes nothing, so that it can come first in every order
-                next_states = [(done | 1 << index, state)]
-                break
-            else:  # without an effect, a call without an answer is as if it had not come
-                next_states += [(done | 1 << index, following) for following in states if following != state]
+            for following in step(state, calls[index]):
+                if following != state or calls[index].ended != NEVER:  # else it is as if it had not come
+                    next_states.append((done | 1 << index, following))
         waiting += reversed(next_states)
     return [calls[index] for index in range(len(calls)) if (everything & ~longest) >> index & 1]
 
