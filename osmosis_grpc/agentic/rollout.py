@@ -106,7 +106,10 @@ class AgenticRollout:
 
         Yields the trajectories in the order of the prompts, `batch_size` at once. A rollout that fails, or whose prompt
         is wrong, is a trajectory with an error, and the others go on. Raises TrajectorySaveError after the last one.
+        Raises InvalidArgument if `prompts` is one prompt.
         """
+        if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
+            raise InvalidArgument("prompts", f"is a {type(prompts).__name__}; pass a list of prompts")
         most, size = self.config.concurrent_requests, self.config.batch_size
         source, running = iter(prompts), deque[asyncio.Task[Trajectory]]()
         batch: list[Trajectory] = []

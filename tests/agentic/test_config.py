@@ -85,13 +85,13 @@ async def test_arl01_interactions_config():
 
 async def test_arl01_batch_size():
     rollout = AgenticRollout(CONFIG(batch_size=3), Script(ANSWER))
-    assert [len(batch) async for batch in rollout.batches("abcdefgh")] == [3, 3, 2]
+    assert [len(batch) async for batch in rollout.batches(list("abcdefgh"))] == [3, 3, 2]
 
 
 async def test_arl01_concurrent_requests():
     for most in (1, 3):
         llm = Script(ANSWER, seconds=0.02)
-        await AgenticRollout(CONFIG(concurrent_requests=most), llm).run_batch("abcdef")
+        await AgenticRollout(CONFIG(concurrent_requests=most), llm).run_batch(list("abcdef"))
         assert llm.most == most
 
 
