@@ -231,12 +231,13 @@ def _at_trainer(evidence: Evidence, who: str, rollout: str) -> Iterator[Call]:
     for record in _begins(evidence, rollout):
         if record.who == who:
             yield Call("begin", (record.attempt, ""), "", 0, record.number)
+    unsent = _unsent(evidence, who, rollout)
+    yield from (Call("begin", (attempt, ""), "", 0) for attempt in unsent.values())
     if who in evidence.forgetful:
         yield from _faults(evidence, who)
         return
-    deaths = {drop.death for drop in drops(evidence, rollout)} | set(_unsent(evidence, who, rollout))
+    deaths = {drop.death for drop in drops(evidence, rollout)} | set(unsent)
     yield from (Call("drop", "", "", death) for death in sorted(death for death in deaths if death is not None))
-    yield from (Call("begin", (attempt, ""), "", 0) for attempt in _unsent(evidence, who, rollout).values())
     yield from (Call("forget", "", "", start) for start in expiries(evidence, rollout))
 
 
