@@ -73,7 +73,7 @@ def _run(given: argparse.Namespace) -> int:
                     print("  ", finding.what)
                     if finding.error is not None:
                         traceback.print_exception(finding.error)
-                first = next((w for f in found for w in f.what.split() if "-r" in w), "")
+                first = next((w.strip(":") for f in found for w in f.what.split() if "-r" in w), "")
                 if first:
                     print(world.history.story(first))
                 print(f"run it again: python -m tests.simulation --seed {seed} --rollouts 1")
