@@ -342,7 +342,7 @@ class Scheduler(Owner):
                 self.entered(rollout)
             elif rollout.server is None:  # otherwise the ledger gets the attempt with its server
                 again = partial(self._enter_again, rollout, key)
-                self._later(UNWRITTEN_RETRY, again, lambda failed: self.refused(rollout, job_failed(SEND_AGAIN, failed)))
+                self._later(UNWRITTEN_RETRY, again, lambda error: self.refused(rollout, job_failed(SEND_AGAIN, error)))
 
         self.ledger.record_assignment(*key, init_bytes(rollout.request), "", rollout.affinity_key, committed)
 

@@ -52,7 +52,7 @@ class AttemptCache:
         self.entered = False
         """Whether the ledger knows this attempt."""
         self.replaces = False
-        """Whether the ledger has a lower attempt, and not yet this attempt. After a crash, the lower attempt goes on."""
+        """Whether the ledger has a lower attempt, and not yet this attempt. After a crash, the lower one goes on."""
         self.replaced = False
         """Whether a higher attempt has replaced this attempt."""
         self.restored = False
