@@ -144,6 +144,9 @@ class Owner(Protocol):
     def superseded(self, rollout_id: str, attempt: int, newest: int = 0) -> None:
         """End an attempt that another attempt has replaced. `newest` is the other attempt; 0 if it is unknown."""
 
+    def entered(self, rollout: Rollout) -> None:
+        """End the lower attempts of a rollout at their servers, because the ledger has the newest attempt."""
+
     def unwritten(self, rollout: Rollout, error: LedgerError) -> None:
         """Handle a rollout whose Init the ledger could not commit."""
 
@@ -288,6 +291,7 @@ class AgentServerLink(ABC):
             return
         reach("ledger.init.committed")
         rollout.written = rollout.begun = True
+        self.owner.entered(rollout)
         self.send_init(rollout)
 
     def _assignment_failed(self, rollout: Rollout, key: RolloutKey, error: BaseException) -> None:
@@ -316,10 +320,18 @@ class AgentServerLink(ABC):
                 del self.pinned[rollout.affinity_key]
 
     def abandon(self, rollout: Rollout) -> None:
-        """Release a rollout, and cancel the attempt that runs on this server."""
+        """Release a rollout. Its attempt runs on this server until cancel_leaving() is called."""
         self.release(rollout)
         self.leaving[rollout.key] = None
-        self.cancel_attempt(rollout.key)
+
+    def cancel_leaving(self, rollout_id: str = "") -> None:
+        """Cancel the attempts in `leaving`: those of one rollout, or of all rollouts.
+
+        Leaves out a rollout whose newest attempt is not yet in the ledger.
+        """
+        for key in list(self.leaving):
+            if rollout_id in ("", key[0]) and not self.cache.replaces(key[0]):
+                self.cancel_attempt(key)
 
     def has_ended(self, rollout_id: str, attempt: int) -> None:
         """Record that this server no longer runs an attempt, nor lower attempts. Attempt 0 means all attempts."""

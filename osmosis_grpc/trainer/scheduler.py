@@ -149,6 +149,8 @@ class Scheduler(Owner):
         rollout = Rollout(request, self._loop.create_future(), affinity_key, begun=begun)
         rollout.done.add_done_callback(partial(self._count, request))
         self.rollouts[request.rollout_id] = rollout
+        if known is not None:
+            self._enter(rollout)
         self._queue.add(rollout)
         self.changed()
         return rollout
@@ -169,7 +171,8 @@ class Scheduler(Owner):
             if server is not None:
                 server.adopt(rollout)
             else:
-                self.restart(rollout, f"{row.server_key} is no longer one of this trainer's servers")
+                name = row.server_key or "the server of the earlier attempt"
+                self.restart(rollout, f"{name} is no longer one of this trainer's servers")
         self.servers.wait_anew()
 
     def forget(self, rollout: Rollout) -> None:
@@ -217,6 +220,8 @@ class Scheduler(Owner):
             if rollout.done.done():
                 return
             if ledger is None:
+                if self.cache.entered(*rollout.key, dropped=True):
+                    self._cancel_leaving(rollout)
                 self.forget(rollout)
                 end()
             else:
@@ -314,11 +319,47 @@ class Scheduler(Owner):
         rollout.request = replace(rollout.request, attempt=attempt)
         rollout.opened = False
         self.cache.rollout(rollout.request.rollout_id, attempt, self.cache.now())
+        self._enter(rollout)
         if after:
             self._send_later(rollout, after)
         else:
             self._queue.add(rollout, first=True)
         self._loop.call_soon(self.changed)
+
+    def _enter(self, rollout: Rollout) -> None:
+        """Record a higher attempt in the ledger before any server gets it, and then end the lower attempts.
+
+        A rollout can wait long for a slot, and the lower attempt possibly has this slot.
+        """
+        key = rollout.key
+        if self.ledger is None or not rollout.begun:
+            self._cancel_leaving(rollout)
+            return
+
+        def committed(_: Any, error: LedgerError | None) -> None:
+            if rollout.key != key or rollout.ending or rollout.done.done():
+                return
+            if error is None:
+                self.entered(rollout)
+            elif rollout.server is None:  # otherwise the ledger gets the attempt with its server
+                again = partial(self._enter_again, rollout, key)
+                self._later(UNWRITTEN_RETRY, again, lambda error: self.refused(rollout, job_failed(SEND_AGAIN, error)))
+
+        self.ledger.record_assignment(*key, init_bytes(rollout.request), "", rollout.affinity_key, committed)
+
+    def _enter_again(self, rollout: Rollout, key: RolloutKey) -> None:
+        if rollout.key == key and rollout.server is None and not rollout.ending and not rollout.done.done():
+            self._enter(rollout)
+
+    def entered(self, rollout: Rollout) -> None:
+        if self.cache.entered(*rollout.key):
+            self._cancel_leaving(rollout)
+
+    def _cancel_leaving(self, rollout: Rollout) -> None:
+        """Cancel the lower attempts of a rollout at their servers."""
+        for server in self.servers:
+            if server.leaving and server.attached:
+                server.cancel_leaving(rollout.request.rollout_id)
 
     def unpin(self, affinity_key: str) -> None:
         """Forget which server runs a group, because the group gets no further rollouts."""
