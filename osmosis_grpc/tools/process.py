@@ -193,7 +193,8 @@ class Program:
     ) -> None:
         self._argv, self._environment, self._cwd = list(argv), dict(environment), cwd
         self._space, self._memory = space, memory
-        self._stdout, self._stderr = stdout.write_end, stderr.write_end
+        self._stdout = stdout.take_write_end()
+        self._stderr = self._stdout if stderr is stdout else stderr.take_write_end()
         self._outputs = {self._stdout, self._stderr}
         """The descriptors that the program writes to. They are closed here once the program has them."""
         self._lock = threading.Lock()

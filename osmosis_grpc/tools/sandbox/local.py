@@ -5,6 +5,7 @@ import logging
 import os
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -77,6 +78,8 @@ class LocalSandbox:
         self._space: Workspace | None = None
         self._files: Files | None = None
         self._running = 0
+        self._changes = asyncio.Lock()
+        """Held while a snapshot copies the folder, and while a program begins or a file changes."""
 
     @property
     def isolation(self) -> Isolation:
@@ -99,7 +102,7 @@ class LocalSandbox:
             raise SandboxError("the sandbox was already started; make a new one")
         try:
             choice = await _threads.run(lambda: choose(self._read_only, self._method))
-            choice.isolation.require(self._required)
+            choice.isolation.require(self._required, named=bool(self._method))
             _warn(choice.isolation)
             self._choice, self._space = choice, choice.workspace()
             self._files = Files(self._space.work, choice.folder(self._space), self._space.user)
@@ -139,16 +142,16 @@ class LocalSandbox:
         folder = await _threads.run(lambda: files.check_folder(cwd))
         words = choice.command(space, folder, argv, self._limits, self._read_only)
         variables = self._environment(choice, space, environment or {})
-        stdout = Output(output_bytes, 0)
-        stderr = Output(output_bytes, 0)
-        self._running += 1
+        async with self._changes:
+            self._running += 1
         try:
-            program = Program(words, variables, space, stdout, stderr, cwd=Path("/"))
-            end = await run_program(
-                program, stdin=stdin, seconds=seconds, grace=0, give_up=lambda: self._until_full(space)
-            )
-            await stdout.rest()
-            await stderr.rest()
+            with closing(Output(output_bytes, 0)) as stdout, closing(Output(output_bytes, 0)) as stderr:
+                program = Program(words, variables, space, stdout, stderr, cwd=Path("/"))
+                end = await run_program(
+                    program, stdin=stdin, seconds=seconds, grace=0, give_up=lambda: self._until_full(space)
+                )
+                await stdout.rest()
+                await stderr.rest()
             return RunResult(
                 exit_code=SIGNAL - end.exit_code if end.exit_code < 0 else end.exit_code,
                 stdout=stdout.data(),
@@ -163,8 +166,6 @@ class LocalSandbox:
             raise SandboxError(f"the program cannot be started: {error}") from None
         finally:
             self._running -= 1
-            stdout.close()
-            stderr.close()
 
     async def read_file(self, path: str, *, most_bytes: int = FILE_BYTES) -> bytes:
         files = self._started()[2]
@@ -172,11 +173,13 @@ class LocalSandbox:
 
     async def write_file(self, path: str, data: bytes, *, most_bytes: int = FILE_BYTES) -> None:
         files = self._started()[2]
-        await uninterrupted(_threads.run(lambda: files.write(path, data, most_bytes)))
+        async with self._changes:
+            await uninterrupted(_threads.run(lambda: files.write(path, data, most_bytes)))
 
     async def remove_file(self, path: str) -> None:
         files = self._started()[2]
-        await uninterrupted(_threads.run(lambda: files.remove(path)))
+        async with self._changes:
+            await uninterrupted(_threads.run(lambda: files.remove(path)))
 
     async def list_files(self, path: str = ".", *, depth: int = 1) -> list[FileInfo]:
         files = self._started()[2]
@@ -184,17 +187,18 @@ class LocalSandbox:
 
     async def snapshot(self) -> "LocalSnapshot":
         _, space, _ = self._started()
-        if self._running:
-            raise SandboxError("a program runs in the sandbox; take the snapshot after its end")
-        copy = Workspace()
-        limits = self._limits
-        try:
-            await uninterrupted(_threads.run(copy.make))
-            size = await uninterrupted(_threads.run(lambda: copy_folder(space.work, copy.work, limits, None)))
-        except BaseException:
-            await uninterrupted(_threads.run(copy.remove))
-            raise
-        return LocalSnapshot(self, copy, size)
+        async with self._changes:
+            if self._running:
+                raise SandboxError("a program runs in the sandbox; take the snapshot after its end")
+            copy = Workspace()
+            limits = self._limits
+            try:
+                await uninterrupted(_threads.run(copy.make))
+                size = await uninterrupted(_threads.run(lambda: copy_folder(space.work, copy.work, limits, None)))
+            except BaseException:
+                await uninterrupted(_threads.run(copy.remove))
+                raise
+            return LocalSnapshot(self, copy, size)
 
     def like(self, begins_as: Path) -> "LocalSandbox":
         """Return a new sandbox with the options of this one. Its working folder begins as a copy of a folder."""
