@@ -221,12 +221,10 @@ def _checked(function: Callable[..., Any], signature: inspect.Signature) -> tupl
 
 
 @lru_cache(maxsize=KEPT)
-def _made(
-    signature: inspect.Signature, text: str, name: str, module: str
-) -> tuple[TypeAdapter[dict[str, Any]], str]:
-    """Makes the check and the schema, as JSON, of the functions with this signature. pydantic takes milliseconds for them.
+def _made(signature: inspect.Signature, text: str, name: str, module: str) -> tuple[TypeAdapter[dict[str, Any]], str]:
+    """Makes the check and the schema, as JSON, of the functions with this signature.
 
-    An agent makes its tools again for each rollout.
+    pydantic takes milliseconds for them, and an agent makes its tools again for each rollout.
     """
     for parameter in signature.parameters.values():
         try:

@@ -53,7 +53,7 @@ class Isolation:
         return f"{text}; not in force: {', '.join(missing)}{reason}" if missing else text
 
     def require(self, required: Collection[Protection], *, named: bool = False) -> None:
-        """Raise SandboxRefused if a required protection is not in force. `named` tells that the caller named the method."""
+        """Raise SandboxRefused if a required protection is not in force. `named`: the caller has named the method."""
         missing = frozenset(required) - self.protections
         if missing:
             raise SandboxRefused(self, missing, named=named)
@@ -234,4 +234,4 @@ class Snapshot(Protocol):
 def check_sandbox(given: Any, tool: str) -> None:
     """Raise ValueError, which names the tool, if `given` is no sandbox."""
     if isinstance(given, type) or not callable(getattr(given, "run", None)):
-        raise ValueError(f"sandbox: {given!r:.60} is no sandbox; the tool {tool} needs one, for example LocalSandbox()")
+        raise ValueError(f"sandbox: the tool {tool} needs one, for example LocalSandbox(); {given!r:.60} is none")

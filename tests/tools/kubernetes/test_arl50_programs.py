@@ -170,7 +170,8 @@ async def test_arl50_what_begins_while_a_snapshot_is_made_is_not_in_it(box):
     await box.run("for i in $(seq 300); do echo old >$i; done")
     copying = asyncio.ensure_future(box.snapshot())
     await turns(1)  # the snapshot begins first
-    await asyncio.gather(box.run("for i in *; do echo new >$i; done"), box.write_file("x", b"new"), box.remove_file("7"))
+    changes = [box.run("for i in *; do echo new >$i; done"), box.write_file("x", b"new"), box.remove_file("7")]
+    await asyncio.gather(*changes)
     async with await copying as snapshot, snapshot.fork() as fork:
         assert (await fork.run("cat * | sort | uniq -c")).stdout.split() == [b"300", b"old"]
 
