@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, aclosing
 from osmosis_grpc.cli.server_choice import LOST_AFTER, ChosenServer
 from osmosis_grpc.cli.source_port import Events, Source
 from osmosis_grpc.errors import Unavailable
+from osmosis_grpc.serve.json_output import say_error
 from osmosis_grpc.supervise import SYSTEM, Backoff
 from osmosis_grpc.types import Annotation, RolloutFilter, RolloutInfo
 
@@ -14,13 +15,17 @@ from osmosis_grpc.types import Annotation, RolloutFilter, RolloutInfo
 class ServerSource(Source):
     """Asks a running server. It shows the rollouts of the token's owner."""
 
-    def __init__(self, server: ChosenServer) -> None:
+    def __init__(self, server: ChosenServer, notice: str = "") -> None:
+        """`notice` is printed to stderr when the server accepts connections."""
         self.where = str(server)
         self._server = server
+        self._notice = notice
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "Source":
         self._client = await self._stack.enter_async_context(self._server.client())
+        if self._notice:
+            say_error(self._notice)
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -46,4 +46,5 @@ def open_source(command: str, options: SourceOptions) -> Source:
     from osmosis_grpc.cli.server_choice import chosen_server
     from osmosis_grpc.cli.server_source import ServerSource
 
-    return ServerSource(chosen_server(command, options, why))
+    server = chosen_server(command, options, why)
+    return ServerSource(server, "" if given else f"{command}: {why}the command reads {server}")

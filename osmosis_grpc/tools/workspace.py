@@ -120,9 +120,17 @@ class Workspace:
         _reaper.begins(self)
         self.folder.mkdir(mode=0o700 if self.user is None else 0o711)
         for folder in (self.work, self.temporary):
-            folder.mkdir(mode=0o777 if self.user is None else 0o700)
-            if self.user is not None:
-                os.chown(folder, self.user, self.user)
+            self._make_folder(folder)
+
+    def clear(self) -> None:
+        """Replace `work` by an empty folder. It blocks, so it is called on a thread. Raises OSError."""
+        reaper.remove_folder(self.work)
+        self._make_folder(self.work)
+
+    def _make_folder(self, folder: Path) -> None:
+        folder.mkdir(mode=0o777 if self.user is None else 0o700)
+        if self.user is not None:
+            os.chown(folder, self.user, self.user)
 
     def remove(self) -> None:
         """Kill the processes and remove the folder. It blocks, so it is called on a thread."""

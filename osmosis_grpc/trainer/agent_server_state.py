@@ -57,6 +57,8 @@ class Rollout:
     """Whether the rollout ends without an outcome of its server. It is done when the ledger has dropped it."""
     losses: list[str] = field(default_factory=list)
     """The reason for each loss, with the attempt."""
+    without_original: "list[AgentServerLink]" = field(default_factory=list)
+    """If the rollout is a fork: the servers that do not have its original."""
     backoff: Backoff | None = None
     """The pauses before the rollout runs again after a loss. None before its first loss."""
 
@@ -128,6 +130,13 @@ class Owner(Protocol):
 
     def put_back(self, rollout: Rollout, after: float) -> None:
         """Wait `after` seconds, and then queue a rollout again that was refused for now."""
+
+    def put_elsewhere(self, rollout: Rollout, server: "AgentServerLink", error: CallError) -> bool:
+        """Queue a fork for other servers, if the server that refused it does not have its original.
+
+        Returns False if the error has another reason, or if no server has the original. The fork waits for servers that
+        are not attached.
+        """
 
     def refused(self, rollout: Rollout, error: CallError) -> None:
         """End a rollout with an error. The rollout is not retried."""
@@ -337,7 +346,7 @@ class AgentServerLink(ABC):
         self.release(rollout)
         if error.retryable:
             self.owner.put_back(rollout, 1.0 if error.retry_after is None else error.retry_after)
-        else:
+        elif not self.owner.put_elsewhere(rollout, self, error):
             self.owner.refused(rollout, error)
         self.owner.changed()
 

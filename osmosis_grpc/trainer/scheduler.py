@@ -16,6 +16,7 @@ from osmosis_grpc.errors import (
     CallError,
     Internal,
     LedgerError,
+    NotFound,
     Superseded,
     TrainerFailed,
     Unavailable,
@@ -335,6 +336,15 @@ class Scheduler(Owner):
         else:
             self._send_later(rollout, after)
 
+    def put_elsewhere(self, rollout: Rollout, server: AgentServerLink, error: CallError) -> bool:
+        if rollout.request.fork is None or not isinstance(error, NotFound) or error.kind != "rollout":
+            return False
+        rollout.without_original.append(server)
+        if not self._hosts(rollout) and len(self.servers.attached) == len(self.servers):
+            return False
+        self.put_back(rollout, 0.0)
+        return True
+
     def _send_later(self, rollout: Rollout, after: float) -> None:
         def again() -> None:
             if not rollout.ending and not rollout.done.done():
@@ -383,13 +393,13 @@ class Scheduler(Owner):
 
         Only servers that host the rollout's agent loop are considered. If some of these servers already have rollouts
         with the same affinity key, only they are considered. A fork goes to the server of its original, if it is known.
+        Otherwise it goes to one server after the other, until one has the original.
         """
         fork = rollout.request.fork
         original = self._server_of(fork.rollout_id) if fork is not None else None
-        if original is not None:
+        if original is not None and original not in rollout.without_original:
             return original if original.attached and original.free > 0 else None
-        attached = self.servers.attached
-        hosts = [server for server in attached if server.hosts(rollout.request.agent_loop)]
+        attached, hosts = self.servers.attached, self._hosts(rollout)
         if not hosts and len(attached) == len(self.servers):
             # No server hosts the agent loop. So the rollout goes to one of the attached servers, and this server
             # refuses it. The refusal names the agent loops of the server.
@@ -398,6 +408,11 @@ class Scheduler(Owner):
             hosts = [server for server in hosts if rollout.affinity_key in server.pinned] or hosts
         best = max(hosts, key=lambda server: server.free, default=None)
         return best if best is not None and best.free > 0 else None
+
+    def _hosts(self, rollout: Rollout) -> list[AgentServerLink]:
+        """Returns the attached servers that host a rollout's agent loop. Leaves out those that lack its original."""
+        attached, lacking = self.servers.attached, rollout.without_original
+        return [server for server in attached if server.hosts(rollout.request.agent_loop) and server not in lacking]
 
     def _server_of(self, rollout_id: str) -> AgentServerLink | None:
         """Returns the server that runs a rollout or has reported its outcome; None if it is not known."""

@@ -120,7 +120,8 @@ async def test_arl01_save_trajectories_and_trajectory_save_path(tmp_path, monkey
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"agent_typ": "react"}, "agent_typ: is no field; the fields are agent_type, max_steps"),
+        ({"agent_typ": "react"}, "agent_typ: is no field; did you mean agent_type\\?"),
+        ({"colour": 1}, "colour: is no field; the fields are agent_type, max_steps"),
         ({"agent_type": ""}, "agent_type: '' is not a text"),
         ({"max_steps": 0}, "max_steps: 0 is not a whole number of at least 1"),
         ({"max_steps": "3"}, "max_steps: '3' is not"),
@@ -141,6 +142,8 @@ async def test_arl01_save_trajectories_and_trajectory_save_path(tmp_path, monkey
 def test_arl01_a_wrong_field_is_refused_by_name(fields, text):
     with pytest.raises(InvalidArgument, match=text):
         CONFIG.from_dict(fields)
+    with pytest.raises(InvalidArgument, match=text):
+        AgenticRolloutConfig(**fields)
 
 
 def test_arl01_a_configuration_survives_dict_json_and_yaml():

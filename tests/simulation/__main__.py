@@ -2,17 +2,22 @@
 
 import argparse
 import gc
+import os
 import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from tests.simulation.coverage import Coverage
 from tests.simulation.judge import findings
 from tests.simulation.world import Finding, quiet, world_of
+
+READER_ENDED = 141
+"""The exit code of a shell for a program that SIGPIPE has ended."""
 
 
 def main() -> int:
@@ -29,7 +34,12 @@ def main() -> int:
     gc.freeze()
     gc.disable()
     with quiet():
-        status = _run(given)
+        try:
+            status = _run(given)
+            sys.stdout.flush()
+        except BrokenPipeError:  # the program that reads the output, such as head, has ended
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            status = READER_ENDED
         gc.collect()  # ends the agents of killed processes while the log is off
         return status
 
@@ -54,33 +64,31 @@ def _run(given: argparse.Namespace) -> int:
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
         while done < given.rollouts:
-            world = world_of(seed, Path(folder))
-            world.run()
-            done += world.plan.rollouts
-            seeds += 1
-            steps += world.loop.steps
-            faults.update(world.faults.made)
-            coverage.add(world.history)
-            if given.history:
-                print(world.history.text())
-            if given.digest:
-                print(seed, world.history.digest())
-            found = [*world.findings, *(Finding(str(one)) for one in findings(world.history))]
-            if found:
-                failed += 1
-                print(f"seed {seed} fails:")
-                for finding in found[:20]:
-                    print("  ", finding.what)
-                    if finding.error is not None:
-                        traceback.print_exception(finding.error)
-                first = next((w for f in found for w in f.what.split() if "-r" in w), "")
-                if first:
-                    print(world.history.story(first))
-                print(f"run it again: python -m tests.simulation --seed {seed} --rollouts 1")
-                if not given.keep_going:
-                    world.close()
-                    return 1
-            world.close()
+            with closing(world_of(seed, Path(folder))) as world:
+                world.run()
+                done += world.plan.rollouts
+                seeds += 1
+                steps += world.loop.steps
+                faults.update(world.faults.made)
+                coverage.add(world.history)
+                if given.history:
+                    print(world.history.text())
+                if given.digest:
+                    print(seed, world.history.digest())
+                found = [*world.findings, *(Finding(str(one)) for one in findings(world.history))]
+                if found:
+                    failed += 1
+                    print(f"seed {seed} fails:")
+                    for finding in found[:20]:
+                        print("  ", finding.what)
+                        if finding.error is not None:
+                            traceback.print_exception(finding.error)
+                    first = next((w.strip(":") for f in found for w in f.what.split() if "-r" in w), "")
+                    if first:
+                        print(world.history.story(first))
+                    print(f"run it again: python -m tests.simulation --seed {seed} --rollouts 1")
+                    if not given.keep_going:
+                        return 1
             seed += 1
             if seeds % 20 == 0:
                 rate = done / (time.monotonic() - began)

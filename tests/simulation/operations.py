@@ -56,6 +56,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "stopped agent": Operation("the agent is cancelled (run {run})", ("run",)),
     # A reader of events. `kind` is the name of the event's class.
     "event": Operation("reader {reader} reads event {number}: {kind}", ("reader", "number", "kind")),
+    "events failed": Operation("reader {reader} gets the error {error}", ("reader", "error")),
     "events begin": Operation("reader {reader} reads from event {number} on", ("reader", "number")),
     # Messages at the network, `kind` by the name of the frame or the call.
     "sent": Operation("-> {to}: {kind} {what}", ("to", "kind", "what")),

@@ -35,6 +35,8 @@ FOUND = {
     4000025: "a rollout was cancelled before its Init was committed, and a lower attempt ran again after a restart",
     1000334: "no rollout was sent to the slot of a rollout whose outcome could not be read",
     1000119: "a trainer that did not know one of its rollouts lost each stream by an Init beyond its window",
+    2000189: "a trainer whose ledger had lost its attachment id waited for ever for a rollout of its old attachment",
+    5000595: "a rollout that an equal Init had moved was back at the old attachment after a crash, and stayed there",
 }
 """What a seed has found, by seed."""
 

@@ -4,8 +4,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,6 +14,7 @@ from osmosis_grpc.supervise import DaemonThreads
 from osmosis_grpc.tools.output import Output
 from osmosis_grpc.tools.process import Program, run_program
 from osmosis_grpc.tools.sandbox.files import Files
+from osmosis_grpc.tools.sandbox.folder_archive import read_archive, write_archive
 from osmosis_grpc.tools.sandbox.folder_copy import copy_folder, is_full
 from osmosis_grpc.tools.sandbox.limits import SandboxLimits
 from osmosis_grpc.tools.sandbox.methods import METHODS, PATH, Choice, choose
@@ -79,7 +80,7 @@ class LocalSandbox:
         self._files: Files | None = None
         self._running = 0
         self._changes = asyncio.Lock()
-        """Held while a snapshot copies the folder, and while a program begins or a file changes."""
+        """Held while the folder is copied or replaced, and while a program begins or a file changes."""
 
     @property
     def isolation(self) -> Isolation:
@@ -186,12 +187,8 @@ class LocalSandbox:
         return await _threads.run(lambda: files.listed(path, depth))
 
     async def snapshot(self) -> "LocalSnapshot":
-        _, space, _ = self._started()
-        async with self._changes:
-            if self._running:
-                raise SandboxError("a program runs in the sandbox; take the snapshot after its end")
-            copy = Workspace()
-            limits = self._limits
+        async with self._without_programs() as space:
+            copy, limits = Workspace(), self._limits
             try:
                 await uninterrupted(_threads.run(copy.make))
                 size = await uninterrupted(_threads.run(lambda: copy_folder(space.work, copy.work, limits, None)))
@@ -199,6 +196,27 @@ class LocalSandbox:
                 await uninterrupted(_threads.run(copy.remove))
                 raise
             return LocalSnapshot(self, copy, size)
+
+    async def save(self, path: Path, note: bytes = b"") -> int:
+        """Save the working folder and a note as a file, which outlives the sandbox. Return the bytes of the file.
+
+        restore() of another sandbox makes the folder of it again, and `read_note` of folder_archive.py returns the
+        note. Raises SandboxError as snapshot() does.
+        """
+        limits = self._limits
+        async with self._without_programs() as space:
+            return await uninterrupted(_threads.run(lambda: write_archive(space.work, path, note, limits)))
+
+    async def restore(self, path: Path) -> None:
+        """Replace the working folder by the one that save() has written to a file. Raises SandboxError."""
+        limits = self._limits
+        async with self._without_programs() as space:
+
+            def replace() -> None:
+                space.clear()
+                read_archive(path, space.work, limits, space.user)
+
+            await uninterrupted(_threads.run(replace))
 
     def like(self, begins_as: Path) -> "LocalSandbox":
         """Return a new sandbox with the options of this one. Its working folder begins as a copy of a folder."""
@@ -216,6 +234,15 @@ class LocalSandbox:
         if self._choice is None or self._space is None or self._files is None:
             raise SandboxError("the sandbox is not open; use it within `async with`")
         return self._choice, self._space, self._files
+
+    @asynccontextmanager
+    async def _without_programs(self) -> AsyncIterator[Workspace]:
+        """Yield the workspace. Changes of its folder wait meanwhile. Raises SandboxError while a program runs."""
+        space = self._started()[1]
+        async with self._changes:
+            if self._running:
+                raise SandboxError("a program runs in the sandbox; wait for its end")
+            yield space
 
     def _make(self) -> None:
         space = self._space

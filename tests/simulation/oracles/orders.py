@@ -12,7 +12,7 @@ def linearizable(evidence: Evidence) -> Iterator[Finding]:
 
     Without a working disk a server and a trainer promise less: those with disk faults are left out.
     """
-    servers, trainers = calls_of(evidence.records, evidence.forgetful)
+    servers, trainers = calls_of(evidence)
     for found, initial, step in (
         *((one, AtServer(), at_server) for one in servers),
         *((one, AtTrainer(), at_trainer) for one in trainers),

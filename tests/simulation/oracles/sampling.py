@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from tests.simulation.history import Record
 from tests.simulation.oracles.evidence import ChatName, Evidence, Finding, chat_name
+from tests.simulation.oracles.forgetting import begun_anew
 
 COMMITTED = 1.0
 """A reply is in the ledger after so many simulated seconds, if the disk works."""
@@ -28,8 +29,8 @@ def sampled_once(evidence: Evidence) -> Iterator[Finding]:
             died = evidence.died_between(who, first.number, second.number)
             if died and who not in evidence.forgetful and (reply := replied.get(first["draw"])) is not None:
                 died = evidence.death_after(who, reply.number) < reply.time + COMMITTED
-            excused = first["draw"] in without_reply or died
-            if not excused and not evidence.disk_failed(who):
+            excused = first["draw"] in without_reply or died or evidence.disk_failed(who)
+            if not excused and not begun_anew(evidence, name[0], first.number, second.number):
                 yield Finding("sampled once", name[0], f"{who} samples a chat twice", (first, second))
 
 
@@ -40,10 +41,11 @@ def one_reply(evidence: Evidence) -> Iterator[Finding]:
     for record in evidence.by_op["got"]:
         name = chat_name(record)
         before = first.setdefault(name, record)
-        if before["draw"] != record["draw"] and evidence.was_forgotten(record.rollout, record.number):
+        if before["draw"] != record["draw"]:
             first[name] = record
-        elif before["draw"] != record["draw"]:
-            yield Finding("one reply", record.rollout, "a chat has two replies", (before, record))
+            forgot = evidence.was_forgotten(record.rollout, record.number)
+            if not forgot and not begun_anew(evidence, record.rollout, before.number, record.number):
+                yield Finding("one reply", record.rollout, "a chat has two replies", (before, record))
         reply = draws.get((name, record["draw"]))
         if reply is None or reply.number > record.number:
             yield Finding("one reply", record.rollout, "a reply was never sampled for this chat", (record,))
@@ -55,12 +57,14 @@ def no_late_sampling(evidence: Evidence) -> Iterator[Finding]:
     for record in evidence.records:
         key = record.who, record.rollout
         begun = record.op == "called" and record["method"] == "Init"
-        if begun or (record.op == "applied" and not evidence.comes_back(record)):
+        if begun or record.op == "applied":
             before = ended.get(key)
             if before is None or _rank(record) > _rank(before):
                 ended[key] = record
         elif record.op == "sampled" and (over := ended.get(key)) is not None:
             if evidence.forgot_between(record.who, over.number, record.number):
+                continue
+            if begun_anew(evidence, record.rollout, over.number, record.number):
                 continue
             higher, same = over.attempt > record.attempt, over.attempt == record.attempt
             if higher or (same and over.op == "applied"):
