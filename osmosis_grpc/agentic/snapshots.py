@@ -65,9 +65,12 @@ class Snapshots:
         if fork is not None and not found and folders.original is None:
             raise SnapshotGone(f"{_original(fork)} is on its server only; run the fork there")
         if fork is not None and max(found, default=0) < fork.chat_number:
+            left = sorted(await SYSTEM.run(_found, folders.original)) if folders.original is not None else []
             raise SnapshotGone(
-                f"{_original(fork)} is gone: the agent ran without snapshots=True, the sandbox could not be saved, "
-                "or the server has deleted the oldest snapshots; fork at another chat"
+                f"{_original(fork)} is gone: it could not be saved, or the oldest snapshots were deleted; "
+                f"fork at one of the chats {', '.join(map(str, left))}"
+                if left
+                else f"{_original(fork)} is gone: the agent ran without snapshots=True, or its snapshots were deleted"
             )
         if found:
             self._saved, self._behind = await SYSTEM.run(_turns_of, found[max(found)]), True

@@ -155,7 +155,7 @@ async def test_a_fork_without_its_snapshot_says_so(served, tmp_path):
     folder = tmp_path / "state" / "rollouts" / "1"
     (folder / "turn-2.tar.gz").unlink()
     (folder / "turn-3.tar.gz").write_bytes((folder / "turn-3.tar.gz").read_bytes()[:-100])
-    for at, why in ((2, "the sandbox of rollout r at chat 2 is gone"), (3, "the snapshot of chat 3 cannot be used")):
+    for at, why in ((2, "fork at one of the chats 1, 3, 4, 5"), (3, "the snapshot of chat 3 cannot be used")):
         fork = await trainer.rollout(rollout_id=f"fork-{at}", fork=Fork("r", at), **REQUEST)
         assert (fork.status, fork.failure.reason, fork.failure.boundary) == ("FAILED", "SNAPSHOT_GONE", "server")
         assert why in fork.failure.message

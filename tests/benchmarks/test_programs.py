@@ -85,4 +85,5 @@ def test_the_limits_of_the_agents_are_measured_and_coding_rollouts_share_nothing
 
 def test_the_lag_of_the_event_loop_is_measured_for_each_tool():
     shown = figures("tool_lag", "--seconds", "2", "--megabytes", "20")
-    assert all(shown[f"{name}_lag_ms"] > 0 for name in ("idle", "sleep", "search", "print"))
+    assert all(shown[f"{name}_lag_ms"] > 0 for name in ("idle", "sleep", "search", "print", "snapshot"))
+    assert shown["snapshot_ms"] > 0
