@@ -85,13 +85,13 @@ async def test_arl01_interactions_config():
 
 async def test_arl01_batch_size():
     rollout = AgenticRollout(CONFIG(batch_size=3), Script(ANSWER))
-    assert [len(batch) async for batch in rollout.batches("abcdefgh")] == [3, 3, 2]
+    assert [len(batch) async for batch in rollout.batches(list("abcdefgh"))] == [3, 3, 2]
 
 
 async def test_arl01_concurrent_requests():
     for most in (1, 3):
         llm = Script(ANSWER, seconds=0.02)
-        await AgenticRollout(CONFIG(concurrent_requests=most), llm).run_batch("abcdef")
+        await AgenticRollout(CONFIG(concurrent_requests=most), llm).run_batch(list("abcdef"))
         assert llm.most == most
 
 
@@ -144,6 +144,20 @@ def test_arl01_a_wrong_field_is_refused_by_name(fields, text):
         CONFIG.from_dict(fields)
     with pytest.raises(InvalidArgument, match=text):
         AgenticRolloutConfig(**fields)
+
+
+@pytest.mark.parametrize(
+    ("config", "llm", "tools", "text"),
+    [
+        ({"agent_type": "react"}, Script(ANSWER), (), r"config: is a dict, .*from_dict"),
+        (AgenticRolloutConfig(), "gpt-4", (), r"llm_generate_func: 'gpt-4' is not callable; .*OpenAIFunction"),
+        (AgenticRolloutConfig(), None, (), "llm_generate_func: None is not callable"),
+        (AgenticRolloutConfig(), Script(ANSWER), Script(ANSWER), "tools: is a Script; pass a list of tools"),
+    ],
+)
+def test_arl01_a_wrong_argument_is_refused_by_name(config, llm, tools, text):
+    with pytest.raises(InvalidArgument, match=text):
+        AgenticRollout(config, llm, tools=tools)
 
 
 def test_arl01_a_configuration_survives_dict_json_and_yaml():

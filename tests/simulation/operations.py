@@ -71,6 +71,8 @@ OPERATIONS: Mapping[str, Operation] = {
         "{running} of {max_concurrent} run, {queued} of {max_queued} wait, {abandoned} do not stop",
         ("running", "max_concurrent", "queued", "max_queued", "abandoned"),
     ),
+    # A log line of level ERROR. `message` is the text of the code, before values are put in.
+    "logged": Operation("logs an error: {text}", ("message", "text")),
     # Faults, and their ends.
     "crash": Operation("crashes ({where})", ("where",), fault=True),
     "restart": Operation("starts", (), fault=True),

@@ -210,6 +210,8 @@ def calls_of(evidence: Evidence) -> tuple[list[Calls], list[Calls]]:
             broad = (Call("Cancel", 0, "", record.number) for record in servers.get((who, ""), ()))
             # The trainer's answer to a chat tells a server of a higher attempt, also before its Init is sent.
             higher = {record.attempt for record in _begins(evidence, rollout) if record.attempt > 1}
+            refused = (r for r in evidence.ops_of(rollout, "chat raised") if r["error"] == "Aborted")
+            higher |= {record.attempt + 1 for record in refused}
             elsewhere = (Call("supersede", attempt, "", 0) for attempt in sorted(higher))
             found_servers.append(Calls(who, rollout, [*own, *broad, *elsewhere, *_faults(evidence, who)]))
     found_trainers = [
@@ -229,11 +231,29 @@ def _at_trainer(evidence: Evidence, who: str, rollout: str) -> Iterator[Call]:
     for record in _begins(evidence, rollout):
         if record.who == who:
             yield Call("begin", (record.attempt, ""), "", 0, record.number)
+    unsent = _unsent(evidence, who, rollout)
+    yield from (Call("begin", (attempt, ""), "", 0) for attempt in unsent.values())
     if who in evidence.forgetful:
         yield from _faults(evidence, who)
         return
-    yield from (Call("drop", "", "", drop.death) for drop in drops(evidence, rollout))
+    deaths = {drop.death for drop in drops(evidence, rollout)} | set(unsent)
+    yield from (Call("drop", "", "", death) for death in sorted(death for death in deaths if death is not None))
     yield from (Call("forget", "", "", start) for start in expiries(evidence, rollout))
+
+
+def _unsent(evidence: Evidence, who: str, rollout: str) -> dict[int, int]:
+    """Returns the attempts that a trainer has begun by itself and lost with its death, before it sent or stored them.
+
+    Its refusal of a lower attempt's outcome shows such an attempt. The keys are the deaths, by number.
+    """
+    found = {}
+    shown = [(record.number, record.attempt) for record in _begins(evidence, rollout) if record.who == who]
+    for record in evidence.ops_of(rollout, "answered"):
+        if record["method"] == "Complete" and record["status"] == "ABORTED":
+            death = next((death.number for death in evidence.deaths(who) if death.number > record.number), None)
+            if death is not None and not any(n < death and attempt > record.attempt for n, attempt in shown):
+                found[death] = record.attempt + 1
+    return found
 
 
 def _server_calls(asked: Iterable[Record], answers: Mapping[int, Record], ends: Mapping[str, Record]) -> Iterator[Call]:

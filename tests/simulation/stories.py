@@ -48,7 +48,7 @@ class Story:
 
 GLOBAL = {
     *("configured", "crash", "restart", "close", "forget", "faults over", "capacity", "left", "cut"),
-    *("clock jump", "commit", "commit failed"),
+    *("clock jump", "commit", "commit failed", "logged", "asked to stop"),
 }
 """The operations that concern no single rollout."""
 
@@ -164,6 +164,11 @@ def call(
         (time, who, "called", {**own, "to": to, "argument": argument}),
         (time + 0.1, who, "answered", {**own, "status": "OK", "value": value}),
     )
+
+
+def logged(who: str, message: str, text: str, time: float = 6.0) -> Change:
+    """Adds a log line of level ERROR. `message` is the text of the code."""
+    return plus((time, who, "logged", {"message": message, "text": text}))
 
 
 def segments_of(ids: tuple[int, ...], chats: tuple[int, ...] = (1,), logprobs: tuple[float, ...] | None = None) -> Any:

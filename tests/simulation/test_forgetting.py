@@ -68,14 +68,26 @@ def no_ledger(story):
     return plus((-1.0, "trainer-1", "crash", {"where": "any time"}), (-0.5, "trainer-1", "restart", {}))(story)
 
 
+def reported(status: str) -> Change:
+    """Changes the status that the server reports."""
+
+    def change(story):
+        for _, _, op, details in story.lines:
+            if op == "called" and details["call"] == 2:
+                details["argument"] = ("x1", status)
+        return story
+
+    return change
+
+
 def refused_chat(time: float) -> Change:
     return plus((time, "server-1", "chat raised", {**OWN, "error": "Aborted"}))
 
 
 KNOWN = call(3, 3.0, "server-1", "Complete", "trainer-1", ("x1", "COMPLETED"), "ALREADY_RECORDED")
-NEWER = plus(
-    (2.95, "server-1", "called", {"call": 4, "method": "Complete", "to": "trainer-1", "argument": ("x1", "COMPLETED")}),
-    (2.96, "server-1", "answered", {"call": 4, "method": "Complete", "status": "ABORTED", "value": ""}),
+REFUSED = plus(
+    (1.61, "server-1", "called", {"call": 4, "method": "Complete", "to": "trainer-1", "argument": ("x1", "COMPLETED")}),
+    (1.62, "server-1", "answered", {"call": 4, "method": "Complete", "status": "ABORTED", "value": ""}),
 )
 FULL = plus((1.0, "disk of server-1", "commit failed", {"store": "journal", "error": "the disk is full"}))
 SWALLOWS = [changed("submitted", plan=("swallow",)), crash("server-1", 1.85), run(1.86, "server-1", 12)]
@@ -86,9 +98,15 @@ EXCUSED: dict[str, list[Change]] = {
     "the same by a crash right after the commit": [earlier_process(CANCELLED, COMMIT, KILLED)],
     "what was confirmed is too old": [jump(2.65, 7200.0), start(2.7), recorded_again(2.8)],
     "an attempt without a result was not stored": [second_attempt, KNOWN],
-    "a trainer without a ledger had superseded it": [no_ledger, refused_chat(-2.0), changed("applied", **SUPERSEDED)],
+    "a trainer without a ledger had superseded it": [
+        no_ledger,
+        refused_chat(-2.0),
+        reported("CANCELLED"),
+        changed("applied", **SUPERSEDED),
+    ],
     "a trainer without a ledger and a full disk have lost replies": [no_ledger, FULL, changed("applied", **REPLAY)],
     "an agent goes on after an error": [*SWALLOWS, refused_chat(1.75), changed("applied", **REPLAY)],
+    "an attempt that the trainer began by itself died with it": [REFUSED, crash("trainer-1", 1.65)],
     "a reader gets an error": [
         plus((1.95, "trainer-1", "events failed", {"reader": 1, "error": "NotFound"}), (90.0, "trainer-1", "close", {}))
     ],
@@ -105,7 +123,7 @@ NOT_EXCUSED: dict[str, tuple[str, list[Change]]] = {
         [earlier_process(CANCELLED, (-16.5, *COMMIT[1:]), KILLED)],
     ),
     "a crash after a commit, without a cancel": ("sampled once", [earlier_process(DROPPED)]),
-    "given up, and no process ended": (
+    "given up, and sampled again by the same process": (
         "sampled once",
         [plus((1.61, "trainer-1", "given up", {})), sampling(1.65, "d2")],
     ),
@@ -117,11 +135,13 @@ NOT_EXCUSED: dict[str, tuple[str, list[Change]]] = {
         "recorded is applied",
         [without("confirmed"), jump(2.65, 7200.0), start(2.7), recorded_again(2.8)],
     ),
+    "an outcome is refused, and no process ended": ("linearizable", [REFUSED]),
     "an attempt without a result, and no death": ("linearizable", [second_attempt, without("crash"), KNOWN]),
     "superseded, though the trainer has a ledger": (
         "fair end",
         [refused_chat(-2.0), crash("trainer-1", -1.0), changed("applied", **SUPERSEDED)],
     ),
+    "reported as cancelled, and no chat was refused": ("linearizable", [reported("CANCELLED")]),
     "superseded by nobody": ("fair end", [no_ledger, changed("applied", **SUPERSEDED)]),
     "other replies, though the trainer has a ledger": ("fair end", [FULL, changed("applied", **REPLAY)]),
     "other replies, though the disk works": ("fair end", [no_ledger, changed("applied", **REPLAY)]),

@@ -1,8 +1,12 @@
 """The judge is judged, too: each oracle finds a history that breaks its promise, and none finds the good one."""
 
+from pathlib import Path
+
 import pytest
 
+import osmosis_grpc
 from tests.simulation.judge import ORACLES
+from tests.simulation.oracles.logs import EXPLAINED
 from tests.simulation.stories import (
     IDS,
     Change,
@@ -12,6 +16,7 @@ from tests.simulation.stories import (
     crash,
     good,
     late,
+    logged,
     plus,
     run,
     sampling,
@@ -21,6 +26,9 @@ from tests.simulation.stories import (
 
 FAILED = {"status": "FAILED", "boundary": "server", "reason": "restart"}
 RESULT = ("x1", "COMPLETED")
+FULL = {"store": "journal", "error": "the disk is full"}
+UNWRITTEN, EXPIRED, LOST = EXPLAINED
+PRODUCT = Path(osmosis_grpc.__file__).parent
 BROKEN: dict[str, tuple[str, list[Change]]] = {
     "no outcome": ("nothing lost", [without("applied", "in journal")]),
     "two results": ("applied once", [again(2.35, "applied", result="x2")]),
@@ -106,6 +114,20 @@ BROKEN: dict[str, tuple[str, list[Change]]] = {
         "linearizable",
         [call(3, 1.5, "trainer-1", "Init", "server-1", "other", (False,))],
     ),
+    "an error of an unknown kind": ("errors explained", [logged("trainer-1", "%s failed", "a job failed")]),
+    "an error of a disk that works": ("errors explained", [logged("server-1", UNWRITTEN, "the journal", time=2.0)]),
+    "an error of a disk that fails later": (
+        "errors explained",
+        [
+            logged("server-1", UNWRITTEN, "the journal", time=2.0),
+            plus((2.1, "disk of server-1", "commit failed", FULL)),
+        ],
+    ),
+    "an outcome that expires": ("errors explained", [logged("server-1", EXPIRED, EXPIRED % ("r1", 3), time=2.25)]),
+    "a server with a journal that loses outcomes": (
+        "errors explained",
+        [plus((5.0, "server-1", "asked to stop", {})), logged("server-1", LOST, LOST % 3)],
+    ),
     "another result is a repetition": (
         "linearizable",
         [call(3, 2.6, "server-1", "Complete", "trainer-1", ("x2", "COMPLETED"), "ALREADY_RECORDED")],
@@ -115,6 +137,20 @@ BROKEN: dict[str, tuple[str, list[Change]]] = {
 
 def test_a_good_history_has_no_finding():
     assert good().judged() == []
+
+
+def test_an_error_with_its_fault_is_explained():
+    story = plus((1.9, "disk of server-1", "commit failed", FULL))(good())
+    logged("server-1", UNWRITTEN, "the journal", time=2.0)(story)
+    logged("server-1", EXPIRED, EXPIRED % ("r1", 3))(story)
+    story.add(0.0, "server-2", "configured", settings=(("journal", False),)).add(5.0, "server-2", "asked to stop")
+    logged("server-2", LOST, LOST % 3)(story)
+    assert story.judged() == []
+
+
+def test_each_explained_error_is_a_text_of_the_product():
+    texts = "".join(path.read_text() for path in PRODUCT.rglob("*.py"))
+    assert {message for message in EXPLAINED if f'"{message}"' not in texts} == set()
 
 
 @pytest.mark.parametrize("name", BROKEN)

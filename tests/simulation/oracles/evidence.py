@@ -58,6 +58,8 @@ class Evidence:
             who for who, own in self.settings.items() if not own.get("ledger", True) or not own.get("journal", True)
         }
         """The processes without a disk: they forget everything when they end."""
+        self.undecided = 0
+        """How many searches for an order of calls were given up. The oracle of linearizability counts them."""
 
     def deaths(self, who: str) -> list[Record]:
         """Returns the records that show the deaths of a process, in order."""

@@ -16,31 +16,34 @@ UNREPORTED = 0.02
 
 
 class Drop(NamedTuple):
-    """A death of a trainer with which it may lose an attempt of a rollout."""
+    """A moment from which on a trainer may have no attempt of a rollout."""
 
-    death: int
-    """The number of its record."""
+    since: int
+    """The number of a record. The same process still refuses lower attempts, and knows the replies."""
+    death: int | None
+    """The number of the record of the next death of the trainer; None if it does not die."""
     at_server: bool
     """Whether a server may still have the rollout."""
 
 
 def drops(evidence: Evidence, rollout: str) -> Iterator[Drop]:
-    """Yields the deaths with which the trainer of a rollout may lose an attempt that has no outcome.
+    """Yields when the trainer of a rollout may have dropped an attempt that has no outcome.
 
     Cancelling the last call that waits for a rollout cancels it ("given up"). If no server has it, the trainer drops
-    it, so the same request begins a new rollout in the next process. An outcome without a result id comes from the
-    trainer itself, which has dropped the rollout, too. When an application cancels a rollout and the trainer dies right
-    after the commit that drops it, the application does not know that it has ended, and asks for it again.
+    it, so the same request begins a new rollout. An outcome without a result id comes from the trainer itself, which
+    has dropped the rollout, too. When an application cancels a rollout and the trainer dies right after the commit that
+    drops it, the application does not know that it has ended, and asks for it again.
     """
     trainer = evidence.trainer_of(rollout)
     deaths = evidence.deaths(trainer)
     for record in evidence.ops_of(rollout, "given up", "applied"):
         if record.op == "given up" or not record["result"]:
-            yield from [Drop(death.number, False) for death in deaths if death.number > record.number][:1]
+            death = next((death.number for death in deaths if death.number > record.number), None)
+            yield Drop(record.number, death, False)
     cancels = [r for r in evidence.by_op["asks to cancel"] if r.who == trainer and rollout.startswith(r.rollout)]
     for death in deaths:
         if any(cancel.number < death.number for cancel in cancels) and _unreported(evidence, death):
-            yield Drop(death.number, True)
+            yield Drop(death.number, death.number, True)
 
 
 def _unreported(evidence: Evidence, death: Record) -> bool:
@@ -63,7 +66,7 @@ def begun_anew(evidence: Evidence, rollout: str, first: int, second: int) -> boo
     inits = [r for r in evidence.ops_of(rollout, "called") if r["method"] == "Init" and first < r.number <= second]
     found = {call for call, answer in evidence.answers.items() if answer["value"] == (False,)}
     return any(
-        first < drop.death < init.number and (drop.at_server or init["call"] not in found)
+        first < drop.since < init.number and (drop.at_server or init["call"] not in found)
         for init in inits
         for drop in drops(evidence, rollout)
     )

@@ -22,6 +22,7 @@ def linearizable(evidence: Evidence) -> Iterator[Finding]:
         try:
             stuck = stuck_at(found.calls, initial, step)
         except Undecided:
+            evidence.undecided += 1
             continue
         if stuck is not None:
             yield Finding("linearizable", found.rollout, _text(found, len(stuck)))
