@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from osmosis_grpc.supervise import DaemonThreads
 from osmosis_grpc.tools import reaper
+from osmosis_grpc.tools.killing import kill_marked
 from osmosis_grpc.tools.uninterrupted import uninterrupted
 
 _threads = DaemonThreads(16)
@@ -108,11 +109,11 @@ class Workspace:
             if not self._programs:
                 self.kill()
                 return
-        reaper.kill_marked({marker: None})
+        kill_marked({marker: None})
 
     def kill(self) -> None:
         """Kill every process of the workspace. It blocks, so it is called on a thread."""
-        reaper.kill_marked({self.marker: self.user})
+        kill_marked({self.marker: self.user})
 
     def make(self) -> None:
         """Make the folders. It blocks, so it is called on a thread. Raises OSError."""

@@ -20,7 +20,7 @@ from osmosis_grpc.tools.sandbox import (
     read_note,
 )
 from tests.tools.sandbox.left_over import processes_with
-from tests.waiting import until
+from tests.waiting import turns, until
 
 MB = 2**20
 
@@ -119,7 +119,7 @@ async def test_a_folder_that_is_a_link_leads_nowhere(isolated, tmp_path):
 
 async def test_a_missing_protection_is_refused_by_name():
     with pytest.raises(
-        SandboxRefused, match=r"require: this machine cannot give files, network.*docs/sandbox\.md"
+        SandboxRefused, match=r'require: method="processes" cannot give files, network .*; leave out `method`'
     ) as got:
         async with LocalSandbox(method="processes", require=["network", Protection.FILES]):
             raise AssertionError("it has started")
@@ -257,6 +257,21 @@ async def test_a_snapshot_is_refused_while_a_program_runs_and_if_it_is_too_large
         await small.run("for i in 1 2 3 4 5; do truncate -s 1000000 $i; done")
         with pytest.raises(SandboxError, match="folder_bytes=4194304"):
             await small.snapshot()
+
+
+async def test_what_begins_while_a_snapshot_is_made_is_not_in_it(isolated):
+    await isolated.run("for i in $(seq 1500); do echo old >$i; done")
+    copying = asyncio.create_task(isolated.snapshot())
+    await turns(1)  # the snapshot begins first
+    changes = [
+        isolated.run("for i in *; do echo new >$i; done"),
+        isolated.write_file("written", b"new"),
+        isolated.remove_file("7"),
+    ]
+    await asyncio.gather(*changes)
+    async with await copying as snapshot, snapshot.fork() as fork:
+        assert (await fork.run("cat * | sort | uniq -c")).stdout.split() == [b"1500", b"old"]
+    assert (await isolated.run("cat * | sort | uniq -c")).stdout.split()[-1:] == [b"new"]
 
 
 async def test_more_folders_can_be_read_but_not_written(isolated):
