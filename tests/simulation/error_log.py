@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from tests.simulation.history import History
 from tests.simulation.loop import CURRENT
@@ -14,11 +15,15 @@ MOST = 500
 
 
 class _Recorder(logging.Handler):
-    """Writes a record for each line. `message` is the text of the code, before values are put in."""
+    """Writes a record for each line. `message` is the text of the code, before values are put in.
 
-    def __init__(self, history: History) -> None:
+    Names of files under `folder` are shortened, since that folder has another name in each run.
+    """
+
+    def __init__(self, history: History, folder: Path) -> None:
         super().__init__(logging.ERROR)
         self._history = history
+        self._prefix = f"{folder}/"
 
     def emit(self, record: logging.LogRecord) -> None:
         process = CURRENT.get()
@@ -26,13 +31,14 @@ class _Recorder(logging.Handler):
         text = record.getMessage()
         if record.exc_info and record.exc_info[1] is not None:
             text += f": {record.exc_info[1]!r}"
+        text = text.replace(self._prefix, "")
         self._history.note(who, "logged", message=str(record.msg), text=text[:MOST])
 
 
 @contextmanager
-def errors_recorded(history: History) -> Iterator[None]:
+def errors_recorded(history: History, folder: Path) -> Iterator[None]:
     """Records the errors that are logged meanwhile, and prints none of them."""
-    logger, handler = logging.getLogger(LOGGER), _Recorder(history)
+    logger, handler = logging.getLogger(LOGGER), _Recorder(history, folder)
     level, propagate = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(logging.ERROR)

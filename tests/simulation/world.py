@@ -99,7 +99,7 @@ class World:
     def run(self) -> None:
         """Runs the world to its end."""
         try:
-            with errors_recorded(self.history):
+            with errors_recorded(self.history, self.folder):
                 self.loop.run_until_complete(self._run())
         except Stuck as error:
             self.found(str(error), error)
