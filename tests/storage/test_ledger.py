@@ -12,6 +12,7 @@ from osmosis_grpc.errors import LedgerError
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.storage.ledger.schema import LEDGER
 from osmosis_grpc.storage.ledger.writer import COMMIT
+from osmosis_grpc.types import OutcomeStatus, RolloutOutcome
 from tests.processes import run
 
 
@@ -103,6 +104,28 @@ def test_x09_a_table_has_a_checksum_for_every_column():
     for table in LEDGER.tables.values():
         covered = {column for columns in table.sums.values() for column in columns}
         assert covered | set(table.sums) == set(table.columns)
+
+
+async def test_the_drop_of_an_attempt_takes_the_unconfirmed_outcome_of_a_lower_one(tmp_path):
+    ledger = await SqliteLedger.open(tmp_path / "ledger", 60.0)
+    loop = asyncio.get_running_loop()
+    done = [loop.create_future() for _ in range(4)]
+
+    def then(future):
+        return lambda value, error: future.set_result(error)
+
+    for name, recorded in zip(("r1", "r2"), done[:2], strict=True):
+        outcome = RolloutOutcome(rollout_id=name, attempt=1, status=OutcomeStatus.COMPLETED, result_id="x")
+        ledger.complete(outcome, b"", then(recorded), enter=True, confirmed=False)
+        ledger.unconfirmed[name] = 1
+    ledger.drop("r1", 2, then(done[2]))
+    ledger.drop("r2", 1, then(done[3]))  # an outcome of the same attempt stays
+    assert [await within(future) for future in done] == [None] * 4
+    assert ledger.unconfirmed == {"r2": 1}
+    await ledger.close()
+    again = await SqliteLedger.open(tmp_path / "ledger", 60.0)
+    assert [row.rollout_id for row in again.take_restored()] == ["r2"]
+    await again.close()
 
 
 @pytest.mark.slow

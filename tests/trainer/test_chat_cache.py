@@ -30,6 +30,7 @@ from osmosis_grpc.types import (
 from osmosis_grpc.types import events as kinds
 from osmosis_grpc.wire.outcome import outcome_from_wire, outcome_to_wire
 from tests.trainer.conftest import PATIENCE, USER, reply
+from tests.trainer.test_ledger import held_up
 
 JUDGE = ChatPurpose.JUDGE
 
@@ -396,3 +397,29 @@ async def test_the_chats_of_a_rollout_that_ended_without_an_outcome_are_not_kept
     await ledger.close()
     with closing(sqlite3.connect(tmp_path / "ledger")) as database:
         assert database.execute("SELECT count(*) FROM chat").fetchone() == (0,)
+
+
+async def test_a_reply_after_the_outcome_does_not_begin_the_rollout_again_in_the_ledger(tmp_path):
+    """A caller has given the rollout up, so its outcome needs no confirmation. A chat is being sampled meanwhile."""
+    asked, may = asyncio.Event(), asyncio.Event()
+
+    async def policy(request):
+        asked.set()
+        await may.wait()
+        return reply(request)
+
+    ledger = await SqliteLedger.open(tmp_path / "ledger", 60.0)
+    book, recorded = ChatCache(policy, ledger), asyncio.Event()
+    open_chat = ask(book, 1, SAME)
+    await asyncio.wait_for(asked.wait(), PATIENCE)
+    outcome = RolloutOutcome(rollout_id="r", attempt=1, status=OutcomeStatus.CANCELLED, result_id="x")
+    with held_up(ledger):
+        book.record(outcome, outcome_to_wire(outcome), lambda *_: recorded.set(), abandoned=True)
+        may.set()
+        await asyncio.wait_for(asyncio.wait({open_chat.done}), PATIENCE)
+    await asyncio.wait_for(recorded.wait(), PATIENCE)
+    await ledger.close()
+    with closing(sqlite3.connect(tmp_path / "ledger")) as database:
+        tables = ("rollout", "chat", "confirmed")
+        counts = [database.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables]
+    assert counts == [0, 0, 1]

@@ -5,7 +5,7 @@ Otherwise a crash before the commit would leave the lower attempt in the ledger,
 
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2
 from osmosis_grpc.errors import Aborted
 from osmosis_grpc.testing.raw.server_frames import chat
 from tests.trainer.deployment import CODE
@@ -17,6 +17,14 @@ def forgotten(request):
     """Returns a frame that says that the server has forgotten a rollout."""
     ref = attach_pb2.RolloutRef(rollout_id=request.rollout_id, attempt=request.attempt)
     return attach_pb2.ServerFrame(unknown_rollouts=attach_pb2.UnknownRollouts(rollouts=[ref]))
+
+
+def already_ended(cancel, attempt):
+    """Returns the answer to a cancel of a server whose newest attempt is `attempt`."""
+    ended = control_pb2.CANCEL_DISPOSITION_ALREADY_ENDED
+    row = control_pb2.CancelResult(rollout_id=cancel.request.rollout_id, attempt=attempt, disposition=ended)
+    response = control_pb2.CancelResponse(results=[row])
+    return attach_pb2.ServerFrame(cancel_reply=attach_pb2.CancelReply(id=cancel.id, response=response))
 
 
 @pytest.fixture
@@ -81,3 +89,18 @@ async def test_an_attempt_that_ends_before_its_commit_ends_the_lower_one_after_i
     await until(lambda: not deployment.trainer.scheduler.cache.replaces("r"))
     with pytest.raises(Aborted):
         await deployment.run("r", attempt=1)
+
+
+async def test_an_answer_about_a_lower_attempt_frees_the_place_of_one_that_the_server_never_got(running):
+    deployment, server, _ = running
+    (link,) = deployment.trainer.scheduler.servers
+    with held_up(deployment.trainer.scheduler.ledger):
+        deployment.run("r", attempt=2)
+        await until(lambda: attempt_of(deployment) == 2 and deployment.trainer.scheduler.rollouts["r"].server is link)
+        deployment.run("r", attempt=3)
+        await until(lambda: attempt_of(deployment) == 3)
+        assert set(link.leaving) == {("r", 1), ("r", 2)}
+    for _ in range(2):
+        cancel = await server.stream.next("cancel")
+        await server.send(already_ended(cancel, attempt=1))
+    await until(lambda: not link.leaving)

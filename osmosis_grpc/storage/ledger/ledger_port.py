@@ -110,7 +110,7 @@ class Ledger(Protocol):
         """Record that an outcome was used, and delete the rollout's chats. Idempotent. Raises LedgerError."""
 
     def drop(self, rollout_id: str, attempt: int, then: Then) -> None:
-        """Delete a rollout that ended without an outcome."""
+        """Delete a rollout that ended without an outcome, and what lower attempts of it have left."""
 
     def forget(self, rollout_ids: Iterable[str]) -> None:
         """Delete old rollouts. Keeps outcomes that are not confirmed."""

@@ -174,11 +174,13 @@ class SqliteLedger(Ledger):
         return _CHAT, with_sum(b"chat.checksum", (self._position, *kept))
 
     def drop(self, rollout_id: str, attempt: int, then: Then) -> None:
+        if self.unconfirmed.get(rollout_id, attempt) < attempt:
+            del self.unconfirmed[rollout_id]
         self.writer.write(
             [
                 (
-                    "DELETE FROM rollout WHERE rollout_id = ? AND attempt <= ? AND result_id IS NULL",
-                    (rollout_id, attempt),
+                    "DELETE FROM rollout WHERE rollout_id = ? AND attempt <= ? AND (attempt < ? OR result_id IS NULL)",
+                    (rollout_id, attempt, attempt),
                 ),
                 (_ORPHANS, (rollout_id,)),
             ],

@@ -168,6 +168,9 @@ class AttemptCache:
             if self._ledger is None:
                 asked.answer(reply)
                 return True
+            if self.result_id is not None or self.ended:  # in the ledger, the reply would begin the rollout again
+                asked.fail(FailedPrecondition(f"rollout {request.rollout_id} has ended", kind="ENDED"))
+                return False
             asked.keep(reply)
         except Exception as error:
             asked.fail(_policy_error(error, request, failures))

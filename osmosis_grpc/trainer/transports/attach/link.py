@@ -193,7 +193,7 @@ class AttachedServer(AgentServerLink):
     def _on_cancel_reply(self, reply: pb.CancelReply) -> None:
         for row in reply.response.results:
             if row.disposition != control_pb2.CANCEL_DISPOSITION_CANCELLED:
-                self.has_ended(row.rollout_id, row.attempt)
+                self.has_ended(row.rollout_id, max(row.attempt, _attempt_of(reply.id, row.rollout_id)))
         self.cancels.on_reply(reply)
 
     def _on_unknown_rollouts(self, message: pb.UnknownRollouts) -> None:
@@ -238,6 +238,15 @@ class AttachedServer(AgentServerLink):
 
     def _on_draining(self, message: pb.Draining | pb.Goodbye) -> None:
         self.window = 0
+
+
+def _attempt_of(cancel_id: str, rollout_id: str) -> int:
+    """Return the attempt that a frame of cancel_attempt() cancels; 0 for another cancel.
+
+    The server answers with the newest attempt that it has, and that can be a lower one.
+    """
+    name, _, attempt = cancel_id.rpartition(" ")
+    return int(attempt) if name == rollout_id and attempt.isdecimal() else 0
 
 
 def _cancel_results(response: control_pb2.CancelResponse) -> list[CancelResult]:

@@ -120,7 +120,9 @@ class CalledServer(AgentServerLink):
                     self._take(info)
                 elif self.window != _window(info):
                     self.window = _window(info)
-                    self.owner.changed()
+                else:
+                    continue
+                self.owner.changed()
         except NoAnswer as error:
             raise Unavailable(str(error)) from None
         finally:
