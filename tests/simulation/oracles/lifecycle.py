@@ -211,7 +211,7 @@ def ends_without_agent(evidence: Evidence) -> Iterator[Finding]:
         if bisect_left(faults, cancel.time - HEALING) != bisect_right(faults, end.time):
             continue
         if outcome.number > end.number and outcome.time > cancel.time + STOPPING:
-            yield Finding("ends without its agent", cancel.rollout, "its end waits for its agent", (cancel, outcome))
+            yield Finding("ends without agent", cancel.rollout, "its end waits for its agent", (cancel, outcome))
 
 
 def runs_stop(evidence: Evidence) -> Iterator[Finding]:
