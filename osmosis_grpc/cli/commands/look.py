@@ -58,7 +58,8 @@ def list_(
 
     Exit codes: 0 listed, even if nothing matches, 2 a wrong option, or the server or the folder cannot be read.
     """
-    from osmosis_grpc.cli.list import ListOptions, run_list
+    from osmosis_grpc.cli.list import run_list
+    from osmosis_grpc.reading.list_filter import ListOptions
 
     given = ListOptions(
         states=tuple(state or ()),

@@ -4,9 +4,9 @@ import asyncio
 import time
 from contextlib import AsyncExitStack, aclosing
 
-from osmosis_grpc.cli.server_choice import LOST_AFTER, ChosenServer
-from osmosis_grpc.cli.source_port import Events, Source
 from osmosis_grpc.errors import Unavailable
+from osmosis_grpc.reading.chosen_server import LOST_AFTER, ChosenServer
+from osmosis_grpc.reading.source_port import Events, Source
 from osmosis_grpc.supervise import SYSTEM, Backoff
 from osmosis_grpc.types import Annotation, RolloutFilter, RolloutInfo
 

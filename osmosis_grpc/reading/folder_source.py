@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from osmosis_grpc.cli.journal_info import damaged_info, ended_info, unfinished_info
-from osmosis_grpc.cli.source_port import Events, Source
-from osmosis_grpc.cli.state_folder import doctor_hint, find_attempt, opened
+from osmosis_grpc.reading.journal_folder import doctor_hint, find_attempt, opened
+from osmosis_grpc.reading.journal_info import damaged_info, ended_info, unfinished_info
+from osmosis_grpc.reading.source_port import Events, Source
 from osmosis_grpc.storage import Reader
 from osmosis_grpc.types import JournaledRollout, RolloutFilter, RolloutInfo, RolloutRequest, ToolDict, TrajectoryEvent
 
