@@ -36,6 +36,18 @@ class _Read(NamedTuple):
         return cls(request.rollout_id, request.attempt, entry.settled, found, reader.last_position())
 
 
+class FolderInfo(NamedTuple):
+    """What is known about a state folder."""
+
+    path: str
+    in_use: bool
+    """Whether a process uses it. True if this cannot be seen."""
+    size: int
+    """The bytes of its journal."""
+    newest: float | None
+    """The time of the newest event, in Unix seconds; None without one."""
+
+
 class FolderSource(Source):
     """Reads a state folder, which a server may be using. It shows the rollouts of all owners."""
 
@@ -68,6 +80,14 @@ class FolderSource(Source):
         with self._opened() as reader:
             newest = reader.newest_time()
         return time.time() if newest is None else newest
+
+    async def folder_info(self) -> "FolderInfo":
+        """Return what is known about the folder. Raises SourceError."""
+        with self._opened() as reader:
+            size = sum(file.stat().st_size for file in self.folder.glob("journal.db*"))
+            return FolderInfo(
+                str(self.folder.absolute()), Reader.in_use(self.folder) is not False, size, reader.newest_time()
+            )
 
     async def page(
         self, where: RolloutFilter, token: str = "", *, limit: int = 100, newest_first: bool = False

@@ -9,6 +9,7 @@ from osmosis_grpc.reading.chosen_server import LOST_AFTER, ChosenServer
 from osmosis_grpc.reading.source_port import Events, Source
 from osmosis_grpc.supervise import SYSTEM, Backoff
 from osmosis_grpc.types import Annotation, RolloutFilter, RolloutInfo
+from osmosis_grpc.types.server_info import DrainResult, ServerInfo
 
 
 class ServerSource(Source):
@@ -56,6 +57,16 @@ class ServerSource(Source):
         """See Annotator."""
         with self._server.explained():
             return (await self._client.annotate(rollout_id, annotation, attempt=attempt))[1]
+
+    async def server_info(self) -> ServerInfo:
+        """Return the version, the limits and the load of the server. Raises SourceError."""
+        with self._server.explained():
+            return await self._client.info()
+
+    async def drain(self) -> DrainResult:
+        """Let the server finish its rollouts and accept no new ones. Raises SourceError."""
+        with self._server.explained():
+            return await self._client.drain()
 
     async def all_events(self) -> Events:
         """See Source."""
