@@ -36,7 +36,7 @@ async def measure(rollouts: int, seconds: float) -> dict[str, Any]:
     made["sync_lag_ms"] = await _sync_lag(seconds)
     made["refusal_ms"] = await _refusals()
     progress(f"agentic: {rollouts} coding rollouts run at once")
-    made["coding_s"] = await _coding(rollouts)
+    made["coding_s"], made["coding_lag_ms"] = await _coding(rollouts)
     return made
 
 
@@ -112,8 +112,11 @@ async def _refusals() -> float:
     return round(slowest * 1000, 2)
 
 
-async def _coding(rollouts: int) -> float:
-    """Run coding rollouts at once, and return their seconds. Raises Broken if one sees what is not its own."""
+async def _coding(rollouts: int) -> tuple[float, float]:
+    """Run coding rollouts at once, and return their seconds and the largest lag of the event loop in milliseconds.
+
+    Raises Broken if a rollout sees what is not its own.
+    """
 
     async def llm(messages: Any, **params: Any) -> Any:
         name = next(message["content"] for message in messages if message["role"] == "user")
@@ -130,7 +133,7 @@ async def _coding(rollouts: int) -> float:
     names = [f"q{number}" for number in range(rollouts)]
     config = AgenticRolloutConfig(agent_type="coding", concurrent_requests=rollouts)
     begun = time.perf_counter()
-    made = await AgenticRollout(config, llm).run_batch(names)
+    lag, made = await lag_during(AgenticRollout(config, llm).run_batch(names))
     took = time.perf_counter() - begun
     for name, each in zip(names, made, strict=True):
         found = each.metadata
@@ -139,7 +142,7 @@ async def _coding(rollouts: int) -> float:
             raise Broken(f"rollout {name} has {seen}: {each.error}")
     if len({each.request_id for each in made}) < rollouts:
         raise Broken("two rollouts have the same id")
-    return round(took, 1)
+    return round(took, 1), round(lag * 1000, 1)
 
 
 def _calls(name: str) -> list[tuple[str, dict[str, Any]]]:

@@ -4,13 +4,17 @@ python -m benchmarks.tool_lag [--seconds 5] [--megabytes 1000] [--json]
 
 A timer fires every millisecond; the lag is the time by which it is late. The tools run one after the other: a command
 that sleeps for `seconds`, a search for a pattern that never ends, with a limit of `seconds`, and a command that prints
-`megabytes`. The first figure is the lag without a tool.
+`megabytes`. Then a folder with 200 files of 10 kB is saved as a snapshot and restored. The first figure is the lag
+without a tool.
 """
 
 import asyncio
 import contextlib
+import random
+import tempfile
 import time
 from collections.abc import Awaitable
+from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Broken, progress, run
@@ -22,6 +26,8 @@ from osmosis_grpc.tools.sandbox import LocalSandbox
 TICK = job("benchmarks.tick", OnFailure.RAISE)
 EVERY = 0.001
 """Seconds between two ticks."""
+FILES = 200
+"""The files of the folder that is saved."""
 
 
 async def measure(seconds: int, megabytes: int) -> dict[str, Any]:
@@ -37,9 +43,23 @@ async def measure(seconds: int, megabytes: int) -> dict[str, Any]:
         lags["search"], found = await lag_during(search.run(pattern))
         lags["print"], printed = await lag_during(bash.run({"command": print_much}))
         isolation = box.isolation.method
+        for number in range(FILES):
+            await box.write_file(
+                f"folder-{number % 20}/{number}", random.Random(number).randbytes(5_000).hex().encode()
+            )
+        began = time.perf_counter()
+        lags["snapshot"], _ = await lag_during(_save_and_restore(box))
+        snapshot_seconds = time.perf_counter() - began
     if slept["return_code"] or found is not None or not printed["stdout_truncated"] or printed["return_code"]:
         raise Broken("a tool did not end as expected")
-    return {"isolation": isolation} | {f"{name}_lag_ms": round(lag * 1000, 1) for name, lag in lags.items()}
+    shown = {f"{name}_lag_ms": round(lag * 1000, 1) for name, lag in lags.items()}
+    return {"isolation": isolation, **shown, "snapshot_ms": round(snapshot_seconds * 1000, 1)}
+
+
+async def _save_and_restore(box: LocalSandbox) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        await box.save(Path(folder) / "snapshot")
+        await box.restore(Path(folder) / "snapshot")
 
 
 async def lag_during(work: Awaitable[Any]) -> tuple[float, Any]:

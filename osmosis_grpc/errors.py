@@ -276,6 +276,12 @@ class RolloutEndedError(OsmosisRolloutError):
     """A context was used after its rollout ended. Nothing was sent."""
 
 
+class SnapshotGone(OsmosisRolloutError):
+    """A rollout cannot continue from a saved sandbox, because the snapshot is gone or damaged."""
+
+    boundary: Boundary = "server"
+
+
 class AgentLoopNotFoundError(OsmosisRolloutError):
     """No agent loop has that name."""
 

@@ -10,7 +10,7 @@ from osmosis_grpc.agent.loggable import loggable, sendable
 from osmosis_grpc.agent.loop_calls import LoopCalls
 from osmosis_grpc.agent.model_client import ModelClient, ModelSession, NoSession
 from osmosis_grpc.agent.other_thread_session import OtherThreadSession
-from osmosis_grpc.agent.ports import Session
+from osmosis_grpc.agent.ports import RolloutFolders, Session
 from osmosis_grpc.agent.request import RolloutRequest
 from osmosis_grpc.agent.results import CompletionsResult, RolloutResult
 from osmosis_grpc.agent.reward_decorator import BadRewardError
@@ -125,6 +125,11 @@ class RolloutContext(RolloutScope):
         from osmosis_grpc.agent.sdk_schemas import RolloutMetrics
 
         return RolloutMetrics.model_validate(self._session.metrics())
+
+    @property
+    def folders(self) -> RolloutFolders:
+        """The folders for files that outlive the process, and are deleted with the record of the rollout."""
+        return self._session.folders()
 
     @property
     def samples(self) -> tuple[str, ...]:

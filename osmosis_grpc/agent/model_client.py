@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from osmosis_grpc.agent.call_origins import CallOrigins
+from osmosis_grpc.agent.ports import RolloutFolders
 from osmosis_grpc.types import ChatPurpose, ChatRef, ChatResponse, EventKind, Message
 
 if TYPE_CHECKING:
@@ -139,6 +140,10 @@ class ModelSession:
     async def ended_before(self) -> Collection[int]:
         """Return nothing: there is no server."""
         return ()
+
+    def folders(self) -> RolloutFolders:
+        """Return no folder: there is no record."""
+        return RolloutFolders(None)
 
     def train(self, sample: str, wish: bool) -> None:
         """Do nothing: nothing is trained."""

@@ -6,6 +6,8 @@ transport.
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from osmosis_grpc.agent.call_origins import CallOrigins
@@ -45,6 +47,18 @@ EndSink = Callable[[RolloutInfo], None]
 
 The outcome can contain references to chats instead of the tokens of the chats, see Peer.accepts_references.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutFolders:
+    """The folders for files of a rollout. They need not exist."""
+
+    own: Path | None
+    """Its content is deleted with the record of the rollout, and outlives the process. None without a state folder."""
+    original: Path | None = None
+    """The folder of the rollout from which this rollout forks. None if it is no fork, or if there is none."""
+    replays: bool = False
+    """Whether a command compares this run with a recorded one."""
 
 
 class Session(Protocol):
@@ -91,6 +105,9 @@ class Session(Protocol):
 
     async def ended_before(self) -> Collection[int]:
         """Return the indexes of the rollouts of this rollout's group that ended before a restart of the server."""
+
+    def folders(self) -> RolloutFolders:
+        """Return the folders for files of the rollout."""
 
     def train(self, sample: str, wish: bool) -> None:
         """Set whether the author wants a sample to be trained on."""

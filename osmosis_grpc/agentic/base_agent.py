@@ -32,7 +32,7 @@ class BaseAgent(ABC):
 
     reply_format: ClassVar[ReplyFormat] = FORMATS["react"]
     """How the agent reads replies, and whether it offers its tools beside the messages."""
-    replayable: ClassVar[bool] = False
+    replayable: bool = False
     """Whether the agent asks the same chats when it runs again with the same replies, see RolloutAgentLoop."""
 
     def __init__(
@@ -92,8 +92,8 @@ class BaseAgent(ABC):
     def parse_llm_output(self, output: Any, expected_type: StepType | None = None) -> TrajectoryStep:
         """Return a reply as one step: its first action, else its final answer, else a thought.
 
-        `output` is a text or an assistant message. The content of an action is the whole reply, so that
-        format_messages_for_llm() repeats it. `expected_type` is the type of a reply without labels.
+        `output` is a text or an assistant message. The content of an action and of a thought is the whole reply, so
+        that format_messages_for_llm() repeats it. `expected_type` is the type of a reply without labels.
         """
         message = output if isinstance(output, Mapping) else {"role": "assistant", "content": str(output)}
         text = message.get("content")
@@ -113,7 +113,7 @@ class BaseAgent(ABC):
         for part in parts:
             if isinstance(part, Answer):
                 return TrajectoryStep(step_type=StepType.FINAL_ANSWER, content=part.text)
-        return TrajectoryStep(step_type=expected_type or StepType.THOUGHT, content=_joined(parts) or str(text or ""))
+        return TrajectoryStep(step_type=expected_type or StepType.THOUGHT, content=str(text or "") or _joined(parts))
 
     async def execute_tool_call(
         self, tool_name: str, tool_args: Mapping[str, Any] | None, trajectory: Trajectory | None = None

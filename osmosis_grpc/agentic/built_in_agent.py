@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, ClassVar
 
 from osmosis_grpc.agent.context import RolloutContext
@@ -125,7 +126,8 @@ class BuiltInAgent(BaseAgent):
             request.completion_params
         )
         unread = 0
-        for _ in range(min(self.max_steps, request.max_turns)):
+        for number in range(1, 1 + min(self.max_steps, request.max_turns)):
+            await episode.asking(number)
             reply = await context.chat(messages, **params)
             progress.answered(reply, messages)
             messages.append(reply.message)
@@ -134,9 +136,9 @@ class BuiltInAgent(BaseAgent):
                 part for part in parts if isinstance(part, Call) or (isinstance(part, Unreadable) and part.call_id)
             ]
             if calls or any(isinstance(part, Unreadable) for part in parts):
-                results = await run_calls(
-                    tools, [_openai_call(call) for call in calls], context, most=self.max_parallel_calls
-                )
+                made = [_openai_call(call) for call in calls]
+                run = partial(run_calls, tools, made, context, most=self.max_parallel_calls)
+                results = await episode.act(number, reply.message, made, run)
                 progress.returned(calls, results)
                 episode.acted(calls, results)
                 if self._finished(calls, results):

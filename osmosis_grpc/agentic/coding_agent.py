@@ -6,9 +6,11 @@ from typing import Any
 
 from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agentic.built_in_agent import BuiltInAgent
+from osmosis_grpc.agentic.checks import check_flag
 from osmosis_grpc.agentic.coding_episode import CodingEpisode
 from osmosis_grpc.agentic.episode import Episode
 from osmosis_grpc.agentic.reply_formats import FORMATS
+from osmosis_grpc.agentic.snapshots import Snapshots
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.tools.sandbox import Sandbox
 
@@ -33,6 +35,7 @@ class CodingAgent(BuiltInAgent):
         *,
         repository: str | None = None,
         test_command: str = "",
+        snapshots: bool = False,
         max_parse_errors: int = 3,
         system_prompt: str = PROMPT,
     ) -> None:
@@ -42,14 +45,18 @@ class CodingAgent(BuiltInAgent):
         )  # fmt: skip
         if not self.toolbox.needs_sandbox:
             raise InvalidArgument("tools_config", "names no tool that works in a sandbox, such as file_editor")
+        check_flag("snapshots", snapshots)
         if repository is not None and not Path(repository).is_dir():
             raise InvalidArgument("repository", f"{repository!r} is not a folder")
         self.repository = None if repository is None else Path(repository)
         """The folder whose files each rollout gets."""
         self.test_command = test_command
         """Runs at the end of a rollout. The reward is 1.0 if it succeeds, otherwise 0.0. Without one, no reward."""
+        self.replayable = snapshots
+        """Whether the sandbox is saved at each turn, so that a rollout can be forked and continues after a crash."""
 
     def episode(self, context: RolloutContext, sandbox: Sandbox | None) -> Episode:
         """Return the episode with the repository and the tests."""
         assert sandbox is not None
-        return CodingEpisode(context, sandbox, self.repository, self.test_command)
+        snapshots = Snapshots(context, sandbox) if self.replayable else None
+        return CodingEpisode(context, sandbox, self.repository, self.test_command, snapshots)

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_grpc.agent.context import RolloutContext
-from osmosis_grpc.agentic.episode import Episode, Report
+from osmosis_grpc.agentic.episode import Episode, Report, RunCalls
 from osmosis_grpc.agentic.reading import Call, Unreadable
+from osmosis_grpc.agentic.snapshots import Snapshots
 from osmosis_grpc.agentic.tool_calls import ToolResult
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.supervise import SYSTEM
 from osmosis_grpc.tools.sandbox import Sandbox, SandboxError
+from osmosis_grpc.types import Message
 
 PHASE = "phase"
 """The event of a new phase: explore, edit or test."""
@@ -31,8 +33,16 @@ class CodingEpisode(Episode):
     which replaces the agent's.
     """
 
-    def __init__(self, context: RolloutContext, sandbox: Sandbox, repository: Path | None, test_command: str) -> None:
+    def __init__(
+        self,
+        context: RolloutContext,
+        sandbox: Sandbox,
+        repository: Path | None,
+        test_command: str,
+        snapshots: Snapshots | None,
+    ) -> None:
         self._context, self._sandbox, self._repository = context, sandbox, repository
+        self._snapshots = snapshots
         metadata = context.request.metadata
         self._test_command = str(metadata.get("test_command") or test_command)
         self._given: Any = metadata.get("files") or {}
@@ -49,6 +59,19 @@ class CodingEpisode(Episode):
         self._before |= {str(path): text.encode("utf-8", "surrogatepass") for path, text in self._given.items()}
         for path, data in self._before.items():
             await self._sandbox.write_file(path, data, most_bytes=MOST_BYTES)
+        if self._snapshots is not None:
+            await self._snapshots.begin()
+
+    async def asking(self, number: int) -> None:
+        """Save the sandbox."""
+        if self._snapshots is not None:
+            await self._snapshots.asking(number)
+
+    async def act(self, number: int, reply: Message, calls: Sequence[Any], run: RunCalls) -> list[ToolResult]:
+        """Run the calls, unless the rollout runs again and their results are saved."""
+        if self._snapshots is None:
+            return await run()
+        return await self._snapshots.act(number, reply, calls, run)
 
     def acted(self, calls: Sequence[Call | Unreadable], results: Sequence[ToolResult]) -> None:
         """Note the phase of each call, and the files that it changed."""
@@ -63,6 +86,8 @@ class CodingEpisode(Episode):
 
     async def end(self) -> Report:
         """Run the tests, and return the patch, the phases, the files, and the reward of the tests."""
+        if self._snapshots is not None:
+            await self._snapshots.catch_up()
         report: dict[str, Any] = {"phases": self._phases, "files_touched": list(self._touched)}
         report["patch"] = await self._patch()
         if not self._test_command:

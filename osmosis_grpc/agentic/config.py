@@ -1,8 +1,9 @@
 """The configuration of AgenticRollout, from Python, JSON, YAML or a dict."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from difflib import get_close_matches
 from typing import Any
 
 from osmosis_grpc.agentic.checks import check_count, check_flag, check_objects, check_temperature, check_text
@@ -37,6 +38,11 @@ class AgenticRolloutConfig:
     agent_options: dict[str, Any] = field(default_factory=dict)
     """Further options of the agent type, such as max_parallel_calls."""
 
+    def __new__(cls, **values: Any) -> "AgenticRolloutConfig":
+        """Make a configuration. Raises InvalidArgument for an unknown field."""
+        _check_names(values)
+        return object.__new__(cls)
+
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
             value = getattr(self, name)
@@ -48,10 +54,7 @@ class AgenticRolloutConfig:
         """Make a configuration of a dict. Raises InvalidArgument for an unknown field."""
         if not isinstance(values, Mapping):
             raise InvalidArgument("config", f"is a {type(values).__name__}, not an object")
-        known = [each.name for each in fields(cls)]
-        for name in values:
-            if name not in known:
-                raise InvalidArgument(str(name), f"is no field; the fields are {', '.join(known)}")
+        _check_names(values)
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
@@ -83,6 +86,15 @@ class AgenticRolloutConfig:
         """Return the configuration as YAML. Raises MissingExtraError without the extra `agentic`."""
         text: str = _yaml().safe_dump(self.to_dict(), sort_keys=False)
         return text
+
+
+def _check_names(values: Iterable[Any]) -> None:
+    known = [each.name for each in fields(AgenticRolloutConfig)]
+    for name in values:
+        if name not in known:
+            close = get_close_matches(str(name), known, 1)
+            which = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(known)}"
+            raise InvalidArgument(str(name), f"is no field; {which}")
 
 
 def _check_options(field: str, value: Any) -> None:

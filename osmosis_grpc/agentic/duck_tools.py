@@ -138,9 +138,12 @@ class _Renamed:
 
 
 def as_tools(given: Mapping[str, Any] | Iterable[Any]) -> dict[str, Any]:
-    """Return tools by name. Raises InvalidArgument for two tools of one name."""
+    """Return tools by name. Raises InvalidArgument for two tools of one name, and for a tool that is in no list."""
     if isinstance(given, Mapping):
         return {name: as_tool(each, name) for name, each in given.items()}
+    if not isinstance(given, Iterable):
+        kind = type(given).__name__
+        raise InvalidArgument("tools", f"is a {kind}; pass a list of tools, or an object of names and tools")
     made = [as_tool(each) for each in given]
     tools = {each.name: each for each in made}
     if len(tools) < len(made):

@@ -1,11 +1,14 @@
 """What an agent notes about one rollout, besides its events."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from osmosis_grpc.agentic.reading import Call, Unreadable
 from osmosis_grpc.agentic.tool_calls import ToolResult
+from osmosis_grpc.types import Message
+
+RunCalls = Callable[[], Awaitable[list[ToolResult]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,13 @@ class Episode:
 
     async def begin(self) -> None:
         """Prepare the rollout. Called before its first chat."""
+
+    async def asking(self, number: int) -> None:
+        """Prepare for a chat. Called before each chat with its number."""
+
+    async def act(self, number: int, reply: Message, calls: Sequence[Any], run: RunCalls) -> list[ToolResult]:
+        """Return the results of the calls of a reply. `run` runs them, and `calls` are in OpenAI's format."""
+        return await run()
 
     def acted(self, calls: Sequence[Call | Unreadable], results: Sequence[ToolResult]) -> None:
         """Note the calls of a reply and their results."""

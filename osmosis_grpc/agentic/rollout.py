@@ -33,10 +33,9 @@ class AgenticRollout:
     """Runs rollouts of the agent that a configuration describes.
 
     `llm_generate_func` answers the chats, see LLMFunction. `tools` are further tools. `sandbox` makes the sandbox of
-    each rollout, by default a LocalSandbox. `tokenizer` is
-    None, because tokens come from the model.
+    each rollout, by default a LocalSandbox. `tokenizer` is None, because tokens come from the model.
 
-    Raises InvalidArgument, which names the field of the configuration.
+    Raises InvalidArgument, which names the argument or the field of the configuration.
     """
 
     def __init__(
@@ -50,6 +49,12 @@ class AgenticRollout:
     ) -> None:
         if tokenizer is not None:
             raise InvalidArgument("tokenizer", "is not None; tokens come from the model, and are never made of text")
+        if not isinstance(config, AgenticRolloutConfig):
+            made = "make one with AgenticRolloutConfig(...), or with AgenticRolloutConfig.from_dict(...)"
+            raise InvalidArgument("config", f"is a {type(config).__name__}, not an AgenticRolloutConfig; {made}")
+        if not callable(llm_generate_func):
+            why = "is not callable; pass a function of messages, or OpenAIFunction(...)"
+            raise InvalidArgument("llm_generate_func", f"{llm_generate_func!r:.80} {why}")
         self.config, self._llm = config, llm_generate_func
         options = {
             "max_steps": config.max_steps,
@@ -101,7 +106,10 @@ class AgenticRollout:
 
         Yields the trajectories in the order of the prompts, `batch_size` at once. A rollout that fails, or whose prompt
         is wrong, is a trajectory with an error, and the others go on. Raises TrajectorySaveError after the last one.
+        Raises InvalidArgument if `prompts` is one prompt.
         """
+        if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
+            raise InvalidArgument("prompts", f"is a {type(prompts).__name__}; pass a list of prompts")
         most, size = self.config.concurrent_requests, self.config.batch_size
         source, running = iter(prompts), deque[asyncio.Task[Trajectory]]()
         batch: list[Trajectory] = []

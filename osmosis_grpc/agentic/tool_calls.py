@@ -10,6 +10,7 @@ from osmosis_grpc.agent.tools import (
     create_tool_error_result,
     create_tool_result,
     get_tool_call_info,
+    note_error,
     tool_text,
 )
 from osmosis_grpc.errors import RolloutEndedError, ToolArgumentError
@@ -66,3 +67,17 @@ async def run_calls(
     for begin in range(0, len(calls), most):
         messages += await answer_tool_calls(calls[begin : begin + most], run)
     return [ToolResult(message, errors.get(id(call), "")) for call, message in zip(calls, messages, strict=True)]
+
+
+async def repeat_results(calls: Sequence[Any], results: Sequence[ToolResult]) -> list[ToolResult]:
+    """Return recorded results of calls, without running the tools. Each call and its result are events."""
+    recorded = {id(call): result for call, result in zip(calls, results, strict=True)}
+
+    async def repeat(call: Any) -> Message:
+        result = recorded[id(call)]
+        if result.error:
+            note_error("", result.error)
+        return dict(result.message)
+
+    await answer_tool_calls(calls, repeat)
+    return list(results)

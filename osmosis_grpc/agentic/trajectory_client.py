@@ -7,6 +7,7 @@ from osmosis_grpc.agentic.files import dump_trajectories
 from osmosis_grpc.agentic.statistics import Statistics, statistics_of
 from osmosis_grpc.agentic.trajectory import Trajectory, TrajectoryStep
 from osmosis_grpc.agentic.view import TrajectoryView
+from osmosis_grpc.supervise import SYSTEM
 from osmosis_grpc.trainer.rollout_client import RolloutClient
 from osmosis_grpc.types import RolloutInfo
 from osmosis_grpc.types.rollout_filter import EVERY, RolloutFilter
@@ -67,8 +68,20 @@ class TrajectoryClient:
         async for info in self._client.rollouts(where):
             yield await self.get(info.rollout_id, info.attempt)
 
-    async def export(self, path: str | Path, where: RolloutFilter = EVERY, format: str = "jsonl") -> int:  # noqa: A002
-        """Write the trajectories of the selected rollouts to a file, see dump_trajectories(). Return their number."""
+    async def export(
+        self,
+        path: str | Path,
+        where: RolloutFilter = EVERY,
+        format: str = "jsonl",  # noqa: A002
+        *,
+        overwrite: bool = False,
+    ) -> int:
+        """Write the trajectories of the selected rollouts to a file, see dump_trajectories(). Return their number.
+
+        Raises FileExistsError if the file exists, unless `overwrite` is true.
+        """
+        if not overwrite and await SYSTEM.run(Path(path).exists):
+            raise FileExistsError(f"path: {path} exists; pass overwrite=True to replace it")
         made = [each async for each in self.all(where)]
         dump_trajectories(made, path, format)
         return len(made)

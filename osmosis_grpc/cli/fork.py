@@ -63,8 +63,9 @@ class _Original:
     fork: Fork
     chats: ForkedChats
 
-    def forked(self, rollout_id: str) -> RolloutRequest:
-        """Return the request for the fork. It has the fields of the original, but for its ids and its group."""
+    def forked(self) -> RolloutRequest:
+        """Return the request for a fork. It has the fields of the original, but for its ids and its group."""
+        rollout_id = f"{self.fork.rollout_id[:200]}-fork-{secrets.token_hex(3)}"
         ids = replace(self.request, rollout_id=rollout_id, attempt=1, group=None, idempotency_key=None)
         return replace(ids, fork=self.fork)
 
@@ -89,7 +90,9 @@ async def _original(options: ForkOptions, source: Source) -> _Original:
         fork = Fork(options.rollout, options.at_chat, options.sample, info.attempt)
         request, _ = await source.request(options.rollout, info.attempt)
         events = [event async for event in source.events(options.rollout, info.attempt)]
+        folder = await source.rollout_folder(options.rollout, info.attempt)
     chats = ForkedChats(fork, events)
+    chats.folder = folder
     if not chats.found:
         names = ", ".join(f"{sample} {number}" for sample, number in chats.answered)
         which = f"chat {fork.chat_number} of sample {fork.sample!r}"
@@ -127,7 +130,7 @@ class _Here:
 
     def run(self) -> int:
         """Run the fork, and return the exit code."""
-        request, path = self._original.forked(self._folder.rollout_id(0)), self._folder.path
+        request, path = self._original.forked(), self._folder.path
         _say_start(self._out, request)
         timeout = self._options.model.timeout
 
@@ -156,7 +159,7 @@ def _agent_loop(options: ForkOptions, original: _Original) -> RolloutAgentLoop |
         usage_error(
             "fork",
             f"agent loop {name!r} is not replayable; set replayable = True in its class if it asks the same chats when "
-            "it gets the same replies",
+            "it gets the same replies; CodingAgent(snapshots=True) is replayable",
         )
     return loops[name]
 
@@ -174,7 +177,7 @@ def _on_server(options: ForkOptions, source: SourceOptions, original: _Original,
 
     server, model = chosen_server("fork", source), model_of(options.model)
     run_in_daemon_thread(lambda: model.probe(original.request.completion_params))
-    request = original.forked(f"{original.fork.rollout_id[:200]}-fork-{secrets.token_hex(3)}")
+    request = original.forked()
     if not request.agent_loop:
         request = replace(request, agent_loop=original.agent_loop)
     _say_start(out, request)

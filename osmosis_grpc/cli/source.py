@@ -9,6 +9,7 @@ from pathlib import Path
 from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.cli.usual_folder import run_folder, state_folder, usual_folder
 from osmosis_grpc.reading.source_port import Events, Source, stopped_text
+from osmosis_grpc.serve.json_output import say_error
 from osmosis_grpc.serve.startup import usage_error
 
 __all__ = ["Events", "Source", "open_source", "stopped_text"]
@@ -46,4 +47,7 @@ def open_source(command: str, options: SourceOptions) -> Source:
     from osmosis_grpc.cli.server_choice import chosen_server
     from osmosis_grpc.reading.server_source import ServerSource
 
-    return ServerSource(chosen_server(command, options, why))
+    server = chosen_server(command, options, why)
+    if given:
+        return ServerSource(server)
+    return ServerSource(server, lambda: say_error(f"{command}: {why}the command reads {server}"))

@@ -60,13 +60,14 @@ def run_view(options: ViewOptions, source: SourceOptions, *, json: bool) -> int:
 
 
 async def _view(app: Any, source: Source, options: ViewOptions, token: str, words: str, out: Records) -> int:
-    """Serve until a signal comes."""
-    await _check(source)
+    """Serve until a signal comes. Raises SourceError with advice if the source cannot be read."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     given = {"host": options.host, "token": token, "words": words}
     async with AsyncExitStack() as stack:
+        await stack.enter_async_context(source)
+        await source.page(RolloutFilter(), limit=1)
         try:
             port = PORT if options.port is None else options.port
             http = await stack.enter_async_context(app.serve_viewer(source, port=port, **given))
@@ -81,12 +82,6 @@ async def _view(app: Any, source: Source, options: ViewOptions, token: str, word
             await asyncio.to_thread(webbrowser.open, f"{address}?token={token}" if token else address)
         await stop.wait()
     return 0
-
-
-async def _check(source: Source) -> None:
-    """Read the source once. Raises SourceError with advice, before the viewer starts."""
-    async with source:
-        await source.page(RolloutFilter(), limit=1)
 
 
 def _chosen(options: ViewOptions, source: SourceOptions, stack: ExitStack) -> SourceOptions:

@@ -109,6 +109,15 @@ class Acceptance:
         self._context.supervisor.call(ACCEPT, begin, record, report=partial(self._failed, record))
         return record, True
 
+    def take_over(self, rollout_id: str, attempt: int, *, owner: str, peer: Peer) -> Record | None:
+        """Send the calls of an accepted attempt to `peer`. Returns None if the owner has no such attempt."""
+        record = self._context.table.find(rollout_id, attempt)
+        if record is None or record.owner != owner or not record.accepted.done():
+            return None
+        self._mark(record, peer)
+        self._repoint(record, record.init, peer)
+        return record
+
     def _begin(self, record: Record, own: RolloutRequest, original: Record | None) -> None:
         self._context.table.add(record)
         record.count(True)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from osmosis_grpc.agent.call_origins import CallOrigins
+from osmosis_grpc.agent.ports import RolloutFolders
 from osmosis_grpc.engine.chat_calls import ChatCalls
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.record import Record
@@ -168,6 +169,12 @@ class RolloutSession:
             if end_time < math.inf:
                 ended.add(index)
         return ended
+
+    def folders(self) -> RolloutFolders:
+        self.check_open()
+        record, original = self._record, self._record.run.original
+        own = self._context.journal.rollout_folder(record.sequence)
+        return RolloutFolders(own) if original is None else RolloutFolders(own, original.folder, not original.compares)
 
     def train(self, sample: str, wish: bool) -> None:
         self.check_open()

@@ -27,7 +27,8 @@ class Forks:
         if not self._context.runnables[agent_loop].replayable:
             raise FailedPrecondition(
                 f"spec.fork: agent loop {agent_loop!r} is not replayable, so it cannot run again on recorded replies; "
-                "set replayable = True in its class if it asks the same chats when it gets the same replies",
+                "set replayable = True in its class if it asks the same chats when it gets the same replies; "
+                "CodingAgent(snapshots=True) is replayable",
                 kind="NOT_REPLAYABLE",
                 subject=agent_loop,
             )
@@ -56,6 +57,7 @@ class Forks:
             lambda trajectory: ForkedChats(fork, trajectory(fork.rollout_id, fork.attempt))
         )
         if found.found:
+            found.folder = self._context.journal.rollout_folder(original.sequence)
             return found
         chat = f"chat {fork.chat_number} of sample {fork.sample!r}"
         if original.live:

@@ -9,6 +9,7 @@ Journal. `tests/storage/test_journal_port.py` tests every backend against the co
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from osmosis_grpc.types import JournaledRollout, RolloutFilter, TrajectoryEvent
@@ -178,6 +179,14 @@ class Journal(ABC):
         An owner may do so if the budget is not full, or if the owner uses less than an even share of it.
         """
         return True
+
+    def rollout_folder(self, sequence: int) -> Path | None:
+        """Return the folder for the files of a rollout. None for a journal without files.
+
+        The folder need not exist. It is deleted with the rollout, or before it if the files of all rollouts exceed the
+        budget.
+        """
+        return None
 
     def figures(self) -> Figures | None:
         """Return the journal's size and the cost of its commits, or None for a journal without a file."""

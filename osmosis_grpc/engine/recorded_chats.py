@@ -1,6 +1,7 @@
 """The recorded chats of a rollout. When the agent runs again, it gets the recorded replies."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 from osmosis_grpc.engine.meter import Meter
@@ -50,6 +51,8 @@ class ForkedChats:
         """The chats that have a reply, in the order of the replies."""
         self.compares = True
         """Whether a different question is an error. Otherwise it gets the recorded reply, too."""
+        self.folder: Path | None = None
+        """The folder with the files of the original; None if there is none."""
         for event in trajectory:
             kind = event.kind
             if isinstance(kind, events.ChatRequested):

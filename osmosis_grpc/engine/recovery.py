@@ -92,6 +92,9 @@ class Recovery:
         """Read the recorded chats of the original of a fork, if the journal still has them."""
         chats = ForkedChats(fork, self._context.log.trajectory(fork.rollout_id, fork.attempt))
         if chats.found:
+            original = self._context.table.find(fork.rollout_id, fork.attempt)
+            if original is not None:
+                chats.folder = self._context.journal.rollout_folder(original.sequence)
             record.run.original = chats
             self._context.table.grow(record, chats.nbytes)
 

@@ -69,11 +69,6 @@ class Rollouts:
         """Return, for each agent, how many accepted rollouts have not ended."""
         return Counter(record.agent_loop for record in self._context.table.live() if record.accepted.done())
 
-    def knows(self, owner: str, rollout_id: str, attempt: int) -> bool:
-        """Return whether the owner has this accepted attempt, running or ended."""
-        record = self._context.table.find(rollout_id, attempt)
-        return record is not None and record.owner == owner and record.accepted.done()
-
     def superseded(self, owner: str, rollout_id: str, attempt: int) -> bool:
         """Return whether this attempt of the owner has ended, and a higher attempt of the rollout was accepted."""
         record = self._context.table.find(rollout_id, attempt)

@@ -25,7 +25,7 @@ from osmosis_grpc.engine.outbox import Outbox
 from osmosis_grpc.engine.outcome import bare_outcome, build_outcome
 from osmosis_grpc.engine.record import Record, advance
 from osmosis_grpc.engine.termination import Termination
-from osmosis_grpc.errors import Boundary, RolloutEndedError
+from osmosis_grpc.errors import Boundary, RolloutEndedError, SnapshotGone
 from osmosis_grpc.supervise import Job, OnFailure, child, job
 from osmosis_grpc.types import (
     AbandonReason,
@@ -336,8 +336,8 @@ class Runner:
 async def _outcome(agent: Runnable, context: RolloutContext, stopped: Callable[[BaseException], None]) -> Termination:
     """Run an agent. Returns the termination for its result or its exception. Raises only a cancellation.
 
-    `stopped` gets the exception of a cancellation. The log has the traceback of an error in the agent's own code. For a
-    chat that failed, and for a rollout that is over, it has one line, because the traceback is this package's.
+    `stopped` gets the exception of a cancellation. The log has the traceback of an error in the agent's own code. It
+    has one line for a chat that failed, a rollout that is over, and a snapshot that is gone.
     """
     try:
         with BaseUrls() as base_urls:
@@ -351,7 +351,7 @@ async def _outcome(agent: Runnable, context: RolloutContext, stopped: Callable[[
         failure = termination.failure
         where = f" at {failure.where}" if failure and failure.where else ""
         rollout_id = context.request.rollout_id
-        if failure and (failure.boundary == "trainer" or isinstance(error, RolloutEndedError)):
+        if failure and (failure.boundary == "trainer" or isinstance(error, RolloutEndedError | SnapshotGone)):
             log.warning("rollout %s failed%s: %s", rollout_id, where, printable(failure.message))
         else:
             log.warning("the agent of rollout %s raised%s\n%s", rollout_id, where, log_traceback(error))

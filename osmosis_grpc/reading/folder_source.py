@@ -13,6 +13,7 @@ from osmosis_grpc.reading.journal_folder import doctor_hint, find_attempt, opene
 from osmosis_grpc.reading.journal_info import damaged_info, ended_info, unfinished_info
 from osmosis_grpc.reading.source_port import Events, Source
 from osmosis_grpc.storage import Reader
+from osmosis_grpc.storage.journal.rollout_folders import rollout_folder
 from osmosis_grpc.types import JournaledRollout, RolloutFilter, RolloutInfo, RolloutRequest, ToolDict, TrajectoryEvent
 
 POLL = 0.2
@@ -122,11 +123,19 @@ class FolderSource(Source):
 
     async def request(self, rollout_id: str, attempt: int) -> tuple[RolloutRequest, Sequence[ToolDict]]:
         """See Source."""
+        entry = self._entry(rollout_id, attempt)
+        return entry.init.request, entry.tools
+
+    async def rollout_folder(self, rollout_id: str, attempt: int) -> Path | None:
+        """See Source."""
+        return rollout_folder(self.folder, self._entry(rollout_id, attempt).sequence)
+
+    def _entry(self, rollout_id: str, attempt: int) -> JournaledRollout:
         entry = self._ended
         if entry is None or (entry.init.request.rollout_id, entry.init.request.attempt) != (rollout_id, attempt):
             with self._opened() as reader:
                 entry = find_attempt(reader, self.folder, rollout_id, attempt)
-        return entry.init.request, entry.tools
+        return entry
 
     async def events(self, rollout_id: str, attempt: int = 0, *, after: int = 0, follow: bool = False) -> Events:
         """See Source."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack, aclosing
 
 from osmosis_grpc.errors import Unavailable
@@ -15,13 +16,17 @@ from osmosis_grpc.types.server_info import DrainResult, ServerInfo
 class ServerSource(Source):
     """Asks a running server. It shows the rollouts of the token's owner."""
 
-    def __init__(self, server: ChosenServer) -> None:
+    def __init__(self, server: ChosenServer, on_connected: Callable[[], None] | None = None) -> None:
+        """`on_connected` is called when the server accepts connections."""
         self.where = str(server)
         self._server = server
+        self._on_connected = on_connected
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "Source":
         self._client = await self._stack.enter_async_context(self._server.client())
+        if self._on_connected is not None:
+            self._on_connected()
         return self
 
     async def __aexit__(self, *exc: object) -> None:

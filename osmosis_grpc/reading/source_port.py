@@ -4,6 +4,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext
+from pathlib import Path
 
 from osmosis_grpc.types import RolloutFilter, RolloutInfo, RolloutRequest, ToolDict, TrajectoryEvent
 from osmosis_grpc.types.events import Accepted
@@ -60,6 +61,10 @@ class Source(ABC):
                 if isinstance(event.kind, Accepted):
                     return event.kind.init.request, event.kind.tools
         return RolloutRequest(rollout_id=rollout_id, attempt=attempt), ()
+
+    async def rollout_folder(self, rollout_id: str, attempt: int) -> Path | None:
+        """Return the folder with the files of an attempt. None if a command of this machine cannot read it."""
+        return None
 
     def snapshot(self) -> AbstractContextManager[None]:
         """Return a context in which many reads are cheap."""

@@ -312,13 +312,20 @@ class Attachment:
             (self._stream.answer if answer else self._stream.send)(server_frame(kind, message))
 
     def _on_open_rollouts(self, message: pb.OpenRollouts) -> None:
-        unknown = [
-            ref for ref in message.rollouts if not self._engine.rollouts.knows(self.owner, ref.rollout_id, ref.attempt)
-        ]
+        """Take over the rollouts for which the trainer waits, and name the unknown ones.
+
+        Another attachment of the trainer possibly had these rollouts. The trainer has no outcome of a settled one, for
+        example of an expired one, so the outcome is sent again.
+        """
+        take_over, owner = self._engine.acceptance.take_over, self.owner
+        found = [(ref, take_over(ref.rollout_id, ref.attempt, owner=owner, peer=self.peer)) for ref in message.rollouts]
+        unknown = [ref for ref, record in found if record is None]
         self._send("unknown_rollouts", pb.UnknownRollouts(rollouts=unknown))
-        for ref in message.rollouts:  # an earlier stream possibly ended before the trainer read this
-            if self._engine.rollouts.superseded(self.owner, ref.rollout_id, ref.attempt):
+        for ref, record in found:
+            if self._engine.rollouts.superseded(owner, ref.rollout_id, ref.attempt):
                 self.abandon((ref.rollout_id, ref.attempt, "", 0), AbandonReason.SUPERSEDED)
+            elif record is not None:
+                self._resend_delivered(record)
 
     def _on_init(self, message: rollout_pb2.InitRequest) -> None:
         rollout_id, attempt = message.rollout_id, message.attempt or 1
@@ -362,13 +369,15 @@ class Attachment:
         response = init_answer(record, started)
         reply = pb.InitReply(rollout_id=record.rollout_id, attempt=record.attempt, response=response)
         self._send("init_reply", reply, answer=not started)
+        self._resend_delivered(record)
+
+    def _resend_delivered(self, record: Record) -> None:
+        """Send the outcome of a settled rollout again, because the trainer possibly does not have it."""
         outcome = record.delivery.outcome
         if outcome is None or record.delivery.undelivered:
             return
         key = (outcome.rollout_id, outcome.attempt, outcome.result_id)
-        # The trainer may have lost the delivered outcome, so the outcome is sent again. An outcome that is in
-        # `_results` was already sent again and waits for its answer.
-        if key not in self._results:
+        if key not in self._results:  # otherwise it was already sent again, and waits for its answer
             resent = self.complete(outcome, again=key in self._resent)
             resent.add_done_callback(lambda call: call.cancelled() or call.exception())
             self._resent.add(key)

@@ -37,8 +37,4 @@ def make_tool(name: str, sandbox: Sandbox | None = None, **options: Any) -> Tool
     for option in options:
         if option not in known:
             raise ValueError(f"{option}: the tool {name} has no such option; it has {', '.join(known) or 'none'}")
-    if not needs_sandbox(name):
-        return maker(**options)
-    if sandbox is None:
-        raise ValueError(f"sandbox: the tool {name} needs one, for example LocalSandbox()")
-    return maker(sandbox, **options)
+    return maker(sandbox, **options) if needs_sandbox(name) else maker(**options)

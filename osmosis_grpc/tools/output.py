@@ -37,11 +37,16 @@ class Output:
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self._pause: asyncio.TimerHandle | None = None
-        self._read_end, self.write_end = os.pipe()
+        self._read_end, self._write_end = os.pipe()
         fcntl.fcntl(self._read_end, fcntl.F_SETFL, os.O_NONBLOCK)
         with contextlib.suppress(OSError, AttributeError):  # AttributeError: not on Linux
             fcntl.fcntl(self._read_end, fcntl.F_SETPIPE_SZ, PIPE)
         self._listen()
+
+    def take_write_end(self) -> int:
+        """Return the descriptor that a program writes to. The caller closes it."""
+        taken, self._write_end = self._write_end, -1
+        return taken
 
     async def rest(self) -> None:
         """Wait for the rest of the output of a program that has ended."""
@@ -53,6 +58,8 @@ class Output:
     def close(self) -> None:
         self._silence()
         os.close(self._read_end)
+        if self._write_end >= 0:  # no program was made
+            os.close(self._write_end)
 
     @property
     def truncated(self) -> bool:

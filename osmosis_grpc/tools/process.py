@@ -23,6 +23,7 @@ from typing import Any
 
 from osmosis_grpc.supervise import DaemonThreads, OnFailure, child, job
 from osmosis_grpc.tools import reaper
+from osmosis_grpc.tools.killing import kill_marked
 from osmosis_grpc.tools.output import Output
 from osmosis_grpc.tools.uninterrupted import uninterrupted
 from osmosis_grpc.tools.workspace import Workspace
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 RUN = job("tools.run_process", OnFailure.RAISE)
 WATCH = job("tools.watch_program", OnFailure.RAISE)
 
-PROGRAMS = 512
+PROGRAMS = 2048
 """At most this many programs run at once in a process. Further ones wait."""
 KILLED = -signal.SIGKILL
 GRACE = 0.5
@@ -41,6 +42,8 @@ GRACE = 0.5
 program_threads = DaemonThreads(PROGRAMS)
 """Each thread starts one program and waits until it ends."""
 _stopping = DaemonThreads(16)
+_starts = threading.BoundedSemaphore(4)
+"""Held while a program starts. More starts at once would keep the event loop from running, and would not be faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +196,8 @@ class Program:
     ) -> None:
         self._argv, self._environment, self._cwd = list(argv), dict(environment), cwd
         self._space, self._memory = space, memory
-        self._stdout, self._stderr = stdout.write_end, stderr.write_end
+        self._stdout = stdout.take_write_end()
+        self._stderr = self._stdout if stderr is stdout else stderr.take_write_end()
         self._outputs = {self._stdout, self._stderr}
         """The descriptors that the program writes to. They are closed here once the program has them."""
         self._lock = threading.Lock()
@@ -236,7 +240,7 @@ class Program:
 
     def _start(self, stdin: bytes) -> "subprocess.Popen[bytes] | None":
         """Start the program, unless the run was stopped. The lock makes sure that a stop finds the new process."""
-        with self._lock, tempfile.TemporaryFile() as given:
+        with _starts, self._lock, tempfile.TemporaryFile() as given:
             if self._stopped:
                 return None
             given.write(stdin)
@@ -268,7 +272,7 @@ class Program:
         """Kill the group and every other process with the marker of the program."""
         with self._lock:
             self._signal(signal.SIGKILL)
-        reaper.kill_marked({self._marker: None})
+        kill_marked({self._marker: None})
 
     def close(self) -> None:
         """Close the output of a program that was never started."""

@@ -14,7 +14,7 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,34 +23,48 @@ MARKER = "OSMOSIS_PROCESS_MARKER"
 
 Its value is the marker of the workspace, then possibly a dot and the number of the program.
 """
+_VARIABLE = MARKER.encode() + b"="
 KILL_WITHIN = 5.0
 """kill_marked() gives up after this many seconds."""
 PAUSE = 0.005
 """Seconds between two searches for processes."""
+REMOVED_AT_ONCE = 16
 UNREADABLE_SEARCHES = 3
 """A process that just starts another program has no readable environment. The search is repeated so many times."""
 
+Markers = Mapping[str, int | None]
+"""Markers of workspaces, or of single programs of workspaces. The user belongs to the workspace alone, or is None."""
+Found = tuple[dict[str, set[int]], bool]
+"""Processes by marker, and whether a process of the machine has no readable environment."""
 
-def kill_marked(markers: Mapping[str, int | None]) -> None:
+
+def kill_once(markers: Markers) -> Found:
+    """Search once for the processes of markers, see kill_marked(). Kill and return them."""
+    found, unsure = _processes(markers)
+    for pid in set().union(*found.values()):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    return found, unsure
+
+
+def kill_marked(markers: Markers, search: Callable[[Markers], Found] = kill_once) -> None:
     """Kill every process whose environment has one of the markers, and the descendants of these processes.
 
-    A marker is that of a workspace, or of one program of a workspace. A marker may have a user, who belongs to the
-    workspace alone; every process of this user is killed. Returns when no such process is left, and at the latest after
-    KILL_WITHIN seconds. Does nothing on a system without /proc.
+    If a marker has a user, every process of this user is killed, too. Returns when no such process is left, and at the
+    latest after KILL_WITHIN seconds. `search` does what kill_once() does. Does nothing on a system without /proc.
     """
-    wanted = {marker.encode() for marker in markers}
-    users = {user for user in markers.values() if user is not None}
     deadline, unreadable = time.monotonic() + KILL_WITHIN, 0
-    while wanted and time.monotonic() < deadline:
-        found, seen, unsure = _processes(wanted, users)
-        for user in seen:
-            _kill_user(user)
-        for pid in found:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+    killed: set[int] = set()
+    while markers and time.monotonic() < deadline:
+        found, unsure = search(markers)
+        for marker, pids in found.items():
+            user = markers[marker]
+            if user is not None and killed and pids - killed:  # it starts processes faster than a search finds them
+                _kill_user(user)
         unreadable += unsure
         if not found and (not unsure or unreadable > UNREADABLE_SEARCHES):
             return
+        killed = set().union(*found.values())
         time.sleep(PAUSE)
 
 
@@ -63,41 +77,52 @@ def _kill_user(user: int) -> None:
         subprocess.run([*switch, "sh", "-c", "kill -9 -1"], check=False, cwd="/", stderr=subprocess.DEVNULL)
 
 
-def _processes(wanted: set[bytes], users: set[int]) -> tuple[set[int], set[int], bool]:
-    """Return the living processes with a wanted marker or user and their descendants, but never this process.
+def _processes(markers: Markers) -> Found:
+    """Return the living processes of each marker and their descendants, but never this process.
 
-    Also returns the users that were found, and whether a process has no readable environment.
+    Also returns whether a process has no readable environment.
     """
+    wanted = {marker.encode(): marker for marker in markers}
+    users = {user: marker for marker, user in markers.items() if user is not None}
+    owners = {0, *users} if len(users) == len(markers) else None
+    """The owners of the folders in /proc of processes that can be wanted. It saves most of the time of a search."""
     parents: dict[int, int] = {}
-    found: set[int] = set()
-    seen: set[int] = set()
+    found: dict[int, set[str]] = {}
     unsure = False
     for pid in _pids():
         with contextlib.suppress(OSError, ValueError, IndexError):
+            if owners is not None and os.stat(f"/proc/{pid}").st_uid not in owners:
+                continue
             state, parent = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[:2]
             if pid == os.getpid() or state in (b"Z", b"X"):
                 continue
             parents[pid] = int(parent)
-            user = _user(pid) if users else -1
-            if user in users:
-                found.add(pid)
-                seen.add(user)
-                continue
+            owner = users.get(_user(pid)) if users else None
+            if owner is not None:
+                found[pid] = {owner}
             environment = _read(f"/proc/{pid}/environ")
-            unsure = unsure or (not environment and 2 not in (pid, int(parent)))  # 2 has the kernel's threads
-            if any(not wanted.isdisjoint(_markers(variable)) for variable in environment.split(b"\0")):
-                found.add(pid)
-    newest = found
+            if not environment and owner is None and 2 not in (pid, int(parent)):  # 2 has the kernel's threads
+                unsure = True
+            marked = {wanted[each] for each in _markers(environment) if each in wanted}
+            if marked:
+                found[pid] = found.get(pid, set()) | marked
+    newest = dict(found)
     while newest:
-        newest = {pid for pid, parent in parents.items() if parent in newest} - found
+        newest = {pid: newest[parent] for pid, parent in parents.items() if parent in newest and pid not in found}
         found |= newest
-    return found, seen, unsure
+    made: dict[str, set[int]] = {}
+    for pid, of_pid in found.items():
+        for marker in of_pid:
+            made.setdefault(marker, set()).add(pid)
+    return made, unsure
 
 
-def _markers(variable: bytes) -> tuple[bytes, ...]:
-    """Return the marker of the program and that of its workspace, if the variable has them."""
-    name, _, value = variable.partition(b"=")
-    return (value, value.partition(b".")[0]) if name == MARKER.encode() else ()
+def _markers(environment: bytes) -> set[bytes]:
+    """Return the markers of the programs and of their workspaces that an environment has."""
+    if _VARIABLE not in environment:
+        return set()
+    values = [each.removeprefix(_VARIABLE) for each in environment.split(b"\0") if each.startswith(_VARIABLE)]
+    return {*values, *(value.partition(b".")[0] for value in values)}
 
 
 def _user(pid: int) -> int:
@@ -135,6 +160,15 @@ def remove_folder(folder: str | Path) -> None:
         _make_removable(str(folder))
         with contextlib.suppress(RecursionError):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_folders(folders: Collection[str]) -> None:
+    """Remove folders, several at once, because some file systems wait some milliseconds for each."""
+    if folders:
+        from concurrent.futures import ThreadPoolExecutor  # as late as the import above
+
+        with ThreadPoolExecutor(REMOVED_AT_ONCE) as threads:
+            list(threads.map(remove_folder, folders))
 
 
 def _make_removable(folder: str) -> None:
@@ -182,8 +216,7 @@ def main() -> None:
                 left.pop(message["ends"], None)
                 users.pop(message["ends"], None)
     kill_marked(users)
-    for folder in left.values():
-        remove_folder(folder)
+    _remove_folders(left.values())
 
 
 if __name__ == "__main__":

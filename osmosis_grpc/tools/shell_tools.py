@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from osmosis_grpc.errors import ToolArgumentError
-from osmosis_grpc.tools.sandbox.port import OUTPUT_BYTES, SECONDS, RunResult, Sandbox
+from osmosis_grpc.tools.sandbox.port import OUTPUT_BYTES, SECONDS, RunResult, Sandbox, check_sandbox
 from osmosis_grpc.tools.tool import Tool
 
 BASH = "bash_executor"
@@ -16,6 +16,7 @@ def bash_tool(sandbox: Sandbox, *, timeout: float = SECONDS, output_bytes: int =
 
     Raises ValueError for a bad option.
     """
+    check_sandbox(sandbox, BASH)
     _check(timeout, output_bytes)
 
     async def bash_executor(command: str, working_directory: str = ".", timeout: float | None = None) -> dict[str, Any]:
@@ -40,6 +41,7 @@ def python_tool(sandbox: Sandbox, *, timeout: float = SECONDS, output_bytes: int
 
     Raises ValueError for a bad option.
     """
+    check_sandbox(sandbox, PYTHON)
     _check(timeout, output_bytes)
 
     async def python_executor(code: str, timeout: float | None = None) -> dict[str, Any]:

@@ -10,9 +10,11 @@ An agent loop lists its tools in `tools`, and `ctx.run_tools(reply)` runs the ca
 
 import asyncio
 import inspect
+import json
 import logging
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, Generic, ParamSpec, TypeVar, get_args, get_type_hints, overload
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
@@ -31,6 +33,8 @@ TIMEOUT = 60.0
 """The seconds after which a call fails, unless the tool has a timeout of its own."""
 THREADS = 64
 """At most this many calls of sync tools run at once in a process. Calls after their timeout do not count."""
+KEPT = 256
+"""The schemas of so many signatures are kept."""
 LOST = 512
 """At most this many threads of sync tools that do not return are replaced."""
 
@@ -73,8 +77,8 @@ class Tool(Generic[P, R]):
         self._context_name = ""
         if parameters is None:
             signature, self._context_name = _signature(function)
-            self._arguments = _adapter(function, signature)
-            parameters = _parameters(self._arguments.json_schema(), descriptions)
+            self._arguments, schema = _checked(function, signature)
+            parameters = _parameters(schema, descriptions)
         self._schema: ToolDict = {
             "type": "function",
             "function": {
@@ -202,20 +206,37 @@ def _signature(function: Callable[..., Any]) -> tuple[inspect.Signature, str]:
     return inspect.Signature(seen), context
 
 
-def _adapter(function: Callable[..., Any], signature: inspect.Signature) -> TypeAdapter[Any]:
-    """Returns pydantic's check of the arguments. Raises TypeError naming a parameter whose type has no schema."""
+def _checked(function: Callable[..., Any], signature: inspect.Signature) -> tuple[TypeAdapter[Any], dict[str, Any]]:
+    """Returns pydantic's check of the arguments and a new JSON schema.
+
+    Raises TypeError naming a parameter whose type has no schema.
+    """
+    # The text tells apart what is equal to Python but not in JSON: the defaults 1, 1.0 and True.
+    key = (signature, str(signature), function.__name__, function.__module__)
+    try:
+        adapter, schema = _made(*key)
+    except TypeError:  # a default that has no hash, or a type without a schema
+        adapter, schema = _made.__wrapped__(*key)
+    return adapter, json.loads(schema)
+
+
+@lru_cache(maxsize=KEPT)
+def _made(signature: inspect.Signature, text: str, name: str, module: str) -> tuple[TypeAdapter[dict[str, Any]], str]:
+    """Makes the check and the schema, as JSON, of the functions with this signature.
+
+    pydantic takes milliseconds for them, and an agent makes its tools again for each rollout.
+    """
     for parameter in signature.parameters.values():
         try:
             TypeAdapter(parameter.annotation).json_schema()
         except PydanticUserError:
-            text = f"the type of the parameter {parameter.name!r}, {parameter.annotation!r}, has no JSON schema"
-            raise TypeError(
-                f"tool {function.__name__}: {text}; use a type of JSON, a pydantic model or a dataclass"
-            ) from None
-    return TypeAdapter(_collector(function, signature))
+            problem = f"the type of the parameter {parameter.name!r}, {parameter.annotation!r}, has no JSON schema"
+            raise TypeError(f"tool {name}: {problem}; use a type of JSON, a pydantic model or a dataclass") from None
+    adapter = TypeAdapter(_collector(signature, name, module))
+    return adapter, json.dumps(adapter.json_schema())
 
 
-def _collector(function: Callable[..., Any], signature: inspect.Signature) -> Any:
+def _collector(signature: inspect.Signature, name: str, module: str) -> Any:
     """Returns a function with this signature that returns its arguments. pydantic makes the check and the schema."""
 
     def collect(**arguments: Any) -> dict[str, Any]:
@@ -223,8 +244,8 @@ def _collector(function: Callable[..., Any], signature: inspect.Signature) -> An
 
     collect.__signature__ = signature  # type: ignore[attr-defined]
     collect.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
-    collect.__name__ = collect.__qualname__ = function.__name__
-    collect.__module__ = function.__module__
+    collect.__name__ = collect.__qualname__ = name
+    collect.__module__ = module
     return collect
 
 

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from osmosis_grpc.supervise import DaemonThreads
 from osmosis_grpc.tools import reaper
+from osmosis_grpc.tools.killing import kill_marked
 from osmosis_grpc.tools.uninterrupted import uninterrupted
 
 _threads = DaemonThreads(16)
@@ -108,20 +109,28 @@ class Workspace:
             if not self._programs:
                 self.kill()
                 return
-        reaper.kill_marked({marker: None})
+        kill_marked({marker: None})
 
     def kill(self) -> None:
         """Kill every process of the workspace. It blocks, so it is called on a thread."""
-        reaper.kill_marked({self.marker: self.user})
+        kill_marked({self.marker: self.user})
 
     def make(self) -> None:
         """Make the folders. It blocks, so it is called on a thread. Raises OSError."""
         _reaper.begins(self)
         self.folder.mkdir(mode=0o700 if self.user is None else 0o711)
         for folder in (self.work, self.temporary):
-            folder.mkdir(mode=0o777 if self.user is None else 0o700)
-            if self.user is not None:
-                os.chown(folder, self.user, self.user)
+            self._make_folder(folder)
+
+    def clear(self) -> None:
+        """Replace `work` by an empty folder. It blocks, so it is called on a thread. Raises OSError."""
+        reaper.remove_folder(self.work)
+        self._make_folder(self.work)
+
+    def _make_folder(self, folder: Path) -> None:
+        folder.mkdir(mode=0o777 if self.user is None else 0o700)
+        if self.user is not None:
+            os.chown(folder, self.user, self.user)
 
     def remove(self) -> None:
         """Kill the processes and remove the folder. It blocks, so it is called on a thread."""

@@ -57,6 +57,8 @@ class Rollout:
     """Whether the rollout ends without an outcome of its server. It is done when the ledger has dropped it."""
     losses: list[str] = field(default_factory=list)
     """The reason for each loss, with the attempt."""
+    without_original: "list[AgentServerLink]" = field(default_factory=list)
+    """If the rollout is a fork: the servers that do not have its original."""
     backoff: Backoff | None = None
     """The pauses before the rollout runs again after a loss. None before its first loss."""
 
@@ -129,11 +131,21 @@ class Owner(Protocol):
     def put_back(self, rollout: Rollout, after: float) -> None:
         """Wait `after` seconds, and then queue a rollout again that was refused for now."""
 
+    def put_elsewhere(self, rollout: Rollout, server: "AgentServerLink", error: CallError) -> bool:
+        """Queue a fork for other servers, if the server that refused it does not have its original.
+
+        Returns False if the error has another reason, or if no server has the original. The fork waits for servers that
+        are not attached.
+        """
+
     def refused(self, rollout: Rollout, error: CallError) -> None:
         """End a rollout with an error. The rollout is not retried."""
 
     def superseded(self, rollout_id: str, attempt: int, newest: int = 0) -> None:
         """End an attempt that another attempt has replaced. `newest` is the other attempt; 0 if it is unknown."""
+
+    def entered(self, rollout: Rollout) -> None:
+        """End the lower attempts of a rollout at their servers, because the ledger has the newest attempt."""
 
     def unwritten(self, rollout: Rollout, error: LedgerError) -> None:
         """Handle a rollout whose Init the ledger could not commit."""
@@ -279,6 +291,7 @@ class AgentServerLink(ABC):
             return
         reach("ledger.init.committed")
         rollout.written = rollout.begun = True
+        self.owner.entered(rollout)
         self.send_init(rollout)
 
     def _assignment_failed(self, rollout: Rollout, key: RolloutKey, error: BaseException) -> None:
@@ -307,10 +320,18 @@ class AgentServerLink(ABC):
                 del self.pinned[rollout.affinity_key]
 
     def abandon(self, rollout: Rollout) -> None:
-        """Release a rollout, and cancel the attempt that runs on this server."""
+        """Release a rollout. Its attempt runs on this server until cancel_leaving() is called."""
         self.release(rollout)
         self.leaving[rollout.key] = None
-        self.cancel_attempt(rollout.key)
+
+    def cancel_leaving(self, rollout_id: str = "") -> None:
+        """Cancel the attempts in `leaving`: those of one rollout, or of all rollouts.
+
+        Leaves out a rollout whose newest attempt is not yet in the ledger.
+        """
+        for key in list(self.leaving):
+            if rollout_id in ("", key[0]) and not self.cache.replaces(key[0]):
+                self.cancel_attempt(key)
 
     def has_ended(self, rollout_id: str, attempt: int) -> None:
         """Record that this server no longer runs an attempt, nor lower attempts. Attempt 0 means all attempts."""
@@ -337,7 +358,7 @@ class AgentServerLink(ABC):
         self.release(rollout)
         if error.retryable:
             self.owner.put_back(rollout, 1.0 if error.retry_after is None else error.retry_after)
-        else:
+        elif not self.owner.put_elsewhere(rollout, self, error):
             self.owner.refused(rollout, error)
         self.owner.changed()
 

@@ -16,6 +16,7 @@ from osmosis_grpc.errors import (
     CallError,
     Internal,
     LedgerError,
+    NotFound,
     Superseded,
     TrainerFailed,
     Unavailable,
@@ -148,6 +149,8 @@ class Scheduler(Owner):
         rollout = Rollout(request, self._loop.create_future(), affinity_key, begun=begun)
         rollout.done.add_done_callback(partial(self._count, request))
         self.rollouts[request.rollout_id] = rollout
+        if known is not None:
+            self._enter(rollout)
         self._queue.add(rollout)
         self.changed()
         return rollout
@@ -168,7 +171,8 @@ class Scheduler(Owner):
             if server is not None:
                 server.adopt(rollout)
             else:
-                self.restart(rollout, f"{row.server_key} is no longer one of this trainer's servers")
+                name = row.server_key or "the server of the earlier attempt"
+                self.restart(rollout, f"{name} is no longer one of this trainer's servers")
         self.servers.wait_anew()
 
     def forget(self, rollout: Rollout) -> None:
@@ -216,6 +220,8 @@ class Scheduler(Owner):
             if rollout.done.done():
                 return
             if ledger is None:
+                if self.cache.entered(*rollout.key, dropped=True):
+                    self._cancel_leaving(rollout)
                 self.forget(rollout)
                 end()
             else:
@@ -313,11 +319,47 @@ class Scheduler(Owner):
         rollout.request = replace(rollout.request, attempt=attempt)
         rollout.opened = False
         self.cache.rollout(rollout.request.rollout_id, attempt, self.cache.now())
+        self._enter(rollout)
         if after:
             self._send_later(rollout, after)
         else:
             self._queue.add(rollout, first=True)
         self._loop.call_soon(self.changed)
+
+    def _enter(self, rollout: Rollout) -> None:
+        """Record a higher attempt in the ledger before any server gets it, and then end the lower attempts.
+
+        A rollout can wait long for a slot, and the lower attempt possibly has this slot.
+        """
+        key = rollout.key
+        if self.ledger is None or not rollout.begun:
+            self._cancel_leaving(rollout)
+            return
+
+        def committed(_: Any, error: LedgerError | None) -> None:
+            if rollout.key != key or rollout.ending or rollout.done.done():
+                return
+            if error is None:
+                self.entered(rollout)
+            elif rollout.server is None:  # otherwise the ledger gets the attempt with its server
+                again = partial(self._enter_again, rollout, key)
+                self._later(UNWRITTEN_RETRY, again, lambda error: self.refused(rollout, job_failed(SEND_AGAIN, error)))
+
+        self.ledger.record_assignment(*key, init_bytes(rollout.request), "", rollout.affinity_key, committed)
+
+    def _enter_again(self, rollout: Rollout, key: RolloutKey) -> None:
+        if rollout.key == key and rollout.server is None and not rollout.ending and not rollout.done.done():
+            self._enter(rollout)
+
+    def entered(self, rollout: Rollout) -> None:
+        if self.cache.entered(*rollout.key):
+            self._cancel_leaving(rollout)
+
+    def _cancel_leaving(self, rollout: Rollout) -> None:
+        """Cancel the lower attempts of a rollout at their servers."""
+        for server in self.servers:
+            if server.leaving and server.attached:
+                server.cancel_leaving(rollout.request.rollout_id)
 
     def unpin(self, affinity_key: str) -> None:
         """Forget which server runs a group, because the group gets no further rollouts."""
@@ -334,6 +376,15 @@ class Scheduler(Owner):
             self.end_here(rollout)
         else:
             self._send_later(rollout, after)
+
+    def put_elsewhere(self, rollout: Rollout, server: AgentServerLink, error: CallError) -> bool:
+        if rollout.request.fork is None or not isinstance(error, NotFound) or error.kind != "rollout":
+            return False
+        rollout.without_original.append(server)
+        if not self._hosts(rollout) and len(self.servers.attached) == len(self.servers):
+            return False
+        self.put_back(rollout, 0.0)
+        return True
 
     def _send_later(self, rollout: Rollout, after: float) -> None:
         def again() -> None:
@@ -383,13 +434,13 @@ class Scheduler(Owner):
 
         Only servers that host the rollout's agent loop are considered. If some of these servers already have rollouts
         with the same affinity key, only they are considered. A fork goes to the server of its original, if it is known.
+        Otherwise it goes to one server after the other, until one has the original.
         """
         fork = rollout.request.fork
         original = self._server_of(fork.rollout_id) if fork is not None else None
-        if original is not None:
+        if original is not None and original not in rollout.without_original:
             return original if original.attached and original.free > 0 else None
-        attached = self.servers.attached
-        hosts = [server for server in attached if server.hosts(rollout.request.agent_loop)]
+        attached, hosts = self.servers.attached, self._hosts(rollout)
         if not hosts and len(attached) == len(self.servers):
             # No server hosts the agent loop. So the rollout goes to one of the attached servers, and this server
             # refuses it. The refusal names the agent loops of the server.
@@ -398,6 +449,11 @@ class Scheduler(Owner):
             hosts = [server for server in hosts if rollout.affinity_key in server.pinned] or hosts
         best = max(hosts, key=lambda server: server.free, default=None)
         return best if best is not None and best.free > 0 else None
+
+    def _hosts(self, rollout: Rollout) -> list[AgentServerLink]:
+        """Returns the attached servers that host a rollout's agent loop. Leaves out those that lack its original."""
+        attached, lacking = self.servers.attached, rollout.without_original
+        return [server for server in attached if server.hosts(rollout.request.agent_loop) and server not in lacking]
 
     def _server_of(self, rollout_id: str) -> AgentServerLink | None:
         """Returns the server that runs a rollout or has reported its outcome; None if it is not known."""

@@ -10,6 +10,7 @@ from osmosis_grpc.errors import (
     OsmosisTransportError,
     ReplyUnreadable,
     ResourceExhausted,
+    SnapshotGone,
 )
 
 DATA_LOSS = "data_loss"
@@ -56,6 +57,8 @@ class FailureReason(StrEnum):
     """The server restarted while the agent ran, and the agent is not replayable."""
     REPLAY_DIVERGED = "REPLAY_DIVERGED"
     """The agent ran again after a restart, and its chats differed from the recorded chats."""
+    SNAPSHOT_GONE = "SNAPSHOT_GONE"
+    """The saved sandbox from which the rollout has to continue is gone or damaged."""
     CRASHED_SERVER = "CRASHED_SERVER"
     """The server's process died several times while this rollout's agent ran."""
     DATA_LOSS = "DATA_LOSS"
@@ -79,6 +82,8 @@ def reason_of(error: OsmosisRolloutError | None) -> FailureReason:
         return FailureReason.AGENT_EXCEPTION
     if isinstance(error, ReplyUnreadable):
         return FailureReason.REPLY_UNREADABLE
+    if isinstance(error, SnapshotGone):
+        return FailureReason.SNAPSHOT_GONE
     if isinstance(error, OsmosisTransportError | OsmosisTimeoutError | ResourceExhausted):
         return FailureReason.TRAINER_UNREACHABLE
     return _BY_BOUNDARY.get(error.boundary, FailureReason.AGENT_EXCEPTION)

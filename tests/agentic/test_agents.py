@@ -135,6 +135,8 @@ async def test_arl15_a_step_for_each_kind_of_reply_and_messages_of_alternating_r
     agent.set_tools(TOOLS)
     step = agent.parse_llm_output("Action: add(")
     assert (step.step_type, step.tool_name, step.failed) == (StepType.ACTION, None, True)
+    thought = Trajectory(request_id="", steps=[agent.parse_llm_output("Thought: hm")])
+    assert agent.format_messages_for_llm(thought)[-1] == {"role": "assistant", "content": "Thought: hm"}
     assert agent.parse_llm_output("hm", StepType.FINAL_ANSWER).step_type is StepType.FINAL_ANSWER
     assert (await agent.execute_tool_call("nope", {})).metadata["error_type"] == "unknown_tool"
     steps = [TrajectoryStep(step_type=kind, content="x") for kind in (StepType.OBSERVATION, StepType.ACTION_RESULT)]

@@ -235,3 +235,11 @@ def test_arl25_every_field_is_in_the_file(tmp_path):
     first = json.loads((tmp_path / "t").read_text().splitlines()[0])
     assert first["steps"][2]["tool_result"] == 0
     assert os.stat(tmp_path / "t").st_size > 0
+
+
+@pytest.mark.parametrize("prompts", ["one text", {"content": "one"}, None])
+async def test_arl07_one_prompt_is_no_batch(prompts):
+    script = Script("Final Answer: 1")
+    with pytest.raises(InvalidArgument, match=f"prompts: is a {type(prompts).__name__}; pass a list of prompts"):
+        await AgenticRollout(AgenticRolloutConfig(), script).run_batch(prompts)
+    assert script.asked == []

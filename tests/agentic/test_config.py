@@ -85,13 +85,13 @@ async def test_arl01_interactions_config():
 
 async def test_arl01_batch_size():
     rollout = AgenticRollout(CONFIG(batch_size=3), Script(ANSWER))
-    assert [len(batch) async for batch in rollout.batches("abcdefgh")] == [3, 3, 2]
+    assert [len(batch) async for batch in rollout.batches(list("abcdefgh"))] == [3, 3, 2]
 
 
 async def test_arl01_concurrent_requests():
     for most in (1, 3):
         llm = Script(ANSWER, seconds=0.02)
-        await AgenticRollout(CONFIG(concurrent_requests=most), llm).run_batch("abcdef")
+        await AgenticRollout(CONFIG(concurrent_requests=most), llm).run_batch(list("abcdef"))
         assert llm.most == most
 
 
@@ -120,7 +120,8 @@ async def test_arl01_save_trajectories_and_trajectory_save_path(tmp_path, monkey
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"agent_typ": "react"}, "agent_typ: is no field; the fields are agent_type, max_steps"),
+        ({"agent_typ": "react"}, "agent_typ: is no field; did you mean agent_type\\?"),
+        ({"colour": 1}, "colour: is no field; the fields are agent_type, max_steps"),
         ({"agent_type": ""}, "agent_type: '' is not a text"),
         ({"max_steps": 0}, "max_steps: 0 is not a whole number of at least 1"),
         ({"max_steps": "3"}, "max_steps: '3' is not"),
@@ -141,6 +142,22 @@ async def test_arl01_save_trajectories_and_trajectory_save_path(tmp_path, monkey
 def test_arl01_a_wrong_field_is_refused_by_name(fields, text):
     with pytest.raises(InvalidArgument, match=text):
         CONFIG.from_dict(fields)
+    with pytest.raises(InvalidArgument, match=text):
+        AgenticRolloutConfig(**fields)
+
+
+@pytest.mark.parametrize(
+    ("config", "llm", "tools", "text"),
+    [
+        ({"agent_type": "react"}, Script(ANSWER), (), r"config: is a dict, .*from_dict"),
+        (AgenticRolloutConfig(), "gpt-4", (), r"llm_generate_func: 'gpt-4' is not callable; .*OpenAIFunction"),
+        (AgenticRolloutConfig(), None, (), "llm_generate_func: None is not callable"),
+        (AgenticRolloutConfig(), Script(ANSWER), Script(ANSWER), "tools: is a Script; pass a list of tools"),
+    ],
+)
+def test_arl01_a_wrong_argument_is_refused_by_name(config, llm, tools, text):
+    with pytest.raises(InvalidArgument, match=text):
+        AgenticRollout(config, llm, tools=tools)
 
 
 def test_arl01_a_configuration_survives_dict_json_and_yaml():

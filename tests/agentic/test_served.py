@@ -155,6 +155,9 @@ async def test_arl33_rollouts_are_listed_in_pages_filtered_counted_and_exported(
     [other] = [each async for each in client.all(only)]
     assert (kinds(other), other.get_final_response()) == (["observation", "final_answer"], "#### 42")
     assert await client.export(tmp_path / "t", RolloutFilter(agent_loop="react")) == 5
+    with pytest.raises(FileExistsError, match="t exists; pass overwrite=True to replace it"):
+        await client.export(tmp_path / "t")
+    assert await client.export(tmp_path / "t", RolloutFilter(agent_loop="react"), overwrite=True) == 5
     assert [each.get_final_response() for each in load_trajectories(tmp_path / "t")] == ["42"] * 5
     counted = await client.stats()
     assert (counted.trajectories, counted.completed, counted.tool_calls) == (6, 6, {"add": 5})

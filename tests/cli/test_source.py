@@ -193,6 +193,18 @@ async def test_the_message_about_the_usual_server_says_that_there_is_no_journal(
         await open_source("show", SourceOptions()).__aenter__()
 
 
+async def test_a_command_without_a_source_says_that_it_reads_the_server(looked_at, tmp_path, monkeypatch, capsys):
+    server = looked_at.options("server")[1]
+    monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_STATE_DIR", str(tmp_path))
+    monkeypatch.setattr("osmosis_grpc.cli.server_choice.SERVER", server)
+    async with open_source("list", SourceOptions()) as source:
+        assert await source.get("good")
+    said = capsys.readouterr()
+    assert said.err == f"list: there is no journal in {tmp_path}, and the command reads the server {server}\n"
+    async with open_source("list", SourceOptions(server=server)):
+        assert capsys.readouterr() == ("", "")
+
+
 async def test_a_server_that_does_not_speak_grpc_says_how_to_reach_it(refused_at_once):
     async def answer(reader, writer):
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")

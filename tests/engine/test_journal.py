@@ -880,7 +880,7 @@ async def test_a_journal_that_cannot_be_read_is_reported_and_stops_nothing(folde
                 lambda: engine.rollouts.get("me", "nobody"),
                 lambda: engine.cancel("me", rollout_id="over"),
                 lambda: h.names("over"),
-                lambda: engine.rollouts.knows("me", "over", 1),
+                lambda: engine.acceptance.take_over("over", 1, owner="me", peer=h.trainer.peer),
             ):
                 with pytest.raises(Unavailable, match=CANNOT) as refused:
                     ask()

@@ -314,6 +314,23 @@ async def test_p26_a_trainer_with_a_ledger_continues_a_fork(tmp_path):
     )
 
 
+async def test_p26_a_new_trainer_finds_the_server_of_the_original(tmp_path):
+    """It asks one server after the other. A rollout that no server has is refused."""
+    async with (
+        AgentServer([Brancher()], port=0, state_dir=tmp_path / "one") as one,
+        AgentServer([Brancher()], port=0, state_dir=tmp_path / "two") as two,
+    ):
+        for server, name in ((one, "r1"), (two, "r2")):
+            async with Trainer([server.address], policy) as trainer:
+                await trainer.rollout(rollout_id=name, messages=[USER])
+        async with Trainer([one.address, two.address], policy) as trainer:
+            for number, name in enumerate(("r1", "r2", "r2", "r1")):
+                outcome = await trainer.rollout(rollout_id=f"f{number}", messages=[USER], fork=Fork(name, 2))
+                assert outcome.status is OutcomeStatus.COMPLETED
+            with pytest.raises(NotFound, match="there is no rollout r3 attempt 1 here"):
+                await trainer.rollout(rollout_id="f9", messages=[USER], fork=Fork("r3", 2))
+
+
 async def test_p26_a_fork_goes_to_the_server_of_its_original(tmp_path):
     async with (
         AgentServer([Brancher()], port=0, state_dir=tmp_path / "one") as one,

@@ -7,7 +7,7 @@ import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, LedgerError, NotFound, Superseded, Unavailable
+from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, LedgerError, Superseded, Unavailable
 from osmosis_grpc.trainer import RolloutOutcome, RolloutRequest, Trainer
 from osmosis_grpc.types import OutcomeStatus
 from tests.simulation.plan import RolloutPlan, TrainerPlan
@@ -172,10 +172,10 @@ class Application:
                             self._plan.name, "event", name, event.attempt, reader=reader, number=number, kind=kind
                         )
                 return
-            except NotFound:
-                await asyncio.sleep(1.0)  # no server has it yet; the clock is simulated
-            except (CallError, LedgerError):
-                await asyncio.sleep(0.5)  # the reader tries again; the clock is simulated
+            except (CallError, LedgerError) as error:  # NotFound while no server has it
+                kind = type(error).__name__
+                world.history.note(self._plan.name, "events failed", name, attempt, reader=reader, error=kind)
+                await asyncio.sleep(1.0)  # the reader tries again; the clock is simulated
 
     def cancelled(self, outcome: RolloutOutcome) -> bool:
         """Returns whether an outcome is the answer to a cancel."""

@@ -183,11 +183,10 @@ class SimulatedConsumer(Consumer[Any]):
         finally:
             with suppress(Exception):  # the crash has closed it
                 database.execute("PRAGMA query_only = 0")
-        if self._taken and where is None:
-            if failing:
-                self._disk.note("commit failed", store=self._store, error="the disk is full")
-            else:
-                self._disk.note("commit", store=self._store, size=len(self._taken))
+        if self._taken and failing:
+            self._disk.note("commit failed", store=self._store, error="the disk is full")
+        elif self._taken and where is None:
+            self._disk.note("commit", store=self._store, size=len(self._taken))
         self._taken = []
 
     def _deliver(self) -> None:

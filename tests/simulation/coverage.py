@@ -84,6 +84,11 @@ class Coverage:
         for group, name in _met(records):
             self.counts[group][name] += 1
 
+    def merge(self, counts: Mapping[str, Mapping[str, int]]) -> None:
+        """Add the counts of another run."""
+        for group, own in counts.items():
+            self.counts[group].update(own)
+
     def missing(self, group: str) -> list[str]:
         """Returns what was never met, of what is known."""
         return [name for name in KNOWN[group] if not self.counts[group][name]]

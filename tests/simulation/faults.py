@@ -219,11 +219,11 @@ class Faults:
         return True
 
     async def _slow_disk(self, draw: Random) -> bool:
-        """Makes a journal slow. So a crash often comes between a message and the commit that it has to wait for."""
-        program = self._program(draw, [server for server in self._world.servers if server.durable])
-        if program is None or program.disk is None:
+        """Makes a journal or a ledger slow. So a crash often comes between a message and the commit before it."""
+        found = self._disk_of(draw)
+        if found is None:
             return False
-        disk = program.disk
+        program, disk = found
         usual, disk.slowest = disk.slowest, draw.uniform(0.05, 0.5)
         self._note(program.name, "slow disk", seconds=round(disk.slowest, 3))
         await asyncio.sleep(draw.expovariate(1 / 4.0))  # the clock is simulated

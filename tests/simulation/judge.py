@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 
 from tests.simulation.history import Record
-from tests.simulation.oracles import lifecycle, orders, outcomes, sampling
+from tests.simulation.oracles import lifecycle, logs, orders, outcomes, sampling
 from tests.simulation.oracles.evidence import Evidence, Finding
 
 Oracle = Callable[[Evidence], Iterator[Finding]]
@@ -31,10 +31,16 @@ ORACLES: tuple[Oracle, ...] = (
     lifecycle.everything_ends,
     lifecycle.runs_stop,
     orders.linearizable,
+    logs.errors_explained,
 )
 
 
 def findings(records: Iterable[Record]) -> list[Finding]:
     """Returns every promise that a history breaks."""
+    return judged(records)[0]
+
+
+def judged(records: Iterable[Record]) -> tuple[list[Finding], int]:
+    """Returns every promise that a history breaks, and how many searches for an order of calls were given up."""
     evidence = Evidence(records)
-    return [finding for oracle in ORACLES for finding in oracle(evidence)]
+    return [finding for oracle in ORACLES for finding in oracle(evidence)], evidence.undecided

@@ -56,6 +56,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "stopped agent": Operation("the agent is cancelled (run {run})", ("run",)),
     # A reader of events. `kind` is the name of the event's class.
     "event": Operation("reader {reader} reads event {number}: {kind}", ("reader", "number", "kind")),
+    "events failed": Operation("reader {reader} gets the error {error}", ("reader", "error")),
     "events begin": Operation("reader {reader} reads from event {number} on", ("reader", "number")),
     # Messages at the network, `kind` by the name of the frame or the call.
     "sent": Operation("-> {to}: {kind} {what}", ("to", "kind", "what")),
@@ -70,6 +71,8 @@ OPERATIONS: Mapping[str, Operation] = {
         "{running} of {max_concurrent} run, {queued} of {max_queued} wait, {abandoned} do not stop",
         ("running", "max_concurrent", "queued", "max_queued", "abandoned"),
     ),
+    # A log line of level ERROR. `message` is the text of the code, before values are put in.
+    "logged": Operation("logs an error: {text}", ("message", "text")),
     # Faults, and their ends.
     "crash": Operation("crashes ({where})", ("where",), fault=True),
     "restart": Operation("starts", (), fault=True),
@@ -92,7 +95,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "commit failed": Operation("{store}: a commit fails ({error})", ("store", "error"), fault=True),
     "disk full": Operation("{store}: the disk is full", ("store",), fault=True),
     "disk free": Operation("{store}: the disk has space again", ("store",), fault=True),
-    "slow disk": Operation("journal: commits take up to {seconds} s", ("seconds",), fault=True),
+    "slow disk": Operation("journal or ledger: commits take up to {seconds} s", ("seconds",), fault=True),
     "clock jump": Operation("the wall clock jumps by {seconds} s", ("seconds",), fault=True),
     "forget": Operation("loses its disk", (), fault=True),
     "readdress": Operation("comes back at another address", (), fault=True),

@@ -204,7 +204,6 @@ class ServerProgram(Program):
         return f"{self.host}:{SERVER_PORT}"
 
     async def _main(self, process: Process) -> None:
-        self.server = None
         agents = [kind(self.name, self.world.history, self.world.next_run) for kind in (Passenger, Traveller)]
         server = _AgentServer(
             agents,
@@ -232,6 +231,11 @@ class ServerProgram(Program):
         if values != self._capacity:
             self._capacity = values
             self.world.history.note(self.name, "capacity", abandoned=now.abandoned, **values)
+
+    def start(self) -> None:
+        if not self.alive:
+            self.server = None  # that of the process before
+        super().start()
 
     def forget(self) -> None:
         """Kills the process, and deletes the disk."""
@@ -279,7 +283,6 @@ class TrainerProgram(Program):
             config=TrainerConfig(**plan.config),
             system=self.system,
         )
-        self.trainer = None
         async with trainer:
             self.trainer = trainer
             waits = [
@@ -293,9 +296,14 @@ class TrainerProgram(Program):
             if not waits[1].cancelled() and (error := waits[1].exception()) is not None:
                 raise error
 
+    def start(self) -> None:
+        if not self.alive:
+            self.trainer = None  # that of the process before
+        super().start()
+
     @property
     def settings(self) -> tuple[tuple[str, Any], ...]:
-        return (("ledger", self.plan.ledger),)
+        return (("ledger", self.plan.ledger), ("ttl", TrainerConfig(**self.plan.config).ttl))
 
     def record_left(self) -> None:
         if self.ledger is not None and self.ledger.exists():

@@ -89,10 +89,12 @@ class SimulatedServer:
         status: Status = OK
         try:
             if handler.unary_unary is not None:
-                request = await call.there.get()
+                if (request := await call.there.get()) is None:
+                    return  # the client has gone before its request came
                 call.back.send(await handler.unary_unary(request, context))
             elif handler.unary_stream is not None:
-                request = await call.there.get()
+                if (request := await call.there.get()) is None:
+                    return
                 async for response in handler.unary_stream(request, context):
                     await context.write(response)
             else:

@@ -6,14 +6,17 @@ At a server a rollout is a set of attempts with their specs and phases, and a ca
 - `live`, then `decided` (it ends, and a cancel comes too late, though a crash can take that back), or `cancelled` (an
   answered cancel holds, also after a crash), then `over`. `superseded`: a higher attempt ends it without an outcome.
 
-At a trainer a rollout is the newest attempt, and the result that was recorded for it.
+At a trainer a rollout is the newest attempt, and the result that was recorded for it. `drop`: the trainer has died
+after the end of an attempt without a result, so that it may know only the newest result. `forget`: it may know nothing.
 """
 
-from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tests.simulation.history import Record
 from tests.simulation.linearizability import NEVER, Call
+from tests.simulation.oracles.evidence import Evidence
+from tests.simulation.oracles.forgetting import drops, expiries
 
 ANY_ATTEMPT = 2**32
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "DEADLINE_EXCEEDED"}
@@ -35,10 +38,11 @@ class AtServer(NamedTuple):
 
 
 class AtTrainer(NamedTuple):
-    """A rollout at its trainer."""
+    """A rollout at its trainer: its newest attempt and its result, and the newest attempt that has a result."""
 
     newest: int = 0
     result: str = ""
+    recorded: tuple[int, str] = (0, "")
 
 
 def at_server(state: Hashable, call: Call) -> Iterable[Hashable]:
@@ -52,11 +56,13 @@ def at_trainer(state: Hashable, call: Call) -> Iterable[Hashable]:
     assert isinstance(state, AtTrainer)
     if call.name == "forget":
         return [AtTrainer()]
+    if call.name == "drop":
+        return [AtTrainer(*state.recorded, state.recorded)]
     attempt, result = call.argument
     if call.name == "begin":
-        return [AtTrainer(attempt)] if attempt > state.newest else [state]
+        return [AtTrainer(attempt, "", state.recorded)] if attempt > state.newest else [state]
     if call.ended == NEVER:
-        recorded = AtTrainer(attempt, result)
+        recorded = AtTrainer(attempt, result, (attempt, result))
         return [recorded] if attempt > state.newest or (attempt == state.newest and not state.result) else [state]
     if call.result == "ABORTED":
         return [state] if attempt < state.newest else []
@@ -64,7 +70,7 @@ def at_trainer(state: Hashable, call: Call) -> Iterable[Hashable]:
         return []
     known = state.result if attempt == state.newest else ""
     if call.result == "RECORDED":
-        return [] if known else [AtTrainer(attempt, result)]
+        return [] if known else [AtTrainer(attempt, result, (attempt, result))]
     if call.result == "ALREADY_RECORDED":
         return [state] if known == result else []
     if call.result == "CONFLICT":
@@ -184,63 +190,73 @@ class Calls(NamedTuple):
     calls: Sequence[Call]
 
 
-def calls_of(records: Iterable[Record], forgetful: Container[str] = ()) -> tuple[list[Calls], list[Calls]]:
-    """Returns the calls at servers and the calls at trainers, for each rollout.
-
-    `forgetful` has the processes without a disk: they forget everything when they end.
-    """
-    called: dict[int, Record] = {}
-    answers: dict[int, Record] = {}
+def calls_of(evidence: Evidence) -> tuple[list[Calls], list[Calls]]:
+    """Returns the calls at servers and the calls at trainers, for each rollout."""
     servers: dict[tuple[str, str], list[Record]] = {}
     trainers: dict[tuple[str, str], list[Record]] = {}
-    faults: dict[str, list[Record]] = {}
-    begins: dict[str, list[Record]] = {}
-    """The records that show that a trainer has begun an attempt, by rollout."""
-    for record in records:
-        if record.op == "called":
-            called[record["call"]] = record
-            at = trainers if record["method"] == "Complete" else servers
-            at.setdefault((record["to"], record.rollout), []).append(record)
-            if record["method"] == "Init":
-                begins.setdefault(record.rollout, []).append(record)
-        elif record.op == "answered":
-            answers[record["call"]] = record
-        elif record.op in ("submitted", "asks to supersede"):
-            begins.setdefault(record.rollout, []).append(record)
-        elif record.op in ("crash", "close", "forget", "restart"):
-            faults.setdefault(record.who, []).append(record)
-    ends: dict[tuple[str, str], dict[int, Record]] = {}
-    for record in called.values():
+    for record in evidence.by_op["called"]:
+        at = trainers if record["method"] == "Complete" else servers
+        at.setdefault((record["to"], record.rollout), []).append(record)
+    ends: dict[tuple[str, str], dict[str, Record]] = {}
+    """The first report of each result, by result id, for each rollout at a server."""
+    for record in evidence.by_op["called"]:
         if record["method"] == "Complete":
-            ends.setdefault((record.who, record.rollout), {}).setdefault(record.attempt, record)
+            ends.setdefault((record.who, record.rollout), {}).setdefault(record["argument"][0], record)
     found_servers = []
     for (who, rollout), asked in servers.items():
         if rollout:
-            own = _server_calls(asked, answers, ends.get((who, rollout), {}))
+            own = _server_calls(asked, evidence.answers, ends.get((who, rollout), {}))
             # A cancel of a group, of a prefix or of everything may have met this rollout, or not.
             broad = (Call("Cancel", 0, "", record.number) for record in servers.get((who, ""), ()))
             # The trainer's answer to a chat tells a server of a higher attempt, also before its Init is sent.
-            higher = {record.attempt for record in begins.get(rollout, ()) if record.attempt > 1}
+            higher = {record.attempt for record in _begins(evidence, rollout) if record.attempt > 1}
+            refused = (r for r in evidence.ops_of(rollout, "chat raised") if r["error"] == "Aborted")
+            higher |= {record.attempt + 1 for record in refused}
             elsewhere = (Call("supersede", attempt, "", 0) for attempt in sorted(higher))
-            found_servers.append(
-                Calls(who, rollout, [*own, *broad, *elsewhere, *_faults(faults.get(who), who in forgetful)])
-            )
+            found_servers.append(Calls(who, rollout, [*own, *broad, *elsewhere, *_faults(evidence, who)]))
     found_trainers = [
-        Calls(
-            who,
-            rollout,
-            [
-                *(Call("begin", (r.attempt, ""), "", 0, r.number) for r in begins.get(rollout, ()) if r.who == who),
-                *(_complete(record, answers) for record in asked),
-                *(_faults(faults.get(who), True) if who in forgetful else ()),
-            ],
-        )
+        Calls(who, rollout, [*(_complete(r, evidence.answers) for r in asked), *_at_trainer(evidence, who, rollout)])
         for (who, rollout), asked in trainers.items()
     ]
     return found_servers, found_trainers
 
 
-def _server_calls(asked: Iterable[Record], answers: Mapping[int, Record], ends: Mapping[int, Record]) -> Iterator[Call]:
+def _begins(evidence: Evidence, rollout: str) -> list[Record]:
+    """Returns the records that show that a trainer has begun an attempt."""
+    found = evidence.ops_of(rollout, "called", "submitted", "asks to supersede", "applied")
+    return [record for record in found if record.op != "called" or record["method"] == "Init"]
+
+
+def _at_trainer(evidence: Evidence, who: str, rollout: str) -> Iterator[Call]:
+    for record in _begins(evidence, rollout):
+        if record.who == who:
+            yield Call("begin", (record.attempt, ""), "", 0, record.number)
+    unsent = _unsent(evidence, who, rollout)
+    yield from (Call("begin", (attempt, ""), "", 0) for attempt in unsent.values())
+    if who in evidence.forgetful:
+        yield from _faults(evidence, who)
+        return
+    deaths = {drop.death for drop in drops(evidence, rollout)} | set(unsent)
+    yield from (Call("drop", "", "", death) for death in sorted(death for death in deaths if death is not None))
+    yield from (Call("forget", "", "", start) for start in expiries(evidence, rollout))
+
+
+def _unsent(evidence: Evidence, who: str, rollout: str) -> dict[int, int]:
+    """Returns the attempts that a trainer has begun by itself and lost with its death, before it sent or stored them.
+
+    Its refusal of a lower attempt's outcome shows such an attempt. The keys are the deaths, by number.
+    """
+    found = {}
+    shown = [(record.number, record.attempt) for record in _begins(evidence, rollout) if record.who == who]
+    for record in evidence.ops_of(rollout, "answered"):
+        if record["method"] == "Complete" and record["status"] == "ABORTED":
+            death = next((death.number for death in evidence.deaths(who) if death.number > record.number), None)
+            if death is not None and not any(n < death and attempt > record.attempt for n, attempt in shown):
+                found[death] = record.attempt + 1
+    return found
+
+
+def _server_calls(asked: Iterable[Record], answers: Mapping[int, Record], ends: Mapping[str, Record]) -> Iterator[Call]:
     first: dict[int, int] = {}
     for record in asked:
         answer = answers.get(record["call"])
@@ -256,8 +272,8 @@ def _server_calls(asked: Iterable[Record], answers: Mapping[int, Record], ends: 
         else:
             ok = answer is not None and answer["status"] == "OK"
             yield Call("Cancel", record.attempt, answer["value"] if ok and answer else "", record.number, ended)
-    for attempt, record in ends.items():
-        yield Call("end", (attempt, record["argument"][1]), "", first.get(attempt, 0), record.number)
+    for record in ends.values():
+        yield Call("end", (record.attempt, record["argument"][1]), "", first.get(record.attempt, 0), record.number)
 
 
 def _complete(record: Record, answers: Mapping[int, Record]) -> Call:
@@ -269,7 +285,7 @@ def _complete(record: Record, answers: Mapping[int, Record]) -> Call:
     return Call("Complete", argument, result, record.number, answer.number)
 
 
-def _faults(records: Sequence[Record] | None, forgets: bool) -> Iterator[Call]:
-    for record in records or ():
-        name = "forget" if forgets or record.op == "forget" else "crash"
+def _faults(evidence: Evidence, who: str) -> Iterator[Call]:
+    for record in evidence.deaths(who):
+        name = "forget" if who in evidence.forgetful or record.op == "forget" else "crash"
         yield Call(name, "", "", record.number, record.number)

@@ -33,6 +33,7 @@ def read(value, began, ended):
         [write(1, 1), read(1, 2, 3), read(1, 4, 5)],  # a call without an answer has its effect
         [write(1, 1), read(0, 8, 9)],  # or none
         [write(1, 1, 9), write(2, 1, 9), read(2, 2, 3), read(1, 4, 5)],
+        [write(0, 1, 9), write(1, 1, 2), read(0, 3, 4)],  # a call that could change nothing comes later
     ],
 )
 def test_an_order_is_found(calls):
@@ -74,6 +75,13 @@ def test_the_search_agrees_with_all_orders_tried_one_by_one():
         assert (stuck_at(calls, 0, register) is None) == linearizable, calls
         found[linearizable] += 1
     assert min(found.values()) > 50
+
+
+def test_many_equal_calls_without_an_answer_are_one_way():
+    calls = [write(1, 1) for _ in range(10)] + [write(2, 1) for _ in range(10)]
+    answers = [read(value, 2 * n, 2 * n + 1) for n, value in enumerate([1, 2] * 5, start=1)]
+    assert stuck_at([*calls, *answers], 0, register) is None
+    assert stuck_at([*calls, *answers, read(3, 900, 901)], 0, register) is not None
 
 
 def fits(order):

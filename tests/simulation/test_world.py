@@ -29,12 +29,13 @@ def test_a_seed_breaks_nothing_and_gives_the_same_history_again(seed, tmp_path):
 
 
 FOUND = {
-    1000010: "a rollout that was cancelled while its server had forgotten it left a chat in the ledger",
     1000019: "a rollout ended CANCELLED before the ledger had dropped it, and ran again after a crash",
-    1000032: "a chat of a rollout that had ended without an outcome was sampled, and left in the ledger",
     4000025: "a rollout was cancelled before its Init was committed, and a lower attempt ran again after a restart",
     1000334: "no rollout was sent to the slot of a rollout whose outcome could not be read",
     1000119: "a trainer that did not know one of its rollouts lost each stream by an Init beyond its window",
+    2000189: "a trainer whose ledger had lost its attachment id waited for ever for a rollout of its old attachment",
+    5000610: "a server ended an attempt for a higher one that the ledger did not have yet, and a crash brought it back",
+    5000595: "a rollout that an equal Init had moved was back at the old attachment after a crash, and stayed there",
 }
 """What a seed has found, by seed."""
 

@@ -14,6 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from tests.simulation.error_log import errors_recorded
 from tests.simulation.faults import Faults
 from tests.simulation.foreign_trainer import ForeignTrainer
 from tests.simulation.history import History
@@ -98,7 +99,8 @@ class World:
     def run(self) -> None:
         """Runs the world to its end."""
         try:
-            self.loop.run_until_complete(self._run())
+            with errors_recorded(self.history, self.folder):
+                self.loop.run_until_complete(self._run())
         except Stuck as error:
             self.found(str(error), error)
 

@@ -40,6 +40,7 @@ async def test_x04_a_job_that_raises_runs_again_or_is_reported(name, tmp_path, c
 
     job = JOBS[name]
     supervise.failures.clear()
+    (tmp_path / "state" / "rollouts").mkdir(parents=True)  # a sweep looks there only if it is there
     async with deployment(tmp_path / "state") as h:
         before = h
         await SCENARIOS[name](h, fail)

@@ -3,6 +3,7 @@
 import pytest
 
 from osmosis_grpc.errors import ToolArgumentError
+from osmosis_grpc.tools import make_tool
 from osmosis_grpc.tools.sandbox import LocalSandbox, SandboxError
 from osmosis_grpc.tools.shell_tools import bash_tool, python_tool
 
@@ -66,3 +67,10 @@ async def test_wrong_arguments_name_the_parameter(box):
         bash_tool(box, timeout=0)
     with pytest.raises(ValueError, match="output_bytes: -1"):
         bash_tool(box, output_bytes=-1)
+
+
+@pytest.mark.parametrize("name", ["bash_executor", "python_executor", "file_editor", "search"])
+@pytest.mark.parametrize("given", [None, LocalSandbox, "box"])
+def test_what_is_no_sandbox_is_refused_when_the_tool_is_made(name, given):
+    with pytest.raises(ValueError, match=f"^sandbox: the tool {name} needs one, .* is none$"):
+        make_tool(name, given)

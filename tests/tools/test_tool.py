@@ -104,6 +104,23 @@ def test_the_schema_is_made_of_types_and_docstring():
     assert named["parameters"]["properties"]["seconds"]["description"] == "how long"
 
 
+def with_default(value, about=""):
+    def scale(by: float | bool | list[int] = value) -> str:
+        return repr(by)
+
+    scale.__doc__ = f"Scales.\n\nArgs:\n    by: {about}"
+    return tool(scale)
+
+
+async def test_functions_of_one_name_have_schemas_and_defaults_of_their_own():
+    made = [with_default(value, f"about {value}") for value in (1, 1.0, True, [1], 1)]
+    made[0].openai_schema()["function"]["parameters"]["properties"].clear()
+    seen = [each.openai_schema()["function"]["parameters"]["properties"] for each in made]
+    assert [each and repr(each["by"]["default"]) for each in seen] == [{}, "1.0", "True", "[1]", "1"]
+    assert [each and each["by"]["description"] for each in seen[1:]] == [f"about {n}" for n in (1.0, True, [1], 1)]
+    assert [await each.run({}) for each in made] == ["1", "1.0", "True", "[1]", "1"]
+
+
 async def test_arguments_get_the_types_of_the_parameters():
     assert add.check({"a": "3", "at": {"x": "1"}}) == {"a": 3.0, "b": 2, "mode": "exact", "at": Point(x=1)}
     assert await add.run({"a": "3"}) == 5.0

@@ -129,9 +129,9 @@ async def policy():
 def listening(policy, stack):
     """Starts a trainer that agent servers dial; gives raw ones and rollouts."""
 
-    async def start(*targets, **options):
+    async def start(*targets, ledger=None, **options):
         config = TrainerConfig(**options)
-        trainer = await stack.enter_async_context(Trainer(targets, policy, listen="127.0.0.1:0", config=config))
-        return Deployment(trainer, stack)
+        trainer = Trainer(targets, policy, listen="127.0.0.1:0", ledger=ledger, config=config)
+        return Deployment(await stack.enter_async_context(trainer), stack)
 
     return start

@@ -2,6 +2,8 @@
 
 import asyncio
 import itertools
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -9,9 +11,10 @@ import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.errors import CallError, UnknownChat
+from osmosis_grpc.errors import CallError, FailedPrecondition, UnknownChat
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import callbacks
+from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.trainer import RolloutClient
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.types import (
@@ -369,3 +372,27 @@ async def test_a_chat_whose_policy_call_could_not_begin_is_sampled_when_it_comes
         cache.chat(question, 0.0)
     chat = cache.chat(question, 0.0)
     assert chat.reply().message == reply(question).message
+
+
+async def test_the_chats_of_a_rollout_that_ended_without_an_outcome_are_not_kept(tmp_path):
+    asked, stopped = asyncio.Event(), asyncio.Event()
+
+    async def policy(request):
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            stopped.set()
+            raise
+
+    ledger = await SqliteLedger.open(tmp_path / "ledger", 60.0)
+    book = ChatCache(policy, ledger)
+    ask(book, 1, SAME)
+    await asyncio.wait_for(asked.wait(), PATIENCE)
+    book.end("r", 1)
+    await asyncio.wait_for(stopped.wait(), PATIENCE)
+    with pytest.raises(FailedPrecondition, match="rollout r has ended"):
+        ask(book, 2, AGAIN)
+    await ledger.close()
+    with closing(sqlite3.connect(tmp_path / "ledger")) as database:
+        assert database.execute("SELECT count(*) FROM chat").fetchone() == (0,)

@@ -59,16 +59,15 @@ def viewer_app(source: Source, *, host: str = "127.0.0.1", token: str = "", word
 async def serve_viewer(
     source: Source, *, host: str = "127.0.0.1", port: int = 0, token: str = "", words: str = ""
 ) -> AsyncIterator[HttpServer]:
-    """Serve the viewer of a source. The parameters are those of viewer_app. Raises OSError if the port is taken.
+    """Serve the viewer of an open source. The parameters are those of viewer_app. Raises OSError if the port is taken.
 
     Raises ValueError for a host that other machines reach without a `token`. At the end, open streams end at once.
     """
     if not is_loopback(host) and not token:
         raise ValueError(f"--host {host} can be reached from other machines, so it needs a token: --token-file FILE")
-    async with source:
-        app = viewer_app(source, host=host, token=token, words=words)
-        async with HttpServer(app, host=host, port=port) as http:
-            try:
-                yield http
-            finally:
-                app.state.stopping.set()
+    app = viewer_app(source, host=host, token=token, words=words)
+    async with HttpServer(app, host=host, port=port) as http:
+        try:
+            yield http
+        finally:
+            app.state.stopping.set()

@@ -4,7 +4,7 @@ import json
 import logging
 import sqlite3
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -197,6 +197,11 @@ class Reader:
                 found.append(Dropped(*row))
                 beyond -= found[-1].size + ROLLOUT_BYTES
         return found
+
+    def known_sequences(self, sequences: Collection[int]) -> set[int]:
+        """Return those of the sequence numbers whose rollouts are in the journal."""
+        statement = "SELECT sequence FROM rollouts WHERE sequence IN (SELECT value FROM json_each(?))"
+        return {sequence for (sequence,) in self._database.execute(statement, (json.dumps(list(sequences)),))}
 
     def row(self, rollout_id: str, attempt: int) -> RolloutRow | None:
         """Return the row of a rollout, or None if there is none. Raises Damaged."""

@@ -30,15 +30,17 @@ from osmosis_grpc.storage.journal.open_rollouts import End, Key, OpenRollout, Op
 from osmosis_grpc.storage.journal.reader import Reader, read_on_thread, unavailable
 from osmosis_grpc.storage.journal.repair import mend
 from osmosis_grpc.storage.journal.retention import Retention
+from osmosis_grpc.storage.journal.rollout_folders import RolloutFolders
 from osmosis_grpc.storage.journal.rows import EVENT_BYTES, Dropped, accept_row, accepted_columns, end_row, settle_row
 from osmosis_grpc.storage.journal.writer import Batch, Latest, Row, Token, Writer
 from osmosis_grpc.storage.sqlite.checksum import event_sum, with_sum
 from osmosis_grpc.storage.sqlite.database import LockedFile, connect, explained
-from osmosis_grpc.supervise import Supervisor
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.types import JournaledRollout, OutcomeStatus, RolloutFilter, TrajectoryEvent, events
 from osmosis_grpc.types.rollout_filter import EVERY
 from osmosis_grpc.wire.event import kind_to_bytes
 
+SWEEP_FOLDERS = job("journal.sweep_folders", OnFailure.RESTART)
 CLOCK_INTERVAL = 1.0
 """When the journal's time was written this many seconds ago, the next event writes the time again."""
 CACHED = 256
@@ -85,7 +87,7 @@ class SqliteJournal(Journal):
         budget: int = 10 * 1024**3,
         supervisor: Supervisor | None = None,
     ) -> None:
-        supervisor = supervisor or Supervisor("the journal")
+        self._supervisor = supervisor = supervisor or Supervisor("the journal")
         self._system = supervisor.system
         with explained(schema.JOURNAL, folder, "stop it"), ExitStack() as stack:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -100,6 +102,8 @@ class SqliteJournal(Journal):
             self._reader = Reader(self.reads)
             super().__init__(str(self._reader.fact("journal_id")))
             self._restore(created)
+            self._folders = RolloutFolders(folder, budget, self.last_sequence)
+            self._folder_sweep: asyncio.Task[None] | None = None
             monotonic = self._system.monotonic
             ahead = self._clock_written - monotonic()
             self._now: Callable[[], float] = lambda: monotonic() + ahead
@@ -134,6 +138,8 @@ class SqliteJournal(Journal):
         """The journal's time when the clock was last written."""
 
     def close(self) -> None:
+        if self._folder_sweep is not None:
+            self._folder_sweep.cancel()
         self._retention.close()
         self._write_clock(self._now())
         self.writer.batch().latest["closed"] = Latest(schema.FACT, schema.fact("closed", 1))
@@ -291,6 +297,14 @@ class SqliteJournal(Journal):
         self._write_clock(now)
         self.writer.batch().statements.append(("DELETE FROM tombstones WHERE until < ?", (now,)))
         self._retention.sweep()
+        if self._folders.exist and (self._folder_sweep is None or self._folder_sweep.done()):
+            self._folder_sweep = self._supervisor.start(SWEEP_FOLDERS, self._sweep_folders)
+
+    async def _sweep_folders(self) -> None:
+        await read_on_thread(self._system, self.path, lambda reader: self._folders.sweep(reader.known_sequences))
+
+    def rollout_folder(self, sequence: int) -> Path:
+        return self._folders.path(sequence)
 
     def _write_clock(self, now: float) -> None:
         self._clock_written = now

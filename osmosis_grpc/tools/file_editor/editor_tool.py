@@ -14,7 +14,7 @@ from osmosis_grpc.tools.file_editor.text_edits import (
     numbered,
     replaced,
 )
-from osmosis_grpc.tools.sandbox.port import FILE_BYTES, FileInfo, Sandbox, SandboxFileError
+from osmosis_grpc.tools.sandbox.port import FILE_BYTES, FileInfo, Sandbox, SandboxFileError, check_sandbox
 from osmosis_grpc.tools.tool import Tool
 
 NAME = "file_editor"
@@ -33,6 +33,7 @@ def file_editor_tool(
     `max_file_size` is in bytes, for each file read or written. `max_response_length` is in characters. One tool
     serves one rollout, because it keeps the contents before each edit. Raises ValueError for a bad option.
     """
+    check_sandbox(sandbox, NAME)
     for name, value in (("max_file_size", max_file_size), ("max_response_length", max_response_length)):
         if not value > 0:
             raise ValueError(f"{name}: {value!r} is not a positive integer")

@@ -63,6 +63,8 @@ class KubernetesSandbox:
         """The name of the pod."""
         self._content = content
         self._running = 0
+        self._changes = asyncio.Lock()
+        """Held while a snapshot copies the folder, and while a program begins or a file changes."""
         self._state = "not started"
 
     @property
@@ -153,7 +155,8 @@ class KubernetesSandbox:
         self, mark: str, seconds: float, argv: list[str], stdin: bytes, out: Tail, err: Tail
     ) -> tuple[int, bool]:
         """Run a marked program, and kill it at its time limit. Returns its exit code, and whether it was killed."""
-        self._running += 1
+        async with self._changes:
+            self._running += 1
         work = child(RUN, self._exec(argv, _once(stdin), out.write, err.write))
         try:
             await asyncio.wait({work}, timeout=seconds)
@@ -210,11 +213,13 @@ class KubernetesSandbox:
         """Write a file as a whole."""
         if len(data) > most_bytes:
             raise SandboxFileError(f"{path}: has {len(data)} bytes, and the limit is {most_bytes}")
-        await self._script(scripts.WRITE, path, str(len(data)), SYSTEM.new_id(), stdin=data)
+        async with self._changes:
+            await self._script(scripts.WRITE, path, str(len(data)), SYSTEM.new_id(), stdin=data)
 
     async def remove_file(self, path: str) -> None:
         """Remove a file."""
-        await self._script(scripts.REMOVE, path)
+        async with self._changes:
+            await self._script(scripts.REMOVE, path)
 
     async def list_files(self, path: str = ".", *, depth: int = 1) -> list[FileInfo]:
         """Return the files and folders of a folder, sorted by path."""
@@ -256,19 +261,20 @@ class KubernetesSandbox:
 
     async def snapshot(self) -> "PodSnapshot":
         """Copy the working folder to a temporary file of this machine, as a tar archive."""
-        if self._running:
-            raise SandboxError("snapshot: a program runs; wait until it has ended")
-        made, err = PodSnapshot(self._cluster, self._rollout, self._require), Tail(4096)
-        try:
-            async with asyncio.timeout(PACK_SECONDS):
-                argv = ["sh", "-c", scripts.PACK, "sh", self.folder]
-                code = await self._exec(argv, _once(b""), made.write, err.write)
-            if code:
-                raise SandboxError(f"snapshot: tar ended with {code}: {err.data().decode(errors='replace')[:SAID]}")
-        except BaseException:
-            await made.close()
-            raise
-        return made
+        async with self._changes:
+            if self._running:
+                raise SandboxError("snapshot: a program runs; wait until it has ended")
+            made, err = PodSnapshot(self._cluster, self._rollout, self._require), Tail(4096)
+            try:
+                async with asyncio.timeout(PACK_SECONDS):
+                    argv = ["sh", "-c", scripts.PACK, "sh", self.folder]
+                    code = await self._exec(argv, _once(b""), made.write, err.write)
+                if code:
+                    raise SandboxError(f"snapshot: tar ended with {code}: {err.data().decode(errors='replace')[:SAID]}")
+            except BaseException:
+                await made.close()
+                raise
+            return made
 
     async def _unpack(self, content: "PodSnapshot") -> None:
         err = Tail(4096)

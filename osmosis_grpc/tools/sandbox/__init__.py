@@ -1,5 +1,6 @@
 """Sandboxes: they run the programs of a rollout apart from the server."""
 
+from osmosis_grpc.tools.sandbox.folder_archive import read_note
 from osmosis_grpc.tools.sandbox.limits import SandboxLimits
 from osmosis_grpc.tools.sandbox.local import LocalSandbox, LocalSnapshot
 from osmosis_grpc.tools.sandbox.port import (
@@ -27,4 +28,5 @@ __all__ = [
     "SandboxLimits",
     "SandboxRefused",
     "Snapshot",
+    "read_note",
 ]

@@ -14,7 +14,7 @@ def is_full(folders: tuple[Path, ...], limits: SandboxLimits) -> bool:
     """Return whether the folders together exceed the limits. Files that disappear meanwhile do not count."""
     count = size = 0
     for folder in folders:
-        for _, status in _entries(folder):
+        for _, status in entries(folder):
             count += 1
             size += status.st_blocks * 512
             if count > limits.folder_files or size > limits.folder_bytes:
@@ -31,14 +31,10 @@ def copy_folder(source: Path, target: Path, limits: SandboxLimits, owner: int | 
     count = size = 0
     folders = []
     try:
-        for path, status in _entries(source, strict=True):
+        for path, status in entries(source, strict=True):
             count += 1
             size += status.st_size if stat.S_ISREG(status.st_mode) else 0
-            if count > limits.folder_files or size > limits.folder_bytes:
-                raise SandboxError(
-                    f"the working folder is larger than folder_bytes={limits.folder_bytes} "
-                    f"or folder_files={limits.folder_files}"
-                )
+            limits.check_folder(count, size)
             copy = target / path.relative_to(source)
             if stat.S_ISDIR(status.st_mode):
                 copy.mkdir(mode=0o700)
@@ -59,7 +55,7 @@ def copy_folder(source: Path, target: Path, limits: SandboxLimits, owner: int | 
     return size
 
 
-def _entries(folder: Path, *, strict: bool = False) -> Iterator[tuple[Path, os.stat_result]]:
+def entries(folder: Path, *, strict: bool = False) -> Iterator[tuple[Path, os.stat_result]]:
     """Yield what is below a folder, each folder before its content. `strict` raises the errors of the system."""
     left = [folder]
     while left:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+from osmosis_grpc.tools.sandbox.port import SandboxError
+
 MB = 1024 * 1024
 
 
@@ -30,6 +32,12 @@ class SandboxLimits:
             value = getattr(self, field.name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{field.name}: {value!r} is not a positive integer")
+
+    def check_folder(self, files: int, size: int) -> None:
+        """Raise SandboxError for a folder with more files or bytes than the limits."""
+        if files > self.folder_files or size > self.folder_bytes:
+            limits = f"folder_bytes={self.folder_bytes} or folder_files={self.folder_files}"
+            raise SandboxError(f"the working folder is larger than {limits}")
 
 
 _SET = """

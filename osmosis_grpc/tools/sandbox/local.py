@@ -4,7 +4,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -13,6 +14,7 @@ from osmosis_grpc.supervise import DaemonThreads
 from osmosis_grpc.tools.output import Output
 from osmosis_grpc.tools.process import Program, run_program
 from osmosis_grpc.tools.sandbox.files import Files
+from osmosis_grpc.tools.sandbox.folder_archive import read_archive, write_archive
 from osmosis_grpc.tools.sandbox.folder_copy import copy_folder, is_full
 from osmosis_grpc.tools.sandbox.limits import SandboxLimits
 from osmosis_grpc.tools.sandbox.methods import METHODS, PATH, Choice, choose
@@ -77,6 +79,8 @@ class LocalSandbox:
         self._space: Workspace | None = None
         self._files: Files | None = None
         self._running = 0
+        self._changes = asyncio.Lock()
+        """Held while the folder is copied or replaced, and while a program begins or a file changes."""
 
     @property
     def isolation(self) -> Isolation:
@@ -99,7 +103,7 @@ class LocalSandbox:
             raise SandboxError("the sandbox was already started; make a new one")
         try:
             choice = await _threads.run(lambda: choose(self._read_only, self._method))
-            choice.isolation.require(self._required)
+            choice.isolation.require(self._required, named=bool(self._method))
             _warn(choice.isolation)
             self._choice, self._space = choice, choice.workspace()
             self._files = Files(self._space.work, choice.folder(self._space), self._space.user)
@@ -139,16 +143,16 @@ class LocalSandbox:
         folder = await _threads.run(lambda: files.check_folder(cwd))
         words = choice.command(space, folder, argv, self._limits, self._read_only)
         variables = self._environment(choice, space, environment or {})
-        stdout = Output(output_bytes, 0)
-        stderr = Output(output_bytes, 0)
-        self._running += 1
+        async with self._changes:
+            self._running += 1
         try:
-            program = Program(words, variables, space, stdout, stderr, cwd=Path("/"))
-            end = await run_program(
-                program, stdin=stdin, seconds=seconds, grace=0, give_up=lambda: self._until_full(space)
-            )
-            await stdout.rest()
-            await stderr.rest()
+            with closing(Output(output_bytes, 0)) as stdout, closing(Output(output_bytes, 0)) as stderr:
+                program = Program(words, variables, space, stdout, stderr, cwd=Path("/"))
+                end = await run_program(
+                    program, stdin=stdin, seconds=seconds, grace=0, give_up=lambda: self._until_full(space)
+                )
+                await stdout.rest()
+                await stderr.rest()
             return RunResult(
                 exit_code=SIGNAL - end.exit_code if end.exit_code < 0 else end.exit_code,
                 stdout=stdout.data(),
@@ -163,8 +167,6 @@ class LocalSandbox:
             raise SandboxError(f"the program cannot be started: {error}") from None
         finally:
             self._running -= 1
-            stdout.close()
-            stderr.close()
 
     async def read_file(self, path: str, *, most_bytes: int = FILE_BYTES) -> bytes:
         files = self._started()[2]
@@ -172,29 +174,49 @@ class LocalSandbox:
 
     async def write_file(self, path: str, data: bytes, *, most_bytes: int = FILE_BYTES) -> None:
         files = self._started()[2]
-        await uninterrupted(_threads.run(lambda: files.write(path, data, most_bytes)))
+        async with self._changes:
+            await uninterrupted(_threads.run(lambda: files.write(path, data, most_bytes)))
 
     async def remove_file(self, path: str) -> None:
         files = self._started()[2]
-        await uninterrupted(_threads.run(lambda: files.remove(path)))
+        async with self._changes:
+            await uninterrupted(_threads.run(lambda: files.remove(path)))
 
     async def list_files(self, path: str = ".", *, depth: int = 1) -> list[FileInfo]:
         files = self._started()[2]
         return await _threads.run(lambda: files.listed(path, depth))
 
     async def snapshot(self) -> "LocalSnapshot":
-        _, space, _ = self._started()
-        if self._running:
-            raise SandboxError("a program runs in the sandbox; take the snapshot after its end")
-        copy = Workspace()
+        async with self._without_programs() as space:
+            copy, limits = Workspace(), self._limits
+            try:
+                await uninterrupted(_threads.run(copy.make))
+                size = await uninterrupted(_threads.run(lambda: copy_folder(space.work, copy.work, limits, None)))
+            except BaseException:
+                await uninterrupted(_threads.run(copy.remove))
+                raise
+            return LocalSnapshot(self, copy, size)
+
+    async def save(self, path: Path, note: bytes = b"") -> int:
+        """Save the working folder and a note as a file, which outlives the sandbox. Return the bytes of the file.
+
+        restore() of another sandbox makes the folder of it again, and `read_note` of folder_archive.py returns the
+        note. Raises SandboxError as snapshot() does.
+        """
         limits = self._limits
-        try:
-            await uninterrupted(_threads.run(copy.make))
-            size = await uninterrupted(_threads.run(lambda: copy_folder(space.work, copy.work, limits, None)))
-        except BaseException:
-            await uninterrupted(_threads.run(copy.remove))
-            raise
-        return LocalSnapshot(self, copy, size)
+        async with self._without_programs() as space:
+            return await uninterrupted(_threads.run(lambda: write_archive(space.work, path, note, limits)))
+
+    async def restore(self, path: Path) -> None:
+        """Replace the working folder by the one that save() has written to a file. Raises SandboxError."""
+        limits = self._limits
+        async with self._without_programs() as space:
+
+            def replace() -> None:
+                space.clear()
+                read_archive(path, space.work, limits, space.user)
+
+            await uninterrupted(_threads.run(replace))
 
     def like(self, begins_as: Path) -> "LocalSandbox":
         """Return a new sandbox with the options of this one. Its working folder begins as a copy of a folder."""
@@ -212,6 +234,15 @@ class LocalSandbox:
         if self._choice is None or self._space is None or self._files is None:
             raise SandboxError("the sandbox is not open; use it within `async with`")
         return self._choice, self._space, self._files
+
+    @asynccontextmanager
+    async def _without_programs(self) -> AsyncIterator[Workspace]:
+        """Yield the workspace. Changes of its folder wait meanwhile. Raises SandboxError while a program runs."""
+        space = self._started()[1]
+        async with self._changes:
+            if self._running:
+                raise SandboxError("a program runs in the sandbox; wait for its end")
+            yield space
 
     def _make(self) -> None:
         space = self._space

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from osmosis_grpc.errors import ToolExecutionError
 
@@ -52,11 +52,11 @@ class Isolation:
         reason = f" ({self.reason})" if self.reason else ""
         return f"{text}; not in force: {', '.join(missing)}{reason}" if missing else text
 
-    def require(self, required: Collection[Protection]) -> None:
-        """Raise SandboxRefused if a required protection is not in force."""
+    def require(self, required: Collection[Protection], *, named: bool = False) -> None:
+        """Raise SandboxRefused if a required protection is not in force. `named`: the caller has named the method."""
         missing = frozenset(required) - self.protections
         if missing:
-            raise SandboxRefused(self, missing)
+            raise SandboxRefused(self, missing, named=named)
 
 
 def protections_of(names: Collection[Protection | str]) -> frozenset[Protection]:
@@ -77,13 +77,15 @@ class SandboxError(ToolExecutionError):
 class SandboxRefused(SandboxError):
     """A sandbox does not start, because a required protection cannot be in force."""
 
-    def __init__(self, isolation: Isolation, missing: frozenset[Protection]) -> None:
+    def __init__(self, isolation: Isolation, missing: frozenset[Protection], *, named: bool = False) -> None:
         self.isolation = isolation
         self.missing = missing
         names = ", ".join(sorted(missing))
-        super().__init__(
-            f"require: this machine cannot give {names} ({isolation}); see docs/sandbox.md, or require less"
-        )
+        what, advice = "this machine", "see docs/sandbox.md"
+        if named:
+            what = f'method="{isolation.method}"'
+            advice = "leave out `method` to get the best one of this machine"
+        super().__init__(f"require: {what} cannot give {names} ({isolation}); {advice}, or require less")
 
 
 class SandboxFileError(SandboxError):
@@ -169,6 +171,7 @@ class Sandbox(Protocol):
         """Run a program to its end; a text runs in a shell. No process of it is left afterwards.
 
         Several programs can run at once; the end of one does not disturb the others. They share folder and limits.
+        A program begins after a snapshot that is being made.
         `environment` is added to the sandbox's own variables. The program is killed after `seconds`, and if the caller
         is cancelled. Raises SandboxError if the program cannot be started, and SandboxFileError for a bad `cwd`.
         """
@@ -198,7 +201,10 @@ class Sandbox(Protocol):
         ...
 
     async def snapshot(self) -> "Snapshot":
-        """Copy the working folder. Raises SandboxError while a program runs, and if the folder is too large."""
+        """Copy the working folder. Raises SandboxError while a program runs, and if the folder is too large.
+
+        Programs, writes and removals that come meanwhile wait until the copy is made.
+        """
         ...
 
 
@@ -223,3 +229,9 @@ class Snapshot(Protocol):
     async def close(self) -> None:
         """Remove the copy. Does nothing the second time."""
         ...
+
+
+def check_sandbox(given: Any, tool: str) -> None:
+    """Raise ValueError, which names the tool, if `given` is no sandbox."""
+    if isinstance(given, type) or not callable(getattr(given, "run", None)):
+        raise ValueError(f"sandbox: the tool {tool} needs one, for example LocalSandbox(); {given!r:.60} is none")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from osmosis_grpc.errors import ToolArgumentError
-from osmosis_grpc.tools.sandbox.port import FILE_BYTES, Sandbox, SandboxError
+from osmosis_grpc.tools.sandbox.port import FILE_BYTES, Sandbox, SandboxError, check_sandbox
 from osmosis_grpc.tools.tool import Tool
 
 NAME = "search"
@@ -26,6 +26,7 @@ def search_tool(
     `max_results` is the most matches of a result; a model may ask for fewer. Files above `max_file_size` bytes are
     skipped. A search that takes longer than `timeout` seconds fails. Raises ValueError for a bad option.
     """
+    check_sandbox(sandbox, NAME)
     for name, value, most in (("max_results", max_results, MAX_RESULTS), ("max_file_size", max_file_size, 2**30)):
         if value not in range(1, most + 1):
             raise ValueError(f"{name}: {value!r} is not an integer from 1 to {most}")

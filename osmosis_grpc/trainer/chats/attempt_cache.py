@@ -51,6 +51,10 @@ class AttemptCache:
         """Whether the attempt has ended without an outcome of its server."""
         self.entered = False
         """Whether the ledger knows this attempt."""
+        self.replaces = False
+        """Whether the ledger has a lower attempt, and not yet this attempt. After a crash, the lower one goes on."""
+        self.replaced = False
+        """Whether a higher attempt has replaced this attempt."""
         self.restored = False
         """Whether the attempt comes from the ledger of an earlier process."""
         self.committing: list[Callable[[], None]] | None = None
@@ -148,7 +152,10 @@ class AttemptCache:
         """Keep the reply or the exception of a policy call. Returns whether the chat is answered."""
         if isinstance(reply, asyncio.CancelledError):
             name = f"chat {request.chat_number} of rollout {request.rollout_id}"
-            asked.fail(Cancelled(f"the sampling of {name} was stopped, because no reply is needed any more"))
+            if self.replaced:  # the answer to the next try says whether the attempt is over
+                asked.fail(Unavailable(f"the sampling of {name} was stopped by a higher attempt", retry_after=0.0))
+            else:
+                asked.fail(Cancelled(f"the sampling of {name} was stopped, because no reply is needed any more"))
             return False
         if isinstance(reply, BaseException):
             if not asked.done.done():

@@ -7,10 +7,10 @@ from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2
 from osmosis_grpc.engine.failpoints import reach
-from osmosis_grpc.errors import Aborted, CallError, LedgerError, NotFound
+from osmosis_grpc.errors import Aborted, CallError, LedgerError, NotFound, Unavailable
 from osmosis_grpc.storage.ledger import ChatRow, Ledger, LedgerRollout
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.trainer.chats.attempt_cache import AttemptCache, reply_of, unwritten
+from osmosis_grpc.trainer.chats.attempt_cache import UNWRITTEN_RETRY, AttemptCache, reply_of, unwritten
 from osmosis_grpc.trainer.chats.ledger_codec import learn, tools_of
 from osmosis_grpc.trainer.chats.policy_table import Policies, PolicyTable
 from osmosis_grpc.trainer.chats.sample import PendingChat
@@ -174,15 +174,7 @@ class ChatCache:
                 entry.result_id = None
                 then(unwritten(), None)
             elif self._rollouts.get(outcome.rollout_id) is not entry:
-                newest = self._rollouts[outcome.rollout_id].attempt if outcome.rollout_id in self._rollouts else 0
-                then(
-                    Aborted(
-                        f"rollout {outcome.rollout_id} is at attempt {newest}",
-                        rollout_id=outcome.rollout_id,
-                        attempt=newest,
-                    ),
-                    None,
-                )
+                then(self._is_over(outcome.rollout_id), None)
             else:
                 reach("ledger.complete.committed")
                 if not abandoned:
@@ -211,18 +203,52 @@ class ChatCache:
             then(error, None)
 
     def rollout(self, rollout_id: str, attempt: int, now: float) -> AttemptCache:
-        """Returns the entry of an attempt. A higher attempt closes a lower attempt. A lower attempt raises Aborted."""
+        """Returns the entry of an attempt. A higher attempt closes a lower attempt.
+
+        A lower attempt raises Aborted, or Unavailable until the ledger has the higher attempt.
+        """
         entry = self._rollouts.get(rollout_id)
         if entry is not None and attempt < entry.attempt:
-            raise Aborted(
-                f"rollout {rollout_id} is at attempt {entry.attempt}", rollout_id=rollout_id, attempt=entry.attempt
-            )
+            raise self._is_over(rollout_id)
         if entry is None or attempt > entry.attempt:
-            if entry is not None:
-                entry.close()
-            entry = self._rollouts[rollout_id] = AttemptCache(attempt, self._ledger)
+            lower, entry = entry, AttemptCache(attempt, self._ledger)
+            self._rollouts[rollout_id] = entry
+            if lower is not None:
+                entry.replaces = lower.replaces or (lower.entered and lower.result_id is None)
+                lower.replaced = True
+                lower.close()
         entry.last_used = now
         return entry
+
+    def _is_over(self, rollout_id: str) -> CallError:
+        """Returns the error for the server of an attempt that is not the newest.
+
+        Aborted ends the attempt at its server. So it is not sent before the ledger has the newest attempt: after a
+        crash, the rollout would go on as an attempt that has ended without an outcome.
+        """
+        entry = self._rollouts.get(rollout_id)
+        newest = entry.attempt if entry is not None else 0
+        if entry is not None and entry.replaces:
+            return Unavailable(
+                f"attempt {newest} of rollout {rollout_id} is not yet in the ledger", retry_after=UNWRITTEN_RETRY
+            )
+        return Aborted(f"rollout {rollout_id} is at attempt {newest}", rollout_id=rollout_id, attempt=newest)
+
+    def entered(self, rollout_id: str, attempt: int, *, dropped: bool = False) -> bool:
+        """Note that the ledger has an attempt, or with `dropped` no attempt of the rollout.
+
+        Returns whether the end of lower attempts has waited for this.
+        """
+        entry = self._rollouts.get(rollout_id)
+        if entry is None or entry.attempt != attempt:
+            return False
+        waited, entry.entered, entry.replaces = entry.replaces, not dropped, False
+        return waited
+
+    def replaces(self, rollout_id: str) -> bool:
+        """Returns whether a lower attempt has to stay at its server, because the ledger has not yet the newest one."""
+        entry = self._rollouts.get(rollout_id)
+        return entry is not None and entry.replaces
 
     def sweep(self, before: float, keep: Container[str] = ()) -> None:
         """Drop the rollouts that were last used before a time. Rollouts in `keep` and unconfirmed rollouts stay."""

@@ -10,8 +10,6 @@ from tests.simulation.history import Record
 DEATHS = ("crash", "close", "forget", "restart")
 """The operations that end a process, or show that it has ended. A close ends it some time later."""
 DISK_FAULTS = ("commit failed", "disk full")
-DROPPED = 1.0
-"""A rollout that ended without a server is out of the ledger after so many simulated seconds, if the disk works."""
 AttemptKey = tuple[str, int]
 ChatName = tuple[str, int, str, int]
 """Rollout id, attempt, sample, chat number."""
@@ -45,6 +43,8 @@ class Evidence:
                 self.of[record.rollout].append(record)
         self.calls = {record["call"]: record for record in self.by_op["called"]}
         """The calls of Init, Cancel and Complete, by number."""
+        self.answers = {record["call"]: record for record in self.by_op["answered"]}
+        """The answers to these calls, by the number of the call."""
         self._broken_disks = {record.who.removeprefix("disk of ") for op in DISK_FAULTS for record in self.by_op[op]}
         self._deaths: dict[str, list[int]] = defaultdict(list)
         for op in DEATHS:
@@ -58,6 +58,12 @@ class Evidence:
             who for who, own in self.settings.items() if not own.get("ledger", True) or not own.get("journal", True)
         }
         """The processes without a disk: they forget everything when they end."""
+        self.undecided = 0
+        """How many searches for an order of calls were given up. The oracle of linearizability counts them."""
+
+    def deaths(self, who: str) -> list[Record]:
+        """Returns the records that show the deaths of a process, in order."""
+        return [self.records[number - 1] for number in self._deaths.get(who, ())]
 
     def life(self, who: str, number: int) -> int:
         """Returns how often a process had died before a record."""
@@ -72,15 +78,6 @@ class Evidence:
     def forgot_between(self, who: str, first: int, second: int) -> bool:
         """Returns whether a process without a disk died between two records."""
         return who in self.forgetful and self.died_between(who, first, second)
-
-    def comes_back(self, applied: Record) -> bool:
-        """Returns whether a rollout may run again though its application has this outcome.
-
-        A trainer itself ends a cancelled rollout that no server has. This outcome has no result id. If the trainer dies
-        before its ledger has dropped the rollout, or if the ledger cannot drop it, the next process runs the rollout.
-        """
-        died = self.death_after(applied.who, applied.number) < applied.time + DROPPED
-        return applied.op == "applied" and not applied["result"] and (died or self.disk_failed(applied.who))
 
     def was_forgotten(self, rollout: str, number: int) -> bool:
         """Returns whether the trainer of a rollout has no ledger and had died before a record.
@@ -97,6 +94,11 @@ class Evidence:
     def died_between(self, who: str, first: int, second: int) -> bool:
         """Returns whether a process died between two records."""
         return self.life(who, first) != self.life(who, second)
+
+    def wall_time(self, who: str, record: Record) -> float:
+        """Returns the seconds of the wall clock of a process at a record. It differs from the true one by its jumps."""
+        jumps = (jump for jump in self.by_op["clock jump"] if jump.who == who and jump.number < record.number)
+        return record.time + sum(jump["seconds"] for jump in jumps)
 
     def disk_failed(self, who: str) -> bool:
         """Returns whether a commit of a process has failed. Without a working disk it promises less."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from tests.simulation.history import Record
 from tests.simulation.oracles.evidence import DEATHS, Evidence, Finding
+from tests.simulation.oracles.forgetting import begun_anew
 
 STOPPING = 10.0
 """A superseded attempt gets no further reply after so many simulated seconds."""
@@ -52,13 +53,15 @@ def one_run(evidence: Evidence) -> Iterator[Finding]:
         key = record.rollout, record.attempt
         if record.op == "run":
             before = running.get(key) or ended.get(key)
-            if evidence.was_forgotten(record.rollout, record.number):
-                pass
-            elif before is not None and before.who != record.who:
-                yield Finding("one run", record.rollout, "two servers run one attempt", (before, record))
-            elif before is not None and not evidence.died_between(before.who, before.number, record.number):
-                yield Finding("one run", record.rollout, "one process runs an attempt twice", (before, record))
             running[key] = record
+            if before is None or evidence.was_forgotten(record.rollout, record.number):
+                continue
+            elsewhere = before.who != record.who
+            if not elsewhere and evidence.died_between(before.who, before.number, record.number):
+                continue
+            if not begun_anew(evidence, record.rollout, before.number, record.number):
+                what = "two servers run one attempt" if elsewhere else "one process runs an attempt twice"
+                yield Finding("one run", record.rollout, what, (before, record))
         elif record.op in OVER and key in running:
             ended[key] = running.pop(key)
 
@@ -93,7 +96,9 @@ def events_without_gaps(evidence: Evidence) -> Iterator[Finding]:
             last[own] = record
             same = kinds.setdefault((record.rollout, record.attempt, record["number"]), record)
             forgot = any(evidence.forgot_between(who, same.number, record.number) for who in evidence.settings)
-            if same["kind"] != record["kind"] and not forgot:
+            if same["kind"] == record["kind"] or forgot:
+                continue
+            if not begun_anew(evidence, record.rollout, same.number, record.number):
                 yield Finding("events without gaps", record.rollout, "an event has changed", (same, record))
     for record in evidence.by_op["in journal"]:
         first, newest, count = record["events"]
@@ -103,13 +108,18 @@ def events_without_gaps(evidence: Evidence) -> Iterator[Finding]:
 
 
 def readers_reach_the_end(evidence: Evidence) -> Iterator[Finding]:
-    """A reader that outlives its rollout by a minute sees the rollout's end, if its trainer lives."""
+    """A reader that outlives its rollout by a minute sees the rollout's end, if its trainer lives.
+
+    A reader that gets an error does not read on when its rollout has ended.
+    """
     readers: dict[str, Record] = {}
     seen: set[object] = set()
     ends: dict[str, Record] = {}
     for record in evidence.records:
         if record.op == "events begin":
             readers[record.rollout] = record
+        elif record.op == "events failed":
+            readers.pop(record.rollout, None)
         elif record.op == "event" and record["kind"] in ("Ended", "Delivered"):
             seen.add(record["reader"])
         elif record.op == "applied":

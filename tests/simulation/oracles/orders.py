@@ -12,7 +12,7 @@ def linearizable(evidence: Evidence) -> Iterator[Finding]:
 
     Without a working disk a server and a trainer promise less: those with disk faults are left out.
     """
-    servers, trainers = calls_of(evidence.records, evidence.forgetful)
+    servers, trainers = calls_of(evidence)
     for found, initial, step in (
         *((one, AtServer(), at_server) for one in servers),
         *((one, AtTrainer(), at_trainer) for one in trainers),
@@ -22,6 +22,7 @@ def linearizable(evidence: Evidence) -> Iterator[Finding]:
         try:
             stuck = stuck_at(found.calls, initial, step)
         except Undecided:
+            evidence.undecided += 1
             continue
         if stuck is not None:
             yield Finding("linearizable", found.rollout, _text(found, len(stuck)))

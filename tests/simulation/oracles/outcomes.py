@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from tests.simulation.history import Record
 from tests.simulation.oracles.evidence import Evidence, Finding
+from tests.simulation.oracles.forgetting import expiries
 
 
 def nothing_lost(evidence: Evidence) -> Iterator[Finding]:
@@ -27,9 +28,7 @@ def applied_once(evidence: Evidence) -> Iterator[Finding]:
             first = results.setdefault(record.attempt, record)
             before = confirmed.get(record["result"])
             ledger = evidence.settings.get(record.who, {}).get("ledger")
-            if evidence.comes_back(first):
-                results[record.attempt] = record
-            elif first["result"] != record["result"]:
+            if first["result"] != record["result"]:
                 yield Finding("applied once", rollout, "an attempt has two results", (first, record))
             elif before is not None and ledger and evidence.died_between(record.who, before.number, record.number):
                 what = "an outcome came again in a later process, after its confirmation"
@@ -41,12 +40,13 @@ def recorded_is_applied(evidence: Evidence) -> Iterator[Finding]:
     said: dict[tuple[str, str], Record] = {}
     for record in evidence.by_op["answered"]:
         if record["method"] == "Complete" and record["value"] == "RECORDED":
-            key = record.rollout, evidence.calls[record["call"]]["argument"][0]
-            if key in said and not evidence.forgot_between(
-                evidence.calls[record["call"]]["to"], said[key].number, record.number
-            ):
-                yield Finding("recorded is applied", record.rollout, "RECORDED was said twice", (said[key], record))
-            said.setdefault(key, record)
+            call = evidence.calls[record["call"]]
+            key = record.rollout, call["argument"][0]
+            before = said.setdefault(key, record)
+            if before is record or evidence.forgot_between(call["to"], before.number, record.number):
+                continue
+            if not any(before.number < start < record.number for start in expiries(evidence, record.rollout)):
+                yield Finding("recorded is applied", record.rollout, "RECORDED was said twice", (before, record))
     for (rollout, result), record in said.items():
         applied = [other for other in evidence.ops_of(rollout, "applied") if other["result"] == result]
         newer = [r for r in evidence.ops_of(rollout, "applied", "submitted", "called") if r.attempt > record.attempt]
@@ -113,13 +113,17 @@ def _unexplained(evidence: Evidence, record: Record) -> str:
         cancels = [o for o in evidence.by_op["called"] if o["method"] == "Cancel" and o.rollout in ("", rollout)]
         # An application also cancels by prefix: the cancel of r3 can meet r30.
         asked = [o for o in evidence.by_op["asks to cancel"] if rollout.startswith(o.rollout)]
-        return "" if cancels or asked else "it is CANCELLED, and no caller has cancelled it"
+        if cancels or asked or (record["reason"] == "superseded" and _superseded_before(evidence, record)):
+            return ""
+        return "it is CANCELLED, and no caller has cancelled it"
     if status == "DEADLINE_EXCEEDED":
         return "" if "deadline" in plan else "its time ran out, though it had enough"
     if record["boundary"] == "agent" and any(other.op == "raised" for other in own):
         return ""
     if any(other.op == "policy failed" and other["error"] != "Unavailable" for other in own):
         return ""  # a chat is asked again after Unavailable
+    if record["reason"] == "replay" and _lost_replies(evidence, record):
+        return ""
     if record["reason"] in ("restart", "shutdown") and _continues(evidence, record):
         return f"it is {status} ({record['reason']}), though its agent is replayable and its server has a journal"
     causes = CAUSES.get((record["boundary"], record["reason"]))
@@ -128,14 +132,37 @@ def _unexplained(evidence: Evidence, record: Record) -> str:
     return "" if evidence.any_fault(*causes) else f"it is {status} ({record['reason']}) without such a fault"
 
 
+def _superseded_before(evidence: Evidence, record: Record) -> bool:
+    """Returns whether an earlier process of a trainer without a ledger refused a chat of this attempt as superseded."""
+    refused = [r for r in evidence.ops_of(record.rollout, "chat raised") if r["error"] == "Aborted"]
+    own = (other for other in refused if other.attempt == record.attempt)
+    return any(evidence.forgot_between(record.who, other.number, record.number) for other in own)
+
+
+def _lost_replies(evidence: Evidence, record: Record) -> bool:
+    """Returns whether the agent of a rollout got other replies when it ran again, so that its questions differ.
+
+    Either its server's disk failed and its trainer without a ledger died, so that both have lost replies. Or the agent
+    goes on after the error of a chat, and the chat has a reply when it is asked again.
+    """
+    if "swallow" in evidence.plan(record.rollout):
+        failed = (other for other in evidence.ops_of(record.rollout, "chat raised") if other.attempt == record.attempt)
+        return any(evidence.died_between(other.who, other.number, record.number) for other in failed)
+    return evidence.was_forgotten(record.rollout, record.number) and any(
+        evidence.disk_failed(who) for who in _senders(evidence, record)
+    )
+
+
+def _senders(evidence: Evidence, record: Record) -> set[str]:
+    """Returns the servers that sent an outcome."""
+    calls = (call for call in evidence.ops_of(record.rollout, "called") if call["method"] == "Complete")
+    return {call.who for call in calls if call["argument"][0] == record["result"]}
+
+
 def _continues(evidence: Evidence, record: Record) -> bool:
     """Returns whether the server that sent an outcome continues the rollout after its restarts."""
     agents = {other["agent"] for other in evidence.ops_of(record.rollout, "submitted")}
-    senders = {
-        call.who
-        for call in evidence.ops_of(record.rollout, "called")
-        if call["method"] == "Complete" and call["argument"][0] == record["result"]
-    }
+    senders = _senders(evidence, record)
     durable = all(evidence.settings.get(who, {}).get("journal") and not evidence.disk_failed(who) for who in senders)
     return agents == {"traveller"} and bool(senders) and durable
 

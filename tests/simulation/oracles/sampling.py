@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from tests.simulation.history import Record
 from tests.simulation.oracles.evidence import ChatName, Evidence, Finding, chat_name
+from tests.simulation.oracles.forgetting import begun_anew
 
 COMMITTED = 1.0
 """A reply is in the ledger after so many simulated seconds, if the disk works."""
@@ -25,25 +26,32 @@ def sampled_once(evidence: Evidence) -> Iterator[Finding]:
         sampled[record.who, chat_name(record)].append(record)
     for (who, name), records in sampled.items():
         for first, second in pairwise(records):
+            if first["draw"] in without_reply or evidence.disk_failed(who):
+                continue
             died = evidence.died_between(who, first.number, second.number)
-            if died and who not in evidence.forgetful and (reply := replied.get(first["draw"])) is not None:
-                died = evidence.death_after(who, reply.number) < reply.time + COMMITTED
-            excused = first["draw"] in without_reply or died
-            if not excused and not evidence.disk_failed(who):
+            reply = replied.get(first["draw"])
+            if died and (who in evidence.forgetful or reply is None):
+                continue
+            if died and reply is not None and evidence.death_after(who, reply.number) < reply.time + COMMITTED:
+                continue
+            if not died or not begun_anew(evidence, name[0], first.number, second.number):
                 yield Finding("sampled once", name[0], f"{who} samples a chat twice", (first, second))
 
 
 def one_reply(evidence: Evidence) -> Iterator[Finding]:
     """The agents of an attempt get one reply to a chat, however often they run, and one that was sampled for it."""
+    starts = {record["run"]: record.number for record in evidence.by_op["run"]}
     draws = {(chat_name(record), record["draw"]): record for record in evidence.by_op["replied"]}
     first: dict[ChatName, Record] = {}
     for record in evidence.by_op["got"]:
         name = chat_name(record)
         before = first.setdefault(name, record)
-        if before["draw"] != record["draw"] and evidence.was_forgotten(record.rollout, record.number):
+        if before["draw"] != record["draw"]:
             first[name] = record
-        elif before["draw"] != record["draw"]:
-            yield Finding("one reply", record.rollout, "a chat has two replies", (before, record))
+            forgot = evidence.was_forgotten(record.rollout, record.number)
+            runs = sorted(starts.get(one["run"], one.number) for one in (before, record))
+            if not forgot and not begun_anew(evidence, record.rollout, *runs):
+                yield Finding("one reply", record.rollout, "a chat has two replies", (before, record))
         reply = draws.get((name, record["draw"]))
         if reply is None or reply.number > record.number:
             yield Finding("one reply", record.rollout, "a reply was never sampled for this chat", (record,))
@@ -55,12 +63,14 @@ def no_late_sampling(evidence: Evidence) -> Iterator[Finding]:
     for record in evidence.records:
         key = record.who, record.rollout
         begun = record.op == "called" and record["method"] == "Init"
-        if begun or (record.op == "applied" and not evidence.comes_back(record)):
+        if begun or record.op == "applied":
             before = ended.get(key)
             if before is None or _rank(record) > _rank(before):
                 ended[key] = record
         elif record.op == "sampled" and (over := ended.get(key)) is not None:
             if evidence.forgot_between(record.who, over.number, record.number):
+                continue
+            if begun_anew(evidence, record.rollout, over.number, record.number):
                 continue
             higher, same = over.attempt > record.attempt, over.attempt == record.attempt
             if higher or (same and over.op == "applied"):
@@ -91,10 +101,13 @@ def tokens_exact(evidence: Evidence) -> Iterator[Finding]:
     replied: dict[tuple[ChatName, str], Record] = {}
     for record in evidence.by_op["replied"]:
         replied[chat_name(record), record["draw"]] = record
-    got = {chat_name(record): record["draw"] for record in evidence.by_op["got"]}
     for record in evidence.by_op["applied"]:
         if record["status"] != "COMPLETED" or evidence.was_forgotten(record.rollout, record.number):
             continue
+        returned = [r for r in evidence.ops_of(record.rollout, "returned") if r.attempt == record.attempt]
+        ended = [r["run"] for r in returned if r.number < record.number]
+        run = ended[-1] if ended else None  # another server may still run an attempt that was given up
+        got = {chat_name(r): r["draw"] for r in evidence.ops_of(record.rollout, "got") if r["run"] == run}
         seen: set[tuple[str, int]] = set()
         for sample, chats, ids, logprobs in _segments(record):
             names = [(record.rollout, record.attempt, sample, chat) for chat in chats]
@@ -111,15 +124,9 @@ def tokens_exact(evidence: Evidence) -> Iterator[Finding]:
             if seen & {(sample, chat) for chat in chats}:
                 yield Finding("tokens exact", record.rollout, f"a chat of {sample} is in two segments", (record,))
             seen |= {(sample, chat) for chat in chats}
-        missing = {name[2:] for name in got if name[:2] == (record.rollout, record.attempt)} - seen
-        returned = [r for r in evidence.ops_of(record.rollout, "returned") if r.attempt == record.attempt]
-        own = {
-            (r["sample"], r["chat"])
-            for r in evidence.ops_of(record.rollout, "got")
-            if returned and r["run"] == returned[-1]["run"]
-        }
-        if missing & own:
-            what = f"the chats {sorted(missing & own)} are in no segment"
+        missing = {name[2:] for name in got} - seen
+        if missing:
+            what = f"the chats {sorted(missing)} are in no segment"
             yield Finding("tokens exact", record.rollout, what, (record,))
 
 

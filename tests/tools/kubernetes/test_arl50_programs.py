@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from osmosis_grpc.tools.sandbox import Sandbox, SandboxError, SandboxFileError
-from tests.waiting import until
+from tests.waiting import turns, until
 
 pytestmark = pytest.mark.adapters
 
@@ -164,6 +164,16 @@ async def test_arl50_a_snapshot_begins_another_pod(api, cluster):
             async with snapshot.fork():
                 pass
     assert not api.pods
+
+
+async def test_arl50_what_begins_while_a_snapshot_is_made_is_not_in_it(box):
+    await box.run("for i in $(seq 300); do echo old >$i; done")
+    copying = asyncio.ensure_future(box.snapshot())
+    await turns(1)  # the snapshot begins first
+    changes = [box.run("for i in *; do echo new >$i; done"), box.write_file("x", b"new"), box.remove_file("7")]
+    await asyncio.gather(*changes)
+    async with await copying as snapshot, snapshot.fork() as fork:
+        assert (await fork.run("cat * | sort | uniq -c")).stdout.split() == [b"300", b"old"]
 
 
 async def test_arl50_the_event_loop_is_free_while_a_program_runs(box):

@@ -17,9 +17,10 @@ from osmosis_grpc.tools.sandbox import (
     SandboxFileError,
     SandboxLimits,
     SandboxRefused,
+    read_note,
 )
 from tests.tools.sandbox.left_over import processes_with
-from tests.waiting import until
+from tests.waiting import turns, until
 
 MB = 2**20
 
@@ -118,7 +119,7 @@ async def test_a_folder_that_is_a_link_leads_nowhere(isolated, tmp_path):
 
 async def test_a_missing_protection_is_refused_by_name():
     with pytest.raises(
-        SandboxRefused, match=r"require: this machine cannot give files, network.*docs/sandbox\.md"
+        SandboxRefused, match=r'require: method="processes" cannot give files, network .*; leave out `method`'
     ) as got:
         async with LocalSandbox(method="processes", require=["network", Protection.FILES]):
             raise AssertionError("it has started")
@@ -204,6 +205,45 @@ async def test_a_snapshot_begins_a_new_sandbox(box):
             assert await box.read_file("a/file") == b"changed\n"
 
 
+async def test_a_saved_folder_is_restored_in_another_sandbox(box, tmp_path):
+    """Permissions, times, links and names that are no UTF-8 come back. Files that were there before are gone."""
+    saved = tmp_path / "turn"
+    await box.run("mkdir -p a/b; echo old >a/file; chmod 4640 a/file; ln -s /etc/passwd a/link; mkfifo a/pipe")
+    await box.run("touch -d @1234567890 a/file; echo raw >$'a/\\xff'; ln -s .. a/b/up; chmod 750 a/b; chmod 555 a")
+    listing = "find . ! -name pipe | sort | while read -r f; do stat -c '%n %a %F' \"$f\"; done; readlink a/link a/b/up"
+    before = await box.run(f"{listing}; stat -c %Y a/file; cat a/file")
+    assert await box.save(saved, b"a note") == saved.stat().st_size
+    assert read_note(saved) == b"a note"
+    async with LocalSandbox() as other:
+        await other.run("mkdir -p x/y; echo kept >x/y/z; chmod 000 x")
+        await other.restore(saved)
+        after = await other.run(f"{listing}; stat -c %Y a/file; cat a/file")
+    assert (after.stdout, after.stderr) == (before.stdout, b"")
+    assert b"./a/file 4640 regular file" in after.stdout, after.stdout
+
+
+@pytest.mark.parametrize("cut", [1, 10, 200])
+async def test_a_saved_folder_that_was_cut_is_refused(tmp_path, cut):
+    saved = tmp_path / "turn"
+    async with LocalSandbox() as sandbox:
+        await sandbox.write_file("f", os.urandom(1000))
+        await sandbox.save(saved)
+        saved.write_bytes(saved.read_bytes()[:-cut])
+        with pytest.raises(SandboxError, match="turn is not a whole saved folder"):
+            await sandbox.restore(saved)
+        saved.write_bytes(b"something else")
+        with pytest.raises(SandboxError, match="turn is no saved folder"):
+            read_note(saved)
+
+
+async def test_a_folder_that_is_too_large_is_not_saved(tmp_path):
+    async with LocalSandbox(limits=LIMITS) as small:
+        await small.run("for i in 1 2 3 4 5; do truncate -s 1000000 $i; done")
+        with pytest.raises(SandboxError, match="folder_bytes=4194304"):
+            await small.save(tmp_path / "turn")
+    assert list(tmp_path.iterdir()) == []
+
+
 async def test_a_snapshot_is_refused_while_a_program_runs_and_if_it_is_too_large(isolated):
     task = asyncio.create_task(isolated.run("touch begun; sleep 600"))
     while not await isolated.list_files():
@@ -217,6 +257,21 @@ async def test_a_snapshot_is_refused_while_a_program_runs_and_if_it_is_too_large
         await small.run("for i in 1 2 3 4 5; do truncate -s 1000000 $i; done")
         with pytest.raises(SandboxError, match="folder_bytes=4194304"):
             await small.snapshot()
+
+
+async def test_what_begins_while_a_snapshot_is_made_is_not_in_it(isolated):
+    await isolated.run("for i in $(seq 1500); do echo old >$i; done")
+    copying = asyncio.create_task(isolated.snapshot())
+    await turns(1)  # the snapshot begins first
+    changes = [
+        isolated.run("for i in *; do echo new >$i; done"),
+        isolated.write_file("written", b"new"),
+        isolated.remove_file("7"),
+    ]
+    await asyncio.gather(*changes)
+    async with await copying as snapshot, snapshot.fork() as fork:
+        assert (await fork.run("cat * | sort | uniq -c")).stdout.split() == [b"1500", b"old"]
+    assert (await isolated.run("cat * | sort | uniq -c")).stdout.split()[-1:] == [b"new"]
 
 
 async def test_more_folders_can_be_read_but_not_written(isolated):

@@ -102,8 +102,7 @@ class AttachedServer(AgentServerLink):
         self.features = features_from_wire(hello.features)
         self.window = window_of(hello)
         self.chats.take(stream, granted)
-        for key in self.leaving:
-            self.cancel_attempt(key)
+        self.cancel_leaving()
         opened = [rollout for rollout in self.rollouts.values() if rollout.opened]
         refs = [pb.RolloutRef(rollout_id=r.key[0], attempt=r.key[1]) for r in opened]
         for first in range(0, len(refs), REFS):

@@ -158,8 +158,7 @@ class CalledServer(AgentServerLink):
         self.window = _window(info)
         self._closed = None
         self._reached.set()
-        for key in list(self.leaving):
-            self.cancel_attempt(key)
+        self.cancel_leaving()
         for rollout in list(self.rollouts.values()):
             self.send_init(rollout)
         if self.ledger is not None:

@@ -449,7 +449,11 @@ global___RolloutRef = RolloutRef
 
 @typing.final
 class OpenRollouts(google.protobuf.message.Message):
-    """Rollouts whose Init was answered and whose outcome has not arrived."""
+    """Rollouts whose Init was answered and whose outcome has not arrived. The
+    attachment that lists a rollout takes it over, as with an equal Init: it gets
+    the chats of the rollout from then on, and its outcome, also if the outcome
+    has expired or was refused before.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -375,9 +375,9 @@ class Failure(google.protobuf.message.Message):
     AGENT_LOOP_NOT_FOUND, TOOL_EXCEPTION, GRADER_EXCEPTION,
     GRADER_RESULT_INVALID, GRADER_TIMEOUT, TRAINER_LOST, TRAINER_UNREACHABLE,
     CHAT_REFUSED, REPLY_UNREADABLE, REFUSED, SUPERSEDED, SHUTDOWN, RESTART,
-    REPLAY_DIVERGED, CRASHED_SERVER, DATA_LOSS, SERVER_ERROR. A later version
-    may add a reason. A client treats a reason that it does not know like
-    SERVER_ERROR.
+    REPLAY_DIVERGED, SNAPSHOT_GONE, CRASHED_SERVER, DATA_LOSS, SERVER_ERROR. A
+    later version may add a reason. A client treats a reason that it does not
+    know like SERVER_ERROR.
     """
     @property
     def causes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Cause]:

@@ -1,0 +1,171 @@
+"""What excuses a second sampling, run or result, and what does not: each excuse is as narrow as the promise."""
+
+import pytest
+
+from tests.simulation.stories import Change, again, call, changed, crash, good, plus, run, sampling, without
+
+SUPERSEDED = {"status": "CANCELLED", "reason": "superseded"}
+REPLAY = {"status": "FAILED", "boundary": "server", "reason": "replay"}
+OWN = {"sample": "main", "chat": 1, "run": 11}
+
+
+def earlier_process(*more: tuple[float, str, str, dict]) -> Change:
+    """Adds an earlier process of the trainer. It had a reply to the chat; then the server lost its disk."""
+    return plus(
+        (-20.0, "trainer-1", "submitted", {"agent": "traveller", "plan": ()}),
+        (-19.9, "trainer-1", "called", {"call": 11, "method": "Init", "to": "server-1", "argument": "spec"}),
+        (-19.8, "server-1", "run", {"agent": "traveller", "run": 11}),
+        (-19.7, "trainer-1", "answered", {"call": 11, "method": "Init", "status": "OK", "value": (True,)}),
+        (-19.6, "server-1", "asked", OWN),
+        (-19.5, "trainer-1", "sampled", {"sample": "main", "chat": 1, "draw": "d0"}),
+        (-19.4, "trainer-1", "replied", {"sample": "main", "chat": 1, "draw": "d0", "ids": (1, 2)}),
+        (-19.3, "server-1", "got", {**OWN, "draw": "d0"}),
+        (-18.0, "server-1", "forget", {}),
+        *more,
+        (-16.0, "trainer-1", "close", {}),
+        (-15.0, "trainer-1", "restart", {}),
+    )
+
+
+GIVEN_UP = (-17.0, "trainer-1", "given up", {})
+CANCELLED = (-17.0, "trainer-1", "asks to cancel", {})
+COMMIT = (-16.01, "disk of trainer-1", "commit", {"store": "ledger", "size": 1})
+KILLED = (-16.005, "trainer-1", "crash", {"where": "any time"})
+DROPPED = (-16.5, "trainer-1", "crash", {"where": "after a COMMIT, before the event loop knows it of its ledger"})
+
+
+def found(story):
+    """The server still had the rollout: it answered the second Init with "found"."""
+    for _, _, op, details in story.lines:
+        if op == "answered" and details["call"] == 1:
+            details["value"] = (False,)
+    return story
+
+
+def recorded_again(time: float) -> Change:
+    return call(3, time, "server-1", "Complete", "trainer-1", ("x1", "COMPLETED"), "RECORDED")
+
+
+def jump(time: float, seconds: float) -> Change:
+    return plus((time, "trainer-1", "clock jump", {"seconds": seconds}))
+
+
+def start(time: float) -> Change:
+    return plus((time, "trainer-1", "restart", {}))
+
+
+def second_attempt(story):
+    """The application asks for attempt 2, and cancels it before a server has it. Then the trainer dies."""
+    story.add(2.6, "trainer-1", "submitted", attempt=2, agent="traveller", plan=())
+    story.add(2.7, "trainer-1", "asks to cancel")
+    again(2.8, "applied", attempt=2, result="", status="CANCELLED", reason="cancelled", samples=())(story)
+    return crash("trainer-1", 2.9)(story)
+
+
+def no_ledger(story):
+    """The trainer has no ledger, and had another process before."""
+    story.change("configured", settings=(("ledger", False), ("journal", True), ("max_concurrent", 2)))
+    return plus((-1.0, "trainer-1", "crash", {"where": "any time"}), (-0.5, "trainer-1", "restart", {}))(story)
+
+
+def reported(status: str) -> Change:
+    """Changes the status that the server reports."""
+
+    def change(story):
+        for _, _, op, details in story.lines:
+            if op == "called" and details["call"] == 2:
+                details["argument"] = ("x1", status)
+        return story
+
+    return change
+
+
+def refused_chat(time: float) -> Change:
+    return plus((time, "server-1", "chat raised", {**OWN, "error": "Aborted"}))
+
+
+KNOWN = call(3, 3.0, "server-1", "Complete", "trainer-1", ("x1", "COMPLETED"), "ALREADY_RECORDED")
+REFUSED = plus(
+    (1.61, "server-1", "called", {"call": 4, "method": "Complete", "to": "trainer-1", "argument": ("x1", "COMPLETED")}),
+    (1.62, "server-1", "answered", {"call": 4, "method": "Complete", "status": "ABORTED", "value": ""}),
+)
+FULL = plus((1.0, "disk of server-1", "commit failed", {"store": "journal", "error": "the disk is full"}))
+SWALLOWS = [changed("submitted", plan=("swallow",)), crash("server-1", 1.85), run(1.86, "server-1", 12)]
+
+EXCUSED: dict[str, list[Change]] = {
+    "it was given up, and begins anew": [earlier_process(GIVEN_UP)],
+    "the application does not know that its cancel has dropped it": [earlier_process(CANCELLED, DROPPED)],
+    "the same by a crash right after the commit": [earlier_process(CANCELLED, COMMIT, KILLED)],
+    "what was confirmed is too old": [jump(2.65, 7200.0), start(2.7), recorded_again(2.8)],
+    "an attempt without a result was not stored": [second_attempt, KNOWN],
+    "a trainer without a ledger had superseded it": [
+        no_ledger,
+        refused_chat(-2.0),
+        reported("CANCELLED"),
+        changed("applied", **SUPERSEDED),
+    ],
+    "a trainer without a ledger and a full disk have lost replies": [no_ledger, FULL, changed("applied", **REPLAY)],
+    "an agent goes on after an error": [*SWALLOWS, refused_chat(1.75), changed("applied", **REPLAY)],
+    "an attempt that the trainer began by itself died with it": [REFUSED, crash("trainer-1", 1.65)],
+    "a reader gets an error": [
+        plus((1.95, "trainer-1", "events failed", {"reader": 1, "error": "NotFound"}), (90.0, "trainer-1", "close", {}))
+    ],
+}
+"""Changes of the good history after which no oracle finds anything."""
+
+NOT_EXCUSED: dict[str, tuple[str, list[Change]]] = {
+    "no caller has given it up": ("sampled once", [earlier_process()]),
+    "it was given up after its end": ("sampled once", [earlier_process(), plus((1.45, "trainer-1", "given up", {}))]),
+    "its server still had it": ("one reply", [earlier_process(GIVEN_UP), found]),
+    "a cancel, and a crash at another time": ("one reply", [earlier_process(CANCELLED)]),
+    "a cancel, a commit, and a crash long after it": (
+        "sampled once",
+        [earlier_process(CANCELLED, (-16.5, *COMMIT[1:]), KILLED)],
+    ),
+    "a crash after a commit, without a cancel": ("sampled once", [earlier_process(DROPPED)]),
+    "given up, and sampled again by the same process": (
+        "sampled once",
+        [plus((1.61, "trainer-1", "given up", {})), sampling(1.65, "d2")],
+    ),
+    "an application gets it twice": ("recorded is applied", [start(2.7), recorded_again(2.8)]),
+    "a jump that is too short": ("recorded is applied", [jump(2.65, 7000.0), start(2.7), recorded_again(2.8)]),
+    "a jump without a restart": ("recorded is applied", [jump(2.65, 7200.0), recorded_again(2.8)]),
+    "a jump after the restart": ("linearizable", [start(2.65), jump(2.7, 7200.0), recorded_again(2.8)]),
+    "a jump, and no confirmation": (
+        "recorded is applied",
+        [without("confirmed"), jump(2.65, 7200.0), start(2.7), recorded_again(2.8)],
+    ),
+    "an outcome is refused, and no process ended": ("linearizable", [REFUSED]),
+    "an attempt without a result, and no death": ("linearizable", [second_attempt, without("crash"), KNOWN]),
+    "superseded, though the trainer has a ledger": (
+        "fair end",
+        [refused_chat(-2.0), crash("trainer-1", -1.0), changed("applied", **SUPERSEDED)],
+    ),
+    "reported as cancelled, and no chat was refused": ("linearizable", [reported("CANCELLED")]),
+    "superseded by nobody": ("fair end", [no_ledger, changed("applied", **SUPERSEDED)]),
+    "other replies, though the trainer has a ledger": ("fair end", [FULL, changed("applied", **REPLAY)]),
+    "other replies, though the disk works": ("fair end", [no_ledger, changed("applied", **REPLAY)]),
+    "other questions, though no chat failed": ("fair end", [*SWALLOWS, changed("applied", **REPLAY)]),
+    "an outcome without a result comes twice": (
+        "applied once",
+        [changed("applied", result="", status="CANCELLED"), crash("trainer-1", 2.6), again(2.7, "applied", result="x")],
+    ),
+}
+"""Changes of the good history that an oracle finds, by its name."""
+
+
+@pytest.mark.parametrize("name", EXCUSED)
+def test_what_no_promise_excludes_is_excused(name):
+    story = good()
+    for change in EXCUSED[name]:
+        story = change(story)
+    assert story.judged() == []
+
+
+@pytest.mark.parametrize("name", NOT_EXCUSED)
+def test_what_is_nearly_excused_is_found(name):
+    oracle, changes = NOT_EXCUSED[name]
+    story = good()
+    for change in changes:
+        story = change(story)
+    assert oracle in story.judged()

@@ -1,0 +1,69 @@
+"""A higher attempt ends the lower one at its server only when the ledger has the higher one.
+
+Otherwise a crash before the commit would leave the lower attempt in the ledger, and at the server it has ended.
+"""
+
+import pytest
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2
+from osmosis_grpc.testing.raw.server_frames import chat
+from tests.trainer.deployment import CODE
+from tests.trainer.test_ledger import held_up
+from tests.waiting import until
+
+
+def forgotten(request):
+    """Returns a frame that says that the server has forgotten a rollout."""
+    ref = attach_pb2.RolloutRef(rollout_id=request.rollout_id, attempt=request.attempt)
+    return attach_pb2.ServerFrame(unknown_rollouts=attach_pb2.UnknownRollouts(rollouts=[ref]))
+
+
+@pytest.fixture
+async def running(listening, tmp_path):
+    """Returns a deployment with a ledger, its server, and the Init of a rollout that runs there."""
+    deployment = await listening(ledger=tmp_path / "ledger")
+    server = await deployment.server()
+    await server.attach()
+    deployment.run("r")
+    request = await server.accept()
+    await until(lambda: deployment.trainer.scheduler.rollouts["r"].opened)
+    await deployment.trainer.scheduler.ledger.written()
+    return deployment, server, request
+
+
+def attempt_of(deployment):
+    return deployment.trainer.scheduler.rollouts["r"].request.attempt
+
+
+async def test_chats_and_outcomes_of_the_lower_attempt_wait_for_the_commit(running):
+    deployment, server, request = running
+    with held_up(deployment.trainer.scheduler.ledger):
+        await server.send(forgotten(request))
+        await until(lambda: attempt_of(deployment) == 2)
+        assert (await server.ask(request)).status.code == CODE["UNAVAILABLE"]
+        assert (await server.complete(request)).status.code == CODE["UNAVAILABLE"]
+    await until(lambda: not deployment.trainer.scheduler.cache.replaces("r"))
+    assert (await server.complete(request)).status.code == CODE["ABORTED"]
+    assert (await server.ask(request)).status.code == CODE["ABORTED"]
+
+
+async def test_a_sampling_that_a_higher_attempt_stops_is_asked_again(running, policy):
+    deployment, server, request = running
+    policy.may.clear()
+    await server.send(chat(request, 1))
+    await until(lambda: policy.asked)
+    with held_up(deployment.trainer.scheduler.ledger):
+        await server.send(forgotten(request))
+        stopped = await server.stream.next("chat_reply")
+        assert (stopped.attempt, stopped.status.code) == (1, CODE["UNAVAILABLE"])
+
+
+async def test_the_cancel_of_the_lower_attempt_waits_for_the_commit(running):
+    deployment, server, request = running
+    with held_up(deployment.trainer.scheduler.ledger):
+        deployment.run("r", attempt=2)
+        await until(lambda: attempt_of(deployment) == 2)
+        assert (await server.ask(request)).status.code == CODE["UNAVAILABLE"]
+        assert server.stream.all("cancel") == []
+    cancelled = (await server.stream.next("cancel")).request
+    assert (cancelled.rollout_id, cancelled.attempt) == ("r", 1)
