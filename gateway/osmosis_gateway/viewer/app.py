@@ -22,6 +22,8 @@ from osmosis_grpc.reading.list_filter import FilterError
 from osmosis_grpc.reading.source_port import Source, SourceError
 
 STATIC = Path(__file__).parent / "static"
+PAGES = (rollouts, trajectory, server_page)
+"""The modules of the pages. Each has a function router(pages)."""
 
 
 def viewer_app(source: Source, *, host: str = "127.0.0.1", token: str = "", words: str = "") -> FastAPI:
@@ -36,7 +38,7 @@ def viewer_app(source: Source, *, host: str = "127.0.0.1", token: str = "", word
     stopping = asyncio.Event()
     pages = Pages(Reads(source), words, stopping)
     app.state.stopping = stopping
-    for page in (rollouts, trajectory, server_page):
+    for page in PAGES:
         app.include_router(page.router(pages))
     app.mount("/static", StaticFiles(directory=STATIC))
 

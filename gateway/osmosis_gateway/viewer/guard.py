@@ -68,7 +68,7 @@ class ViewGuard:
         """Return 403 for a host name that is not this machine's, and for a change that another page asks for."""
         headers = Headers(scope=scope)
         host = headers.get("host", "")
-        if not (is_local_name(host) or _name_of(host) in self._names):
+        if not host or not (is_local_name(host) or _name_of(host) in self._names):
             return PlainTextResponse(f"Host: {host[:200]!r} is not a name of this viewer", 403)
         if scope["method"] not in SAFE:
             origin = headers.get("origin", "")

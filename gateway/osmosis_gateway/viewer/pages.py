@@ -47,7 +47,8 @@ class Pages:
             lstrip_blocks=True,
         )
         self._templates.filters |= {
-            "span": span,
+            "span": duration,
+            "ticked": span,
             "number": number,
             "count": lambda value: f"{value:,}",
             "ago": lambda then, now: f"{span(now - then)} ago",
@@ -98,6 +99,11 @@ def address(path: str, **query: Any) -> str:
 def number(value: float | None) -> str:
     """Return a number with at most four digits that count; empty for None."""
     return "" if value is None else f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration: milliseconds below a second, else as the commands show it."""
+    return f"{max(0.0, 1000 * seconds):.0f} ms" if seconds < 1 else span(seconds)
 
 
 def date(seconds: float) -> str:

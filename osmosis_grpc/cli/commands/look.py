@@ -147,7 +147,9 @@ def view(
     ] = None,
     follow: Annotated[
         str | None,
-        typer.Option("--follow", metavar="HOST:PORT", help="Ask this running server instead.", show_default=False),
+        typer.Option(
+            "--follow", "--server", metavar="HOST:PORT", help="Ask this running server instead.", show_default=False
+        ),
     ] = None,
     run: Annotated[
         str | None, typer.Option("--run", metavar="RUN", help="The folder of a run of test or eval instead, or last.")
