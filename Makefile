@@ -11,7 +11,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-adapters test-trainers test-model learn check lint collect sim sim-ablations faults bench plots generate docs image clients compat-newest clean
+.PHONY: help venv demo test test-slow test-adapters test-trainers test-model learn check lint collect sim sim-ablations faults bench plots generate docs site image clients compat-newest clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -107,6 +107,9 @@ docs: .venv/.dev ## Write docs/settings.md, the views in docs/query.md, and llms
 	$(BIN)/python scripts/settings.py
 	$(BIN)/python scripts/views.py
 	$(BIN)/python scripts/llms.py
+
+site: .venv/.dev ## Build docs/ as a site into build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 image: .venv/.dev ## Make proto/image.binpb from proto/: the contract that `make check` protects (with each release)
 	$(BIN)/buf build --exclude-source-info -o proto/image.binpb

@@ -145,11 +145,11 @@ class Scheduler(Owner):
         if self.servers.given_up:
             raise self.servers.why_none()
         cache.ended = False  # a refused or cancelled rollout may run again
-        begun = known is not None and known.in_ledger
+        begun = cache.entered or cache.replaces or (known is not None and known.in_ledger)
         rollout = Rollout(request, self._loop.create_future(), affinity_key, begun=begun)
         rollout.done.add_done_callback(partial(self._count, request))
         self.rollouts[request.rollout_id] = rollout
-        if known is not None:
+        if known is not None or cache.replaces:
             self._enter(rollout)
         self._queue.add(rollout)
         self.changed()
@@ -337,19 +337,23 @@ class Scheduler(Owner):
             return
 
         def committed(_: Any, error: LedgerError | None) -> None:
-            if rollout.key != key or rollout.ending or rollout.done.done():
-                return
-            if error is None:
-                self.entered(rollout)
-            elif rollout.server is None:  # otherwise the ledger gets the attempt with its server
+            if error is None:  # also if the rollout has ended meanwhile: its lower attempts wait for this commit
+                if self.cache.entered(*key):
+                    self._cancel_leaving(rollout)
+            elif self._enters(rollout, key):
                 again = partial(self._enter_again, rollout, key)
                 self._later(UNWRITTEN_RETRY, again, lambda error: self.refused(rollout, job_failed(SEND_AGAIN, error)))
 
         self.ledger.record_assignment(*key, init_bytes(rollout.request), "", rollout.affinity_key, committed)
 
     def _enter_again(self, rollout: Rollout, key: RolloutKey) -> None:
-        if rollout.key == key and rollout.server is None and not rollout.ending and not rollout.done.done():
+        if self._enters(rollout, key):
             self._enter(rollout)
+
+    def _enters(self, rollout: Rollout, key: RolloutKey) -> bool:
+        """Returns whether an attempt still has to enter the ledger alone. One with a server enters with its server."""
+        newest = self.rollouts.get(key[0], rollout) is rollout and rollout.key == key
+        return newest and rollout.server is None and not rollout.ending
 
     def entered(self, rollout: Rollout) -> None:
         if self.cache.entered(*rollout.key):

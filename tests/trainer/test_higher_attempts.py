@@ -6,6 +6,7 @@ Otherwise a crash before the commit would leave the lower attempt in the ledger,
 import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2
+from osmosis_grpc.errors import Aborted
 from osmosis_grpc.testing.raw.server_frames import chat
 from tests.trainer.deployment import CODE
 from tests.trainer.test_ledger import held_up
@@ -21,7 +22,7 @@ def forgotten(request):
 @pytest.fixture
 async def running(listening, tmp_path):
     """Returns a deployment with a ledger, its server, and the Init of a rollout that runs there."""
-    deployment = await listening(ledger=tmp_path / "ledger")
+    deployment = await listening(ledger=tmp_path / "ledger", lost_after=0.5)
     server = await deployment.server()
     await server.attach()
     deployment.run("r")
@@ -67,3 +68,16 @@ async def test_the_cancel_of_the_lower_attempt_waits_for_the_commit(running):
         assert server.stream.all("cancel") == []
     cancelled = (await server.stream.next("cancel")).request
     assert (cancelled.rollout_id, cancelled.attempt) == ("r", 1)
+
+
+async def test_an_attempt_that_ends_before_its_commit_ends_the_lower_one_after_it(running):
+    deployment, server, request = running
+    with held_up(deployment.trainer.scheduler.ledger):
+        await server.send(forgotten(request))
+        await until(lambda: attempt_of(deployment) == 2)
+        await server.stream.cut()
+        await until(lambda: "r" not in deployment.trainer.scheduler.rollouts)  # no server for `lost_after` seconds
+        assert deployment.trainer.scheduler.cache.replaces("r")
+    await until(lambda: not deployment.trainer.scheduler.cache.replaces("r"))
+    with pytest.raises(Aborted):
+        await deployment.run("r", attempt=1)
