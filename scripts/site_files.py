@@ -46,9 +46,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Let the page's links lead to the pages of the site, and name a page by its title where a link names its file."""
     source = page.file.src_uri
-    path = (
-        source.removeprefix(f"{FOLDER}/").removesuffix(".md") if source.startswith(f"{FOLDER}/") else f"docs/{source}"
-    )
+    path = f"docs/{source}"
+    if source.startswith(f"{FOLDER}/"):
+        path = source.removeprefix(f"{FOLDER}/").removesuffix(".md")
+        page.meta["search"] = {"boost": 0.3}  # the docs come first in the results of a search
     if not path.endswith(".md"):
         return markdown
 
