@@ -15,6 +15,7 @@ from typing import Any
 
 from osmosis_grpc.cli.source import RUNS, Source, open_source
 from osmosis_grpc.cli.source_options import SourceOptions
+from osmosis_grpc.errors import missing_extra
 from osmosis_grpc.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
@@ -22,7 +23,6 @@ from osmosis_grpc.types import RolloutFilter
 
 PORT = 7700
 """The usual port. If another program uses it, the system chooses one."""
-EXTRA = "pip install 'osmosis-grpc[server,view]'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ def run_view(options: ViewOptions, source: SourceOptions, *, json: bool) -> int:
         try:
             app: Any = importlib.import_module("osmosis_gateway.viewer.app")
         except ModuleNotFoundError as error:
-            usage_error("view", f"it needs the package {error.name}: {EXTRA}")
+            usage_error("view", f"{missing_extra('it', 'server,view')} (there is no {error.name})")
         token = _token(options)
         chosen = _chosen(options, source, stack)
         opened = open_source("view", chosen)
