@@ -81,7 +81,7 @@ class Guard:
     def _check_host(self, scope: Scope) -> JSONResponse | None:
         """Return a refusal if the server is on loopback and the Host header does not name this machine."""
         host = Headers(scope=scope).get("host", "")
-        if not bound_to_loopback(scope, self._loopback) or _is_local(host) or from_test_client(scope):
+        if not bound_to_loopback(scope, self._loopback) or is_local_name(host) or from_test_client(scope):
             return None
         detail = f"Host: {host[:256]!r} is no name of this machine; a caller by another name needs a token"
         return JSONResponse({"detail": detail}, 421)
@@ -107,7 +107,7 @@ _HOST = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9.-]+))(?:
 """A Host header: an address or a name, and an optional port."""
 
 
-def _is_local(host: str) -> bool:
+def is_local_name(host: str) -> bool:
     """Return whether a Host header is an IP address, a localhost name, or empty as in HTTP/1.0."""
     if not host:
         return True

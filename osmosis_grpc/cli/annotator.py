@@ -5,8 +5,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
-from osmosis_grpc.cli.source_port import Source, SourceError
-from osmosis_grpc.cli.state_folder import opened
+from osmosis_grpc.reading.journal_folder import opened
+from osmosis_grpc.reading.source_port import Source, SourceError
 from osmosis_grpc.types import Annotation
 
 
@@ -20,14 +20,14 @@ class Annotator(Protocol):
 @asynccontextmanager
 async def open_annotator(source: Source) -> AsyncIterator[Annotator]:
     """Yield the Annotator for a source. Raises SourceError if another process uses the source's folder."""
-    from osmosis_grpc.cli.folder_source import FolderSource
+    from osmosis_grpc.reading.folder_source import FolderSource
 
     if isinstance(source, FolderSource):
         async with _in_folder(source.folder) as annotator:
             with source.snapshot():
                 yield annotator
         return
-    from osmosis_grpc.cli.server_source import ServerSource
+    from osmosis_grpc.reading.server_source import ServerSource
 
     assert isinstance(source, ServerSource)
     yield source

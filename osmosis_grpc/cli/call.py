@@ -11,11 +11,12 @@ from pathlib import Path
 from google.protobuf.message import Message
 from google.rpc import code_pb2
 
-from osmosis_grpc.cli.server_choice import ChosenServer, chosen_server
+from osmosis_grpc.cli.server_choice import chosen_server
 from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.errors import CallError, DeadlineExceeded, InvalidArgument, Unavailable
 from osmosis_grpc.link.connection_errors import explained
 from osmosis_grpc.link.method_calls import replies
+from osmosis_grpc.reading.chosen_server import ChosenServer
 from osmosis_grpc.serve.json_output import Records, escaped, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.types.outcome import printable

@@ -6,11 +6,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
-from osmosis_grpc.cli.record_values import plain
 from osmosis_grpc.cli.screen import Line, Screen, wrapped
-from osmosis_grpc.cli.server_choice import ChosenServer, chosen_server
+from osmosis_grpc.cli.server_choice import chosen_server
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.cli.source_port import SourceError
+from osmosis_grpc.reading.chosen_server import ChosenServer
+from osmosis_grpc.reading.record_values import plain
+from osmosis_grpc.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.trainer.rollout_client import RolloutClient

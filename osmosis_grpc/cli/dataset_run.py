@@ -21,7 +21,7 @@ from osmosis_grpc.cli.program import program
 from osmosis_grpc.cli.run_display import Display, failed_lines, figures, row_lines, shown
 from osmosis_grpc.cli.run_options import RunOptions
 from osmosis_grpc.cli.screen import say_wrapped
-from osmosis_grpc.cli.transcript import counted, transcript
+from osmosis_grpc.cli.transcript import transcript
 from osmosis_grpc.errors import CallError, InvalidArgument
 from osmosis_grpc.evaluate import (
     Dataset,
@@ -41,6 +41,7 @@ from osmosis_grpc.evaluate.inputs import Inputs, agent_inputs, digest_of
 from osmosis_grpc.evaluate.models import Model, check_url
 from osmosis_grpc.evaluate.price import Price
 from osmosis_grpc.policies import Policy
+from osmosis_grpc.reading.phrases import counted
 from osmosis_grpc.serve.json_output import Records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.storage import JournalError

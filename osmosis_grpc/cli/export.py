@@ -10,15 +10,16 @@ import time
 from typing import cast, get_args
 
 from osmosis_grpc.cli.export_options import ExportChoices
-from osmosis_grpc.cli.list import ListOptions, rollout_filter
+from osmosis_grpc.cli.list import chosen_filter
 from osmosis_grpc.cli.source import Source, open_source
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.cli.source_port import DamagedRollout, SourceError
-from osmosis_grpc.cli.transcript import counted
 from osmosis_grpc.errors import InvalidArgument, MissingExtraError
 from osmosis_grpc.export import Export, ExportCounts, ExportOptions, RecordedRollout, VerlConfig
 from osmosis_grpc.export.files import Format
 from osmosis_grpc.export.verl_rows import TooLong
+from osmosis_grpc.reading.list_filter import ListOptions
+from osmosis_grpc.reading.phrases import counted
+from osmosis_grpc.reading.source_port import DamagedRollout, SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.types import RolloutFilter, RolloutInfo
@@ -76,7 +77,7 @@ def run_export(to: str, output: str | None, choices: ExportChoices, options: Sou
         min_reward=choices.min_reward,
         max_reward=choices.max_reward,
     )
-    where = rollout_filter("export", given, time.time())
+    where = chosen_filter("export", given)
     with records(flags["json"]) as out:
         source = open_source("export", options)
         try:

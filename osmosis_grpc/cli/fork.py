@@ -17,19 +17,19 @@ from osmosis_grpc.agent.runnable import Runnable, as_runnable
 from osmosis_grpc.cli.agent_sources import SourceOptions as AgentSources
 from osmosis_grpc.cli.daemon_thread import Interruptible, run_in_daemon_thread
 from osmosis_grpc.cli.dataset_run import INTERRUPTED, STOPPING, model_of
-from osmosis_grpc.cli.fork_origin import origin
 from osmosis_grpc.cli.program import program
-from osmosis_grpc.cli.record_values import plain
 from osmosis_grpc.cli.run_options import RunOptions
 from osmosis_grpc.cli.source import Source, open_source
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.cli.source_port import SourceError
-from osmosis_grpc.cli.transcript import counted, reward_text
 from osmosis_grpc.engine.recorded_chats import ForkedChats
 from osmosis_grpc.errors import CallError, OsmosisRolloutError
 from osmosis_grpc.evaluate import ModelError, RunError, RunFolder
 from osmosis_grpc.evaluate.fork_run import run_fork
 from osmosis_grpc.evaluate.models import Model
+from osmosis_grpc.reading.fork_origin import origin
+from osmosis_grpc.reading.phrases import counted, reward_text
+from osmosis_grpc.reading.record_values import plain
+from osmosis_grpc.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.storage import JournalError

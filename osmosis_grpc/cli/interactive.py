@@ -9,11 +9,11 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
-from osmosis_grpc.cli.transcript import mapping, mappings
 from osmosis_grpc.errors import CallError
 from osmosis_grpc.evaluate import Dataset, Row
 from osmosis_grpc.evaluate.models import entered
 from osmosis_grpc.policies import Policy
+from osmosis_grpc.reading.message_text import mapping, mappings
 from osmosis_grpc.serve.json_output import harmless
 from osmosis_grpc.supervise import DaemonThreads
 from osmosis_grpc.types import ChatRequest, ChatResponse, Message

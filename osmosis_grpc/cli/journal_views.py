@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from osmosis_grpc.cli import view_values as values
-from osmosis_grpc.cli.conversation import mapping
-from osmosis_grpc.cli.event_text import name_of, one_line
-from osmosis_grpc.cli.history import sampled
 from osmosis_grpc.cli.rollout_facts import RolloutFacts
+from osmosis_grpc.reading.event_text import name_of, one_line
+from osmosis_grpc.reading.history import sampled
+from osmosis_grpc.reading.message_text import mapping
 from osmosis_grpc.types import EventKind, events
 
 VIEWS_VERSION = 1

@@ -7,6 +7,7 @@ Ids stay whole: if a line is still too wide, each id is in the line above its ro
 from collections.abc import Callable, Iterator, Sequence
 
 from osmosis_grpc.cli.screen import wrapped
+from osmosis_grpc.reading.phrases import span
 from osmosis_grpc.types import RolloutInfo
 from osmosis_grpc.types.outcome import printable
 
@@ -75,16 +76,6 @@ def _line(cells: Sequence[tuple[str, str, int]]) -> str:
 
 def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."
-
-
-def span(seconds: float) -> str:
-    """Return a duration for people, such as 0.4s, 12s, 3:05 or 2:03:04."""
-    seconds = max(0.0, seconds)
-    if seconds < 60:
-        return f"{seconds:.1f}s" if seconds < 9.95 else f"{seconds:.0f}s"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _id(info: RolloutInfo, now: float) -> str:

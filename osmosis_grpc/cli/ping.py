@@ -10,15 +10,16 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from osmosis_grpc.cli.ctl import protocol_range
-from osmosis_grpc.cli.record_values import plain
 from osmosis_grpc.cli.screen import Line, Screen
-from osmosis_grpc.cli.server_choice import ChosenServer, chosen_server
+from osmosis_grpc.cli.server_choice import chosen_server
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.cli.source_port import SourceError
 from osmosis_grpc.errors import CallError
 from osmosis_grpc.link.client_calls import Metadata, error_of
 from osmosis_grpc.link.connection_errors import explained
 from osmosis_grpc.link.method_calls import replies
+from osmosis_grpc.reading.chosen_server import ChosenServer
+from osmosis_grpc.reading.record_values import plain
+from osmosis_grpc.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import records
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.types.server_info import ServerInfo

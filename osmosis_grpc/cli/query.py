@@ -13,11 +13,11 @@ from typing import Any
 
 from osmosis_grpc.cli.journal_views import VIEWS, VIEWS_VERSION
 from osmosis_grpc.cli.query_database import Answer, Interrupted, QueryDatabase, QueryError
-from osmosis_grpc.cli.record_values import plain
 from osmosis_grpc.cli.screen import Screen, columns, wrapped
-from osmosis_grpc.cli.source_port import SourceError
-from osmosis_grpc.cli.state_folder import doctor_hint
 from osmosis_grpc.cli.usual_folder import run_folder, state_folder
+from osmosis_grpc.reading.journal_folder import doctor_hint
+from osmosis_grpc.reading.record_values import plain
+from osmosis_grpc.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.storage.journal.schema import FILE

@@ -14,9 +14,9 @@ from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
 from osmosis_grpc.cli.replay_comparison import Difference, Recorded, Row, rerun, result_differences
 from osmosis_grpc.cli.source import Source, open_source
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.cli.source_port import SourceError
-from osmosis_grpc.cli.transcript import reward_text
 from osmosis_grpc.errors import OsmosisRolloutError
+from osmosis_grpc.reading.phrases import reward_text
+from osmosis_grpc.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.types import RolloutInfo, RolloutOutcome

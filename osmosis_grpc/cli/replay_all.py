@@ -16,14 +16,15 @@ from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.agent.validator import one_line
 from osmosis_grpc.cli.agent_sources import SourceOptions as AgentSources
 from osmosis_grpc.cli.daemon_thread import Interruptible
-from osmosis_grpc.cli.list import ListOptions, rollout_filter
+from osmosis_grpc.cli.list import chosen_filter
 from osmosis_grpc.cli.replay import STOPPED, recorded_of
 from osmosis_grpc.cli.replay_comparison import Difference, Row, rerun, result_differences
 from osmosis_grpc.cli.source import Source, open_source
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.cli.source_port import DamagedRollout, SourceError
-from osmosis_grpc.cli.transcript import counted
 from osmosis_grpc.errors import OsmosisRolloutError
+from osmosis_grpc.reading.list_filter import ListOptions
+from osmosis_grpc.reading.phrases import counted
+from osmosis_grpc.reading.source_port import DamagedRollout, SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.types import RolloutFilter, RolloutInfo
@@ -66,7 +67,7 @@ def run_replay_all(options: ReplayAllOptions, source: SourceOptions) -> int:
     """Replay the rollouts, print the differences, and return the exit code."""
     if not options.modules:
         usage_error("replay", "say where the agent loops are: -m MODULE:ATTR")
-    where = rollout_filter("replay", options.chosen, time.time())
+    where = chosen_filter("replay", options.chosen)
     with records(options.json) as out:
         try:
             loops = {loop.name: loop for loop in load_agents(list(options.modules), options.agents.sources())}

@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from osmosis_grpc.cli.journal_info import unfinished_info
 from osmosis_grpc.errors import DataLoss, InvalidArgument
+from osmosis_grpc.reading.journal_info import unfinished_info
 from osmosis_grpc.storage.journal.event_reader import EventReader
 from osmosis_grpc.storage.journal.open_trails import OpenTrail
 from osmosis_grpc.storage.journal.rows import RolloutRow

@@ -3,15 +3,15 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from osmosis_grpc.cli.conversation import Conversation, View
-from osmosis_grpc.cli.event_text import failure_text, one_line
-from osmosis_grpc.cli.history import MAIN, Chat, History, ToolCall, by_tool
 from osmosis_grpc.cli.screen import Line, Screen, wrapped
 from osmosis_grpc.cli.token_text import token_lines
-from osmosis_grpc.cli.transcript import counted, reward_lines, reward_text, sample_lines
-from osmosis_grpc.types import Failure, FailureReason, Message, OutcomeStatus, RolloutInfo, Sample
+from osmosis_grpc.cli.transcript import reward_lines, sample_lines
+from osmosis_grpc.reading.event_text import failure_text, one_line
+from osmosis_grpc.reading.history import MAIN, Chat, History, ToolCall, by_tool
+from osmosis_grpc.reading.phrases import counted, reward_text
+from osmosis_grpc.types import Failure, FailureReason, OutcomeStatus, RolloutInfo, Sample
 
 MOST_LINES = 12
 """The most lines of one text in a conversation. --turn shows all lines of a turn."""
@@ -228,29 +228,10 @@ class RolloutText:
             return
         name, number = chat.name
         view = replace(self._view, lines=lines, reasoning=self._view.reasoning or lines is None)
-        messages = [chat.answered.response.message, *self._results(chat)]
+        messages = [chat.answered.response.message, *self._history.tool_messages(chat, self.samples)]
         now = None if self._ended else self._now
         tools = self._history.tool_ends(name, now)
         yield from Conversation(messages, {0: number}, tools, self._history.notes(name), view).lines()
-
-    def _results(self, chat: Chat) -> list[Any]:
-        """Return the tool messages that follow the reply of a chat, from the next chat or the final conversation."""
-        assert chat.answered is not None
-        sample = chat.asked.sample
-        sources: list[Sequence[Message]] = [
-            each.asked.messages for each in self._history.chats.values() if _continues(each, chat)
-        ]
-        final = self.samples.get(sample)
-        if not sources and final is not None:
-            messages = list(final.messages)
-            reply = chat.answered.response.message
-            sources += [messages[at + 1 :] for at, message in enumerate(messages) if message == reply][-1:]
-        found = []
-        for message in sources[0] if sources else ():
-            if message.get("role") != "tool":
-                break
-            found.append(message)
-        return found
 
     def _wrapped(self, text: str, kind: str = "") -> Iterator[Line]:
         for piece in wrapped(text, self._screen.width - 4):
@@ -258,10 +239,6 @@ class RolloutText:
 
     def _one_line(self, text: str) -> Line:
         return Line.of(self._screen.fitted(text.replace("\n", " ")))
-
-
-def _continues(later: Chat, chat: Chat) -> bool:
-    return (later.asked.sample, later.asked.parent_chat) == chat.name
 
 
 def _tool_text(name: str, tools: Sequence[ToolCall], now: float) -> str:

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from osmosis_grpc.cli.screen import pieces, say_wrapped
-from osmosis_grpc.cli.transcript import counted
 from osmosis_grpc.engine import runner
 from osmosis_grpc.evaluate import RowResult, Summary
 from osmosis_grpc.evaluate.eval_functions import OWN_REWARD
+from osmosis_grpc.reading.phrases import counted
 from osmosis_grpc.serve.json_output import Records, say_error
 from osmosis_grpc.types.outcome import printable
 

@@ -6,13 +6,13 @@ history.py rebuilds the rollout from its events. rollout_text.py and rollout_rec
 import asyncio
 import time
 
-from osmosis_grpc.cli.history import history_of
-from osmosis_grpc.cli.rollout_record import rollout_record, turn_record
 from osmosis_grpc.cli.rollout_text import RolloutText, Wanted
 from osmosis_grpc.cli.screen import Screen, wrapped
 from osmosis_grpc.cli.source import Source, open_source, stopped_text
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.cli.source_port import SourceError
+from osmosis_grpc.reading.history import history_of
+from osmosis_grpc.reading.rollout_record import rollout_record, turn_record
+from osmosis_grpc.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.types import OutcomeStatus

@@ -7,8 +7,9 @@ imported only when they are used, because a command that reads a folder needs no
 from pathlib import Path
 
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.cli.source_port import Events, Source, stopped_text
 from osmosis_grpc.cli.usual_folder import run_folder, state_folder, usual_folder
+from osmosis_grpc.reading.source_port import Events, Source, stopped_text
+from osmosis_grpc.serve.json_output import say_error
 from osmosis_grpc.serve.startup import usage_error
 
 __all__ = ["Events", "Source", "open_source", "stopped_text"]
@@ -40,11 +41,13 @@ def open_source(command: str, options: SourceOptions) -> Source:
             other = f" (--run last reads the newest run in {RUNS})" if any(RUNS.glob("*/journal.db")) else ""
             why = f"there is no journal in {usual}{other}, and "
     if folder is not None:
-        from osmosis_grpc.cli.folder_source import FolderSource
+        from osmosis_grpc.reading.folder_source import FolderSource
 
         return FolderSource(folder)
     from osmosis_grpc.cli.server_choice import chosen_server
-    from osmosis_grpc.cli.server_source import ServerSource
+    from osmosis_grpc.reading.server_source import ServerSource
 
     server = chosen_server(command, options, why)
-    return ServerSource(server, "" if given else f"{command}: {why}the command reads {server}")
+    if given:
+        return ServerSource(server)
+    return ServerSource(server, lambda: say_error(f"{command}: {why}the command reads {server}"))

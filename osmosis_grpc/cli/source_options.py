@@ -49,3 +49,5 @@ with_journal = with_options(SourceOptions, "source", without=("run",))
 """Gives a command the same options without --run."""
 with_server = with_options(SourceOptions, "source", without=("state_dir", "run"))
 """Gives a command the options that name a running server."""
+with_view_server = with_options(SourceOptions, "source", without=("server", "state_dir", "run", "token", "token_file"))
+"""Gives a command only the options for the connection to a server. Its other options have names of their own."""

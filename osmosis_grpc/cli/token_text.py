@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from osmosis_grpc.cli.screen import Line, wrapped
-from osmosis_grpc.cli.transcript import counted
+from osmosis_grpc.reading.phrases import counted
 from osmosis_grpc.types import Sample, Segment
 
 

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from osmosis_grpc.agent.current_context import ToolRun
-from osmosis_grpc.cli.conversation import Conversation, ToolEnd, View, mapping, mappings
+from osmosis_grpc.cli.conversation import Conversation, View
 from osmosis_grpc.cli.screen import Line, wrapped
+from osmosis_grpc.reading.message_text import ToolEnd
+from osmosis_grpc.reading.phrases import counted, reward_text
 from osmosis_grpc.types import ChatRequest, Message, RolloutOutcome, Sample
 from osmosis_grpc.types.outcome import printable
-
-__all__ = ["Chats", "counted", "mapping", "mappings", "reward_text", "sample_lines", "transcript"]
 
 Chats = Sequence[tuple[ChatRequest, Message]]
 Messages = Sequence[Mapping[str, Any]]
@@ -49,15 +49,6 @@ def sample_lines(name: str, sample: Sample, chats: Chats, known: Conversation) -
         part = Conversation(messages, numbers, known.tools, known.notes, known.view)
         for line in part.lines():
             yield line.indented(2)
-
-
-def reward_text(outcome: RolloutOutcome) -> str:
-    """Return the rollout's reward as a text. Without one, return the mean of the samples' rewards."""
-    mean = outcome.mean_reward
-    if outcome.reward is not None or mean is None:
-        return "no reward" if mean is None else f"reward {mean:g}"
-    rewarded = sum(sample.reward is not None for sample in outcome.samples.values())
-    return f"reward {mean:g} (mean of {counted(rewarded, 'sample')})"
 
 
 def _origin(sample: Sample) -> Iterator[str]:
@@ -112,11 +103,6 @@ def _branches(chats: Chats, messages: Sequence[Mapping[str, Any]]) -> Iterator[t
         start = known[first] if len(whole) > 1 else 0
         numbers = {index - start: number for index, number in replies[first].items()}
         yield first if len(whole) > 1 else 1, numbers, shown[start:]
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number and its noun, in the plural unless the number is 1."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _line(text: str) -> str:

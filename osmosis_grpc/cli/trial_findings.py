@@ -19,9 +19,10 @@ from osmosis_grpc.agent.reward_decorator import BadRewardError
 from osmosis_grpc.agent.sync_agents import RunNotAsyncError
 from osmosis_grpc.agent.tools import ToolRunnerNotAsyncError
 from osmosis_grpc.agent.validator import Finding, Place, make, one_line, place_of, place_of_error
-from osmosis_grpc.cli.transcript import counted, mapping
 from osmosis_grpc.cli.trial import MOST_CHATS, Trial
 from osmosis_grpc.errors import ToolExecutionError
+from osmosis_grpc.reading.message_text import mapping
+from osmosis_grpc.reading.phrases import counted
 from osmosis_grpc.types import ChatPurpose, OutcomeStatus
 from osmosis_grpc.types.outcome import describe, is_reward
 from osmosis_grpc.types.requests import DEFAULT_MAX_TURNS

@@ -32,7 +32,8 @@ from osmosis_grpc.agent.workflow_sources import ConfigSources
 from osmosis_grpc.agent.workflow_validator import validate_agent
 from osmosis_grpc.cli.agent_sources import SourceOptions
 from osmosis_grpc.cli.screen import say_wrapped
-from osmosis_grpc.cli.transcript import counted, transcript
+from osmosis_grpc.cli.transcript import transcript
+from osmosis_grpc.reading.phrases import counted
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.types.outcome import printable

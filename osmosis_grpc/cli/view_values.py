@@ -4,10 +4,10 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from osmosis_grpc.cli.conversation import mappings, text_of
-from osmosis_grpc.cli.history import Chat, ChatName, History, ToolCall
-from osmosis_grpc.cli.record_values import plain
 from osmosis_grpc.cli.rollout_facts import RolloutFacts
+from osmosis_grpc.reading.history import Chat, ChatName, History, ToolCall
+from osmosis_grpc.reading.message_text import mappings, text_of
+from osmosis_grpc.reading.record_values import plain
 from osmosis_grpc.types import Sample, TrajectoryEvent, events
 
 Events = list[TrajectoryEvent]

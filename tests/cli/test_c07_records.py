@@ -68,7 +68,12 @@ WITH_SERVER = {
     "ctl cancel": ["r"],
     "ctl drain": ["--undo"],
 }
-ELSEWHERE = {"serve": "tests/cli/test_serve.py", "demo": "tests/cli/test_demo.py", "fork": "tests/cli/test_fork.py"}
+ELSEWHERE = {
+    "serve": "tests/cli/test_serve.py",
+    "demo": "tests/cli/test_demo.py",
+    "fork": "tests/cli/test_fork.py",
+    "view": "tests/cli/test_view.py",
+}
 """Commands whose records other tests read, and where."""
 
 

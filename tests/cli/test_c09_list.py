@@ -206,7 +206,7 @@ def test_c12_a_list_of_a_folder_imports_no_grpc(looked_at):
 
 
 def test_c09_a_list_imports_numpy_only_for_tokens():
-    code = "import sys, osmosis_grpc.cli.list, osmosis_grpc.cli.folder_source, osmosis_grpc.cli.server_source"
+    code = "import sys, osmosis_grpc.cli.list, osmosis_grpc.reading.folder_source, osmosis_grpc.reading.server_source"
     assert run("-c", f"{code}; sys.exit('numpy' in sys.modules)").returncode == 0
 
 

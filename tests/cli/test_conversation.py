@@ -2,7 +2,8 @@
 
 import pytest
 
-from osmosis_grpc.cli.conversation import Conversation, ToolEnd, View, reasoning_of, text_of
+from osmosis_grpc.cli.conversation import Conversation, View
+from osmosis_grpc.reading.message_text import ToolEnd, reasoning_of, text_of
 
 
 def call(number="c1", name="look"):

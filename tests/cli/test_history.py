@@ -2,7 +2,7 @@
 
 import pytest
 
-from osmosis_grpc.cli.history import History, by_tool
+from osmosis_grpc.reading.history import History, by_tool
 from osmosis_grpc.types import (
     ChatPurpose,
     ChatResponse,

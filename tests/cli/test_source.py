@@ -6,12 +6,12 @@ from contextlib import aclosing
 import pytest
 import typer
 
-from osmosis_grpc.cli.folder_source import FolderSource
-from osmosis_grpc.cli.server_source import ServerSource
 from osmosis_grpc.cli.source import open_source
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.cli.source_port import SourceError
 from osmosis_grpc.evaluate.run_folder import RunFolder
+from osmosis_grpc.reading.folder_source import FolderSource
+from osmosis_grpc.reading.server_source import ServerSource
+from osmosis_grpc.reading.source_port import SourceError
 from osmosis_grpc.types import RolloutState, events
 from tests.cli.looked_at import recorded
 from tests.ports import quiet_port

@@ -22,9 +22,11 @@ from pathlib import Path
 from tests.ports import quiet_port
 from tests.processes import ROOT
 
-PORTS = ("50051", "60051", "9000", "8100", "9464")
+PORTS = ("50051", "60051", "9000", "8100", "9464", "7700", "7701")
 """Ports that pages name; each run of a page puts free ones in their place."""
-_SERVES = re.compile(r"^(osmosis-grpc serve|python -m osmosis_grpc\.serve|python -m osmosis_gateway)\b[^&]*$", re.M)
+_SERVES = re.compile(
+    r"^(osmosis-grpc (?:serve|view)|python -m osmosis_grpc\.serve|python -m osmosis_gateway)\b[^&]*$", re.M
+)
 _BLOCK = re.compile(r"^( *)```(bash|python)\n(.*?)^ *```$", re.S | re.M)
 
 
@@ -129,7 +131,7 @@ async def _until_ready(process: "subprocess.Popen[bytes]", log: Path, timeout: f
     """Wait for the line that says that the server listens."""
     async with asyncio.timeout(timeout):
         while process.poll() is None:
-            if re.search(r"\b(serving|listening|ready)\b", log.read_text()):
+            if re.search(r"\b(serving|listening|ready|Ctrl-C)\b", log.read_text()):
                 return True
             await asyncio.sleep(0.05)  # between two looks at the log
     return False
@@ -155,6 +157,7 @@ PAGES = {
         "docs/operators.md",
         "docs/implementers.md",
         "docs/look.md",
+        "docs/viewer.md",
         "docs/fork.md",
         "docs/control.md",
         "docs/query.md",

@@ -9,7 +9,6 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext, RolloutResult
@@ -121,12 +120,23 @@ class _Script:
         if wild == "hang":
             await asyncio.sleep(10_000.0)
         if wild == "ignore":
-            await _ignore_cancels(60.0)
+            await self._ignore_cancels(60.0)
         if script.get("parts"):
             ctx.set_reward(0.25, name="format")
         if wild == "bad reward":
             return ctx.complete(messages, reward=float("nan"))
         return ctx.complete(messages, reward=float(sum(len(json.dumps(message)) for message in messages) % 1000))
+
+    async def _ignore_cancels(self, seconds: float) -> None:
+        """Goes on for some time, whatever happens."""
+        loop, request = asyncio.get_running_loop(), self._ctx.request
+        until = loop.time() + seconds
+        while loop.time() < until:
+            try:
+                await asyncio.sleep(until - loop.time())  # the clock is simulated
+            except asyncio.CancelledError:
+                rollout = request.rollout_id, request.attempt
+                self._history.note(self._server, "cancel ignored", *rollout, run=self._run)
 
     async def _aside(self, chats: int, about: str) -> str:
         messages: list[Any] = [{"role": "user", "content": f"what of this: {about}"}]
@@ -150,15 +160,6 @@ class _Script:
             raise
         note(self._server, "got", request.rollout_id, request.attempt, draw=reply.extra.get("draw"), **name)
         return reply
-
-
-async def _ignore_cancels(seconds: float) -> None:
-    """Goes on for some time, whatever happens."""
-    loop = asyncio.get_running_loop()
-    until = loop.time() + seconds
-    while loop.time() < until:
-        with suppress(asyncio.CancelledError):
-            await asyncio.sleep(until - loop.time())  # the clock is simulated
 
 
 async def _add(call: Any) -> Any:

@@ -29,6 +29,7 @@ ORACLES: tuple[Oracle, ...] = (
     lifecycle.within_capacity,
     lifecycle.nothing_left,
     lifecycle.everything_ends,
+    lifecycle.ends_without_agent,
     lifecycle.runs_stop,
     orders.linearizable,
     logs.errors_explained,

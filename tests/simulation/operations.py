@@ -53,6 +53,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "chat raised": Operation("the agent's chat {sample}/{chat} raises {error}", ("sample", "chat", "error", "run")),
     "returned": Operation("the agent returns (run {run}, reward {reward})", ("run", "reward")),
     "raised": Operation("the agent raises {error} (run {run})", ("run", "error")),
+    "cancel ignored": Operation("the agent ignores a cancel (run {run})", ("run",)),
     "stopped agent": Operation("the agent is cancelled (run {run})", ("run",)),
     # A reader of events. `kind` is the name of the event's class.
     "event": Operation("reader {reader} reads event {number}: {kind}", ("reader", "number", "kind")),

@@ -29,6 +29,17 @@ RESULT = ("x1", "COMPLETED")
 FULL = {"store": "journal", "error": "the disk is full"}
 UNWRITTEN, EXPIRED, LOST = EXPLAINED
 PRODUCT = Path(osmosis_grpc.__file__).parent
+IGNORED = plus(
+    (60.0, "server-1", "run", {"rollout": "r2", "agent": "traveller", "run": 5}),
+    (61.0, "server-1", "cancel ignored", {"rollout": "r2", "run": 5}),
+    (121.0, "server-1", "returned", {"rollout": "r2", "run": 5, "reward": 1.0}),
+    (
+        121.1,
+        "server-1",
+        "called",
+        {"rollout": "r2", "call": 7, "method": "Complete", "to": "trainer-1", "argument": ("x7", "CANCELLED")},
+    ),
+)
 BROKEN: dict[str, tuple[str, list[Change]]] = {
     "no outcome": ("nothing lost", [without("applied", "in journal")]),
     "two results": ("applied once", [again(2.35, "applied", result="x2")]),
@@ -88,6 +99,10 @@ BROKEN: dict[str, tuple[str, list[Change]]] = {
         [plus((1.9, "trainer-1", "events begin", {"reader": 3, "number": 1}), (90.0, "trainer-1", "close", {}))],
     ),
     "a reply of the ledger is sampled again": ("sampled once", [crash("trainer-1", 3.5), sampling(3.6, "d2")]),
+    "a reply that an agent has got is sampled again": (
+        "sampled once",
+        [crash("trainer-1", 1.75), sampling(1.77, "d2")],
+    ),
     "a superseded attempt runs on": (
         "attempts rise",
         [run(1.65, "server-1", 7, attempt=2), again(20.0, "got", draw="d1")],
@@ -101,6 +116,7 @@ BROKEN: dict[str, tuple[str, list[Change]]] = {
     "too long a queue": ("within capacity", [changed("capacity", queued=5)]),
     "a slot": ("nothing left", [changed("left", count=1)]),
     "an end that comes late": ("everything ends", [late]),
+    "an end that waits for its agent": ("ends without agent", [IGNORED]),
     "an agent for ever": (
         "runs stop",
         [plus((2.6, "server-1", "run", {"attempt": 2, "agent": "traveller", "run": 5}))],
@@ -153,6 +169,14 @@ def test_each_explained_error_is_a_text_of_the_product():
     assert {message for message in EXPLAINED if f'"{message}"' not in texts} == set()
 
 
+CUT = (60.5, "server-1", "cut", {"to": "trainer-1"})
+
+
+def test_an_end_may_wait_for_its_agent_after_a_fault():
+    story = IGNORED(good())
+    assert "ends without agent" not in plus(CUT)(story).judged()
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_promise_is_found(name):
     oracle, changes = BROKEN[name]
@@ -169,4 +193,10 @@ def test_every_oracle_has_a_history_that_it_finds():
 def test_a_chat_may_be_sampled_again_after_the_death_of_its_trainer():
     story = crash("trainer-1", 1.55)(good().without("replied"))
     sampling(1.6, "d2")(story).change("got", draw="d2")
+    assert story.judged() == []
+
+
+def test_a_reply_that_no_agent_has_got_may_be_sampled_again_after_the_death_of_its_trainer():
+    story = crash("trainer-1", 1.62)(good())
+    sampling(1.65, "d2")(story).change("got", draw="d2")
     assert story.judged() == []

@@ -1,12 +1,13 @@
 """Commands that show rollouts."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from osmosis_grpc.cli.commands.shared import Attempt, Json
 from osmosis_grpc.cli.export_options import ExportChoices, with_choices
-from osmosis_grpc.cli.source_options import SourceOptions, with_source
+from osmosis_grpc.cli.source_options import SourceOptions, with_source, with_view_server
 
 commands = typer.Typer()
 
@@ -58,7 +59,8 @@ def list_(
 
     Exit codes: 0 listed, even if nothing matches, 2 a wrong option, or the server or the folder cannot be read.
     """
-    from osmosis_grpc.cli.list import ListOptions, run_list
+    from osmosis_grpc.cli.list import run_list
+    from osmosis_grpc.reading.list_filter import ListOptions
 
     given = ListOptions(
         states=tuple(state or ()),
@@ -130,6 +132,66 @@ def events(
     from osmosis_grpc.cli.events import run_events
 
     raise typer.Exit(run_events(rollout, attempt, source, follow=follow, json=json))
+
+
+@commands.command(short_help="Show rollouts in a browser.")
+@with_view_server
+def view(
+    folder: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[STATE_DIR]",
+            help="A state folder, or the folder of a run of test or eval; a server may be using it. "
+            "Default: ./.osmosis/state, else the newest run, else the server 127.0.0.1:50051.",
+        ),
+    ] = None,
+    follow: Annotated[
+        str | None,
+        typer.Option(
+            "--follow", "--server", metavar="HOST:PORT", help="Ask this running server instead.", show_default=False
+        ),
+    ] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="RUN", help="The folder of a run of test or eval instead, or last.")
+    ] = None,
+    demo: Annotated[bool, typer.Option("--demo", help="Run the demo, and show its eight rollouts.")] = False,
+    host: Annotated[
+        str, typer.Option("--host", metavar="HOST", help="Listen on this host. Other machines need a token.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port", metavar="PORT", min=0, max=65535, help="Default: 7700 if it is free.", show_default=False
+        ),
+    ] = None,
+    token: Annotated[
+        str | None, typer.Option("--token", metavar="SECRET", help="What browsers have to show. Prefer the file.")
+    ] = None,
+    token_file: Annotated[str | None, typer.Option("--token-file", metavar="FILE", help="File that holds --token.")] = (
+        None
+    ),
+    server_token_file: Annotated[
+        str | None,
+        typer.Option("--server-token-file", metavar="FILE", help="File with the token to show to the server."),
+    ] = None,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    json: Json = False,
+    *,
+    source: SourceOptions,
+) -> None:
+    """Show rollouts in a browser until Ctrl-C: a live table, and each rollout with its turns, tools, times and failure.
+
+    It needs the extra `view`. A folder is only read. `osmosis-grpc docs viewer` has more.
+
+    Exit codes: 0 stopped, 2 a wrong option, or there is nothing to show.
+    """
+    from osmosis_grpc.cli.view import ViewOptions, run_view
+
+    given = ViewOptions(
+        folder=folder, demo=demo, host=host, port=port, token=token, token_file=token_file, open=open_browser
+    )
+    chosen = replace(source, server=follow, run=run, token_file=server_token_file)
+    raise typer.Exit(run_view(given, chosen, json=json))
 
 
 @commands.command(short_help="Ask a journal anything with SQL.")

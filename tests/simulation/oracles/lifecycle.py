@@ -1,9 +1,11 @@
 """Oracles of rollouts on servers: attempts, runs, events, windows, slots, and the end of everything."""
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
 
 from tests.simulation.history import Record
+from tests.simulation.operations import OPERATIONS
 from tests.simulation.oracles.evidence import DEATHS, Evidence, Finding
 from tests.simulation.oracles.forgetting import begun_anew
 
@@ -11,6 +13,8 @@ STOPPING = 10.0
 """A superseded attempt gets no further reply after so many simulated seconds."""
 OVER = ("returned", "raised", "stopped agent")
 """The operations that end a run of an agent."""
+HEALING = 45.0
+"""So many simulated seconds after a fault, both ends of a broken connection have a new one."""
 READING = 60.0
 """A reader has all events of an ended rollout after so many simulated seconds without faults."""
 QUIET = 1500.0
@@ -187,6 +191,27 @@ def everything_ends(evidence: Evidence) -> Iterator[Finding]:
         if end is None or end.time > since + QUIET:
             text = "never" if end is None else f"{end.time - since:.0f} s after the last fault"
             yield Finding("everything ends", rollout, f"it ended {text}", (asked, over[0]))
+
+
+def ends_without_agent(evidence: Evidence) -> Iterator[Finding]:
+    """An outcome does not wait for an agent that ignores its cancels, when no fault can delay the outcome."""
+    ignored = {record["run"]: record for record in reversed(evidence.by_op["cancel ignored"])}
+    if not ignored:
+        return
+    over = {record["run"]: record for op in OVER for record in evidence.by_op[op]}
+    outcomes: dict[tuple[str, int], Record] = {}
+    for call in evidence.by_op["called"]:
+        if call["method"] == "Complete":
+            outcomes.setdefault((call.rollout, call.attempt), call)
+    faults = [record.time for record in evidence.records if OPERATIONS[record.op].fault]
+    for run, cancel in ignored.items():
+        end, outcome = over.get(run), outcomes.get((cancel.rollout, cancel.attempt))
+        if end is None or outcome is None or outcome.who != cancel.who:
+            continue
+        if bisect_left(faults, cancel.time - HEALING) != bisect_right(faults, end.time):
+            continue
+        if outcome.number > end.number and outcome.time > cancel.time + STOPPING:
+            yield Finding("ends without agent", cancel.rollout, "its end waits for its agent", (cancel, outcome))
 
 
 def runs_stop(evidence: Evidence) -> Iterator[Finding]:

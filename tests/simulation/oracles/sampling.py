@@ -17,8 +17,10 @@ LOGPROB_DIGITS = 4
 def sampled_once(evidence: Evidence) -> Iterator[Finding]:
     """A chat is sampled once while its trainer lives, unless its sampling failed or was abandoned.
 
-    A trainer with a ledger does not sample it again after its death either, if it had the reply a second before.
+    A trainer with a ledger does not sample it again after its death either, if an agent has got the reply, or if the
+    trainer had it a second before.
     """
+    got = {record["draw"]: record.number for record in reversed(evidence.by_op["got"])}
     replied = {record["draw"]: record for record in evidence.by_op["replied"]}
     without_reply = {record["draw"] for op in ("policy failed", "policy cancelled") for record in evidence.by_op[op]}
     sampled: dict[tuple[str, ChatName], list[Record]] = defaultdict(list)
@@ -32,7 +34,9 @@ def sampled_once(evidence: Evidence) -> Iterator[Finding]:
             reply = replied.get(first["draw"])
             if died and (who in evidence.forgetful or reply is None):
                 continue
-            if died and reply is not None and evidence.death_after(who, reply.number) < reply.time + COMMITTED:
+            arrived = evidence.died_between(who, got.get(first["draw"], second.number), second.number)
+            soon = reply is not None and evidence.death_after(who, reply.number) < reply.time + COMMITTED
+            if died and soon and not arrived:
                 continue
             if not died or not begun_anew(evidence, name[0], first.number, second.number):
                 yield Finding("sampled once", name[0], f"{who} samples a chat twice", (first, second))

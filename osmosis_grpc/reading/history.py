@@ -1,10 +1,11 @@
 """Rebuilds a rollout from its events: its chats, its tool calls, its samples, and how its time was used."""
 
-from collections.abc import AsyncIterable, Iterable, Iterator, Sequence
+import itertools
+from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from osmosis_grpc.cli.conversation import CallName, ToolEnd, mapping
+from osmosis_grpc.reading.message_text import CallName, ToolEnd, mapping
 from osmosis_grpc.types import (
     ChatRequest,
     FailureReason,
@@ -243,6 +244,21 @@ class History:
             known = ToolEnd(missing=missing) if end is None else ToolEnd(end.latency, end.error, end.message)
             found[tool.chat_number, tool.id] = known
         return found
+
+    def tool_messages(self, chat: Chat, samples: Mapping[str, Sample]) -> list[Message]:
+        """Return the tool messages that follow the reply of a chat, from the next chat or the final conversation."""
+        if chat.answered is None:
+            return []
+        sources: list[Sequence[Message]] = [
+            each.asked.messages
+            for each in self.chats.values()
+            if (each.asked.sample, each.asked.parent_chat) == chat.name
+        ]
+        final = samples.get(chat.asked.sample)
+        if not sources and final is not None:
+            messages, reply = list(final.messages), chat.answered.response.message
+            sources += [messages[at + 1 :] for at, message in enumerate(messages) if message == reply][-1:]
+        return list(itertools.takewhile(lambda message: message.get("role") == "tool", sources[0] if sources else ()))
 
     def notes(self, sample: str) -> dict[int, str]:
         """Return a remark about each answered chat of a sample: its latency, tokens, and an unusual end."""

@@ -2,30 +2,31 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack, aclosing
 
-from osmosis_grpc.cli.server_choice import LOST_AFTER, ChosenServer
-from osmosis_grpc.cli.source_port import Events, Source
 from osmosis_grpc.errors import Unavailable
-from osmosis_grpc.serve.json_output import say_error
+from osmosis_grpc.reading.chosen_server import LOST_AFTER, ChosenServer
+from osmosis_grpc.reading.source_port import Events, Source
 from osmosis_grpc.supervise import SYSTEM, Backoff
 from osmosis_grpc.types import Annotation, RolloutFilter, RolloutInfo
+from osmosis_grpc.types.server_info import DrainResult, ServerInfo
 
 
 class ServerSource(Source):
     """Asks a running server. It shows the rollouts of the token's owner."""
 
-    def __init__(self, server: ChosenServer, notice: str = "") -> None:
-        """`notice` is printed to stderr when the server accepts connections."""
+    def __init__(self, server: ChosenServer, on_connected: Callable[[], None] | None = None) -> None:
+        """`on_connected` is called when the server accepts connections."""
         self.where = str(server)
         self._server = server
-        self._notice = notice
+        self._on_connected = on_connected
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "Source":
         self._client = await self._stack.enter_async_context(self._server.client())
-        if self._notice:
-            say_error(self._notice)
+        if self._on_connected is not None:
+            self._on_connected()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -61,6 +62,16 @@ class ServerSource(Source):
         """See Annotator."""
         with self._server.explained():
             return (await self._client.annotate(rollout_id, annotation, attempt=attempt))[1]
+
+    async def server_info(self) -> ServerInfo:
+        """Return the version, the limits and the load of the server. Raises SourceError."""
+        with self._server.explained():
+            return await self._client.info()
+
+    async def drain(self) -> DrainResult:
+        """Let the server finish its rollouts and accept no new ones. Raises SourceError."""
+        with self._server.explained():
+            return await self._client.drain()
 
     async def all_events(self) -> Events:
         """See Source."""

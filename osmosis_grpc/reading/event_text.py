@@ -4,9 +4,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from osmosis_grpc.cli.conversation import mapping, mappings, text_of
-from osmosis_grpc.cli.history import sampled
-from osmosis_grpc.cli.transcript import counted, reward_text
+from osmosis_grpc.reading.history import sampled
+from osmosis_grpc.reading.message_text import mapping, mappings, text_of
+from osmosis_grpc.reading.phrases import counted, reward_text
 from osmosis_grpc.types import EventKind, Failure, events
 
 

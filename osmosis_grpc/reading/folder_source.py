@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from osmosis_grpc.cli.journal_info import damaged_info, ended_info, unfinished_info
-from osmosis_grpc.cli.source_port import Events, Source
-from osmosis_grpc.cli.state_folder import doctor_hint, find_attempt, opened
+from osmosis_grpc.reading.journal_folder import doctor_hint, find_attempt, opened
+from osmosis_grpc.reading.journal_info import damaged_info, ended_info, unfinished_info
+from osmosis_grpc.reading.source_port import Events, Source
 from osmosis_grpc.storage import Reader
 from osmosis_grpc.storage.journal.rollout_folders import rollout_folder
 from osmosis_grpc.types import JournaledRollout, RolloutFilter, RolloutInfo, RolloutRequest, ToolDict, TrajectoryEvent
@@ -35,6 +35,18 @@ class _Read(NamedTuple):
         request = entry.init.request
         found = list(reader.trajectory(request.rollout_id, request.attempt))
         return cls(request.rollout_id, request.attempt, entry.settled, found, reader.last_position())
+
+
+class FolderInfo(NamedTuple):
+    """What is known about a state folder."""
+
+    path: str
+    in_use: bool
+    """Whether a process uses it. True if this cannot be seen."""
+    size: int
+    """The bytes of its journal."""
+    newest: float | None
+    """The time of the newest event, in Unix seconds; None without one."""
 
 
 class FolderSource(Source):
@@ -69,6 +81,14 @@ class FolderSource(Source):
         with self._opened() as reader:
             newest = reader.newest_time()
         return time.time() if newest is None else newest
+
+    async def folder_info(self) -> "FolderInfo":
+        """Return what is known about the folder. Raises SourceError."""
+        with self._opened() as reader:
+            size = sum(file.stat().st_size for file in self.folder.glob("journal.db*"))
+            return FolderInfo(
+                str(self.folder.absolute()), Reader.in_use(self.folder) is not False, size, reader.newest_time()
+            )
 
     async def page(
         self, where: RolloutFilter, token: str = "", *, limit: int = 100, newest_first: bool = False

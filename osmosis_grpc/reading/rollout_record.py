@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from osmosis_grpc.cli.fork_origin import origin
-from osmosis_grpc.cli.history import Chat, History, sampled
-from osmosis_grpc.cli.record_values import plain
+from osmosis_grpc.reading.fork_origin import origin
+from osmosis_grpc.reading.history import Chat, History, sampled
+from osmosis_grpc.reading.record_values import plain
 from osmosis_grpc.types import RolloutInfo, Sample
 
 HEAVY = frozenset({"segments", "tokens", "prompt_ids", "prompt_extras", "chats"})

@@ -7,8 +7,8 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from osmosis_grpc.cli.source_port import DamagedRollout, SourceError
 from osmosis_grpc.errors import DataLoss, InvalidArgument
+from osmosis_grpc.reading.source_port import DamagedRollout, SourceError
 from osmosis_grpc.storage import JournalError, Reader
 from osmosis_grpc.types import JournaledRollout
 

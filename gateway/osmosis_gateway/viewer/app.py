@@ -1,0 +1,75 @@
+"""viewer_app makes the application of the viewer, and serve_viewer serves it."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
+
+from osmosis_gateway.http_server import HttpServer
+from osmosis_gateway.viewer import rollouts, server_page, trajectory
+from osmosis_gateway.viewer.guard import ViewGuard
+from osmosis_gateway.viewer.pages import Pages
+from osmosis_gateway.viewer.reads import Reads
+from osmosis_grpc.link.target_policy import is_loopback
+from osmosis_grpc.reading.list_filter import FilterError
+from osmosis_grpc.reading.source_port import Source, SourceError
+
+STATIC = Path(__file__).parent / "static"
+PAGES = (rollouts, trajectory, server_page)
+"""The modules of the pages. Each has a function router(pages)."""
+
+
+def viewer_app(source: Source, *, host: str = "127.0.0.1", token: str = "", words: str = "") -> FastAPI:
+    """Return the application over an open source.
+
+    `host` is the host that it will be bound to. With a `token`, callers have to show it. `words` are the options with
+    which the other commands read the same source; pages show them in commands to copy.
+    """
+    names = {host} if is_loopback(host) else {host, socket.gethostname()}
+    guard = Middleware(ViewGuard, names=names, token=token)
+    app = FastAPI(title="osmosis-grpc view", middleware=[guard], docs_url=None, redoc_url=None, openapi_url=None)
+    stopping = asyncio.Event()
+    pages = Pages(Reads(source), words, stopping)
+    app.state.stopping = stopping
+    for page in PAGES:
+        app.include_router(page.router(pages))
+    app.mount("/static", StaticFiles(directory=STATIC))
+
+    @app.exception_handler(SourceError)
+    async def unreadable(request: Request, error: SourceError) -> Response:
+        return pages.problem(request, str(error), 404 if str(error).startswith("there is no rollout") else 503)
+
+    @app.exception_handler(FilterError)
+    async def wrong(request: Request, error: FilterError) -> Response:
+        return pages.problem(request, f"{error.option}: {error}", 400)
+
+    @app.exception_handler(HTTPException)
+    async def unknown(request: Request, error: HTTPException) -> Response:
+        return pages.problem(request, str(error.detail), error.status_code)
+
+    return app
+
+
+@asynccontextmanager
+async def serve_viewer(
+    source: Source, *, host: str = "127.0.0.1", port: int = 0, token: str = "", words: str = ""
+) -> AsyncIterator[HttpServer]:
+    """Serve the viewer of an open source. The parameters are those of viewer_app. Raises OSError if the port is taken.
+
+    Raises ValueError for a host that other machines reach without a `token`. At the end, open streams end at once.
+    """
+    if not is_loopback(host) and not token:
+        raise ValueError(f"--host {host} can be reached from other machines, so it needs a token: --token-file FILE")
+    app = viewer_app(source, host=host, token=token, words=words)
+    async with HttpServer(app, host=host, port=port) as http:
+        try:
+            yield http
+        finally:
+            app.state.stopping.set()

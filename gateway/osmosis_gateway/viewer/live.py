@@ -1,0 +1,73 @@
+"""Streams the changes of a page to the browser, as server-sent events.
+
+A stream looks at its rollouts once a second while its page is open. It keeps no queue: a slow browser gets the newest
+state, and the number of updates that it missed.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
+from typing import TypeVar
+
+from sse_starlette.event import ServerSentEvent
+from sse_starlette.sse import EventSourceResponse
+
+from osmosis_grpc.reading.source_port import SourceError
+
+T = TypeVar("T")
+PAUSE = 1.0
+"""Seconds between two looks."""
+PING = 15
+"""Seconds between two lines that keep a quiet connection open."""
+RETRY = 2_000
+"""Milliseconds after which a browser connects again."""
+
+Sent = Iterable[tuple[str, str]]
+"""Names of events with their data."""
+
+
+def stream(
+    look: Callable[[], Awaitable[T]],
+    key: Callable[[T], Hashable],
+    shown: Callable[[T], Sent],
+    stopping: asyncio.Event,
+    *,
+    ended: Callable[[T], bool] = lambda found: False,
+) -> EventSourceResponse:
+    """Return a response that sends what `shown` returns, first at once and then each time that `key` changes.
+
+    It ends when `stopping` is set, and after something that has `ended`. A read that fails is sent as the event
+    `problem`, and the stream goes on.
+    """
+
+    async def events() -> AsyncIterator[ServerSentEvent]:
+        before: Hashable = None
+        problem, missed = "", 0
+        while not stopping.is_set():
+            began = time.monotonic()
+            try:
+                found = await look()
+            except SourceError as error:
+                if problem != str(error):
+                    problem = str(error)
+                    yield ServerSentEvent(problem, event="problem")
+            else:
+                if problem or key(found) != before:
+                    before, problem = key(found), ""
+                    sending = time.monotonic()
+                    yield ServerSentEvent("", event="problem")
+                    for name, data in shown(found):
+                        yield ServerSentEvent(data, event=name)
+                    late = int((time.monotonic() - sending) / PAUSE)
+                    if late:
+                        missed += late
+                        yield ServerSentEvent(str(missed), event="missed")
+                if ended(found):
+                    yield ServerSentEvent("", event="ended")
+                    return
+            try:
+                await asyncio.wait_for(stopping.wait(), max(0.05, began + PAUSE - time.monotonic()))
+            except TimeoutError:
+                continue
+
+    return EventSourceResponse(events(), ping=PING, headers={"X-Accel-Buffering": "no"})

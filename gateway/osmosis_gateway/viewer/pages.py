@@ -1,0 +1,132 @@
+"""Renders the templates, with what all pages share: formats of numbers and times, addresses, commands to copy."""
+
+import asyncio
+import json
+import shlex
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
+from osmosis_gateway.viewer.reads import Reads
+from osmosis_grpc import __version__
+from osmosis_grpc.reading.phrases import span
+from osmosis_grpc.types import RolloutState
+from osmosis_grpc.types.outcome import printable
+
+TEMPLATES = Path(__file__).parent / "templates"
+MOST_CHARS = 20_000
+"""A text is cut after this many characters. The record of its turn has all of it."""
+KINDS = {
+    RolloutState.COMPLETED: "good",
+    RolloutState.FAILED: "bad",
+    RolloutState.DEADLINE_EXCEEDED: "bad",
+    RolloutState.CANCELLED: "warn",
+    RolloutState.RUNNING: "live",
+    RolloutState.REPORTING: "live",
+}
+"""The colours of states. A state without one waits."""
+
+
+class Pages:
+    """The templates, and what each page needs: the reads, and the event that ends its streams."""
+
+    def __init__(self, reads: Reads, words: str, stopping: asyncio.Event) -> None:
+        self.reads = reads
+        self.stopping = stopping
+        self._words = words
+        self._templates = Environment(
+            loader=FileSystemLoader(TEMPLATES),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.filters |= {
+            "span": duration,
+            "ticked": span,
+            "number": number,
+            "count": lambda value: f"{value:,}",
+            "ago": lambda then, now: f"{span(now - then)} ago",
+            "date": date,
+            "clock": lambda seconds: time.strftime("%H:%M:%S", time.gmtime(seconds)),
+            "shown": shown,
+            "line": line,
+            "json": as_json,
+            "kind": lambda state: KINDS.get(state, "wait"),
+            "address": address,
+        }
+        self._templates.globals |= {
+            "where": reads.source.where,
+            "version": __version__,
+            "command": self.command,
+            "most_chars": MOST_CHARS,
+        }
+
+    def text(self, template: str, **values: Any) -> str:
+        """Return a rendered template."""
+        return str(self._templates.get_template(template).render(**values))
+
+    def page(self, template: str, **values: Any) -> HTMLResponse:
+        """Return a response with a rendered template."""
+        return HTMLResponse(self.text(template, **values))
+
+    def problem(self, request: Request, text: str, status: int) -> HTMLResponse:
+        """Return a page, or a part of one, that says what is wrong."""
+        template = "problem_part.html" if is_part(request) else "problem.html"
+        return HTMLResponse(self.text(template, problem=text, status=status, at=""), status)
+
+    def command(self, name: str, *words: object) -> str:
+        """Return the command line that shows the same as a page."""
+        return printable(shlex.join(["osmosis-grpc", name, *map(str, words)]) + (f" {self._words}" * bool(self._words)))
+
+
+def is_part(request: Request) -> bool:
+    """Return whether a page asks for a part of itself."""
+    return request.headers.get("hx-request") == "true"
+
+
+def address(path: str, **query: Any) -> str:
+    """Return a path with a query. Values that are empty or None are left out."""
+    given = [(name.replace("_", "-"), value) for name, value in query.items() if value not in (None, "")]
+    return f"{path}?{urlencode(given)}" if given else path
+
+
+def number(value: float | None) -> str:
+    """Return a number with at most four digits that count; empty for None."""
+    return "" if value is None else f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration: milliseconds below a second, else as the commands show it."""
+    return f"{max(0.0, 1000 * seconds):.0f} ms" if seconds < 1 else span(seconds)
+
+
+def date(seconds: float) -> str:
+    """Return a time in UTC."""
+    return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(seconds))
+
+
+def shown(text: Any) -> str:
+    """Return a text with escapes for characters that are not printable, cut if it is very long."""
+    return printable(str(text)[:MOST_CHARS], keep="\n\t")
+
+
+def line(text: Any, most: int = 160) -> str:
+    """Return a text as one line of at most `most` characters."""
+    whole = " ".join(str(text)[: 4 * most].split())
+    return str(printable(whole if len(whole) <= most else f"{whole[: most - 1]}…", keep="…"))
+
+
+def as_json(value: Any) -> str:
+    """Return a value as JSON with indents. A text that has JSON is read first."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return str(value)
+    return json.dumps(value, ensure_ascii=False, indent=2, default=str)

@@ -1,0 +1,201 @@
+"""Reads rollouts for the pages, off the event loop and not more often than needed.
+
+A state folder is read on other threads. A server is asked for at most one list a second, whatever number of pages is
+open: a list that is younger is shown again.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Hashable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import anyio
+
+from osmosis_grpc.reading.folder_source import FolderSource
+from osmosis_grpc.reading.history import History
+from osmosis_grpc.reading.list_filter import ListOptions, rollout_filter
+from osmosis_grpc.reading.source_port import Source
+from osmosis_grpc.types import RolloutInfo, TrajectoryEvent
+
+T = TypeVar("T")
+THREADS = 2
+"""At most this many reads of a folder at once."""
+PAUSE = 1.0
+"""Seconds between two lists of a server, and the age up to which a list or an unfinished rollout is shown again."""
+ENDED_FOR = 10.0
+"""Seconds for which an ended rollout is shown again. Annotations may follow its end."""
+LISTS = 8
+ROLLOUTS = 4
+"""At most this many lists and rollouts are in memory."""
+MOST_ROWS = 500
+"""A page has at most this many rollouts."""
+SEARCHED = {True: 10_000, False: MOST_ROWS}
+"""A search looks at this many of the newest rollouts: of a folder, of a server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A page of rollouts."""
+
+    rows: tuple[RolloutInfo, ...]
+    more: str
+    """The token of the next page; empty after the last."""
+    now: float
+    """The time for which the rows are shown, in Unix seconds."""
+    stopped: bool
+    """Whether no server runs, so that nothing changes."""
+    searched: int = 0
+    """The number of rollouts that a search has looked at."""
+    cut: bool = False
+    """Whether the search has left out older rollouts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A rollout with its history."""
+
+    info: RolloutInfo
+    history: History
+    now: float
+    stopped: bool
+    read_to: int
+    """The number of the newest event in the history."""
+
+    @property
+    def end(self) -> float:
+        """The end, or the time for which the rollout is shown, in Unix seconds."""
+        return self.now if self.info.end_time is None else self.info.end_time
+
+
+class Reads:
+    """Reads a source. The pages share it."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self._threads = anyio.CapacityLimiter(THREADS)
+        self._turn = asyncio.Lock()
+        self._loading = asyncio.Lock()
+        self._listed_at = float("-inf")
+        self._lists: _Recent[Listed] = _Recent(LISTS)
+        self._rollouts: _Recent[Loaded] = _Recent(ROLLOUTS)
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether the source is a state folder and not a server."""
+        return isinstance(self.source, FolderSource)
+
+    async def run(self, read: Callable[[Source], Awaitable[T]]) -> T:
+        """Return the result of a read. The reads of a folder run on other threads. Raises SourceError."""
+        if not isinstance(self.source, FolderSource):
+            return await read(self.source)
+        folder = self.source.folder
+
+        async def of_folder() -> T:
+            return await read(FolderSource(folder))  # it remembers its last read, so each thread has its own
+
+        return await anyio.to_thread.run_sync(lambda: asyncio.run(of_folder()), limiter=self._threads)
+
+    async def listed(self, options: ListOptions, search: str = "", token: str = "") -> Listed:
+        """Return the rollouts that match. Raises FilterError for a wrong option and SourceError."""
+        rollout_filter(options, 0.0)  # a wrong option needs no read
+        key = options, search, token
+        async with self._turn:
+            known = self._lists.get(key, lambda found: PAUSE)
+            if known is not None:
+                return known
+            if not self.is_folder:
+                await asyncio.sleep(max(0.0, self._listed_at + PAUSE - time.monotonic()))
+                self._listed_at = time.monotonic()
+            found = await self.run(lambda source: _list(source, options, search, token))
+            self._lists.put(key, found)
+            return found
+
+    async def rollout(self, rollout_id: str, attempt: int = 0, *, fresh: bool = False) -> Loaded:
+        """Return a rollout with its history. With `fresh`, it is read in any case. Raises SourceError."""
+        key = rollout_id, attempt
+        async with self._loading:
+            lasts = (lambda it: 0.0) if fresh else _lasts
+            known = self._rollouts.get(key, lasts)
+            if known is not None:
+                return known
+            before = self._rollouts.get(key, lambda it: float("inf"))
+            after = before.read_to if before is not None else 0
+            info, found, as_of = await self.run(lambda source: _load(source, rollout_id, attempt, after))
+            if before is None or info.attempt != before.info.attempt:
+                before, found = None, found if not after else (await self._whole(info))
+            history = before.history if before is not None else History()
+            for event in found:
+                history.add(event)
+            read_to = found[-1].event_number if found else after
+            now = time.time() if as_of is None else as_of
+            loaded = Loaded(info, history, now, as_of is not None, read_to)
+            self._rollouts.put(key, loaded)
+            return loaded
+
+    async def _whole(self, info: RolloutInfo) -> list[TrajectoryEvent]:
+        """Return all events of an attempt."""
+        return (await self.run(lambda source: _load(source, info.rollout_id, info.attempt, 0)))[1]
+
+
+class _Recent(Generic[T]):
+    """Keeps the values that were put last, by key."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._found: dict[Hashable, tuple[float, T]] = {}
+
+    def get(self, key: Hashable, lasts: Callable[[T], float]) -> T | None:
+        """Return a value if it is younger than the seconds that `lasts` returns for it."""
+        put_at, value = self._found.get(key, (float("-inf"), None))
+        return value if value is not None and time.monotonic() - put_at < lasts(value) else None
+
+    def put(self, key: Hashable, value: T) -> None:
+        """Keep a value. Drop the oldest one if there are too many."""
+        self._found.pop(key, None)
+        self._found[key] = time.monotonic(), value
+        if len(self._found) > self._most:
+            del self._found[next(iter(self._found))]
+
+
+async def _list(source: Source, options: ListOptions, search: str, token: str) -> Listed:
+    as_of = await source.as_of()
+    now = time.time() if as_of is None else as_of
+    where, limit = rollout_filter(options, time.time()), max(1, min(options.limit or MOST_ROWS, MOST_ROWS))
+    if not search:
+        rows, more = await source.page(where, token, limit=limit, newest_first=not options.oldest)
+        return Listed(tuple(rows), more, now, as_of is not None)
+    found: list[RolloutInfo] = []
+    words, looked, more = search.lower().split(), 0, token
+    most = SEARCHED[isinstance(source, FolderSource)]
+    while len(found) < limit:
+        rows, more = await source.page(where, more, limit=MOST_ROWS, newest_first=not options.oldest)
+        looked += len(rows)
+        found += [info for info in rows if _has(info, words)]
+        if not more or looked >= most:
+            break
+    return Listed(tuple(found[:limit]), "", now, as_of is not None, looked, bool(more))
+
+
+def _has(info: RolloutInfo, words: list[str]) -> bool:
+    group = info.group.id if info.group is not None else ""
+    texts = (info.rollout_id, info.agent_loop, group, info.failure_reason, info.failure_summary, info.state.value)
+    text = "\n".join(texts).lower()
+    return all(word in text for word in words)
+
+
+def _lasts(loaded: Loaded) -> float:
+    return PAUSE if loaded.info.end_time is None else ENDED_FOR
+
+
+async def _load(
+    source: Source, rollout_id: str, attempt: int, after: int
+) -> tuple[RolloutInfo, list[TrajectoryEvent], float | None]:
+    """Return a rollout, its events with numbers above `after`, and the `as_of` of the source."""
+    info = await source.get(rollout_id, attempt)
+    found: list[TrajectoryEvent] = []
+    if info.last_event_number > after:
+        async with aclosing(source.events(rollout_id, info.attempt, after=after)) as trail:
+            found = [event async for event in trail]
+    return info, found, await source.as_of()

@@ -1,0 +1,125 @@
+// The turns of a rollout: windows that are loaded near the view and emptied far from it, and addresses such as #turn=12.
+
+import { choose } from "./page.js";
+
+const timeline = document.getElementById("timeline");
+const NEAR = "1200px";   // a window this near to the view is loaded
+const FAR = 6000;        // a window this far from the view is emptied
+
+function filled(part) {
+  return part.querySelector("details.turn") !== null;
+}
+
+async function load(part) {
+  if (filled(part) || part.dataset.loading) return;
+  part.dataset.loading = "1";
+  const address = `${timeline.dataset.turns}&first=${part.dataset.first}`;
+  try {
+    await window.htmx.ajax("GET", address, { target: part, swap: "innerHTML" });
+    part.style.minHeight = "";
+  } finally {
+    delete part.dataset.loading;
+  }
+}
+
+function empty(part) {
+  part.style.minHeight = `${part.offsetHeight}px`;
+  part.replaceChildren();
+}
+
+const near = new IntersectionObserver((seen) => {
+  for (const each of seen) if (each.isIntersecting) load(each.target);
+}, { rootMargin: NEAR });
+
+function watch(part) {
+  const turns = part.dataset.names.split(" ").length;
+  if (!filled(part)) part.style.minHeight = `${turns * 30}px`;
+  near.observe(part);
+}
+
+let asked = false;
+addEventListener("scroll", () => {
+  if (asked) return;
+  asked = true;
+  requestAnimationFrame(() => {
+    asked = false;
+    for (const part of timeline.children) {
+      const box = part.getBoundingClientRect();
+      if ((box.bottom < -FAR || box.top > innerHeight + FAR) && filled(part)) empty(part);
+    }
+  });
+}, { passive: true });
+
+// -- addresses ---------------------------------------------------------------------------------------------------
+async function follow() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  if (!given.has("turn")) return;
+  const wanted = `${given.get("sample") ?? "main"}/${given.get("turn")}`;
+  const part = [...timeline.children].find((each) => each.dataset.names.split(" ").includes(wanted));
+  if (!part) return;
+  await load(part);
+  const turn = [...part.querySelectorAll("details.turn")].find((each) => each.dataset.name === wanted);
+  if (!turn) return;
+  turn.open = true;
+  turn.scrollIntoView({ block: "start" });
+  choose(turn, false);
+}
+addEventListener("hashchange", follow);
+
+timeline.addEventListener("click", (event) => {
+  const turn = event.target.closest("summary")?.closest("details.turn");
+  if (!turn) return;
+  const [sample, number] = turn.dataset.name.split(/\/(?=[^/]*$)/);
+  const hash = new URLSearchParams({ turn: number, ...(sample === "main" ? {} : { sample }) });
+  history.replaceState(null, "", `#${hash}`);
+  choose(turn, false);
+});
+
+// -- live updates ------------------------------------------------------------------------------------------------
+// The server sends the newest turns. Known ones are replaced and stay open; new ones are added at the end.
+const newest = document.getElementById("newest");
+newest.addEventListener("htmx:afterSwap", () => {
+  for (const turn of [...newest.querySelectorAll("details.turn")]) {
+    const known = [...timeline.querySelectorAll("details.turn")].find((each) => each.dataset.name === turn.dataset.name);
+    if (!known) add(turn);
+    else if (known.querySelector("summary").textContent !== turn.querySelector("summary").textContent) {
+      known.className = turn.className;
+      known.querySelector("summary").replaceWith(turn.querySelector("summary"));
+      if (known.open) window.htmx.trigger(known.querySelector(".body"), "reload");
+    } else known.querySelector(".bars").replaceWith(turn.querySelector(".bars"));
+  }
+  newest.replaceChildren();
+});
+
+function add(turn) {
+  let part = timeline.lastElementChild;
+  if (part && !filled(part) && part.dataset.names.split(" ").includes(turn.dataset.name)) return;
+  if (!part) {
+    part = document.createElement("section");
+    part.className = "window";
+    part.dataset.first = "0";
+    part.dataset.names = "";
+    timeline.append(part);
+  }
+  part.dataset.names = `${part.dataset.names} ${turn.dataset.name}`.trim();
+  part.append(turn);
+  window.htmx.process(turn);
+}
+
+// -- what is shown -----------------------------------------------------------------------------------------------
+for (const [id, name] of [["show-reasoning", "with-reasoning"], ["show-tools", "with-tools"], ["show-about", "with-about"]]) {
+  const box = document.getElementById(id);
+  const set = () => {
+    timeline.classList.toggle(name, box.checked);
+    if (id === "show-reasoning") for (const each of timeline.querySelectorAll(".reasoning")) each.open = box.checked;
+  };
+  box.addEventListener("change", set);
+  set();
+}
+timeline.addEventListener("htmx:afterSwap", () => {
+  if (!document.getElementById("show-reasoning").checked) return;
+  for (const each of timeline.querySelectorAll(".reasoning")) each.open = true;
+});
+
+for (const part of timeline.children) watch(part);
+if (location.hash) follow();

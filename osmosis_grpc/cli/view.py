@@ -1,0 +1,132 @@
+"""The view command: shows rollouts in a browser, from a state folder or a running server."""
+
+import asyncio
+import importlib
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import webbrowser
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from osmosis_grpc.cli.source import RUNS, Source, open_source
+from osmosis_grpc.cli.source_options import SourceOptions
+from osmosis_grpc.errors import missing_extra
+from osmosis_grpc.reading.source_port import SourceError
+from osmosis_grpc.serve.json_output import Records, records, say_error
+from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.types import RolloutFilter
+
+PORT = 7700
+"""The usual port. If another program uses it, the system chooses one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewOptions:
+    """The options of this command only."""
+
+    folder: str | None
+    demo: bool
+    host: str
+    port: int | None
+    token: str | None
+    token_file: str | None
+    open: bool
+
+
+def run_view(options: ViewOptions, source: SourceOptions, *, json: bool) -> int:
+    """Serve the viewer until Ctrl-C, and return the exit code."""
+    with records(json) as out, ExitStack() as stack:
+        try:
+            app: Any = importlib.import_module("osmosis_gateway.viewer.app")
+        except ModuleNotFoundError as error:
+            usage_error("view", f"{missing_extra('it', 'server,view')} (there is no {error.name})")
+        token = _token(options)
+        chosen = _chosen(options, source, stack)
+        opened = open_source("view", chosen)
+        try:
+            return asyncio.run(_view(app, opened, options, token, _words(chosen), out))
+        except (SourceError, ValueError) as error:
+            hint = "" if chosen.server or chosen.state_dir or chosen.run else "; view --demo shows an example"
+            usage_error("view", f"{error}{hint}")
+        except OSError as error:
+            usage_error("view", f"{error}; --port chooses another port")
+        except KeyboardInterrupt:
+            return 130
+
+
+async def _view(app: Any, source: Source, options: ViewOptions, token: str, words: str, out: Records) -> int:
+    """Serve until a signal comes. Raises SourceError with advice if the source cannot be read."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    given = {"host": options.host, "token": token, "words": words}
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(source)
+        await source.page(RolloutFilter(), limit=1)
+        try:
+            port = PORT if options.port is None else options.port
+            http = await stack.enter_async_context(app.serve_viewer(source, port=port, **given))
+        except OSError:
+            if options.port is not None:
+                raise
+            http = await stack.enter_async_context(app.serve_viewer(source, port=0, **given))
+        address = f"http://{http.address}/"
+        out.write("ready", url=address, source=source.where)
+        out.say(f"{source.where}\n{address}{'?token=...' if token else ''}\nCtrl-C stops the viewer.")
+        if options.open:
+            await asyncio.to_thread(webbrowser.open, f"{address}?token={token}" if token else address)
+        await stop.wait()
+    return 0
+
+
+def _chosen(options: ViewOptions, source: SourceOptions, stack: ExitStack) -> SourceOptions:
+    """Return the options of the source. --demo writes rollouts to a folder that is deleted at the end.
+
+    Without a source, it is the state folder, else the newest run of test or eval, else a server on this machine.
+    """
+    named = [options.folder is not None, source.server is not None, source.run is not None, options.demo]
+    if sum(named) > 1:
+        usage_error("view", "a folder, --run, --follow and --demo exclude each other; name one of them")
+    if options.demo:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="osmosis-view-demo-"))
+        say_error("running eight rollouts of the demo ...")
+        command = [sys.executable, "-m", "osmosis_grpc", "demo", "--json", "--state-dir", folder]
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+        if done.returncode:
+            usage_error("view", f"--demo: {shlex.join(command[3:])} ended with exit code {done.returncode}")
+        return replace(source, state_dir=folder)
+    if options.folder is not None:
+        if not (Path(options.folder) / "journal.db").exists():
+            known = "there is no journal in it" if Path(options.folder).is_dir() else "there is no such folder"
+            usage_error("view", f"{options.folder}: {known}; name a state folder or the folder of a run")
+        return replace(source, state_dir=options.folder)
+    state = Path(".osmosis/state/journal.db")
+    if not any(named) and not state.exists() and any(RUNS.glob("*/journal.db")):
+        return replace(source, run="last")
+    return source
+
+
+def _words(source: SourceOptions) -> str:
+    """Return the options with which other commands read the same source."""
+    given = {"--server": source.server, "--state-dir": source.state_dir, "--run": source.run}
+    return " ".join(f"{name} {shlex.quote(value)}" for name, value in given.items() if value is not None)
+
+
+def _token(options: ViewOptions) -> str:
+    """Return the token that a browser has to show; empty without one."""
+    if options.token is not None and options.token_file is not None:
+        usage_error("view", "--token and --token-file exclude each other; name one of them")
+    token = options.token or ""
+    if options.token_file is not None:
+        try:
+            token = Path(options.token_file).read_text().strip()
+        except OSError as error:
+            usage_error("view", f"--token-file: {options.token_file} cannot be read: {error.strerror}")
+    if not token and (options.token is not None or options.token_file is not None):
+        usage_error("view", "the token is empty; name a secret")
+    return token

@@ -1,0 +1,126 @@
+"""Rollouts of a real server with a state folder, and a viewer over the folder or the server."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+
+from osmosis_gateway.viewer.app import serve_viewer
+from osmosis_grpc.link.credentials import Credentials
+from osmosis_grpc.link.server_security import ServerSecurity
+from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.reading.chosen_server import ChosenServer
+from osmosis_grpc.reading.folder_source import FolderSource
+from osmosis_grpc.reading.server_source import ServerSource
+from osmosis_grpc.rollout import RolloutAgentLoop, tool
+from osmosis_grpc.server import AgentServer
+from osmosis_grpc.trainer import RolloutClient
+from osmosis_grpc.types import Group
+from tests.callback_trainer import CallbackTrainer
+
+MARKUP = "<img src=x onerror=alert(1)>"
+CANARY = "canary-6b1f0c"
+"""A secret of the server: the token that its callers show."""
+TURNS = {"good": 3, "bad": 2, "hostile": 2, f"id{MARKUP}": 1, "long": 120}
+"""The rollouts, and their turns."""
+
+
+@tool
+async def weather(city: str) -> str:
+    """Tells the weather of a city."""
+    if city == "Atlantis":
+        raise LookupError(f"no such city {MARKUP}")
+    return f"sunny {MARKUP}"
+
+
+class Traveller(RolloutAgentLoop):
+    """Calls its tool until the model has enough. The rollout `bad` fails after the tool has failed."""
+
+    name = "traveller"
+    tools = (weather,)
+
+    async def run(self, ctx):
+        messages = await ctx.tool_loop(ctx.request.messages)
+        if ctx.request.rollout_id == "bad":
+            raise LookupError(f"the city is not on the map {MARKUP}")
+        return ctx.complete(messages, reward=0.5)
+
+
+async def policy(request):
+    """Answer with a call of the tool, and without one in the last turn."""
+    if request.chat_number == TURNS[request.rollout_id]:
+        return answer(request, f"It is sunny {MARKUP}")
+    city = "Atlantis" if request.rollout_id == "bad" else "Paris"
+    arguments = f'{{"city": "{city}"}}'
+    call = {
+        "id": f"c{request.chat_number}",
+        "type": "function",
+        "function": {"name": "weather", "arguments": arguments},
+    }
+    message = {"role": "assistant", "content": MARKUP, "reasoning_content": f"thought {MARKUP}", "tool_calls": [call]}
+    return answer(request, message)
+
+
+@asynccontextmanager
+async def serving(folder):
+    """A server with a state folder, where all rollouts have ended."""
+    async with AgentServer(
+        [Traveller()], port=0, state_dir=folder, security=ServerSecurity(admin_tokens=CANARY)
+    ) as server:
+        async with CallbackTrainer(policy) as trainer, calling(server) as client:
+            for index, name in enumerate(TURNS):
+                messages = [{"role": "user", "content": f"How is it? {MARKUP}"}]
+                group = Group(f"g{MARKUP}", index, len(TURNS))
+                await client.init(
+                    rollout_id=name, messages=messages, callback=trainer.callback(), group=group, max_turns=500
+                )
+            for name in TURNS:
+                await trainer.outcome(name)
+        yield server
+
+
+def calling(server):
+    """A client of the server."""
+    return RolloutClient(server.address, token=CANARY)
+
+
+def source_of(server):
+    """A source that asks the server."""
+    return ServerSource(ChosenServer(server.address, Credentials(token=CANARY), ""))
+
+
+@asynccontextmanager
+async def browsing(source, **options):
+    """A client of a viewer over a source."""
+    async with source, serve_viewer(source, **options) as http:
+        address = f"http://{http.address}"
+        async with httpx.AsyncClient(base_url=address, timeout=20, trust_env=False) as client:
+            yield client
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The state folder of a server that has ended."""
+
+    async def run(path):
+        async with serving(path):
+            return
+
+    path = tmp_path_factory.mktemp("viewed")
+    asyncio.run(run(path))
+    return path
+
+
+@pytest.fixture
+async def viewer(folder):
+    """A client of a viewer over the folder."""
+    async with browsing(FolderSource(folder)) as client:
+        yield client
+
+
+@pytest.fixture
+async def following(tmp_path):
+    """A server, and a client of a viewer that follows it."""
+    async with serving(tmp_path) as server, browsing(source_of(server)) as client:
+        yield server, client

@@ -1,0 +1,109 @@
+"""The viewer's guard: hosts, origins, tokens, headers of answers, and texts that are no HTML."""
+
+import httpx
+import pytest
+
+from osmosis_gateway.viewer.app import serve_viewer
+from osmosis_grpc.reading.folder_source import FolderSource
+from tests.gateway.viewer.conftest import CANARY, MARKUP, TURNS, browsing, calling
+
+PATHS = ["/", "/server", "/rollout?id=hostile", "/turn?id=hostile&turn=1", "/rollout?id=none", "/?state=none"]
+TOKEN = "a-secret-token"
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    {
+        "evil.example": 403,
+        "127.0.0.1.evil.example:80": 403,
+        "localhost.evil.example": 403,
+        "127.0.0.1@evil.example": 403,
+        "": 403,
+        "localhost": 200,
+        "127.0.0.1:7700": 200,
+        "[::1]:7700": 200,
+    }.items(),
+)
+async def test_a_request_has_to_name_this_machine(viewer, host, status):
+    for path in ("/", "/rollout.json?id=good", "/static/page.js"):
+        assert (await viewer.get(path, headers={"host": host})).status_code == status
+
+
+async def test_a_page_of_another_origin_changes_nothing(following):
+    server, client = following
+    own = str(client.base_url)
+    wrong = [{}, {"origin": "http://evil.example"}, {"origin": "null"}, {"origin": own, "sec-fetch-site": "cross-site"}]
+    for headers in wrong:
+        assert (await client.post("/server/drain", headers=headers)).status_code == 403
+    async with calling(server) as caller:
+        assert not (await caller.info()).draining
+    answer = await client.post("/server/drain", headers={"origin": own})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/server")
+    assert "DRAINING" in (await client.get("/server")).text
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/static/page.js", "/static/style.css"])
+async def test_each_answer_has_the_headers_that_keep_other_pages_out(viewer, path):
+    headers = (await viewer.get(path)).headers
+    assert headers["content-security-policy"].startswith("default-src 'self';")
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+    assert "unsafe" not in headers["content-security-policy"]
+    assert headers["x-frame-options"] == "DENY"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+
+
+async def test_texts_of_models_tools_and_callers_are_never_html(viewer):
+    paths = [*PATHS, "/?q=" + MARKUP, f"/?agent={MARKUP}", f"/?{MARKUP}=1", "/rollout/turns?id=good&first=0"]
+    paths += [f"/rollout?id={name}" for name in TURNS] + [f"/turn?id={name}&turn=1" for name in TURNS]
+    shown = 0
+    for path in paths:
+        for headers in ({}, {"hx-request": "true"}):
+            text = (await viewer.get(path, headers=headers)).text
+            assert "<img" not in text, path
+            shown += "&lt;img src=x onerror=alert(1)&gt;" in text
+    assert shown > 20
+
+
+async def test_pages_have_no_inline_script_and_no_style_attribute(viewer):
+    for path in PATHS:
+        text = (await viewer.get(path)).text
+        assert " style=" not in text
+        assert "<style" not in text
+        assert " onclick=" not in text
+        assert text.count("<script") == text.count('<script src="/static/')
+        assert "http" + "://" not in text.replace(str(viewer.base_url), "")
+
+
+async def test_with_a_token_a_browser_gets_a_cookie(folder):
+    async with browsing(FolderSource(folder), token=TOKEN) as client:
+        for wrong in ("/", "/?token=wrong", "/static/page.js", "/rollout.json?id=good"):
+            assert (await client.get(wrong)).status_code == 401
+        assert (await client.get("/", headers={"authorization": "Bearer wrong"})).status_code == 401
+        assert (await client.get("/", headers={"authorization": f"Bearer {TOKEN}"})).status_code == 200
+        answer = await client.get(f"/rollout?id=good&token={TOKEN}")
+        assert (answer.status_code, answer.headers["location"]) == (303, "/rollout?id=good")
+        assert "HttpOnly" in answer.headers["set-cookie"]
+        assert TOKEN not in answer.headers["set-cookie"]
+        text = (await client.get("/rollout?id=good")).text
+        assert "COMPLETED" in text
+        assert TOKEN not in text
+
+
+async def test_a_host_that_other_machines_reach_needs_a_token(folder):
+    async with FolderSource(folder) as source:
+        with pytest.raises(ValueError, match="needs a token: --token-file FILE"):
+            async with serve_viewer(source, host="0.0.0.0"):
+                raise AssertionError
+        async with serve_viewer(source, host="0.0.0.0", token=TOKEN) as http, httpx.AsyncClient() as client:
+            address = f"http://127.0.0.1:{http.port}/"
+            assert (await client.get(address)).status_code == 401
+            assert (await client.get(address, params={"token": TOKEN}, follow_redirects=True)).status_code == 200
+
+
+async def test_the_token_of_the_server_is_on_no_page(following):
+    _, client = following
+    for path in [*PATHS, "/rollout.json?id=good", "/turn.json?id=good&turn=1", "/messages.json?id=good"]:
+        page = await client.get(path)
+        assert CANARY not in page.text
+        assert CANARY not in str(page.headers)
