@@ -31,6 +31,8 @@ class Application:
         """The rollout of each result that was applied, by result id."""
         self.done: dict[str, str] = {}
         """How each rollout ended for the application."""
+        self.reading: set[int] = set()
+        """The readers that wait for events."""
         self._retried: set[str] = set()
         self._unfinished = {rollout.rollout_id: rollout for rollout in plan.rollouts}
 
@@ -59,6 +61,7 @@ class Application:
 
     async def run(self, trainer: Trainer, *, ledger: bool) -> None:
         """Runs all rollouts that are not done. Never returns: the trainer answers its servers until it is closed."""
+        self.reading.clear()
         work = [self._take_left(trainer)] if ledger else []
         for plan in self.unfinished:
             work.append(self._run_one(trainer, plan))
@@ -164,6 +167,7 @@ class Application:
             attempt = self.attempts.get(name, 1)
             reader = world.next_reader()
             world.history.note(self._plan.name, "events begin", name, attempt, reader=reader, number=1)
+            self.reading.add(reader)
             try:
                 async with aclosing(trainer.events(name)) as events:
                     async for event in events:
@@ -175,7 +179,9 @@ class Application:
             except (CallError, LedgerError) as error:  # NotFound while no server has it
                 kind = type(error).__name__
                 world.history.note(self._plan.name, "events failed", name, attempt, reader=reader, error=kind)
-                await asyncio.sleep(1.0)  # the reader tries again; the clock is simulated
+            finally:
+                self.reading.discard(reader)
+            await asyncio.sleep(1.0)  # the reader tries again; the clock is simulated
 
     def cancelled(self, outcome: RolloutOutcome) -> bool:
         """Returns whether an outcome is the answer to a cancel."""

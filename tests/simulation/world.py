@@ -27,6 +27,8 @@ from tests.simulation.taps import Taps
 
 FINISH = 3_000.0
 """When faults are over, everything finishes within so many simulated seconds."""
+LAST_EVENTS = 70.0
+"""Readers have so many simulated seconds for their last events, when every rollout is done."""
 FASTEST = 0.005
 """The longest time of a commit when the faults are over, in seconds."""
 CLOSE = 120.0
@@ -161,6 +163,9 @@ class World:
                     self.changed.clear()
                     await self.changed.wait()
                 while any(self._left(server) for server in self.servers):
+                    await asyncio.sleep(0.5)  # the clock is simulated
+                until = self.loop.now + LAST_EVENTS
+                while any(trainer.application.reading for trainer in self.trainers) and self.loop.now < until:
                     await asyncio.sleep(0.5)  # the clock is simulated
         except TimeoutError:
             for trainer in self.trainers:
