@@ -468,10 +468,17 @@ class Scheduler(Owner):
     # Calls of the servers.
 
     def completed(self, report: Report) -> None:
-        """Record an outcome and answer its server, as OutcomeRecorder.record() does. Raises CallError."""
+        """Record an outcome and answer its server, as OutcomeRecorder.record() does. Raises CallError.
+
+        An earlier process of this trainer may have begun a higher attempt and lost it with its end. Then the server has
+        ended the newest attempt as superseded, and the rollout runs again.
+        """
         refusals: list[CallError] = []
 
         def take() -> None:
+            rollout = self.rollouts.get(report.outcome.rollout_id)
+            if rollout is not None and not rollout.ending and _is_superseded(report.outcome, rollout.key):
+                self.lost(rollout, "its server has ended it for a higher attempt of an earlier process")
             try:
                 self._outcomes.record(report)
             except CallError as error:
@@ -573,6 +580,12 @@ class Scheduler(Owner):
             if not rollout.done.done():
                 rollout.done.set_exception(error)
         self.rollouts.clear()
+
+
+def _is_superseded(outcome: RolloutOutcome, key: RolloutKey) -> bool:
+    """Return whether a server has ended this attempt for a higher one."""
+    ended = outcome.status is OutcomeStatus.CANCELLED and outcome.finish_reason == "superseded"
+    return ended and (outcome.rollout_id, outcome.attempt) == key
 
 
 def _superseded(key: RolloutKey, newest: int) -> Superseded:

@@ -59,7 +59,6 @@ class _Stream:
 
     inits: dict[tuple[str, int], deque[int]] = field(default_factory=dict)
     """The unanswered Inits, by rollout and attempt. Their answers come in order."""
-    cancels: dict[str, tuple[int, str, int]] = field(default_factory=dict)
     completes: dict[tuple[str, int, str], deque[int]] = field(default_factory=dict)
     unary: tuple[str, int, str, int] | None = None
     window: int | None = None
@@ -75,6 +74,12 @@ class Taps:
         self._now = now
         self._verbose = verbose
         self._streams: dict[Hashable, _Stream] = {}
+        self._cancels: dict[tuple[str, str, str], deque[tuple[int, str, int]]] = {}
+        """The unanswered cancel frames, by both processes and the frame's id.
+
+        A trainer that repeats a cancel, also on its next stream, uses the same id. So the next answer with this id may be
+        the one to its first frame.
+        """
 
     def sent(
         self, call: Hashable, sender: str, receiver: str, method: str, *, request: bool, data: bytes
@@ -147,7 +152,9 @@ class Taps:
     def on_cancel(self, seen: Seen, message: Any) -> None:
         request = getattr(message, "request", message)
         number = self._call(seen, "Cancel", request.rollout_id, request.attempt, "")
-        seen.stream.cancels[getattr(message, "id", "")] = number, request.rollout_id, request.attempt
+        if request is not message:
+            key = seen.sender, seen.receiver, message.id
+            self._cancels.setdefault(key, deque()).append((number, request.rollout_id, request.attempt))
         seen.stream.unary = "Cancel", number, request.rollout_id, request.attempt
 
     def on_complete(self, seen: Seen, message: Any) -> None:
@@ -210,8 +217,9 @@ class Taps:
             self.answer(seen.receiver, calls.popleft(), "Init", *key, status, value)
 
     def on_cancel_reply(self, seen: Seen, message: Any) -> None:
-        found = seen.stream.cancels.pop(message.id, None)
-        if found is not None:
+        calls = self._cancels.get((seen.receiver, seen.sender, message.id))
+        if calls:
+            found = calls.popleft()
             failed = message.WhichOneof("result") != "response"
             status = code_pb2.Code.Name(message.status.code) if failed else "OK"
             self.answer(seen.receiver, found[0], "Cancel", *found[1:], status, _cancelled(message.response))

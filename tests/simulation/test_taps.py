@@ -100,6 +100,16 @@ def test_a_cancel_has_the_disposition_of_the_newest_attempt():
     assert wire.ops()[-1] == ("trainer-1", "answered", "Cancel", "OK", ("CANCELLED", "UNSPECIFIED"))
 
 
+def test_a_repeated_cancel_may_be_answered_for_its_first_frame():
+    wire = Wire()
+    for _ in range(2):
+        wire.trainer(("cancel", pb.CancelFrame(id="1", request=control_pb2.CancelRequest(rollout_id="r1"))))
+    for _ in range(2):
+        wire.server(("cancel_reply", pb.CancelReply(id="1", response=control_pb2.CancelResponse())))
+    calls = [record["call"] for record in wire.history]
+    assert calls[:2] == calls[2:]
+
+
 def test_an_outcome_is_a_call_of_the_server():
     wire = Wire()
     outcome = outcome_pb2.RolloutOutcome(rollout_id="r1", attempt=1, result_id="x", status=1)

@@ -5,7 +5,7 @@ Otherwise a crash before the commit would leave the lower attempt in the ledger,
 
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, outcome_pb2
 from osmosis_grpc.errors import Aborted
 from osmosis_grpc.testing.raw.server_frames import chat
 from tests.trainer.deployment import CODE
@@ -104,3 +104,13 @@ async def test_an_answer_about_a_lower_attempt_frees_the_place_of_one_that_the_s
         cancel = await server.stream.next("cancel")
         await server.send(already_ended(cancel, attempt=1))
     await until(lambda: not link.leaving)
+
+
+async def test_an_attempt_that_its_server_has_ended_for_an_unknown_higher_one_runs_again(running):
+    """The earlier process of this trainer began attempt 2, and ended before attempt 2 was in the ledger."""
+    deployment, server, request = running
+    cancelled = outcome_pb2.OUTCOME_STATUS_CANCELLED
+    answered = await server.complete(request, status=cancelled, finish_reason="superseded")
+    assert answered.status.code in (CODE["UNAVAILABLE"], CODE["ABORTED"])
+    again = await server.accept()
+    assert (again.rollout_id, again.attempt) == ("r", 2)
