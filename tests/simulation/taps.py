@@ -77,8 +77,8 @@ class Taps:
         self._cancels: dict[tuple[str, str, str], deque[tuple[int, str, int]]] = {}
         """The unanswered cancel frames, by both processes and the frame's id.
 
-        A trainer that repeats a cancel, also on its next stream, uses the same id. So the next answer with this id may be
-        the one to its first frame.
+        A trainer that repeats a cancel, also on its next stream, uses the same id. So the next answer with this id may
+        be the one to its first frame.
         """
 
     def sent(

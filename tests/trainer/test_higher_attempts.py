@@ -108,7 +108,7 @@ async def test_an_answer_about_a_lower_attempt_frees_the_place_of_one_that_the_s
 
 async def test_an_attempt_that_its_server_has_ended_for_an_unknown_higher_one_runs_again(running):
     """The earlier process of this trainer began attempt 2, and ended before attempt 2 was in the ledger."""
-    deployment, server, request = running
+    _, server, request = running
     cancelled = outcome_pb2.OUTCOME_STATUS_CANCELLED
     answered = await server.complete(request, status=cancelled, finish_reason="superseded")
     assert answered.status.code in (CODE["UNAVAILABLE"], CODE["ABORTED"])
