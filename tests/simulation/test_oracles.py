@@ -196,6 +196,14 @@ def test_a_chat_may_be_sampled_again_after_the_death_of_its_trainer():
     assert story.judged() == []
 
 
+@pytest.mark.parametrize(("stopped", "found"), [("trainer-1", False), ("server-1", True)])
+def test_a_stopped_trainer_has_no_time_to_commit_a_reply(stopped, found):
+    story = good().without("got")
+    story.add(1.61, stopped, "stop").add(9.0, stopped, "continue")
+    sampling(9.2, "d2")(crash("trainer-1", 9.01)(story))
+    assert ("sampled once" in story.judged()) == found
+
+
 def test_a_reply_that_no_agent_has_got_may_be_sampled_again_after_the_death_of_its_trainer():
     story = crash("trainer-1", 1.62)(good())
     sampling(1.65, "d2")(story).change("got", draw="d2")

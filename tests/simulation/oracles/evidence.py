@@ -69,11 +69,22 @@ class Evidence:
         """Returns how often a process had died before a record."""
         return bisect_right(self._deaths.get(who, ()), number)
 
-    def death_after(self, who: str, number: int) -> float:
-        """Returns the simulated time of a process's first death after a record; infinity if there is none."""
+    def seconds_to_death(self, who: str, since: Record) -> float:
+        """Returns how many simulated seconds a process runs from a record to its next death; infinity without one.
+
+        The time for which it is stopped does not count.
+        """
         numbers = self._deaths.get(who, [])
-        position = bisect_right(numbers, number)
-        return self.records[numbers[position] - 1].time if position < len(numbers) else float("inf")
+        position = bisect_right(numbers, since.number)
+        if position == len(numbers):
+            return float("inf")
+        ran, resumed = 0.0, since.time
+        stops = (r for r in (*self.by_op["stop"], *self.by_op["continue"]) if r.who == who)
+        for record in sorted(stops, key=lambda record: record.number):
+            if since.number < record.number < numbers[position]:
+                ran += record.time - resumed if record.op == "stop" else 0.0
+                resumed = record.time
+        return ran + self.records[numbers[position] - 1].time - resumed
 
     def forgot_between(self, who: str, first: int, second: int) -> bool:
         """Returns whether a process without a disk died between two records."""

@@ -134,6 +134,7 @@ def readers_reach_the_end(evidence: Evidence) -> Iterator[Finding]:
                 if end is None or begun.who != record.who or begun["reader"] in seen or begun.number > end.number:
                     continue
                 servers = {run.who for run in evidence.ops_of(rollout, "run")}
+                servers |= {c.who for c in evidence.ops_of(rollout, "called") if c["method"] == "Complete"}
                 if not end["result"] or any(evidence.disk_failed(who) or who in evidence.forgetful for who in servers):
                     continue  # its events may be lost
                 lived = evidence.life(record.who, begun.number) == evidence.life(record.who, record.number) - 1

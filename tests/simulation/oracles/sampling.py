@@ -35,7 +35,7 @@ def sampled_once(evidence: Evidence) -> Iterator[Finding]:
             if died and (who in evidence.forgetful or reply is None):
                 continue
             arrived = evidence.died_between(who, got.get(first["draw"], second.number), second.number)
-            soon = reply is not None and evidence.death_after(who, reply.number) < reply.time + COMMITTED
+            soon = reply is not None and evidence.seconds_to_death(who, reply) < COMMITTED
             if died and soon and not arrived:
                 continue
             if not died or not begun_anew(evidence, name[0], first.number, second.number):
