@@ -144,6 +144,9 @@ class Owner(Protocol):
     def superseded(self, rollout_id: str, attempt: int, newest: int = 0) -> None:
         """End an attempt that another attempt has replaced. `newest` is the other attempt; 0 if it is unknown."""
 
+    def cancel_later(self, server: "AgentServerLink", rollout_id: str) -> None:
+        """Repeat the cancels of a rollout's attempts in `leaving` after a pause, because the server refused one."""
+
     def entered(self, rollout: Rollout) -> None:
         """End the lower attempts of a rollout at their servers, because the ledger has the newest attempt."""
 

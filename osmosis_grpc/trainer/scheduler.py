@@ -53,6 +53,9 @@ log = logging.getLogger(__name__)
 TAKE = job("trainer.take_outcome", OnFailure.REPORT, "callback")
 SEND_AGAIN = job("trainer.send_again", OnFailure.REPORT, "timer")
 
+CANCEL_RETRY = 5.0
+"""A cancel that a server refused is repeated after this many seconds."""
+
 SETTLING = 5.0
 """settle() waits at most this many seconds for the outcomes of abandoned rollouts.
 
@@ -364,6 +367,13 @@ class Scheduler(Owner):
         for server in self.servers:
             if server.leaving and server.attached:
                 server.cancel_leaving(rollout.request.rollout_id)
+
+    def cancel_later(self, server: AgentServerLink, rollout_id: str) -> None:
+        def again() -> None:
+            if server.attached:  # the next connection repeats all cancels
+                server.cancel_leaving(rollout_id)
+
+        self._later(CANCEL_RETRY, again, lambda error: None)  # without it, the next connection repeats the cancel
 
     def unpin(self, affinity_key: str) -> None:
         """Forget which server runs a group, because the group gets no further rollouts."""

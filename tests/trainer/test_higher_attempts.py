@@ -3,10 +3,12 @@
 Otherwise a crash before the commit would leave the lower attempt in the ledger, and at the server it has ended.
 """
 
+import grpc
 import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, outcome_pb2
 from osmosis_grpc.errors import Aborted
+from osmosis_grpc.testing.raw import server_frames
 from osmosis_grpc.testing.raw.server_frames import chat
 from tests.trainer.deployment import CODE
 from tests.trainer.test_ledger import held_up
@@ -114,3 +116,17 @@ async def test_an_attempt_that_its_server_has_ended_for_an_unknown_higher_one_ru
     assert answered.status.code in (CODE["UNAVAILABLE"], CODE["ABORTED"])
     again = await server.accept()
     assert (again.rollout_id, again.attempt) == ("r", 2)
+
+
+@pytest.mark.slow  # a refused cancel is repeated after 5 s
+async def test_a_cancel_that_its_server_refuses_is_repeated(running):
+    deployment, server, _ = running
+    (link,) = deployment.trainer.scheduler.servers
+    deployment.run("r", attempt=2)
+    refused = await server.stream.next("cancel")
+    status = server_frames.status(grpc.StatusCode.UNAVAILABLE, "the journal cannot be written")
+    await server.send(attach_pb2.ServerFrame(cancel_reply=attach_pb2.CancelReply(id=refused.id, status=status)))
+    again = await server.stream.next("cancel")
+    assert again == refused
+    await server.send(already_ended(again, attempt=1))
+    await until(lambda: not link.leaving)

@@ -191,6 +191,9 @@ class AttachedServer(AgentServerLink):
     # Frames of the server.
 
     def _on_cancel_reply(self, reply: pb.CancelReply) -> None:
+        name, _, attempt = reply.id.rpartition(" ")
+        if reply.WhichOneof("result") == "status" and attempt.isdecimal() and (name, int(attempt)) in self.leaving:
+            self.owner.cancel_later(self, name)
         for row in reply.response.results:
             if row.disposition != control_pb2.CANCEL_DISPOSITION_CANCELLED:
                 self.has_ended(row.rollout_id, max(row.attempt, _attempt_of(reply.id, row.rollout_id)))

@@ -279,8 +279,12 @@ class CalledServer(AgentServerLink):
 
         def done(cancelled: "asyncio.Future[Results]") -> None:
             self._cancelling.discard(key)
-            if not cancelled.cancelled() and cancelled.exception() is None:
+            if cancelled.cancelled():
+                return
+            if cancelled.exception() is None:
                 self.has_ended(*key)
+            elif key in self.leaving and self._closed is None:
+                self.owner.cancel_later(self, key[0])
 
         self._cancel(request).add_done_callback(done)
 
