@@ -20,13 +20,27 @@ ROOT = Path(__file__).parents[2]
 LIVE = CHATS[2:]
 
 
+async def recorded(address, last=("main", 2)):
+    """Wait until the journal of the server has the last reply that the fork gets from its original."""
+    async with RolloutClient(address) as client:
+        async for event in client.events("f1"):
+            kind = event.kind
+            if isinstance(kind, events.ChatAnswered) and (kind.sample, kind.chat_number) == last:
+                return
+
+
 async def killed(tmp_path, place, between=lambda: None):
-    """An original, its fork from chat 2 of main on a server that is killed at a place, and their chats."""
+    """An original, its fork from chat 2 of main on a server that is killed at a place, and their chats.
+
+    The first live chat of the fork is answered when the journal has the replies of the original.
+    """
     (tmp_path / "agents.py").write_text("from tests.server.forking import Brancher\nagent_loop = Brancher()\n")
     sampled = Counter()
 
     async def counting(request):
         sampled[request.rollout_id, request.sample, request.chat_number] += 1
+        if (request.rollout_id, request.sample, request.chat_number) == ("f1", *LIVE[0]):
+            await recorded(address)
         return await policy(request)
 
     command = ("-m", "agents:agent_loop", "--state-dir", "state")
