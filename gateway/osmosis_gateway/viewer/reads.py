@@ -78,8 +78,8 @@ class Reads:
         self._turn = asyncio.Lock()
         self._loading = asyncio.Lock()
         self._listed_at = float("-inf")
-        self._lists: _Recent[Listed] = _Recent(LISTS)
-        self._rollouts: _Recent[Loaded] = _Recent(ROLLOUTS)
+        self._lists: Recent[Listed] = Recent(LISTS)
+        self._rollouts: Recent[Loaded] = Recent(ROLLOUTS)
 
     @property
     def is_folder(self) -> bool:
@@ -139,7 +139,7 @@ class Reads:
         return (await self.run(lambda source: _load(source, info.rollout_id, info.attempt, 0)))[1]
 
 
-class _Recent(Generic[T]):
+class Recent(Generic[T]):
     """Keeps the values that were put last, by key."""
 
     def __init__(self, most: int) -> None:
