@@ -55,9 +55,9 @@ def router(pages: Pages) -> APIRouter:
         return stream(
             lambda: read(id),
             lambda found: (found.lanes, found.stopped),
-            lambda found: [("group", pages.text("group_part.html", **values(id, found, max(0, first))))]
-            if found.lanes
-            else [],
+            lambda found: (
+                [("group", pages.text("group_part.html", **values(id, found, max(0, first))))] if found.lanes else []
+            ),
             pages.stopping,
             ended=lambda found: not found.open,
         )

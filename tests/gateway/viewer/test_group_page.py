@@ -52,22 +52,25 @@ async def policy(request):
 
 async def run(path):
     """Run all rollouts, and annotate two."""
-    async with AgentServer([Adder()], port=0, state_dir=path) as server:
-        async with CallbackTrainer(policy) as trainer, RolloutClient(server.address) as client:
-            for name, reward in REWARDS.items():
-                group = name.rstrip("0123456789")
-                await client.init(
-                    rollout_id=name,
-                    messages=[{"role": "user", "content": "Add 1 and 2."}],
-                    callback=trainer.callback(),
-                    group=Group(group, int(name.removeprefix(group)), SIZES[group]),
-                    label=None if reward is None else str(reward),
-                    max_turns=9,
-                )
-            for name in REWARDS:
-                await trainer.outcome(name)
-            await client.annotate("a0", Annotation(trained=True, advantage=-0.5, weight_step="7"))
-            await client.annotate("a2", Annotation(reward=0.5))
+    async with (
+        AgentServer([Adder()], port=0, state_dir=path) as server,
+        CallbackTrainer(policy) as trainer,
+        RolloutClient(server.address) as client,
+    ):
+        for name, reward in REWARDS.items():
+            group = name.rstrip("0123456789")
+            await client.init(
+                rollout_id=name,
+                messages=[{"role": "user", "content": "Add 1 and 2."}],
+                callback=trainer.callback(),
+                group=Group(group, int(name.removeprefix(group)), SIZES[group]),
+                label=None if reward is None else str(reward),
+                max_turns=9,
+            )
+        for name in REWARDS:
+            await trainer.outcome(name)
+        await client.annotate("a0", Annotation(trained=True, advantage=-0.5, weight_step="7"))
+        await client.annotate("a2", Annotation(reward=0.5))
 
 
 @pytest.fixture(scope="module")
@@ -152,19 +155,23 @@ async def test_v4_a_group_is_followed_until_its_end(tmp_path):
         await release.wait()
         return answer(request, "Done.")
 
-    async with AgentServer([Adder()], port=0, state_dir=tmp_path) as server, CallbackTrainer(waits) as trainer:
-        async with RolloutClient(server.address) as client, browsing(FolderSource(tmp_path)) as viewer:
-            messages = [{"role": "user", "content": "Hi"}]
-            for index in range(2):
-                await client.init(
-                    rollout_id=f"w{index}", messages=messages, callback=trainer.callback(), group=Group("w", index, 2)
-                )
-            async with viewer.stream("GET", "/group/stream?id=w") as stream:
-                lines = stream.aiter_lines()
-                async for line in lines:
-                    if "RUNNING" in line:
-                        break
-                release.set()
-                text = "".join([line async for line in lines])
+    async with (
+        AgentServer([Adder()], port=0, state_dir=tmp_path) as server,
+        CallbackTrainer(waits) as trainer,
+        RolloutClient(server.address) as client,
+        browsing(FolderSource(tmp_path)) as viewer,
+    ):
+        messages = [{"role": "user", "content": "Hi"}]
+        for index in range(2):
+            await client.init(
+                rollout_id=f"w{index}", messages=messages, callback=trainer.callback(), group=Group("w", index, 2)
+            )
+        async with viewer.stream("GET", "/group/stream?id=w") as stream:
+            lines = stream.aiter_lines()
+            async for line in lines:
+                if "RUNNING" in line:
+                    break
+            release.set()
+            text = "".join([line async for line in lines])
     assert "COMPLETED" in text
     assert "event: ended" in text
