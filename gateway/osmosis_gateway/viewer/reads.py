@@ -80,8 +80,8 @@ class Reads:
         self._locks: weakref.WeakValueDictionary[Hashable, asyncio.Lock] = weakref.WeakValueDictionary()
         """A lock for each list and rollout that is being read, so that pages which show the same read it once."""
         self._listed_at = float("-inf")
-        self._lists: _Recent[Listed] = _Recent(LISTS)
-        self._rollouts: _Recent[Loaded] = _Recent(ROLLOUTS)
+        self._lists: Recent[Listed] = Recent(LISTS)
+        self._rollouts: Recent[Loaded] = Recent(ROLLOUTS)
 
     @property
     def is_folder(self) -> bool:
@@ -146,7 +146,7 @@ class Reads:
         return (await self.run(lambda source: _load(source, info.rollout_id, info.attempt, 0)))[1]
 
 
-class _Recent(Generic[T]):
+class Recent(Generic[T]):
     """Keeps the values that were put last, by key."""
 
     def __init__(self, most: int) -> None:
