@@ -1,9 +1,10 @@
 """Summarizes rollouts in steps: a reward histogram and rates for each step, from the rows of rollouts alone."""
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from osmosis_grpc.types import FailureReason, RolloutInfo, RolloutState
 
@@ -70,7 +71,7 @@ def steps_of(rows: Sequence[RolloutInfo], steps: int, passing: float) -> list[St
     limits = {math.floor(1000 * info.accept_time) for info in ordered[::size]}
     edges = [each / 1000 for each in (*sorted(limits), math.floor(1000 * ordered[-1].accept_time) + 1)]
     found, first = [], 0
-    for begin, end in zip(edges, edges[1:], strict=False):
+    for begin, end in itertools.pairwise(edges):
         last = first
         while last < len(ordered) and ordered[last].accept_time < end:
             last += 1
@@ -111,19 +112,24 @@ def histogram(steps: Sequence[Step]) -> list[Bin]:
         ranges = [[] for _ in range(MOST_BINS)]
         for value in values:
             ranges[min(MOST_BINS - 1, int((value - values[0]) / width))].append(value)
-    bins = []
-    for each in filter(None, reversed(ranges)):
-        low, high = each[0], each[-1]
-        cells = tuple(_cell(step.rewards, low, high) for step in steps)
-        bins.append(Bin(low, high, _cell(rewards, low, high), cells))
-    return bins
+    limits = [(each[0], each[-1]) for each in reversed(ranges) if each]
+    whole, *columns = ([_cell(each, *limit) for limit in limits] for each in (rewards, *(it.rewards for it in steps)))
+    parts = [_shaded(column) for column in columns]
+    return [
+        Bin(low, high, all_of_it, tuple(part[at] for part in parts))
+        for at, ((low, high), all_of_it) in enumerate(zip(limits, _shaded(whole), strict=True))
+    ]
 
 
 def _cell(rewards: Sequence[float], low: float, high: float) -> Cell:
     inside = [reward for reward in rewards if low <= reward <= high]
-    if not inside:
-        return Cell(0)
-    return Cell(len(inside), min(inside), max(inside), math.ceil(SHADES * len(inside) / len(rewards)))
+    return Cell(len(inside), min(inside), max(inside)) if inside else Cell(0)
+
+
+def _shaded(cells: Sequence[Cell]) -> list[Cell]:
+    """Return the cells of a step with their shades: the largest one is the darkest."""
+    most = max((cell.count for cell in cells), default=0) or 1
+    return [replace(cell, shade=math.ceil(SHADES * cell.count / most)) for cell in cells]
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -16,7 +16,7 @@ from osmosis_grpc.types import FailureReason, RolloutState
 OWN = {"steps": "20", "pass": "1"}
 """The parameters of the address that are no filters of `list`, and their defaults."""
 MOST_STEPS = 40
-CURVES = (
+CURVES: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("mean_reward", "mean reward", {}),
     ("pass_rate", "pass rate", {}),
     ("turns", "turns", {}),

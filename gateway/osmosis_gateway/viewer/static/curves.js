@@ -13,10 +13,10 @@ function draw(chart, links) {
     height: 150,
     legend: { show: false },
     cursor: { drag: { x: false, y: false }, y: false },
-    scales: { x: { time: false }, ...(rate ? { y: { range: [0, 1] } } : {}) },
+    scales: { x: { time: false }, ...(rate ? { y: { range: (_, low, high) => [0, high > 0 ? Math.min(1, 1.2 * high) : 1] } } : {}) },
     axes: [
       { ...axis, size: 24, incrs: [1, 2, 5, 10] },
-      { ...axis, size: 48, ...(rate ? { values: (_, ticks) => ticks.map((tick) => `${Math.round(100 * tick)} %`) } : {}) },
+      { ...axis, size: 48, ...(rate ? { values: (_, ticks) => ticks.map((tick) => `${+(100 * tick).toFixed(1)} %`) } : {}) },
     ],
     series: [{}, { stroke: colour("--model"), width: 2, points: { show: true, size: 5 }, spanGaps: false }],
   }, [values.map((_, at) => at + 1), values], chart);
