@@ -159,6 +159,12 @@ def view(
         str | None, typer.Option("--run", metavar="RUN", help="The folder of a run of test or eval instead, or last.")
     ] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Run the demo, and show its eight rollouts.")] = False,
+    rollout: Annotated[
+        str | None,
+        typer.Option(
+            "--rollout", metavar="ROLLOUT", help="Begin with this rollout; a failed one at the turn to look at."
+        ),
+    ] = None,
     host: Annotated[
         str, typer.Option("--host", metavar="HOST", help="Listen on this host. Other machines need a token.")
     ] = "127.0.0.1",
@@ -192,7 +198,14 @@ def view(
     from osmosis_grpc.cli.view import ViewOptions, run_view
 
     given = ViewOptions(
-        folder=folder, demo=demo, host=host, port=port, token=token, token_file=token_file, open=open_browser
+        folder=folder,
+        demo=demo,
+        rollout=rollout,
+        host=host,
+        port=port,
+        token=token,
+        token_file=token_file,
+        open=open_browser,
     )
     chosen = replace(source, server=follow, run=run, token_file=server_token_file)
     raise typer.Exit(run_view(given, chosen, json=json))
