@@ -53,9 +53,14 @@ class SampleTokens:
         columns = [self.logprobs, *(values for _, values in further if values is not None)]
         return b"".join([head.tobytes(), self.ids[part].tobytes(), *(each[part].tobytes() for each in columns)])
 
+    @property
+    def step(self) -> int:
+        """The number of tokens for one point of the strip."""
+        return max(1, -(-len(self) // STRIP))
+
     def strip(self) -> dict[str, Any]:
         """Return the mean and the lowest logprob, and the mean entropy, of each step of tokens; null without one."""
-        step = max(1, -(-len(self) // STRIP))
+        step = self.step
         return {
             "step": step,
             "mean": _steps(self.logprobs, step, np.mean),

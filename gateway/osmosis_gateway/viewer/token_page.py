@@ -34,6 +34,7 @@ def router(pages: Pages) -> APIRouter:
             samples=samples,
             reason=samples[sample].not_trainable_reason,
             tokens=tokens,
+            step=tokens.step,
             about=list(segment_facts(tokens, loaded.history, sample)),
             at="",
         )

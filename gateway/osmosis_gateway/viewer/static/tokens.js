@@ -9,9 +9,9 @@ const HIGH = 34;         // the height of a row, in pixels, as in the style shee
 const WIDE = 68;         // a cell has at least this width
 const AROUND = 4;        // this many rows above and below the view are drawn
 const SCALES = {         // the highest class whose limit the value reaches
-  logprob: { limits: [-0.1, -0.5, -1, -2, -5, -Infinity], names: ["to -0.1", "-0.5", "-1", "-2", "-5", "lower"] },
-  entropy: { limits: [0.1, 0.5, 1, 2, 4, Infinity], names: ["to 0.1", "0.5", "1", "2", "4", "higher"] },
-  difference: { limits: [0.001, 0.01, 0.05, 0.2, 1, Infinity], names: ["to ±0.001", "0.01", "0.05", "0.2", "1", "more"] },
+  logprob: { limits: [-0.1, -0.5, -1, -2, -5, -Infinity], names: ["≥ -0.1", "≥ -0.5", "≥ -1", "≥ -2", "≥ -5", "< -5"] },
+  entropy: { limits: [0.1, 0.5, 1, 2, 4, Infinity], names: ["≤ 0.1", "≤ 0.5", "≤ 1", "≤ 2", "≤ 4", "> 4"] },
+  difference: { limits: [0.001, 0.01, 0.05, 0.2, 1, Infinity], names: ["±0.001", "±0.01", "±0.05", "±0.2", "±1", "more"] },
 };
 
 const about = await (await fetch(grid.dataset.about)).json();
@@ -20,6 +20,9 @@ const drifts = about.segments.filter((each) => each.drift !== null)
   .map((each) => ({ ...each, at: Math.min(each.start + each.drift, each.start + each.tokens - 1) }));
 const driftAt = new Map(drifts.map((each) => [each.at, each]));
 const begins = new Set(about.segments.slice(1).map((each) => each.start));
+const replies = about.runs.filter((run) => run[1] === "reply");
+const turned = new Set(replies.filter((run, at) => at && replies[at - 1][3] !== run[3]).map((run) => run[0]));
+const drawn = new Map();  // the rows in the page, by number
 let columns = 1, chosen = 0;
 
 // -- the tokens ----------------------------------------------------------------------------------------------------
@@ -53,9 +56,8 @@ function runOf(index) {
     const middle = (low + high + 1) >> 1;
     if (about.runs[middle][0] <= index) low = middle; else high = middle - 1;
   }
-  const [start, kind, turn, version] = about.runs[low];
-  const before = about.runs.slice(0, low).findLast((run) => run[1] === "reply");
-  return { start, kind, turn, version, turned: start === index && kind === "reply" && !!before && before[3] !== version };
+  const [, kind, turn, version] = about.runs[low];
+  return { kind, turn, version };
 }
 
 const written = (value, digits = 3) => Number.isNaN(value) ? "" : value.toFixed(digits).replace(/^-(0\.0*)$/, "$1");
@@ -91,7 +93,7 @@ function cell(index) {
   box.className = `token ${run.kind}`;
   if (index === chosen) box.classList.add("chosen");
   if (begins.has(index)) box.classList.add("begins");
-  if (run.turned) box.classList.add("turned");
+  if (turned.has(index)) box.classList.add("turned");
   if (!known) return box;
   const value = known[colour.value];
   box.classList.add(`level-${level(value)}`);
@@ -102,24 +104,39 @@ function cell(index) {
   return box;
 }
 
+function row(number) {
+  const made = document.createElement("div");
+  made.setAttribute("role", "row");
+  made.setAttribute("aria-rowindex", number + 1);
+  made.style.top = `${number * HIGH}px`;
+  made.style.gridTemplateColumns = `repeat(${columns}, minmax(0, 1fr))`;
+  for (let at = number * columns; at < Math.min(about.tokens, (number + 1) * columns); at++) made.append(cell(at));
+  return made;
+}
+
+// Draws the rows that came into view, and removes those out of view.
+function scrolled() {
+  const count = Math.ceil(about.tokens / columns);
+  const first = Math.max(0, Math.floor(grid.scrollTop / HIGH) - AROUND);
+  const last = Math.min(count, Math.ceil((grid.scrollTop + grid.clientHeight) / HIGH) + AROUND);
+  for (const [number, old] of drawn) if (number < first || number >= last) { old.remove(); drawn.delete(number); }
+  for (let number = first; number < last; number++) {
+    if (drawn.has(number)) continue;
+    const made = row(number);
+    drawn.set(number, made);
+    rows.append(made);
+  }
+}
+
+// Draws all rows in view anew.
 function draw() {
   columns = Math.max(1, Math.floor(grid.clientWidth / WIDE));
   const count = Math.ceil(about.tokens / columns);
   rows.style.height = `${count * HIGH}px`;
   grid.setAttribute("aria-rowcount", count);
-  const first = Math.max(0, Math.floor(grid.scrollTop / HIGH) - AROUND);
-  const last = Math.min(count, Math.ceil((grid.scrollTop + grid.clientHeight) / HIGH) + AROUND);
-  const made = [];
-  for (let number = first; number < last; number++) {
-    const row = document.createElement("div");
-    row.setAttribute("role", "row");
-    row.setAttribute("aria-rowindex", number + 1);
-    row.style.top = `${number * HIGH}px`;
-    row.style.gridTemplateColumns = `repeat(${columns}, minmax(0, 1fr))`;
-    for (let index = number * columns; index < Math.min(about.tokens, (number + 1) * columns); index++) row.append(cell(index));
-    made.push(row);
-  }
-  rows.replaceChildren(...made);
+  rows.replaceChildren();
+  drawn.clear();
+  scrolled();
   tell();
 }
 
@@ -139,10 +156,16 @@ function tell() {
 }
 
 let asked = false;
-function redraw() {
+function later() {
   if (asked) return;
   asked = true;
-  requestAnimationFrame(() => { asked = false; draw(); });
+  requestAnimationFrame(() => { asked = false; scrolled(); });
+}
+
+function mark() {
+  rows.querySelector(".chosen")?.classList.remove("chosen");
+  rows.querySelector(`[data-index="${chosen}"]`)?.classList.add("chosen");
+  tell();
 }
 
 function choose(index, middle = false) {
@@ -152,7 +175,8 @@ function choose(index, middle = false) {
   else if (grid.scrollTop > top) grid.scrollTop = top;
   else if (grid.scrollTop < low) grid.scrollTop = low;
   history.replaceState(null, "", `#token=${chosen}`);
-  redraw();
+  scrolled();
+  mark();
 }
 
 function legend() {
@@ -170,7 +194,7 @@ function strip() {
   const box = document.getElementById("strip"), { step, mean, lowest, entropy } = about.strip;
   const style = getComputedStyle(document.documentElement), shade = (name) => style.getPropertyValue(name).trim();
   const axis = { stroke: shade("--soft"), grid: { stroke: shade("--rule"), width: 1 }, ticks: { show: false } };
-  const line = (label, name) => ({ label, stroke: shade(name), width: 1, points: { show: false }, spanGaps: false });
+  const line = (label, name) => ({ label, stroke: shade(name), width: 1, points: { show: about.tokens <= 400, size: 4 }, spanGaps: false });
   const given = [mean.map((_, number) => number * step), lowest, mean, ...(entropy ? [entropy] : [])];
   const series = [{}, line("lowest logprob", "--tools"), line("mean logprob", "--model")];
   if (entropy) series.push(line("mean entropy", "--agent"));
@@ -203,7 +227,7 @@ grid.addEventListener("click", (event) => {
   const box = event.target.closest("[data-index]");
   if (box) choose(Number(box.dataset.index));
 });
-grid.addEventListener("scroll", redraw, { passive: true });
+grid.addEventListener("scroll", later, { passive: true });
 colour.addEventListener("change", () => { legend(); draw(); });
 
 function follow() {
