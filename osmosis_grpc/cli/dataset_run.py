@@ -361,9 +361,18 @@ class DatasetRun(ABC):
     @property
     def show(self) -> str | None:
         """The command that shows the first failure. A row that was refused has no rollout in the journal."""
-        failed = next((result for result in self._failed if result.token_usage), None)
-        folder = shlex.quote(str(self.folder.path))
+        failed, folder = self._first_failed, shlex.quote(str(self.folder.path))
         return f"{program()} show {failed.rollout_id} --state-dir {folder}" if failed else None
+
+    @property
+    def view(self) -> str | None:
+        """The command that shows the first failure in a browser, at the turn to look at."""
+        failed, folder = self._first_failed, shlex.quote(str(self.folder.path))
+        return f"{program()} view {folder} --rollout {failed.rollout_id}" if failed else None
+
+    @property
+    def _first_failed(self) -> RowResult | None:
+        return next((result for result in self._failed if result.token_usage), None)
 
     def say_end(self, seconds: float, done: str) -> None:
         """Print the last lines. The very last one is the command to use next."""
@@ -380,9 +389,12 @@ class DatasetRun(ABC):
             self.out.say(f"The run is in {folder}.")
         if again and (summary.passed or self.show):
             self.out.say(f"To run it again without a model: --replay {folder}")
-        if self.show:
+        if self.show and self.view:
             several = summary.failed + summary.unscored > 1
-            self.out.say("To see the first failure:" if several else "To see the failure:")
+            which = "the first failure" if several else "the failure"
+            self.out.say(f"To see {which} in a browser:")
+            self.out.say(self.view)
+            self.out.say(f"To see {which}:")
             self.out.say(self.show)
         if continued:
             self.out.say("To continue it:")

@@ -10,6 +10,8 @@ from osmosis_grpc.serve.startup import usage_error
 
 SERVER = "127.0.0.1:50051"
 """The server that commands ask if no option names another one."""
+NAMES = {"view": ("--follow", "--server-token")}
+"""The commands with other names for --server and --token."""
 
 
 def chosen_server(command: str, options: SourceOptions, why: str = "") -> ChosenServer:
@@ -18,7 +20,7 @@ def chosen_server(command: str, options: SourceOptions, why: str = "") -> Chosen
         target = host_port(options.server or SERVER)
         credentials = _credentials(options)
         credentials.check_target(target)
-        return ChosenServer(target, credentials, why)
+        return ChosenServer(target, credentials, why, NAMES.get(command, ("--server", "--token")))
     except ValueError as error:
         usage_error(command, str(error).replace("--target-", "--").replace("pass insecure=True", "pass --insecure"))
 

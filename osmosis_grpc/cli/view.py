@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from osmosis_grpc.cli.source import RUNS, Source, open_source
 from osmosis_grpc.cli.source_options import SourceOptions
@@ -31,6 +32,8 @@ class ViewOptions:
 
     folder: str | None
     demo: bool
+    rollout: str | None
+    """The rollout to begin with. None for the table."""
     host: str
     port: int | None
     token: str | None
@@ -67,7 +70,10 @@ async def _view(app: Any, source: Source, options: ViewOptions, token: str, word
     given = {"host": options.host, "token": token, "words": words}
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(source)
-        await source.page(RolloutFilter(), limit=1)
+        if options.rollout is None:
+            await source.page(RolloutFilter(), limit=1)
+        else:
+            await source.get(options.rollout)
         try:
             port = PORT if options.port is None else options.port
             http = await stack.enter_async_context(app.serve_viewer(source, port=port, **given))
@@ -75,13 +81,21 @@ async def _view(app: Any, source: Source, options: ViewOptions, token: str, word
             if options.port is not None:
                 raise
             http = await stack.enter_async_context(app.serve_viewer(source, port=0, **given))
-        address = f"http://{http.address}/"
+        address = _address(http.address, options.rollout)
         out.write("ready", url=address, source=source.where)
-        out.say(f"{source.where}\n{address}{'?token=...' if token else ''}\nCtrl-C stops the viewer.")
+        shown = _address(http.address, options.rollout, "...") if token else address
+        out.say(f"{source.where}\n{shown}\nCtrl-C stops the viewer.")
         if options.open:
-            await asyncio.to_thread(webbrowser.open, f"{address}?token={token}" if token else address)
+            await asyncio.to_thread(webbrowser.open, _address(http.address, options.rollout, token))
         await stop.wait()
     return 0
+
+
+def _address(server: str, rollout: str | None, token: str = "") -> str:
+    """Return the address of the table, or of a rollout. A rollout that failed is opened at the turn to look at."""
+    query = urlencode(([] if rollout is None else [("id", rollout)]) + ([("token", token)] if token else []), safe=".")
+    path = "" if rollout is None else "rollout"
+    return f"http://{server}/{path}{'?' * bool(query)}{query}{'' if rollout is None else '#failed'}"
 
 
 def _chosen(options: ViewOptions, source: SourceOptions, stack: ExitStack) -> SourceOptions:

@@ -23,15 +23,15 @@ CONNECT = 1.0
 LOST_AFTER = 120.0
 """Commands that follow events end if the server was away for this many seconds."""
 _OPTIONS = {
-    "pass its token as `token`": "--token-file names the file of its token",
+    "pass its token as `token`": "{token}-file names the file of its token",
     "check the `token`, or the certificate": "check the token, or the certificate",
     "pass tls=ClientTls(ca=...)": "pass --tls, or --ca with its CA",
     "pass tls=ClientTls(cert=..., key=...)": "pass --cert and --key",
     "name its CA with ClientTls(ca=...)": "name its CA with --ca",
     "leave out `tls`": "leave out --tls",
-    REFUSES: f"{REFUSES} with --server",
+    REFUSES: f"{REFUSES} with {{server}}",
 }
-"""Advice for programs, and the same for a command line."""
+"""Advice for programs, and the same for a command line with its names of --server and --token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,8 @@ class ChosenServer:
     credentials: Credentials
     why: str = ""
     """Begins the message about a server that cannot be reached. It says why the command asks this server."""
+    names: tuple[str, str] = ("--server", "--token")
+    """The options of the command that name the server and its token. --token-file ends with `-file`, likewise."""
 
     def __str__(self) -> str:
         return f"the server {self.target}"
@@ -64,7 +66,7 @@ class ChosenServer:
     async def check_listens(self) -> None:
         """Raise SourceError if the server refuses connections."""
         if await asyncio.to_thread(refuses, self.target):
-            raise SourceError(f"{self.why}{self} {_OPTIONS[REFUSES]}")
+            raise SourceError(f"{self.why}{self} {self._advice(REFUSES)}")
 
     def channel(self) -> grpc.aio.Channel:
         """Return a channel to the server, which does not retry calls. Needs a running event loop."""
@@ -78,14 +80,18 @@ class ChosenServer:
         except NotFound as error:
             raise SourceError(f"{error} on {self}; list shows the rollouts that the token may see") from None
         except CallError as error:
-            how = "--server, --token and --tls say how to reach it"
+            how = f"{', '.join(self.names)} and --tls say how to reach it"
             raise SourceError(f"{self.why}{self.text_of(error)}; {how}") from None
+
+    def _advice(self, ours: str) -> str:
+        server, token = self.names
+        return _OPTIONS[ours].format(server=server, token=token)
 
     def text_of(self, error: CallError) -> str:
         """Return the text of an error with the name of the server."""
         text = str(error)
-        for ours, option in _OPTIONS.items():
-            text = text.replace(ours, option)
+        for ours in _OPTIONS:
+            text = text.replace(ours, self._advice(ours))
         if text.startswith("server "):
             return f"the {text}"
         return text if f"server {self.target}" in text else f"{self}: {text}"

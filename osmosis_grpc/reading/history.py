@@ -112,6 +112,8 @@ class History:
     """The time of the newest event."""
     before_end: float = 0.0
     """The time of the newest event before the end."""
+    delivered: float | None = None
+    """When the delivery of the outcome ended, in Unix seconds."""
 
     def add(self, event: TrajectoryEvent) -> None:
         """Add the next event."""
@@ -146,6 +148,8 @@ class History:
                 self.logged.append(kind)
             case events.Ended():
                 self.before_end = before
+            case events.Delivered():
+                self.delivered = event.time
             case events.CancelAsked():
                 self.cancel_reason = kind.reason
             case events.Annotated():

@@ -1,7 +1,9 @@
 """The command view: its record, its pages, its end, and wrong options."""
 
 import json
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -9,6 +11,32 @@ import urllib.request
 import pytest
 
 from tests.processes import ROOT
+
+DIVIDER = """
+from osmosis_grpc.rollout import RolloutAgentLoop, tool
+
+
+@tool
+async def divide(a: float, b: float) -> float:
+    "Divides a by b."
+    return a / b
+
+
+class Divider(RolloutAgentLoop):
+    name = "divider"
+    tools = (divide,)
+
+    async def run(self, ctx):
+        messages = await ctx.tool_loop(ctx.request.messages)
+        raise LookupError("there is no number")
+
+
+agent_loop = Divider()
+"""
+REPLIES = [
+    {"tool_calls": [{"id": "c1", "function": {"name": "divide", "arguments": '{"a": 6, "b": 0}'}}]},
+    "It is unknown.",
+]
 
 
 def test_view_serves_a_folder_until_a_signal(looked_at):
@@ -23,6 +51,38 @@ def test_view_serves_a_folder_until_a_signal(looked_at):
         finally:
             process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
+
+
+def test_the_line_of_a_failed_test_opens_the_turn_whose_tool_raised(tmp_path):
+    (tmp_path / "divider.py").write_text(DIVIDER)
+    (tmp_path / "data.jsonl").write_text('{"user_prompt": "6 by 0", "ground_truth": "0"}\n')
+    (tmp_path / "script.json").write_text(json.dumps(REPLIES))
+    command = [sys.executable, "-m", "osmosis_grpc"]
+    options = ["test", "-m", "divider:agent_loop", "-d", "data.jsonl", "--model", "mock:script=script.json"]
+    done = subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    words = shlex.split(lines[lines.index("To see the failure in a browser:") + 1])
+    view = words[words.index("view") :]
+    with subprocess.Popen(
+        [*command, *view, "--port", "0", "--json"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            address, _, fragment = json.loads(process.stdout.readline())["url"].partition("#")
+            with urllib.request.urlopen(address, timeout=20) as page:
+                text = page.read().decode()
+        finally:
+            process.send_signal(signal.SIGINT)
+    assert fragment == "failed"
+    assert 'data-failing="main/1"' in text
+    assert 'href="#turn=1">Turn 1, whose tool raised' in text
+
+
+def test_a_server_that_refuses_is_named_with_follow(forked, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, and it does not listen
+        done = forked.run("-m", "osmosis_grpc", "view", "--follow", f"127.0.0.1:{taken.getsockname()[1]}", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "name another with --follow" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from osmosis_gateway.guard import is_local_name
 
 COOKIE = "osmosis_view"
+"""The name of a cookie begins with this, and ends with the port. Browsers show a cookie to all ports of a host."""
 SAFE = frozenset(("GET", "HEAD"))
 """Methods that change nothing."""
 HEADERS = {
@@ -68,7 +69,7 @@ class ViewGuard:
         """Return 403 for a host name that is not this machine's, and for a change that another page asks for."""
         headers = Headers(scope=scope)
         host = headers.get("host", "")
-        if not host or not (is_local_name(host) or _name_of(host) in self._names):
+        if not host or not (is_local_name(host) or _split(host)[0] in self._names):
             return PlainTextResponse(f"Host: {host[:200]!r} is not a name of this viewer", 403)
         if scope["method"] not in SAFE:
             origin = headers.get("origin", "")
@@ -82,15 +83,16 @@ class ViewGuard:
             return None
         headers = Headers(scope=scope)
         given = headers.get("authorization", "").removeprefix("Bearer ")
-        cookie = cookie_parser(headers.get("cookie", "")).get(COOKIE, "")
+        name = f"{COOKIE}_{_split(headers.get('host', ''))[1]}"
+        cookie = cookie_parser(headers.get("cookie", "")).get(name, "")
         if _equal(given, self._token) or _equal(cookie, self._session):
             return None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        if scope["method"] in SAFE and any(name == "token" and _equal(text, self._token) for name, text in query):
-            rest = urlencode([(name, text) for name, text in query if name != "token"])
+        if scope["method"] in SAFE and any(key == "token" and _equal(text, self._token) for key, text in query):
+            rest = urlencode([(key, text) for key, text in query if key != "token"])
             path = "/" + str(scope["path"]).lstrip("/\\")  # never //host, which names another host
             answer = RedirectResponse(f"{path}?{rest}" if rest else path, 303)
-            answer.set_cookie(COOKIE, self._session, httponly=True, samesite="strict")
+            answer.set_cookie(name, self._session, httponly=True, samesite="strict")
             return answer
         return PlainTextResponse("this viewer needs a token: open its address with ?token=...", 401)
 
@@ -99,9 +101,10 @@ def _equal(given: str, known: str) -> bool:
     return hmac.compare_digest(given.encode("utf-8", "replace"), known.encode())
 
 
-def _name_of(host: str) -> str:
-    """Return the host of a Host header without its port."""
+def _split(host: str) -> tuple[str, int]:
+    """Return the name and the port of a Host header. The port is 80 if it has none."""
     try:
-        return (urlsplit(f"//{host}").hostname or "").lower()
+        parts = urlsplit(f"//{host}")
+        return (parts.hostname or "").lower(), parts.port or 80
     except ValueError:
-        return ""
+        return "", 80

@@ -6,6 +6,7 @@ open: a list that is younger is shown again.
 
 import asyncio
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ from osmosis_grpc.reading.source_port import Source
 from osmosis_grpc.types import RolloutInfo, TrajectoryEvent
 
 T = TypeVar("T")
-THREADS = 2
-"""At most this many reads of a folder at once."""
+READS = 2
+"""At most this many reads of a source at once. A folder is read on as many threads."""
 PAUSE = 1.0
 """Seconds between two lists of a server, and the age up to which a list or an unfinished rollout is shown again."""
 ENDED_FOR = 10.0
@@ -74,12 +75,13 @@ class Reads:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self._threads = anyio.CapacityLimiter(THREADS)
+        self._reading = anyio.CapacityLimiter(READS)
         self._turn = asyncio.Lock()
-        self._loading = asyncio.Lock()
+        self._locks: weakref.WeakValueDictionary[Hashable, asyncio.Lock] = weakref.WeakValueDictionary()
+        """A lock for each list and rollout that is being read, so that pages which show the same read it once."""
         self._listed_at = float("-inf")
-        self._lists: _Recent[Listed] = _Recent(LISTS)
-        self._rollouts: _Recent[Loaded] = _Recent(ROLLOUTS)
+        self._lists: Recent[Listed] = Recent(LISTS)
+        self._rollouts: Recent[Loaded] = Recent(ROLLOUTS)
 
     @property
     def is_folder(self) -> bool:
@@ -89,33 +91,46 @@ class Reads:
     async def run(self, read: Callable[[Source], Awaitable[T]]) -> T:
         """Return the result of a read. The reads of a folder run on other threads. Raises SourceError."""
         if not isinstance(self.source, FolderSource):
-            return await read(self.source)
+            async with self._reading:
+                return await read(self.source)
         folder = self.source.folder
 
         async def of_folder() -> T:
             return await read(FolderSource(folder))  # it remembers its last read, so each thread has its own
 
-        return await anyio.to_thread.run_sync(lambda: asyncio.run(of_folder()), limiter=self._threads)
+        return await anyio.to_thread.run_sync(lambda: asyncio.run(of_folder()), limiter=self._reading)
 
     async def listed(self, options: ListOptions, search: str = "", token: str = "") -> Listed:
         """Return the rollouts that match. Raises FilterError for a wrong option and SourceError."""
         rollout_filter(options, 0.0)  # a wrong option needs no read
         key = options, search, token
-        async with self._turn:
+        async with self._lock(key):
             known = self._lists.get(key, lambda found: PAUSE)
             if known is not None:
                 return known
-            if not self.is_folder:
-                await asyncio.sleep(max(0.0, self._listed_at + PAUSE - time.monotonic()))
-                self._listed_at = time.monotonic()
+            await self._wait_for_server()
             found = await self.run(lambda source: _list(source, options, search, token))
             self._lists.put(key, found)
             return found
 
+    async def newest(self, options: ListOptions) -> Listed:
+        """Return all rollouts that match, as far as a search looks. Raises FilterError and SourceError."""
+        rollout_filter(options, 0.0)
+        await self._wait_for_server()
+        return await self.run(lambda source: _list(source, options, "", "", whole=True))
+
+    async def _wait_for_server(self) -> None:
+        """Wait until a server may be asked for its next list."""
+        if self.is_folder:
+            return
+        async with self._turn:
+            await asyncio.sleep(max(0.0, self._listed_at + PAUSE - time.monotonic()))
+            self._listed_at = time.monotonic()
+
     async def rollout(self, rollout_id: str, attempt: int = 0, *, fresh: bool = False) -> Loaded:
         """Return a rollout with its history. With `fresh`, it is read in any case. Raises SourceError."""
         key = rollout_id, attempt
-        async with self._loading:
+        async with self._lock(key):
             lasts = (lambda it: 0.0) if fresh else _lasts
             known = self._rollouts.get(key, lasts)
             if known is not None:
@@ -134,12 +149,15 @@ class Reads:
             self._rollouts.put(key, loaded)
             return loaded
 
+    def _lock(self, key: Hashable) -> asyncio.Lock:
+        return self._locks.setdefault(key, asyncio.Lock())
+
     async def _whole(self, info: RolloutInfo) -> list[TrajectoryEvent]:
         """Return all events of an attempt."""
         return (await self.run(lambda source: _load(source, info.rollout_id, info.attempt, 0)))[1]
 
 
-class _Recent(Generic[T]):
+class Recent(Generic[T]):
     """Keeps the values that were put last, by key."""
 
     def __init__(self, most: int) -> None:
@@ -159,23 +177,24 @@ class _Recent(Generic[T]):
             del self._found[next(iter(self._found))]
 
 
-async def _list(source: Source, options: ListOptions, search: str, token: str) -> Listed:
+async def _list(source: Source, options: ListOptions, search: str, token: str, *, whole: bool = False) -> Listed:
     as_of = await source.as_of()
     now = time.time() if as_of is None else as_of
-    where, limit = rollout_filter(options, time.time()), max(1, min(options.limit or MOST_ROWS, MOST_ROWS))
-    if not search:
+    where, most = rollout_filter(options, time.time()), SEARCHED[isinstance(source, FolderSource)]
+    largest = most if whole else MOST_ROWS
+    limit = max(1, min(options.limit or largest, largest))
+    if not search and not whole:
         rows, more = await source.page(where, token, limit=limit, newest_first=not options.oldest)
         return Listed(tuple(rows), more, now, as_of is not None)
     found: list[RolloutInfo] = []
     words, looked, more = search.lower().split(), 0, token
-    most = SEARCHED[isinstance(source, FolderSource)]
     while len(found) < limit:
         rows, more = await source.page(where, more, limit=MOST_ROWS, newest_first=not options.oldest)
         looked += len(rows)
         found += [info for info in rows if _has(info, words)]
         if not more or looked >= most:
             break
-    return Listed(tuple(found[:limit]), "", now, as_of is not None, looked, bool(more))
+    return Listed(tuple(found[:limit]), "", now, as_of is not None, looked, bool(more) or len(found) > limit)
 
 
 def _has(info: RolloutInfo, words: list[str]) -> bool:

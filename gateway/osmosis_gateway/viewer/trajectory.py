@@ -75,8 +75,7 @@ def router(pages: Pages) -> APIRouter:
     async def show(request: Request, id: str, attempt: int = 0) -> Response:  # noqa: A002
         loaded = await pages.reads.rollout(id, attempt)
         rows = turns.rows_of(loaded)
-        last = turns.failing(loaded)
-        index = next((at for at, row in enumerate(rows) if last == (row.sample, row.number)), 0)
+        index = next((at for at, row in enumerate(rows) if row.failing), 0)
         windows = [
             Window(first, rows[first : first + WINDOW], first <= index < first + WINDOW)
             for first in range(0, len(rows), WINDOW)

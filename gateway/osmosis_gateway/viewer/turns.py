@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from osmosis_gateway.viewer.reads import Loaded
 from osmosis_grpc.reading.history import MAIN, Chat, ChatName, History, ToolCall, by_tool, sampled
@@ -11,8 +11,8 @@ from osmosis_grpc.types import Message, Sample
 
 WIDTH = 1000
 """The bar of a rollout's time has this many units."""
-SLIVER = 3
-"""A part of a bar has at least this many units, so that it can be seen."""
+SLIVER = 14
+"""A part of a bar has at least this many units: 2 px of the bar of a turn, which has 9rem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class TurnRow:
     tool_seconds: float
     tokens: int | None
     bars: tuple[Bar, ...]
-    failing: bool
-    """Whether it is the last turn of a rollout that failed."""
+    failing: str
+    """Why a rollout that failed opens at this turn. Empty for the other turns."""
 
     @property
     def name(self) -> str:
@@ -110,10 +110,28 @@ def tool_uses(loaded: Loaded) -> Iterator[ToolUse]:
         )
 
 
-def failing(loaded: Loaded) -> ChatName | None:
-    """Return the last turn of a rollout that failed."""
-    outcome = loaded.info.outcome
-    return None if outcome is None or outcome.failure is None else loaded.history.last
+class Failing(NamedTuple):
+    """The turn at which a rollout that failed is opened."""
+
+    sample: str
+    number: int
+    why: str
+
+    @property
+    def name(self) -> ChatName:
+        """The sample and the number."""
+        return self.sample, self.number
+
+
+def failing(loaded: Loaded) -> Failing | None:
+    """Return the last turn of a failed rollout with a tool that raised, else its last turn. None if it did not fail."""
+    outcome, history = loaded.info.outcome, loaded.history
+    if outcome is None or outcome.failure is None:
+        return None
+    for tool in reversed(history.tools):
+        if tool.returned is not None and tool.returned.error and (tool.sample, tool.chat_number) in history.chats:
+            return Failing(tool.sample, tool.chat_number, "tool raised")
+    return None if history.last is None else Failing(*history.last, "last turn")
 
 
 def rows_of(loaded: Loaded) -> list[TurnRow]:
@@ -121,11 +139,11 @@ def rows_of(loaded: Loaded) -> list[TurnRow]:
     tools: dict[ChatName, list[ToolCall]] = {}
     for tool in loaded.history.tools:
         tools.setdefault((tool.sample, tool.chat_number), []).append(tool)
-    last = failing(loaded)
-    return [_row(loaded, chat, tools.get(chat.name, []), chat.name == last) for chat in loaded.history.chats.values()]
+    look = failing(loaded)
+    return [_row(loaded, chat, tools.get(chat.name, []), look) for chat in loaded.history.chats.values()]
 
 
-def _row(loaded: Loaded, chat: Chat, tools: Sequence[ToolCall], fails: bool) -> TurnRow:
+def _row(loaded: Loaded, chat: Chat, tools: Sequence[ToolCall], look: Failing | None) -> TurnRow:
     answer, end = chat.answered, loaded.end
     reply = answer.response.message if answer is not None else {}
     content = text_of(reasoning_of(reply)[1])
@@ -150,7 +168,7 @@ def _row(loaded: Loaded, chat: Chat, tools: Sequence[ToolCall], fails: bool) -> 
         tool_seconds=sum(tool.seconds(end) for tool in tools),
         tokens=None if answer is None else sampled(answer),
         bars=tuple(_bars(loaded, chat, tools)),
-        failing=fails,
+        failing=look.why if look is not None and chat.name == look.name else "",
     )
 
 
@@ -167,14 +185,16 @@ def _bars(loaded: Loaded, chat: Chat, tools: Sequence[ToolCall]) -> Iterator[Bar
 
 
 def split(loaded: Loaded) -> list[Bar]:
-    """Return how the time of a rollout was used, as parts of one bar."""
+    """Return how the time of a rollout was used, as parts of one bar. A part that took time can be seen."""
     times = loaded.history.times(loaded.end, loaded.info.outcome)
     parts = [("queue", times.queue), ("model", times.model), ("tools", times.tools), ("agent", times.agent)]
     parts += [("away", times.restart)] if times.restart else []
     scale, left, bars = WIDTH / max(1e-9, sum(seconds for _, seconds in parts)), 0.0, []
-    for kind, seconds in parts:
-        bars.append(Bar(kind, round(left, 1), round(seconds * scale, 1), seconds))
-        left += seconds * scale
+    widths = [max(SLIVER, seconds * scale) if seconds > 0 else 0.0 for _, seconds in parts]
+    shrunk = WIDTH / max(WIDTH, sum(widths))
+    for (kind, seconds), width in zip(parts, widths, strict=True):
+        bars.append(Bar(kind, round(left, 1), round(width * shrunk, 1), seconds))
+        left += width * shrunk
     return bars
 
 
@@ -199,7 +219,7 @@ def body_of(loaded: Loaded, name: ChatName) -> TurnBody | None:
         about |= {name: value for name, value in (answer.response.usage or {}).items() if isinstance(value, int)}
         about["finish reason"] = answer.response.finish_reason or "none"
     return TurnBody(
-        row=_row(loaded, chat, tools, name == failing(loaded)),
+        row=_row(loaded, chat, tools, failing(loaded)),
         chat=chat,
         before=before,
         results=len(shown_there),

@@ -34,10 +34,14 @@ def list_(
         float | None, typer.Option("--max-reward", metavar="X", help="Only rewards of at most this.")
     ] = None,
     since: Annotated[
-        str | None, typer.Option("--since", metavar="TIME", help="Only those accepted in the last 10m, 2h, 1d.")
+        str | None,
+        typer.Option("--since", metavar="TIME", help="Only those accepted in the last 10m, 2h, 1d, or since @UNIX."),
     ] = None,
     before: Annotated[
-        str | None, typer.Option("--before", metavar="TIME", help="Only those accepted longer ago than 10m, 2h, 1d.")
+        str | None,
+        typer.Option(
+            "--before", metavar="TIME", help="Only those accepted longer ago than 10m, 2h, 1d, or before @UNIX."
+        ),
     ] = None,
     stalled: Annotated[
         str | None,
@@ -155,6 +159,12 @@ def view(
         str | None, typer.Option("--run", metavar="RUN", help="The folder of a run of test or eval instead, or last.")
     ] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Run the demo, and show its eight rollouts.")] = False,
+    rollout: Annotated[
+        str | None,
+        typer.Option(
+            "--rollout", metavar="ROLLOUT", help="Begin with this rollout; a failed one at the turn to look at."
+        ),
+    ] = None,
     host: Annotated[
         str, typer.Option("--host", metavar="HOST", help="Listen on this host. Other machines need a token.")
     ] = "127.0.0.1",
@@ -188,7 +198,14 @@ def view(
     from osmosis_grpc.cli.view import ViewOptions, run_view
 
     given = ViewOptions(
-        folder=folder, demo=demo, host=host, port=port, token=token, token_file=token_file, open=open_browser
+        folder=folder,
+        demo=demo,
+        rollout=rollout,
+        host=host,
+        port=port,
+        token=token,
+        token_file=token_file,
+        open=open_browser,
     )
     chosen = replace(source, server=follow, run=run, token_file=server_token_file)
     raise typer.Exit(run_view(given, chosen, json=json))

@@ -90,6 +90,18 @@ async def test_with_a_token_a_browser_gets_a_cookie(folder):
         assert TOKEN not in text
 
 
+async def test_two_viewers_on_one_host_have_cookies_of_their_own(folder):
+    async with (
+        browsing(FolderSource(folder), token=TOKEN) as one,
+        browsing(FolderSource(folder), token="other") as two,
+        httpx.AsyncClient(trust_env=False) as browser,
+    ):
+        for client, token in ((one, TOKEN), (two, "other")):
+            await browser.get(str(client.base_url), params={"token": token})
+        for client in (one, two):
+            assert (await browser.get(str(client.base_url))).status_code == 200
+
+
 async def test_a_host_that_other_machines_reach_needs_a_token(folder):
     async with FolderSource(folder) as source:
         with pytest.raises(ValueError, match="needs a token: --token-file FILE"):

@@ -67,11 +67,14 @@ async def test_v1_the_rows_follow_a_server(following):
                 raise AssertionError("the stream has ended")
 
 
-async def test_v2_a_rollout_has_its_failure_and_the_link_to_its_last_turn(viewer):
+async def test_v2_the_link_of_a_failed_rollout_opens_the_turn_whose_tool_raised(viewer):
+    links = re.findall(r'href="([^"]+)#failed"', (await viewer.get("/")).text)
+    assert links == ["/rollout?id=bad&amp;attempt=1"]
     text = (await viewer.get("/rollout?id=bad")).text
     assert "AGENT_EXCEPTION" in text
-    assert 'href="#turn=2"' in text
-    assert 'data-failing="main/2"' in text
+    assert 'href="#turn=1">Turn 1, whose tool raised' in text
+    assert 'data-failing="main/1"' in text
+    assert text.count("tool raised</em>") == 1
     assert "conftest.py:" in text
     assert "in Traveller.run" in text
 
@@ -89,6 +92,14 @@ async def test_v2_a_turn_pairs_tools_with_results_and_is_loaded_by_itself(viewer
     assert "no such city" in raised
     record = (await viewer.get("/turn.json?id=good&turn=1")).json()
     assert record["reply"]["message"]["tool_calls"][0]["function"]["name"] == "weather"
+
+
+async def test_v2_every_part_of_a_bar_can_be_seen(viewer):
+    for name in ("bad", "long"):
+        text = (await viewer.get(f"/rollout?id={name}")).text
+        widths = [float(width) for width in re.findall(r'<rect class="(?:model|tools)"[^>]* width="([^"]+)"', text)]
+        assert widths
+        assert min(widths) > 8
 
 
 async def test_v2_a_long_rollout_has_windows(viewer):

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from tests.simulation.history import Record
 from tests.simulation.oracles.evidence import ChatName, Evidence, Finding, chat_name
-from tests.simulation.oracles.forgetting import begun_anew
+from tests.simulation.oracles.forgetting import begun_anew, taken_up
 
 COMMITTED = 1.0
 """A reply is in the ledger after so many simulated seconds, if the disk works."""
@@ -53,6 +53,7 @@ def one_reply(evidence: Evidence) -> Iterator[Finding]:
         if before["draw"] != record["draw"]:
             first[name] = record
             forgot = evidence.was_forgotten(record.rollout, record.number)
+            forgot = forgot or taken_up(evidence, record.rollout, before.number, record.number)
             runs = sorted(starts.get(one["run"], one.number) for one in (before, record))
             if not forgot and not begun_anew(evidence, record.rollout, *runs):
                 yield Finding("one reply", record.rollout, "a chat has two replies", (before, record))

@@ -1,4 +1,4 @@
-// The turns of a rollout: windows that are loaded near the view and emptied far from it, and addresses such as #turn=12.
+// The turns of a rollout: windows that are loaded near the view and emptied far from it, and addresses such as #turn=12 and #failed.
 
 import { choose } from "./page.js";
 
@@ -53,8 +53,9 @@ addEventListener("scroll", () => {
 // -- addresses ---------------------------------------------------------------------------------------------------
 async function follow() {
   const given = new URLSearchParams(location.hash.slice(1));
-  if (!given.has("turn")) return;
-  const wanted = `${given.get("sample") ?? "main"}/${given.get("turn")}`;
+  const named = given.has("turn") && `${given.get("sample") ?? "main"}/${given.get("turn")}`;
+  const wanted = given.has("failed") ? timeline.dataset.failing : named;
+  if (!wanted) return;
   const part = [...timeline.children].find((each) => each.dataset.names.split(" ").includes(wanted));
   if (!part) return;
   await load(part);
