@@ -149,6 +149,10 @@ class Reads:
             self._rollouts.put(key, loaded)
             return loaded
 
+    def forget(self, rollout_id: str) -> None:
+        """Read a rollout again for the next page that shows it, because it has changed."""
+        self._rollouts.drop(lambda key: isinstance(key, tuple) and key[0] == rollout_id)
+
     def _lock(self, key: Hashable) -> asyncio.Lock:
         return self._locks.setdefault(key, asyncio.Lock())
 
@@ -168,6 +172,10 @@ class Recent(Generic[T]):
         """Return a value if it is younger than the seconds that `lasts` returns for it."""
         put_at, value = self._found.get(key, (float("-inf"), None))
         return value if value is not None and time.monotonic() - put_at < lasts(value) else None
+
+    def drop(self, which: Callable[[Hashable], bool]) -> None:
+        """Drop the values with such keys."""
+        self._found = {key: value for key, value in self._found.items() if not which(key)}
 
     def put(self, key: Hashable, value: T) -> None:
         """Keep a value. Drop the oldest one if there are too many."""
