@@ -87,9 +87,9 @@ function words(index, known, run) {
   ].filter(Boolean).join(" · ");
 }
 
-// Shows spaces and the ends of lines as characters that can be seen.
+// Shows spaces and the ends of lines as characters that can be seen. Among texts, an id begins with #.
 const named = (known) => known.text && !ids?.checked
-  ? known.text.replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥") : String(known.id);
+  ? known.text.replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥") : `${ids && !ids.checked ? "#" : ""}${known.id}`;
 
 // -- drawing -------------------------------------------------------------------------------------------------------
 function cell(index) {
