@@ -8,7 +8,7 @@ from osmosis_grpc.reading.history import sampled
 from osmosis_grpc.reading.source_port import Source
 from osmosis_grpc.types import RolloutInfo, events
 
-MOST_POINTS = 240
+MOST_POINTS = 120
 """A series has at most this many points, whatever time it covers."""
 STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 86400)
 """The times between two points, in seconds. Beyond the last, a step has a whole number of days."""

@@ -1,5 +1,6 @@
 """The page of the throughput: rates over time as charts and as a table, latencies, and the load of a server."""
 
+import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 from urllib.parse import urlencode
@@ -20,7 +21,9 @@ from osmosis_grpc.types.rollout_info import Capacity
 TIMED = {True: 200, False: 20}
 """The calls of this many of the newest ended rollouts are read: of a folder, of a server."""
 PAUSE = 5.0
-"""Seconds for which the same values are shown again. Its read is larger than those of other pages."""
+"""At least for this many seconds, the same values are shown again."""
+SHARE = 0.1
+"""An open page reads for at most this share of the time."""
 KEPT = 4
 """The values of this many addresses are in memory."""
 
@@ -37,6 +40,8 @@ class Found:
     cut: bool
     """Whether older rollouts were left out."""
     calls: dict[tuple[str, int], Calls]
+    lasts: float
+    """Seconds for which the values are shown again."""
 
 
 def router(pages: Pages) -> APIRouter:
@@ -47,9 +52,10 @@ def router(pages: Pages) -> APIRouter:
     recent: Recent[Found] = Recent(KEPT)
 
     async def read(options: ListOptions) -> Found:
-        known = recent.get(options, lambda it: PAUSE)
+        known = recent.get(options, lambda it: it.lasts)
         if known is not None:
             return known
+        began = time.monotonic()
         before = recent.get(options, lambda it: float("inf"))
         rows, token, most = [], "", options.limit or SEARCHED[reads.is_folder]
         while True:
@@ -64,17 +70,26 @@ def router(pages: Pages) -> APIRouter:
         )
         capacity = (await source.server_info()).capacity if isinstance(source, ServerSource) else None
         values = throughput(rows, calls, listed.now)
-        found = Found(values, capacity, listed.now, listed.stopped, bool(token), calls)
+        found = Found(
+            values,
+            capacity,
+            listed.now,
+            listed.stopped,
+            bool(token),
+            calls,
+            max(PAUSE, (time.monotonic() - began) / SHARE),
+        )
         recent.put(options, found)
         return found
 
     def shown(options: ListOptions, found: Found) -> dict[str, Any]:
+        filters = [pair for pair in pairs_of(options) if pair != ("limit", "0")]
         return {
             "found": found,
             "values": found.values,
             "capacity": found.capacity,
-            "query": urlencode(pairs_of(options)),
-            "filters": pairs_of(options),
+            "query": urlencode(filters),
+            "filters": filters,
             "at": "throughput",
         }
 

@@ -20,15 +20,15 @@ function data(box, all) {
 function draw() {
   charts.forEach((chart) => chart.destroy());
   const all = columns();
+  const clock = (chart, times) => times.map((time) => new Date(time * 1000).toISOString().slice(11, 19));
   const axis = { stroke: colour("--soft"), grid: { stroke: colour("--rule"), width: 1 }, ticks: { stroke: colour("--rule"), width: 1 } };
   charts = boxes.map((box) => new window.uPlot({
     width: box.clientWidth,
     height: HEIGHT,
     legend: { show: false },
     cursor: { sync: { key: "throughput" }, drag: { x: false, y: false } },
-    tzDate: (seconds) => window.uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
     scales: { y: { range: (chart, low, high) => [0, Math.max(1, high * 1.05)] } },
-    axes: [axis, { ...axis, size: 54 }],
+    axes: [{ ...axis, values: clock, space: 80, size: 34 }, { ...axis, size: 54, space: 26 }],
     series: [{}, ...data(box, all).slice(1).map((_, at) => ({ stroke: colour(COLOURS[at]), width: 1.5, points: { show: all[0].length < 3 } }))],
   }, data(box, all), box));
 }
