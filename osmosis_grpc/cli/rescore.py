@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
 from osmosis_grpc.agent.loader import LoadError
-from osmosis_grpc.cli.annotator import Annotator, open_annotator
 from osmosis_grpc.cli.recorded_grader import RecordedGrader
 from osmosis_grpc.cli.score_text import score_lines
 from osmosis_grpc.cli.screen import Screen
@@ -18,6 +17,7 @@ from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.evaluate import RunError, RunFolder
 from osmosis_grpc.evaluate.errors import EvalFunctionError
 from osmosis_grpc.evaluate.eval_functions import EvalFunction, Scored, Scorer, load_eval_functions
+from osmosis_grpc.reading.annotator import Annotator, open_annotator
 from osmosis_grpc.reading.history import History
 from osmosis_grpc.reading.phrases import counted
 from osmosis_grpc.reading.source_port import SourceError

@@ -10,9 +10,9 @@ from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.engine import Engine, EngineConfig, Peer
 from osmosis_grpc.engine.recorded_chats import ForkedChats
 from osmosis_grpc.evaluate.models import entered
-from osmosis_grpc.evaluate.run import BUDGET, KEPT
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.storage import SqliteJournal
+from osmosis_grpc.storage.keep_all import BUDGET, KEPT
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.types import ChatRequest, ChatResponse, InitRequest, Receipt, RolloutOutcome, RolloutRequest
 

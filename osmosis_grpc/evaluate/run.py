@@ -23,6 +23,7 @@ from osmosis_grpc.evaluate.results import REFUSED, RowResult, result_of
 from osmosis_grpc.evaluate.run_folder import RunFolder
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.storage import SqliteJournal
+from osmosis_grpc.storage.keep_all import BUDGET, KEPT
 from osmosis_grpc.supervise import DaemonThreads, Supervisor
 from osmosis_grpc.types import (
     ChatRequest,
@@ -41,10 +42,6 @@ from osmosis_grpc.types.outcome import describe
 
 _logger = logging.getLogger(__name__)
 
-KEPT = 10 * 365 * 86_400.0
-"""The journal of a run keeps its rollouts for this many seconds."""
-BUDGET = 2**62
-"""The disk budget of the journal of a run, in bytes. A journal over its budget drops rollouts."""
 QUEUED = 1_000_000
 """The most rollouts that wait. A run that a crash has stopped may have left many."""
 FULL_RETRY = 0.2

@@ -15,6 +15,7 @@ from osmosis_grpc.types import RolloutFilter, RolloutInfo, RolloutState
 from osmosis_grpc.types.failure_reasons import FailureReason
 
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_UNIX = re.compile(r"@\d{1,11}(?:\.\d+)?")
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|)")
 
 
@@ -91,7 +92,8 @@ def pairs_of(options: ListOptions) -> list[tuple[str, str]]:
 
 def rollout_filter(given: ListOptions, now: float) -> RolloutFilter:
     """Return the filter of the options. `now` is in Unix seconds. Raises FilterError for a wrong option."""
-    since, before, stalled = (_seconds(name, getattr(given, name)) for name in ("since", "before", "stalled"))
+    since, before = (_moment(name, getattr(given, name), now) for name in ("since", "before"))
+    stalled = _seconds("stalled", given.stalled)
     if stalled is not None and stalled <= 0:
         raise FilterError("stalled", "0 is not a time greater than zero; name one, for example 5s")
     for name, value in (("min-reward", given.min_reward), ("max-reward", given.max_reward)):
@@ -106,8 +108,8 @@ def rollout_filter(given: ListOptions, now: float) -> RolloutFilter:
         failure_reasons=tuple(_reason(text) for text in given.reasons),
         min_reward=given.min_reward,
         max_reward=given.max_reward,
-        accepted_after=None if since is None else now - since,
-        accepted_before=None if before is None else now - before,
+        accepted_after=since,
+        accepted_before=before,
         stalled=stalled,
     )
 
@@ -119,6 +121,18 @@ def _number(name: str, text: str) -> float | int:
         raise FilterError(
             name, f"{text!r} is not a number; name one, for example {'50' if name == 'limit' else '0.5'}"
         ) from None
+
+
+def _moment(option: str, text: str | None, now: float) -> float | None:
+    """Return a time in Unix seconds: that of an age such as 2h, or that of @SECONDS."""
+    if text is None or not text.startswith("@"):
+        age = _seconds(option, text)
+        return None if age is None else now - age
+    if _UNIX.fullmatch(text) is None:
+        raise FilterError(
+            option, f"{text!r} is not a time; name Unix seconds such as @1790000000, or an age such as 2h"
+        )
+    return float(text[1:])
 
 
 def _seconds(option: str, text: str | None) -> float | None:

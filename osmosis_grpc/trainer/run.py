@@ -286,7 +286,10 @@ async def left_over(scheduler: Scheduler) -> AsyncGenerator[RolloutOutcome, None
     running = {scheduler.rollouts[name].done: scheduler.rollouts[name] for name in left if name in scheduler.rollouts}
     for rollout_id in left:
         if rollout_id in held.left and rollout_id not in scheduler.rollouts and held.holds(rollout_id, 1):
-            yield await held.fetch(rollout_id)
+            outcome = await held.fetch(rollout_id)
+            newer = scheduler.rollouts.get(rollout_id)
+            if newer is None or newer.request.attempt <= outcome.attempt:
+                yield outcome
     while running:
         await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         if scheduler.failure is not None:

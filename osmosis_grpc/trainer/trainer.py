@@ -191,7 +191,8 @@ class Trainer:
 
         If a rollout with the same id is unfinished, waits for that rollout. If the ledger has its unconfirmed
         outcome, returns that outcome. Rollouts with the same `affinity_key` go to one server. Cancelling the
-        last waiting call cancels the rollout.
+        last waiting call cancels the rollout. A call that comes before the cancelled rollout has ended gets the status
+        CANCELLED, too.
 
         Raises InvalidArgument with the name of the field, AlreadyExists if another request uses the id, Superseded if
         a higher attempt replaces the rollout, Unavailable if there is no agent server, and the CallError of a server
@@ -308,8 +309,8 @@ class Trainer:
         """Yield the unconfirmed outcomes of an earlier process, and of the rollouts that it did not finish.
 
         The unconfirmed outcomes in the ledger come first, oldest first. Then each unfinished rollout's outcome
-        is yielded when the rollout ends. Rollouts of calls of rollout() or run() are left out. Leaving the loop
-        cancels nothing.
+        is yielded when the rollout ends. Rollouts of calls of rollout() or run() are left out, and so is an outcome
+        for which a call has asked for a higher attempt. Leaving the loop cancels nothing.
         Yields nothing without a ledger.
         """
         async with aclosing(left_over(self.scheduler)) as outcomes:

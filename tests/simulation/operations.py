@@ -18,7 +18,7 @@ class Operation:
 
 OPERATIONS: Mapping[str, Operation] = {
     # What the run is made of, as the first records. `settings` are pairs of a name and a value: of a trainer `ledger`
-    # (bool), of a server `journal` (bool), `max_concurrent`, `max_queued` and `owners`.
+    # (bool), of a server `journal` (bool), `max_concurrent`, `max_queued`, `owners`, `trainer_grace` and `retry_delay`.
     "configured": Operation("is configured: {settings}", ("settings",)),
     # The application of a trainer.
     # `plan` is a tuple of words for what may happen to the rollout: cancelled, superseded, deadline, policy fails, and
@@ -41,6 +41,8 @@ OPERATIONS: Mapping[str, Operation] = {
     # value, and attempt 0 for all attempts; Complete has (result id, status) as argument and the receipt as value.
     "called": Operation("-> {to}: {method} (call {call}) {argument}", ("call", "method", "to", "argument")),
     "answered": Operation("{method} (call {call}) is answered {status} {value}", ("call", "method", "status", "value")),
+    # A trainer that has lost a rollout's server begins a higher attempt by itself (a line of its log).
+    "runs again": Operation("the trainer begins this attempt: {why}", ("why",)),
     # The policy of a trainer. A draw names one sampling; `ids` are the sampled token ids.
     "sampled": Operation("the policy samples {sample}/{chat} (draw {draw})", ("sample", "chat", "draw")),
     "replied": Operation("the policy replies to {sample}/{chat} (draw {draw})", ("sample", "chat", "draw", "ids")),

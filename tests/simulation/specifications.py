@@ -258,7 +258,9 @@ def _unsent(evidence: Evidence, who: str, rollout: str) -> dict[int, int]:
 
 def _server_calls(asked: Iterable[Record], answers: Mapping[int, Record], ends: Mapping[str, Record]) -> Iterator[Call]:
     first: dict[int, int] = {}
+    numbers: dict[int, int] = {}
     for record in asked:
+        numbers[record["call"]] = record.number
         answer = answers.get(record["call"])
         ended = NEVER if answer is None else answer.number
         if record["method"] == "Init":
@@ -271,7 +273,9 @@ def _server_calls(asked: Iterable[Record], answers: Mapping[int, Record], ends: 
             yield Call("Init", (record.attempt, record["argument"]), result, record.number, ended)
         else:
             ok = answer is not None and answer["status"] == "OK"
-            yield Call("Cancel", record.attempt, answer["value"] if ok and answer else "", record.number, ended)
+            # One answer may be that of a cancel or of its repetition. The other one may have its effect before.
+            began = numbers[record["argument"][1]] if record["argument"] else record.number
+            yield Call("Cancel", record.attempt, answer["value"] if ok and answer else "", began, ended)
     for record in ends.values():
         yield Call("end", (record.attempt, record["argument"][1]), "", first.get(record.attempt, 0), record.number)
 

@@ -151,10 +151,14 @@ class Taps:
 
     def on_cancel(self, seen: Seen, message: Any) -> None:
         request = getattr(message, "request", message)
-        number = self._call(seen, "Cancel", request.rollout_id, request.attempt, "")
+        of = request.rollout_id, request.attempt
+        waiting: deque[tuple[int, str, int]] = deque()
         if request is not message:
-            key = seen.sender, seen.receiver, message.id
-            self._cancels.setdefault(key, deque()).append((number, request.rollout_id, request.attempt))
+            waiting = self._cancels.setdefault((seen.sender, seen.receiver, message.id), waiting)
+            if waiting and waiting[0][1:] != of:  # the ids of another process of this trainer begin anew
+                waiting.clear()
+        number = self._call(seen, "Cancel", *of, ("repeats", waiting[0][0]) if waiting else "")
+        waiting.append((number, *of))
         seen.stream.unary = "Cancel", number, request.rollout_id, request.attempt
 
     def on_complete(self, seen: Seen, message: Any) -> None:

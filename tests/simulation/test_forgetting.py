@@ -92,7 +92,77 @@ REFUSED = plus(
 FULL = plus((1.0, "disk of server-1", "commit failed", {"store": "journal", "error": "the disk is full"}))
 SWALLOWS = [changed("submitted", plan=("swallow",)), crash("server-1", 1.85), run(1.86, "server-1", 12)]
 
+RUNS_AGAIN = (-17.5, "trainer-1", "runs again", {"attempt": 2, "why": "its server cannot be reached"})
+STILL_THERE = [found, without("forget"), crash("server-1", -14.0)]
+ENDS_HERE = changed("applied", result="", status="CANCELLED", reason="cancelled", samples=())
+LEFT = plus((1.61, "trainer-1", "given up", {}))
+OTHER_EVENT = plus(
+    (-20.0, "trainer-1", "events begin", {"reader": 9, "number": 1}),
+    (-19.9, "trainer-1", "event", {"reader": 9, "number": 1, "kind": "Queued"}),
+    (-18.0, "server-1", "forget", {}),
+    (-16.0, "trainer-1", "crash", {"where": "any time"}),
+    (-15.0, "trainer-1", "restart", {}),
+)
+FULL_LEDGER = plus((-19.95, "disk of trainer-1", "commit failed", {"store": "ledger", "error": "the disk is full"}))
+UNANSWERED = plus(
+    (1.02, "trainer-1", "called", {"call": 12, "method": "Init", "to": "server-2", "argument": "spec"}),
+    (1.04, "server-2", "run", {"agent": "traveller", "run": 12}),
+    (1.06, "server-2", "forget", {}),
+)
+ANSWERED = plus((1.05, "trainer-1", "answered", {"call": 12, "method": "Init", "status": "OK", "value": (True,)}))
+CONFLICT = plus(
+    (
+        3.5,
+        "server-2",
+        "in journal",
+        {"state": "FAILED", "settled": True, "receipts": ("CONFLICT",), "events": (1, 2, 2)},
+    )
+)
+
+
+def other_server(*more: tuple[float, str, str, dict]) -> Change:
+    """Adds an earlier process of the trainer. Another server began the attempt then, and goes on when it starts."""
+    return plus(
+        (-20.0, "trainer-1", "submitted", {"agent": "traveller", "plan": ()}),
+        (-19.8, "server-2", "run", {"agent": "traveller", "run": 11}),
+        *more,
+        (-16.0, "trainer-1", "close", {}),
+        (-15.0, "trainer-1", "restart", {}),
+        (-14.0, "server-2", "crash", {"where": "any time"}),
+        (-13.0, "server-2", "run", {"agent": "traveller", "run": 12}),
+        (2.9, "server-2", "crash", {"where": "any time"}),
+    )
+
+
+def delivered_by_two(story):
+    """The application stops waiting, so it does not get x1. It gets the result x2 of another server."""
+    moved = {"applied": 2.85, "confirmed": 2.9}
+    story.lines = [(moved.get(op, time), who, op, details) for time, who, op, details in story.lines]
+    story.change("applied", result="x2").change("confirmed", result="x2")
+    return call(3, 2.8, "server-2", "Complete", "trainer-1", ("x2", "COMPLETED"), "RECORDED")(LEFT(story))
+
+
+def cancelled_twice(argument) -> Change:
+    """Adds a cancel and its repetition with one answer. The rollout ends between the two."""
+
+    def change(story):
+        first = {"method": "Cancel", "attempt": 0}
+        story.add(1.8, "trainer-1", "called", call=5, to="server-1", argument="", **first)
+        story.add(2.3, "trainer-1", "called", call=6, to="server-1", argument=argument, **first)
+        story.add(2.5, "trainer-1", "answered", call=5, status="OK", value=("ALREADY_ENDED", "CANCELLED"), **first)
+        return changed("applied", status="CANCELLED", reason="cancelled")(reported("CANCELLED")(story))
+
+    return change
+
+
 EXCUSED: dict[str, list[Change]] = {
+    "a second call joins a rollout that is given up": [LEFT, ENDS_HERE],
+    "the trainer has forgotten the first result": [delivered_by_two, jump(2.65, 7200.0), start(2.7)],
+    "a server goes on with what its trainer lost and dropped": [earlier_process(RUNS_AGAIN, GIVEN_UP), *STILL_THERE],
+    "the same on another server": [other_server(GIVEN_UP), CONFLICT],
+    "a full ledger does not know that the Init was answered": [OTHER_EVENT, FULL_LEDGER],
+    "a server forgets an Init that it has not answered": [UNANSWERED],
+    "the answer to a cancel may be that to its repetition": [cancelled_twice(("repeats", 5))],
     "it was given up, and begins anew": [earlier_process(GIVEN_UP)],
     "the application does not know that its cancel has dropped it": [earlier_process(CANCELLED, DROPPED)],
     "the same by a crash right after the commit": [earlier_process(CANCELLED, COMMIT, KILLED)],
@@ -114,6 +184,28 @@ EXCUSED: dict[str, list[Change]] = {
 """Changes of the good history after which no oracle finds anything."""
 
 NOT_EXCUSED: dict[str, tuple[str, list[Change]]] = {
+    "cancelled, and no call was given up": ("fair end", [ENDS_HERE]),
+    "cancelled, and a call was given up in an earlier process": (
+        "fair end",
+        [LEFT, crash("trainer-1", 1.62), ENDS_HERE],
+    ),
+    "two servers deliver, and the first result is young": ("delivered once", [delivered_by_two, start(2.7)]),
+    "a server goes on, and its trainer never lost it": ("one reply", [earlier_process(GIVEN_UP), *STILL_THERE]),
+    "a server goes on, and no caller gave it up": ("one reply", [earlier_process(RUNS_AGAIN), *STILL_THERE]),
+    "two servers run what no caller has given up": ("one run", [other_server()]),
+    "two servers have it, and no caller has given it up": ("delivered", [other_server(), CONFLICT]),
+    "two servers have it, and it was given up before": (
+        "one run",
+        [other_server(), plus((-19.9, "trainer-1", "given up", {}))],
+    ),
+    "an event changes, and the ledger works": ("events without gaps", [OTHER_EVENT]),
+    "an event changes, and the trainer lives": (
+        "events without gaps",
+        [OTHER_EVENT, FULL_LEDGER, without("crash"), without("restart")],
+    ),
+    "a server forgets an Init that it has answered": ("one run", [UNANSWERED, ANSWERED]),
+    "a server that has not answered an Init runs on": ("one run", [UNANSWERED, without("forget")]),
+    "two cancels, and the second repeats nothing": ("linearizable", [cancelled_twice("")]),
     "no caller has given it up": ("sampled once", [earlier_process()]),
     "it was given up after its end": ("sampled once", [earlier_process(), plus((1.45, "trainer-1", "given up", {}))]),
     "its server still had it": ("one reply", [earlier_process(GIVEN_UP), found]),

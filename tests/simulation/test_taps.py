@@ -110,6 +110,16 @@ def test_a_repeated_cancel_may_be_answered_for_its_first_frame():
     assert calls[:2] == calls[2:]
 
 
+def test_a_repeated_cancel_names_its_first_frame_unless_its_id_is_that_of_another_process():
+    wire = Wire()
+    for rollout in ("r1", "r1", "r2"):
+        wire.trainer(("cancel", pb.CancelFrame(id="1", request=control_pb2.CancelRequest(rollout_id=rollout))))
+    first = next(iter(wire.history))["call"]
+    assert [record["argument"] for record in wire.history] == ["", ("repeats", first), ""]
+    wire.server(("cancel_reply", pb.CancelReply(id="1", response=control_pb2.CancelResponse())))
+    assert [record.rollout for record in wire.history if record.op == "answered"] == ["r2"]
+
+
 def test_an_outcome_is_a_call_of_the_server():
     wire = Wire()
     outcome = outcome_pb2.RolloutOutcome(rollout_id="r1", attempt=1, result_id="x", status=1)

@@ -36,6 +36,9 @@ FOUND = {
     2000189: "a trainer whose ledger had lost its attachment id waited for ever for a rollout of its old attachment",
     5000610: "a server ended an attempt for a higher one that the ledger did not have yet, and a crash brought it back",
     5000595: "a rollout that an equal Init had moved was back at the old attachment after a crash, and stayed there",
+    40012041: "an application got the outcome of an earlier process after it had asked for a higher attempt",
+    40006242: "the answer to a cancel was taken for that to its first frame, whose effect came before",
+    40016136: "a server went on with a rollout that its trainer had lost, begun anew and dropped",
 }
 """What a seed has found, by seed."""
 

@@ -158,6 +158,17 @@ async def test_leaving_unconfirmed_cancels_nothing_and_what_another_asks_for_is_
         assert [outcome.rollout_id for outcome in await collect(trainer.unconfirmed())] == ["r2"]
 
 
+async def test_unconfirmed_leaves_out_an_outcome_if_a_higher_attempt_was_asked_for_while_it_was_read(serve, tmp_path):
+    server, path = await serve(talker()), tmp_path / "ledger"
+    async with Trainer([server.address], reply, ledger=path) as trainer:
+        await collect(trainer.run(requests(1)))
+    async with Trainer([server.address], reply, ledger=path) as trainer:
+        left = asyncio.create_task(collect(trainer.unconfirmed()))
+        higher = asyncio.create_task(trainer.rollout(replace(requests(1)[0], attempt=2)))
+        again, outcome = await asyncio.gather(left, higher)
+        assert (again, outcome.attempt) == ([], 2)
+
+
 async def test_a_server_that_has_forgotten_starts_them_with_a_higher_attempt(serve, stack, tmp_path):
     agent, path = talker(), tmp_path / "ledger"
     agent.gate("r0")

@@ -2,5 +2,5 @@
 
 app.py puts the pages together. guard.py checks each request. reads.py reads the source, and live.py follows it. Each
 page has a module with its routes (rollouts.py, trajectory.py, server_page.py), and templates in templates/.
-docs/architecture.md says how a page is added.
+annotations.py has the labels and notes on the page of a rollout. docs/architecture.md says how a page is added.
 """

@@ -108,13 +108,24 @@ class Reads:
             known = self._lists.get(key, lambda found: PAUSE)
             if known is not None:
                 return known
-            if not self.is_folder:
-                async with self._turn:
-                    await asyncio.sleep(max(0.0, self._listed_at + PAUSE - time.monotonic()))
-                    self._listed_at = time.monotonic()
+            await self._wait_for_server()
             found = await self.run(lambda source: _list(source, options, search, token))
             self._lists.put(key, found)
             return found
+
+    async def newest(self, options: ListOptions) -> Listed:
+        """Return all rollouts that match, as far as a search looks. Raises FilterError and SourceError."""
+        rollout_filter(options, 0.0)
+        await self._wait_for_server()
+        return await self.run(lambda source: _list(source, options, "", "", whole=True))
+
+    async def _wait_for_server(self) -> None:
+        """Wait until a server may be asked for its next list."""
+        if self.is_folder:
+            return
+        async with self._turn:
+            await asyncio.sleep(max(0.0, self._listed_at + PAUSE - time.monotonic()))
+            self._listed_at = time.monotonic()
 
     async def rollout(self, rollout_id: str, attempt: int = 0, *, fresh: bool = False) -> Loaded:
         """Return a rollout with its history. With `fresh`, it is read in any case. Raises SourceError."""
@@ -138,6 +149,10 @@ class Reads:
             self._rollouts.put(key, loaded)
             return loaded
 
+    def forget(self, rollout_id: str) -> None:
+        """Read a rollout again for the next page that shows it, because it has changed."""
+        self._rollouts.drop(lambda key: isinstance(key, tuple) and key[0] == rollout_id)
+
     def _lock(self, key: Hashable) -> asyncio.Lock:
         return self._locks.setdefault(key, asyncio.Lock())
 
@@ -158,6 +173,10 @@ class Recent(Generic[T]):
         put_at, value = self._found.get(key, (float("-inf"), None))
         return value if value is not None and time.monotonic() - put_at < lasts(value) else None
 
+    def drop(self, which: Callable[[Hashable], bool]) -> None:
+        """Drop the values with such keys."""
+        self._found = {key: value for key, value in self._found.items() if not which(key)}
+
     def put(self, key: Hashable, value: T) -> None:
         """Keep a value. Drop the oldest one if there are too many."""
         self._found.pop(key, None)
@@ -166,23 +185,24 @@ class Recent(Generic[T]):
             del self._found[next(iter(self._found))]
 
 
-async def _list(source: Source, options: ListOptions, search: str, token: str) -> Listed:
+async def _list(source: Source, options: ListOptions, search: str, token: str, *, whole: bool = False) -> Listed:
     as_of = await source.as_of()
     now = time.time() if as_of is None else as_of
-    where, limit = rollout_filter(options, time.time()), max(1, min(options.limit or MOST_ROWS, MOST_ROWS))
-    if not search:
+    where, most = rollout_filter(options, time.time()), SEARCHED[isinstance(source, FolderSource)]
+    largest = most if whole else MOST_ROWS
+    limit = max(1, min(options.limit or largest, largest))
+    if not search and not whole:
         rows, more = await source.page(where, token, limit=limit, newest_first=not options.oldest)
         return Listed(tuple(rows), more, now, as_of is not None)
     found: list[RolloutInfo] = []
     words, looked, more = search.lower().split(), 0, token
-    most = SEARCHED[isinstance(source, FolderSource)]
     while len(found) < limit:
         rows, more = await source.page(where, more, limit=MOST_ROWS, newest_first=not options.oldest)
         looked += len(rows)
         found += [info for info in rows if _has(info, words)]
         if not more or looked >= most:
             break
-    return Listed(tuple(found[:limit]), "", now, as_of is not None, looked, bool(more))
+    return Listed(tuple(found[:limit]), "", now, as_of is not None, looked, bool(more) or len(found) > limit)
 
 
 def _has(info: RolloutInfo, words: list[str]) -> bool:

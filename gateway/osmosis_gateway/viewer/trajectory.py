@@ -12,6 +12,7 @@ from fastapi import APIRouter, HTTPException, Request
 from starlette.responses import JSONResponse, Response
 
 from osmosis_gateway.viewer import turns
+from osmosis_gateway.viewer.annotations import remarks_of
 from osmosis_gateway.viewer.live import stream
 from osmosis_gateway.viewer.pages import Pages, is_part
 from osmosis_gateway.viewer.reads import Loaded
@@ -81,7 +82,9 @@ def router(pages: Pages) -> APIRouter:
             for first in range(0, len(rows), WINDOW)
         ]
         opened = opened_at_first(rows)
-        return pages.page("trajectory.html", **head(loaded), windows=windows, turns=len(rows), opened=opened)
+        return pages.page(
+            "trajectory.html", **head(loaded) | remarks_of(loaded), windows=windows, turns=len(rows), opened=opened
+        )
 
     @routes.get("/rollout/turns")
     async def window(request: Request, id: str, attempt: int = 0, first: int = 0) -> Response:  # noqa: A002

@@ -34,10 +34,14 @@ def list_(
         float | None, typer.Option("--max-reward", metavar="X", help="Only rewards of at most this.")
     ] = None,
     since: Annotated[
-        str | None, typer.Option("--since", metavar="TIME", help="Only those accepted in the last 10m, 2h, 1d.")
+        str | None,
+        typer.Option("--since", metavar="TIME", help="Only those accepted in the last 10m, 2h, 1d, or since @UNIX."),
     ] = None,
     before: Annotated[
-        str | None, typer.Option("--before", metavar="TIME", help="Only those accepted longer ago than 10m, 2h, 1d.")
+        str | None,
+        typer.Option(
+            "--before", metavar="TIME", help="Only those accepted longer ago than 10m, 2h, 1d, or before @UNIX."
+        ),
     ] = None,
     stalled: Annotated[
         str | None,

@@ -1,6 +1,7 @@
 """Rollouts of a real server with a state folder, and a viewer over the folder or the server."""
 
 import asyncio
+import shutil
 from contextlib import asynccontextmanager
 
 import httpx
@@ -124,3 +125,10 @@ async def following(tmp_path):
     """A server, and a client of a viewer that follows it."""
     async with serving(tmp_path) as server, browsing(source_of(server)) as client:
         yield server, client
+
+
+@pytest.fixture
+def folder_of_one(folder, tmp_path):
+    """A copy of the folder, to write to."""
+    shutil.copytree(folder, tmp_path / "copy")
+    return tmp_path / "copy"

@@ -90,6 +90,11 @@ class Evidence:
         """Returns whether a process without a disk died between two records."""
         return who in self.forgetful and self.died_between(who, first, second)
 
+    def lost_its_disk(self, who: str, first: int, second: int) -> bool:
+        """Returns whether a process forgot everything between two records: it lost its disk, or died without one."""
+        lost = any(record.who == who and first < record.number < second for record in self.by_op["forget"])
+        return lost or self.forgot_between(who, first, second)
+
     def was_forgotten(self, rollout: str, number: int) -> bool:
         """Returns whether the trainer of a rollout has no ledger and had died before a record.
 

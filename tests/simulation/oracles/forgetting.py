@@ -23,7 +23,7 @@ class Drop(NamedTuple):
     death: int | None
     """The number of the record of the next death of the trainer; None if it does not die."""
     at_server: bool
-    """Whether a server may still have the rollout."""
+    """Whether a server may still have the rollout. Then it goes on when the application asks for the rollout again."""
 
 
 def drops(evidence: Evidence, rollout: str) -> Iterator[Drop]:
@@ -31,15 +31,17 @@ def drops(evidence: Evidence, rollout: str) -> Iterator[Drop]:
 
     Cancelling the last call that waits for a rollout cancels it ("given up"). If no server has it, the trainer drops
     it, so the same request begins a new rollout. An outcome without a result id comes from the trainer itself, which
-    has dropped the rollout, too. When an application cancels a rollout and the trainer dies right after the commit that
-    drops it, the application does not know that it has ended, and asks for it again.
+    has dropped the rollout, too. If the trainer has begun a higher attempt by itself before, a server that it could not
+    reach may still have a lower attempt. When an application cancels a rollout and the trainer dies right after the
+    commit that drops it, the application does not know that it has ended, and asks for it again.
     """
     trainer = evidence.trainer_of(rollout)
     deaths = evidence.deaths(trainer)
+    own_attempts = evidence.ops_of(rollout, "runs again")
     for record in evidence.ops_of(rollout, "given up", "applied"):
         if record.op == "given up" or not record["result"]:
             death = next((death.number for death in deaths if death.number > record.number), None)
-            yield Drop(record.number, death, False)
+            yield Drop(record.number, death, any(again.number < record.number for again in own_attempts))
     cancels = [r for r in evidence.by_op["asks to cancel"] if r.who == trainer and rollout.startswith(r.rollout)]
     for death in deaths:
         if any(cancel.number < death.number for cancel in cancels) and _unreported(evidence, death):
@@ -61,15 +63,41 @@ def _unreported(evidence: Evidence, death: Record) -> bool:
 def begun_anew(evidence: Evidence, rollout: str, first: int, second: int) -> bool:
     """Returns whether a rollout may have begun as a new one between two records.
 
-    Its trainer has dropped it, and then sent an Init that was not answered with "found".
+    Its trainer has dropped it, and then sent an Init that was not answered with "found". Or it is `taken_up`.
     """
+    if taken_up(evidence, rollout, first, second):
+        return True
     inits = [r for r in evidence.ops_of(rollout, "called") if r["method"] == "Init" and first < r.number <= second]
     found = {call for call, answer in evidence.answers.items() if answer["value"] == (False,)}
     return any(
-        first < drop.since < init.number and (drop.at_server or init["call"] not in found)
+        first < drop.since < init.number and init["call"] not in found
         for init in inits
         for drop in drops(evidence, rollout)
     )
+
+
+def taken_up(evidence: Evidence, rollout: str, first: int, second: int) -> bool:
+    """Returns whether a server may go on with a rollout that its trainer has dropped between two records.
+
+    The application has asked for the rollout again, so the trainer answers the chats of this server, without replies of
+    before.
+    """
+    asked = [record.number for record in evidence.ops_of(rollout, "submitted")]
+    return any(
+        drop.at_server and first < drop.since < number <= second
+        for drop in drops(evidence, rollout)
+        for number in asked
+    )
+
+
+def begun_anew_elsewhere(evidence: Evidence, rollout: str, attempt: int, who: str) -> bool:
+    """Returns whether an attempt of a server may have begun as a new rollout on another server, before or after it."""
+    begun: dict[str, int] = {}
+    for record in evidence.ops_of(rollout, "run"):
+        if record.attempt == attempt:
+            begun.setdefault(record.who, record.number)
+    own = begun.pop(who, 0)
+    return any(begun_anew(evidence, rollout, *sorted((own, other))) for other in begun.values())
 
 
 def expiries(evidence: Evidence, rollout: str) -> Iterator[int]:

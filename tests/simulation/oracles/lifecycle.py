@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tests.simulation.history import Record
 from tests.simulation.operations import OPERATIONS
 from tests.simulation.oracles.evidence import DEATHS, Evidence, Finding
-from tests.simulation.oracles.forgetting import begun_anew
+from tests.simulation.oracles.forgetting import begun_anew, expiries
 
 STOPPING = 10.0
 """A superseded attempt gets no further reply after so many simulated seconds."""
@@ -50,34 +50,58 @@ def attempts_rise(evidence: Evidence) -> Iterator[Finding]:
 
 
 def one_run(evidence: Evidence) -> Iterator[Finding]:
-    """An attempt runs once at a time, and a second time only after its server died, or forgot it."""
+    """An attempt runs once at a time, and a second time only after its server died, or forgot it.
+
+    A server that starts again goes on with what it began before.
+    """
     running: dict[tuple[str, int], Record] = {}
+    begun: dict[tuple[str, str, int], int] = {}
+    """The first run of an attempt on a server since the server lost its disk, by number."""
     ended: dict[tuple[str, int], Record] = {}
     for record in evidence.records:
         key = record.rollout, record.attempt
         if record.op == "run":
             before = running.get(key) or ended.get(key)
             running[key] = record
+            own = begun.setdefault((record.who, *key), record.number)
+            if evidence.lost_its_disk(record.who, own, record.number):
+                own = begun[record.who, *key] = record.number
             if before is None or evidence.was_forgotten(record.rollout, record.number):
                 continue
             elsewhere = before.who != record.who
             if not elsewhere and evidence.died_between(before.who, before.number, record.number):
                 continue
-            if not begun_anew(evidence, record.rollout, before.number, record.number):
+            first, second = sorted((begun[before.who, *key], own)) if elsewhere else (before.number, record.number)
+            if elsewhere and _refused(evidence, before, record):
+                continue
+            if not begun_anew(evidence, record.rollout, first, second):
                 what = "two servers run one attempt" if elsewhere else "one process runs an attempt twice"
                 yield Finding("one run", record.rollout, what, (before, record))
         elif record.op in OVER and key in running:
             ended[key] = running.pop(key)
 
 
+def _refused(evidence: Evidence, first: Record, second: Record) -> bool:
+    """Returns whether the server of a run lost its disk before another server's run, and never answered the Init.
+
+    The trainer sends the Init again unchanged. A server that forgot it may refuse it, and then another server gets it.
+    """
+    inits = (r for r in evidence.ops_of(first.rollout, "called") if r["method"] == "Init" and r["to"] == first.who)
+    answers = (evidence.answers.get(init["call"]) for init in inits if init.attempt == first.attempt)
+    accepted = any(a is not None and a["status"] == "OK" and a.number < second.number for a in answers)
+    return not accepted and evidence.lost_its_disk(first.who, first.number, second.number)
+
+
 def delivered_once(evidence: Evidence) -> Iterator[Finding]:
-    """The outcomes of one attempt come from one server."""
+    """The outcomes of one attempt come from one server, unless its trainer has forgotten the first after `ttl`."""
     senders: dict[tuple[str, int], Record] = {}
     for record in evidence.by_op["answered"]:
         if record["method"] == "Complete" and record["value"] in ("RECORDED", "ALREADY_RECORDED"):
             sent = evidence.calls[record["call"]]
             first = senders.setdefault((sent.rollout, sent.attempt), sent)
-            if first.who != sent.who and not evidence.was_forgotten(sent.rollout, sent.number):
+            if first.who == sent.who or evidence.was_forgotten(sent.rollout, sent.number):
+                continue
+            if not any(first.number < start < sent.number for start in expiries(evidence, sent.rollout)):
                 yield Finding("delivered once", sent.rollout, "two servers delivered one attempt", (first, sent))
 
 
@@ -100,6 +124,7 @@ def events_without_gaps(evidence: Evidence) -> Iterator[Finding]:
             last[own] = record
             same = kinds.setdefault((record.rollout, record.attempt, record["number"]), record)
             forgot = any(evidence.forgot_between(who, same.number, record.number) for who in evidence.settings)
+            forgot = forgot or _sent_unchanged(evidence, same, record)
             if same["kind"] == record["kind"] or forgot:
                 continue
             if not begun_anew(evidence, record.rollout, same.number, record.number):
@@ -109,6 +134,16 @@ def events_without_gaps(evidence: Evidence) -> Iterator[Finding]:
         if count and (first != 1 or newest != count):
             what = f"the journal has {count} events, numbered {first} to {newest}"
             yield Finding("events without gaps", record.rollout, what, (record,))
+
+
+def _sent_unchanged(evidence: Evidence, first: Record, second: Record) -> bool:
+    """Returns whether an attempt may have been sent again unchanged to a server that lost its disk between two events.
+
+    The trainer's ledger failed, and then the trainer died. So the ledger may lack the server's answer to the Init.
+    """
+    between = first.number, second.number
+    forgot = any(evidence.lost_its_disk(who, *between) for who in evidence.settings)
+    return forgot and evidence.disk_failed(second.who) and evidence.died_between(second.who, *between)
 
 
 def readers_reach_the_end(evidence: Evidence) -> Iterator[Finding]:

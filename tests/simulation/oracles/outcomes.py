@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from tests.simulation.history import Record
 from tests.simulation.oracles.evidence import Evidence, Finding
-from tests.simulation.oracles.forgetting import expiries
+from tests.simulation.oracles.forgetting import begun_anew_elsewhere, expiries
 
 
 def nothing_lost(evidence: Evidence) -> Iterator[Finding]:
@@ -113,6 +113,10 @@ def _unexplained(evidence: Evidence, record: Record) -> str:
         cancels = [o for o in evidence.by_op["called"] if o["method"] == "Cancel" and o.rollout in ("", rollout)]
         # An application also cancels by prefix: the cancel of r3 can meet r30.
         asked = [o for o in evidence.by_op["asks to cancel"] if rollout.startswith(o.rollout)]
+        # A call that stops waiting has cancelled it. A second call gets the same end until the process dies.
+        left = [o for o in evidence.ops_of(rollout, "given up") if o.number < record.number]
+        if left and not evidence.died_between(record.who, left[-1].number, record.number):
+            return ""
         if cancels or asked or (record["reason"] == "superseded" and _superseded_before(evidence, record)):
             return ""
         return "it is CANCELLED, and no caller has cancelled it"
@@ -196,7 +200,9 @@ def delivered(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("delivered", record.rollout, "the journal has two receipts RECORDED", (record,))
         # The foreign trainer repeats an Init also when it has the outcome. A server that forgot it runs it again.
         foreign = not evidence.ops_of(record.rollout, "submitted")
-        if "CONFLICT" in receipts and not (foreign and evidence.any_fault("forget", who=record.who)):
+        if "CONFLICT" not in receipts or (foreign and evidence.any_fault("forget", who=record.who)):
+            continue
+        if not begun_anew_elsewhere(evidence, record.rollout, record.attempt, record.who):
             yield Finding("delivered", record.rollout, "the trainer has another result of this attempt", (record,))
 
 

@@ -38,8 +38,8 @@ async def _in_folder(folder: Path) -> AsyncIterator[Annotator]:
     """Open the journal in a folder, with an engine that hosts no agents and drops nothing."""
     from osmosis_grpc.engine import Engine, EngineConfig
     from osmosis_grpc.errors import CallError, NotFound
-    from osmosis_grpc.evaluate.run import BUDGET, KEPT
     from osmosis_grpc.storage import JournalError, SqliteJournal
+    from osmosis_grpc.storage.keep_all import BUDGET, KEPT
     from osmosis_grpc.supervise import Supervisor
 
     class InFolder:

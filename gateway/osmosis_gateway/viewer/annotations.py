@@ -1,0 +1,93 @@
+"""The labels and notes of a rollout: what its trainer and people wrote, and a form for another one.
+
+They are annotations. A server stores them with the call Annotate. In a folder that no server uses, the viewer opens the
+journal for the moment of the write.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs
+
+from fastapi import APIRouter, HTTPException, Request
+from starlette.responses import Response
+
+from osmosis_gateway.viewer.pages import Pages
+from osmosis_gateway.viewer.reads import Loaded
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.reading.annotator import open_annotator
+from osmosis_grpc.reading.source_port import Source
+from osmosis_grpc.types import Annotation
+
+MOST_BYTES = 256 * 1024
+"""A form has at most this many bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """Labels and a note."""
+
+    author: str
+    time: float
+    labels: tuple[str, ...]
+    note: str
+
+
+def remarks_of(loaded: Loaded) -> dict[str, Any]:
+    """Return what the template of the remarks needs."""
+    notes = [event.annotation for event in loaded.history.annotated]
+    ended = loaded.info.end_time is not None and not loaded.info.undelivered
+    return {
+        "remarks": [
+            Remark(note.author, note.time or 0.0, note.labels, note.note) for note in notes if _is_remark(note)
+        ],
+        "annotates": ended,
+        "key": {"id": loaded.info.rollout_id, "attempt": loaded.info.attempt},
+    }
+
+
+def router(pages: Pages) -> APIRouter:
+    """Return the routes of the remarks."""
+    routes = APIRouter()
+
+    @routes.post("/rollout/annotate")
+    async def annotate(request: Request, id: str, attempt: int) -> Response:  # noqa: A002
+        annotation = await _given(request)
+
+        async def add(source: Source) -> bool:
+            async with open_annotator(source) as annotator:
+                return await annotator.annotate(id, attempt, annotation)
+
+        await pages.reads.rollout(id, attempt)  # raises SourceError if there is none
+        await pages.reads.run(add)
+        pages.reads.forget(id)
+        loaded = await pages.reads.rollout(id, attempt)
+        return pages.page("remarks.html", **remarks_of(loaded))
+
+    return routes
+
+
+async def _given(request: Request) -> Annotation:
+    """Return the annotation of a form. Raises HTTPException with what is wrong."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_BYTES:
+            raise HTTPException(413, f"the form has more than {MOST_BYTES} bytes; shorten the note")
+    try:
+        given = {name: texts[-1].strip() for name, texts in parse_qs(body.decode(), max_num_fields=16).items()}
+    except ValueError:
+        raise HTTPException(400, "the form is not UTF-8 text, or has too many fields") from None
+    labels = (label.strip() for label in given.get("labels", "").split(","))
+    note = given.get("note", "").replace("\r\n", "\n")
+    annotation = Annotation(author=given.get("author", ""), labels=tuple(filter(None, labels)), note=note)
+    if not _is_remark(annotation):
+        raise HTTPException(400, "there is nothing to add; write a label or a note")
+    try:
+        annotation.check("form")
+    except InvalidArgument as error:
+        raise HTTPException(400, str(error)) from None
+    return annotation
+
+
+def _is_remark(annotation: Annotation) -> bool:
+    return bool(annotation.labels or annotation.note)

@@ -1,0 +1,82 @@
+"""The page of curves: a reward histogram of each step with links to its rollouts, and rates over the steps."""
+
+import math
+from dataclasses import replace
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from osmosis_gateway.viewer.curves import Cell, Step, histogram, steps_of
+from osmosis_gateway.viewer.pages import Pages
+from osmosis_gateway.viewer.rollouts import ROWS
+from osmosis_grpc.reading.list_filter import FilterError, options_of, pairs_of
+from osmosis_grpc.types import FailureReason, RolloutState
+
+OWN = {"steps": "20", "pass": "1"}
+"""The parameters of the address that are no filters of `list`, and their defaults."""
+MOST_STEPS = 40
+CURVES: tuple[tuple[str, str, dict[str, str]], ...] = (
+    ("mean_reward", "mean reward", {}),
+    ("pass_rate", "pass rate", {}),
+    ("turns", "turns", {}),
+    ("tokens", "tokens of replies", {}),
+    ("tool_failures", "failed by a tool", {"reason": FailureReason.TOOL_EXCEPTION.lower()}),
+    ("out_of_time", "out of time", {"state": RolloutState.DEADLINE_EXCEEDED.lower()}),
+)
+"""The fields of a step that have a curve, their names for people, and the filter of the rollouts that they count."""
+
+
+def router(pages: Pages) -> APIRouter:
+    """Return the routes of the page."""
+    routes = APIRouter()
+
+    @routes.get("/curves")
+    async def show(request: Request) -> Response:
+        pairs = list(request.query_params.multi_items())
+        own = OWN | {name: text for name, text in pairs if name in OWN and text}
+        options = options_of(pair for pair in pairs if pair[0] not in OWN)
+        if "limit" not in request.query_params:
+            options = replace(options, limit=0)
+        passing = _number("pass", own["pass"])
+        count = _number("steps", own["steps"])
+        if not (count.is_integer() and 1 <= count <= MOST_STEPS):
+            raise FilterError("steps", f"{own['steps']!r} is not a number of steps; name one from 1 to {MOST_STEPS}")
+        if passing is math.inf or math.isnan(passing):
+            raise FilterError("pass", f"{own['pass']!r} is not a reward; name one, for example 0.5")
+        found = await pages.reads.newest(options)
+        steps = steps_of(found.rows, int(count), passing)
+        usual = replace(options, limit=ROWS)
+
+        def link(step: Step | None, cell: Cell | None = None, **more: str) -> str:
+            """Return the address of the rollouts of a step, or of all steps, with the rewards of a cell."""
+            first, last = (step, step) if step is not None else (steps[0], steps[-1])
+            exact = {"since": f"@{first.begin:.3f}", "before": f"@{last.end:.3f}"}
+            if cell is not None:
+                exact |= {"min-reward": f"{cell.low!r}", "max-reward": f"{cell.high!r}"}
+            exact |= more
+            kept = [pair for pair in pairs_of(usual) if pair[0] not in (*exact, "limit")]
+            return "/?" + urlencode([*kept, *exact.items()])
+
+        return pages.page(
+            "curves.html",
+            found=found,
+            steps=steps,
+            bins=histogram(steps),
+            curves=CURVES,
+            drawn={name: [getattr(step, name) for step in steps] for name, _, _ in CURVES},
+            links=[link(step) for step in steps],
+            link=link,
+            own=own,
+            filters=[pair for pair in pairs_of(options) if pair != ("limit", "0")],
+            at="curves",
+        )
+
+    return routes
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise FilterError(name, f"{text!r} is not a number; name one, for example {OWN[name]}") from None
