@@ -9,6 +9,7 @@ from osmosis_gateway.viewer.pages import Pages
 from osmosis_gateway.viewer.reads import MOST_ROWS, Recent
 from osmosis_gateway.viewer.text_search import MOST_HITS, Hits, search
 from osmosis_grpc.reading.list_filter import FilterError, ListOptions, options_of, pairs_of
+from osmosis_grpc.types import RolloutInfo
 
 READ = {True: 5_000, False: 50}
 """A search reads at most this many of the newest rollouts: of a folder, of a server."""
@@ -37,7 +38,8 @@ def router(pages: Pages) -> APIRouter:
         known = recent.get((text, options), lambda it: LASTS)
         if known is not None:
             return known
-        rows, token, most = [], "", READ[reads.is_folder]
+        rows: list[RolloutInfo] = []
+        token, most = "", READ[reads.is_folder]
         while True:
             listed = await reads.listed(replace(options, limit=min(MOST_ROWS, most - len(rows))), token=token)
             rows += listed.rows

@@ -52,7 +52,8 @@ class Hits:
 
 async def search(source: Source, rows: Sequence[RolloutInfo], text: str) -> Hits:
     """Return the rollouts that have a text, upper and lower case alike. `searched` is below the rows if it stopped."""
-    until, found, searched = time.monotonic() + SECONDS, [], 0
+    found: list[Hit] = []
+    until, searched = time.monotonic() + SECONDS, 0
     with source.snapshot() if isinstance(source, FolderSource) else nullcontext():
         for info in rows:
             if len(found) == MOST_HITS or time.monotonic() > until:

@@ -57,7 +57,8 @@ def router(pages: Pages) -> APIRouter:
             return known
         began = time.monotonic()
         before = recent.get(options, lambda it: float("inf"))
-        rows, token, most = [], "", options.limit or SEARCHED[reads.is_folder]
+        rows: list[RolloutInfo] = []
+        token, most = "", options.limit or SEARCHED[reads.is_folder]
         while True:
             listed = await reads.listed(replace(options, limit=min(MOST_ROWS, most - len(rows))), token=token)
             rows += listed.rows
