@@ -104,3 +104,29 @@ def test_other_machines_need_a_token(forked, looked_at):
     done = forked.run("-m", "osmosis_grpc", "view", folder, "--host", "0.0.0.0", cwd=looked_at.folder)
     assert done.returncode == 2
     assert "so it needs a token: --token-file FILE" in done.stderr
+
+
+def test_the_demo_has_what_a_first_look_is_for(tmp_path):
+    command = [sys.executable, "-m", "osmosis_grpc", "view", "--demo", "--port", "0", "--json"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            address = json.loads(process.stdout.readline())["url"]
+
+            def read(path):
+                with urllib.request.urlopen(address + path, timeout=20) as page:
+                    return page.read().decode()
+
+            assert read("").count("<tr data-id=") == 12
+            failed = read("?state=failed")
+            assert failed.count("<tr data-id=") == 2
+            assert "AGENT_EXCEPTION" in failed
+            assert "NO VARIANCE" in read("group?id=demo-equal")
+            assert "NO VARIANCE" not in read("group?id=demo-mixed")
+            tools = {each["name"]: each for each in json.loads(read("throughput.json"))["spreads"]}
+            assert tools["search"]["p50"] > 10 * tools["population"]["p50"]
+            segments = json.loads(read("rollout/tokens.json?id=demo-mixed-1"))
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    assert [segment["drift"] for segment in segments["segments"]] == [None, 4]
+    assert list(tmp_path.iterdir()) == []
