@@ -91,12 +91,18 @@ def test_a_server_that_refuses_is_named_with_follow(forked, tmp_path):
         ("nothing",): "view: nothing: there is no such folder; name a state folder or the folder of a run\n",
         (".",): "view: .: there is no journal in it; name a state folder or the folder of a run\n",
         ("a", "--demo"): "view: a folder, --run, --follow and --demo exclude each other; name one of them\n",
-        ("--tokenizer", "none"): "view: --tokenizer none: [Errno 2] No such file or directory: 'none'\n",
         ("--token", ""): "view: the token is empty; name a secret\n",
     }.items(),
 )
 def test_a_wrong_option_says_what_to_name_instead(forked, tmp_path, options, message):
     done = forked.run("-m", "osmosis_grpc", "view", *options, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
+
+
+def test_a_tokenizer_that_is_no_file_is_named(forked, tmp_path):
+    pytest.importorskip("tokenizers", reason="the extra tokenizer is not installed")
+    done = forked.run("-m", "osmosis_grpc", "view", "--tokenizer", "none", cwd=tmp_path)
+    message = "view: --tokenizer none: [Errno 2] No such file or directory: 'none'\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
 
 
