@@ -17,7 +17,9 @@ from osmosis_gateway.viewer import annotations, curves_page, group_page, rollout
 from osmosis_gateway.viewer.guard import ViewGuard
 from osmosis_gateway.viewer.pages import Pages
 from osmosis_gateway.viewer.reads import Reads
+from osmosis_grpc.link.bearer_tokens import Tokens
 from osmosis_grpc.link.target_policy import is_loopback
+from osmosis_grpc.link.tls import ServerTls
 from osmosis_grpc.reading.list_filter import FilterError
 from osmosis_grpc.reading.source_port import Source, SourceError
 
@@ -26,14 +28,16 @@ PAGES = (rollouts, trajectory, server_page, group_page, curves_page, annotations
 """The modules of the pages. Each has a function router(pages)."""
 
 
-def viewer_app(source: Source, *, host: str = "127.0.0.1", token: str = "", words: str = "") -> FastAPI:
+def viewer_app(source: Source, *, host: str = "127.0.0.1", token: str | Tokens = "", words: str = "") -> FastAPI:
     """Return the application over an open source.
 
-    `host` is the host that it will be bound to. With a `token`, callers have to show it. `words` are the options with
+    `host` is the host that it will be bound to. With a `token`, callers have to show it, or one
+    of several tokens. `words` are the options with
     which the other commands read the same source; pages show them in commands to copy.
     """
     names = {host} if is_loopback(host) else {host, socket.gethostname()}
-    guard = Middleware(ViewGuard, names=names, token=token)
+    tokens = token if isinstance(token, Tokens) else Tokens(token or ())
+    guard = Middleware(ViewGuard, names=names, tokens=tokens)
     app = FastAPI(title="osmosis-grpc view", middleware=[guard], docs_url=None, redoc_url=None, openapi_url=None)
     stopping = asyncio.Event()
     pages = Pages(Reads(source), words, stopping)
@@ -59,16 +63,24 @@ def viewer_app(source: Source, *, host: str = "127.0.0.1", token: str = "", word
 
 @asynccontextmanager
 async def serve_viewer(
-    source: Source, *, host: str = "127.0.0.1", port: int = 0, token: str = "", words: str = ""
+    source: Source,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    token: str | Tokens = "",
+    words: str = "",
+    tls: ServerTls | None = None,
 ) -> AsyncIterator[HttpServer]:
-    """Serve the viewer of an open source. The parameters are those of viewer_app. Raises OSError if the port is taken.
+    """Serve the viewer of an open source, with `tls` over TLS. The other parameters are those of viewer_app.
+
+    Raises OSError if the port is taken.
 
     Raises ValueError for a host that other machines reach without a `token`. At the end, open streams end at once.
     """
     if not is_loopback(host) and not token:
         raise ValueError(f"--host {host} can be reached from other machines, so it needs a token: --token-file FILE")
     app = viewer_app(source, host=host, token=token, words=words)
-    async with HttpServer(app, host=host, port=port) as http:
+    async with HttpServer(app, host=host, port=port, tls=tls) as http:
         try:
             yield http
         finally:
