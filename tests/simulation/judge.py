@@ -17,6 +17,7 @@ ORACLES: tuple[Oracle, ...] = (
     outcomes.credentials_gone,
     sampling.sampled_once,
     sampling.one_reply,
+    sampling.patient,
     sampling.no_late_sampling,
     sampling.abandoned_stops,
     sampling.tokens_exact,

@@ -18,7 +18,7 @@ class Operation:
 
 OPERATIONS: Mapping[str, Operation] = {
     # What the run is made of, as the first records. `settings` are pairs of a name and a value: of a trainer `ledger`
-    # (bool), of a server `journal` (bool), `max_concurrent`, `max_queued` and `owners`.
+    # (bool), of a server `journal` (bool), `max_concurrent`, `max_queued`, `owners`, `trainer_grace` and `retry_delay`.
     "configured": Operation("is configured: {settings}", ("settings",)),
     # The application of a trainer.
     # `plan` is a tuple of words for what may happen to the rollout: cancelled, superseded, deadline, policy fails, and

@@ -192,6 +192,8 @@ class ServerProgram(Program):
             ("max_concurrent", config.max_concurrent),
             ("max_queued", config.queue_limit),
             ("owners", len(self.connect) + 1),
+            ("trainer_grace", self.plan.config["trainer_grace"]),
+            ("retry_delay", self.plan.config["retry_delay"]),
         )
 
     def record_left(self) -> None:

@@ -98,6 +98,14 @@ BROKEN: dict[str, tuple[str, list[Change]]] = {
         "readers reach the end",
         [plus((1.9, "trainer-1", "events begin", {"reader": 3, "number": 1}), (90.0, "trainer-1", "close", {}))],
     ),
+    "a chat fails at once": (
+        "patient",
+        [
+            without("got", "replied"),
+            changed("configured", settings=(("journal", True), ("trainer_grace", 8.0), ("retry_delay", (0.25, 5.0)))),
+            plus((4.3, "server-1", "chat raised", {"sample": "main", "chat": 1, "run": 1, "error": "Unavailable"})),
+        ],
+    ),
     "a reply of the ledger is sampled again": ("sampled once", [crash("trainer-1", 3.5), sampling(3.6, "d2")]),
     "a reply that an agent has got is sampled again": (
         "sampled once",

@@ -10,6 +10,8 @@ from tests.simulation.oracles.forgetting import begun_anew, taken_up
 
 COMMITTED = 1.0
 """A reply is in the ledger after so many simulated seconds, if the disk works."""
+LONGEST_RETRY_AFTER = 1.0
+"""A trainer asks for a pause of at most so many seconds before a chat is sent again."""
 LOGPROB_DIGITS = 4
 """Logprobs are float32, and are compared to so many digits."""
 
@@ -60,6 +62,26 @@ def one_reply(evidence: Evidence) -> Iterator[Finding]:
         reply = draws.get((name, record["draw"]))
         if reply is None or reply.number > record.number:
             yield Finding("one reply", record.rollout, "a reply was never sampled for this chat", (record,))
+
+
+def patient(evidence: Evidence) -> Iterator[Finding]:
+    """A chat that cannot be answered now is sent again until the grace period of its server ends.
+
+    The next try would begin after that. So the error comes at most one pause earlier.
+    """
+    asked: dict[tuple[object, str, int], Record] = {}
+    for record in evidence.by_op["asked"]:
+        asked.setdefault((record["run"], record["sample"], record["chat"]), record)
+    for record in evidence.by_op["chat raised"]:
+        begun = asked.get((record["run"], record["sample"], record["chat"]))
+        settings = evidence.settings.get(record.who, {})
+        if begun is None or record["error"] != "Unavailable" or "trainer_grace" not in settings:
+            continue
+        least = settings["trainer_grace"] - max(settings["retry_delay"][1], LONGEST_RETRY_AFTER)
+        if record.time - begun.time < least:
+            after, grace = record.time - begun.time, settings["trainer_grace"]
+            what = f"a chat fails after {after:.1f} s, and its trainer has {grace} s"
+            yield Finding("patient", record.rollout, what, (begun, record))
 
 
 def no_late_sampling(evidence: Evidence) -> Iterator[Finding]:
