@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from osmosis_grpc.reading.journal_folder import doctor_hint, find_attempt, opened
-from osmosis_grpc.reading.journal_info import damaged_info, ended_info, unfinished_info
-from osmosis_grpc.reading.source_port import Events, Source
+from osmosis_grpc.reading.journal_info import damaged_info, ended_info, settled_header, unfinished_info
+from osmosis_grpc.reading.source_port import LARGE_PAGE, Events, Source
 from osmosis_grpc.storage import Reader
 from osmosis_grpc.storage.journal.rollout_folders import rollout_folder
 from osmosis_grpc.types import JournaledRollout, RolloutFilter, RolloutInfo, RolloutRequest, ToolDict, TrajectoryEvent
@@ -107,6 +107,26 @@ class FolderSource(Source):
                     rows.append(info)
                     last = after
         return rows, ""
+
+    async def headers(
+        self, where: RolloutFilter, *, limit: int, newest_first: bool = False
+    ) -> tuple[list[RolloutInfo], bool]:
+        """See Source. It reads the rows of settled rollouts and none of their events."""
+        found: list[RolloutInfo] = []
+        after = 0
+        with self._opened() as reader:
+            while rows := reader.rows(None, after, LARGE_PAGE, where, newest_first=newest_first):
+                after = rows[-1].sequence
+                settled = {row.sequence: settled_header(row) for row in rows if row.settled and not row.wrong()}
+                entries = [reader.entry(row, row.wrong(), outcome=False) for row in rows if row.sequence not in settled]
+                infos = _infos(reader, entries, doctor_hint(self.folder))
+                others = {entry.sequence: info for entry, info in zip(entries, infos, strict=True)}
+                matching = {at for at, info in others.items() if where.matches(info, time.time())}
+                known = settled | {at: others[at] for at in matching}
+                found += [known[row.sequence] for row in rows if row.sequence in known]
+                if len(found) > limit:
+                    return found[:limit], True
+        return found, False
 
     async def get(self, rollout_id: str, attempt: int = 0) -> RolloutInfo:
         """See Source."""

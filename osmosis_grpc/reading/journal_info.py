@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
+from osmosis_grpc.storage.journal.rows import RolloutRow
 from osmosis_grpc.types import (
     Activity,
     ChatResponse,
@@ -21,6 +22,27 @@ def ended_info(entry: JournaledRollout) -> RolloutInfo:
         entry.state,
         Activity("ended" if entry.settled else "delivering", entry.end_time or entry.accept_time),
         undelivered=not entry.settled,
+    )
+
+
+def settled_header(row: RolloutRow) -> RolloutInfo:
+    """Return the state of a settled rollout from its sound row alone, without its group and its fork."""
+    summary = row.summary
+    return RolloutInfo(
+        rollout_id=row.rollout_id,
+        attempt=row.attempt,
+        agent_loop=row.agent_loop,
+        state=RolloutState(row.state),
+        activity=Activity("ended", row.end_time or row.accept_time),
+        accept_time=row.accept_time,
+        start_time=row.start_time,
+        end_time=row.end_time,
+        last_event_number=row.last_event_number,
+        reward=summary.reward,
+        failure_reason=summary.failure_reason,
+        failure_summary=summary.failure_summary,
+        chats=summary.chats,
+        response_tokens=summary.response_tokens,
     )
 
 

@@ -11,6 +11,9 @@ from osmosis_grpc.types.events import Accepted
 
 Events = AsyncGenerator[TrajectoryEvent, None]
 
+LARGE_PAGE = 500
+"""headers() reads pages with this many rollouts."""
+
 
 def stopped_text(where: str, as_of: float) -> str:
     """Return the line that says that no server uses a source."""
@@ -49,6 +52,24 @@ class Source(ABC):
 
         The rollouts are in the order of acceptance, or with `newest_first` in the reverse order.
         """
+
+    async def headers(
+        self, where: RolloutFilter, *, limit: int, newest_first: bool = False
+    ) -> tuple[list[RolloutInfo], bool]:
+        """Return at most `limit` rollouts as page() does, and whether there are more.
+
+        It reads many rollouts fast. Settled rollouts may be without their groups and forks.
+        """
+        found: list[RolloutInfo] = []
+        token = ""
+        while len(found) < limit:
+            rows, token = await self.page(
+                where, token, limit=min(LARGE_PAGE, limit - len(found)), newest_first=newest_first
+            )
+            found += rows
+            if not token:
+                break
+        return found, bool(token)
 
     @abstractmethod
     async def get(self, rollout_id: str, attempt: int = 0) -> RolloutInfo:

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 import typer
@@ -12,7 +13,8 @@ from osmosis_grpc.evaluate.run_folder import RunFolder
 from osmosis_grpc.reading.folder_source import FolderSource
 from osmosis_grpc.reading.server_source import ServerSource
 from osmosis_grpc.reading.source_port import SourceError
-from osmosis_grpc.types import RolloutState, events
+from osmosis_grpc.types import RolloutFilter, RolloutState, events
+from osmosis_grpc.types.rollout_filter import EVERY
 from tests.cli.looked_at import recorded
 from tests.ports import quiet_port
 from tests.waiting import until
@@ -215,3 +217,18 @@ async def test_a_server_that_does_not_speak_grpc_says_how_to_reach_it(refused_at
         async with open_source("show", SourceOptions(server=f"127.0.0.1:{port}")) as source:
             with pytest.raises(SourceError, match="--server, --token and --tls say how to reach it"):
                 await source.get("good")
+
+
+async def test_headers_are_the_rows_of_a_page(source):
+    for where in (EVERY, RolloutFilter(states=(RolloutState.COMPLETED,)), RolloutFilter(min_reward=0.5)):
+        for newest_first in (True, False):
+            page = (await source.page(where, newest_first=newest_first))[0]
+            headers, cut = await source.headers(where, limit=100, newest_first=newest_first)
+            assert [replace(info, group=None, fork=None) for info in headers] == [
+                replace(info, group=None, fork=None) for info in page
+            ]
+            assert not cut
+            assert page
+            newest, cut = await source.headers(where, limit=1, newest_first=newest_first)
+            assert [info.rollout_id for info in newest] == [page[0].rollout_id]
+            assert cut == (len(page) > 1)

@@ -117,7 +117,7 @@ class Reads:
         """Return all rollouts that match, as far as a search looks. Raises FilterError and SourceError."""
         rollout_filter(options, 0.0)
         await self._wait_for_server()
-        return await self.run(lambda source: _list(source, options, "", "", whole=True))
+        return await self.run(lambda source: _newest(source, options))
 
     async def _wait_for_server(self) -> None:
         """Wait until a server may be asked for its next list."""
@@ -185,24 +185,32 @@ class Recent(Generic[T]):
             del self._found[next(iter(self._found))]
 
 
-async def _list(source: Source, options: ListOptions, search: str, token: str, *, whole: bool = False) -> Listed:
+async def _list(source: Source, options: ListOptions, search: str, token: str) -> Listed:
     as_of = await source.as_of()
     now = time.time() if as_of is None else as_of
-    where, most = rollout_filter(options, time.time()), SEARCHED[isinstance(source, FolderSource)]
-    largest = most if whole else MOST_ROWS
-    limit = max(1, min(options.limit or largest, largest))
-    if not search and not whole:
+    where, limit = rollout_filter(options, time.time()), max(1, min(options.limit or MOST_ROWS, MOST_ROWS))
+    if not search:
         rows, more = await source.page(where, token, limit=limit, newest_first=not options.oldest)
         return Listed(tuple(rows), more, now, as_of is not None)
     found: list[RolloutInfo] = []
     words, looked, more = search.lower().split(), 0, token
+    most = SEARCHED[isinstance(source, FolderSource)]
     while len(found) < limit:
         rows, more = await source.page(where, more, limit=MOST_ROWS, newest_first=not options.oldest)
         looked += len(rows)
         found += [info for info in rows if _has(info, words)]
         if not more or looked >= most:
             break
-    return Listed(tuple(found[:limit]), "", now, as_of is not None, looked, bool(more) or len(found) > limit)
+    return Listed(tuple(found[:limit]), "", now, as_of is not None, looked, bool(more))
+
+
+async def _newest(source: Source, options: ListOptions) -> Listed:
+    as_of, most = await source.as_of(), SEARCHED[isinstance(source, FolderSource)]
+    now = time.time() if as_of is None else as_of
+    limit = max(1, min(options.limit or most, most))
+    where = rollout_filter(options, time.time())
+    rows, cut = await source.headers(where, limit=limit, newest_first=not options.oldest)
+    return Listed(tuple(rows), "", now, as_of is not None, len(rows), cut)
 
 
 def _has(info: RolloutInfo, words: list[str]) -> bool:

@@ -166,9 +166,15 @@ class Reader:
 
         Without `owner`, return the rollouts of all owners.
         """
+        rows = self.rows(owner, after, limit, where, newest_first=newest_first)
+        return [self.entry(row, row.wrong(), outcome=False) for row in rows]
+
+    def rows(
+        self, owner: str | None, after: int, limit: int, where: RolloutFilter, *, newest_first: bool = False
+    ) -> list[RolloutRow]:
+        """Return the rows of the rollouts of entries(). It reads no event."""
         query, values = selection(owner, after, where, newest_first=newest_first)
-        rows = self._database.execute(query, (*values, limit)).fetchall()
-        return [self.entry(row, row.wrong(), outcome=False) for row in map(RolloutRow._make, rows)]
+        return [*map(RolloutRow._make, self._database.execute(query, (*values, limit)).fetchall())]
 
     def open_trails(self, sequences: Sequence[int]) -> dict[int, OpenTrail]:
         """Return events of unsettled rollouts, by sequence; see open_trails.py."""

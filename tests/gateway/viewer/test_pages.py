@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 
 from osmosis_grpc.policies.scripted import answer
 from tests.callback_trainer import CallbackTrainer
-from tests.gateway.viewer.conftest import TURNS, browsing, calling, serving, source_of
+from tests.gateway.viewer.conftest import MARKUP, TURNS, browsing, calling, serving, source_of
 
 
 def ids(text):
@@ -110,6 +110,18 @@ async def test_v2_a_long_rollout_has_windows(viewer):
     assert part.count('<details class="turn ') == 20
     assert (await viewer.get("/turn?id=long&turn=121")).status_code == 404
     assert (await viewer.get("/rollout?id=nothing")).status_code == 404
+
+
+async def test_v4_v5_groups_and_curves_of_a_server(following):
+    _, client = following
+    group = (await client.get("/group", params={"id": f"g{MARKUP}"})).text
+    assert len(re.findall(r'<tr data-id="[^"]+ 1">', group)) == len(TURNS)
+    assert "NO VARIANCE: all rewards are 0.5" in group
+    assert "1 without a reward" in group
+    assert group.count('<tr><th scope="row">') + group.count('<tr class="differs"') == max(TURNS.values())
+    curves = (await client.get("/curves?steps=2")).text
+    assert f">{len(TURNS)} rollouts</a>" in curves
+    assert re.search(r'<tr><th scope="row">0.5</th><td class="n h5"><a href="[^"]+">4</a>', curves)
 
 
 async def test_v7_the_page_of_a_folder_and_of_a_server(viewer, following):
