@@ -12,6 +12,7 @@ from osmosis_grpc.server import AgentServer
 from osmosis_grpc.types import Annotation, ChatResponse, SegmentAnnotation, TokenBlock, VersionSpan, events
 from tests.callback_trainer import CallbackTrainer
 from tests.gateway.viewer.conftest import CANARY, Traveller, browsing, calling
+from tests.waiting import until
 
 LONG = 16_384
 """The tokens of each of the two replies of the rollout `long`."""
@@ -190,7 +191,12 @@ async def test_v3_the_tokens_of_a_running_rollout_are_those_of_its_answered_chat
         messages = [{"role": "user", "content": "How is it?"}]
         await client.init(rollout_id="straight", messages=messages, callback=trainer.callback())
         await waits.wait()
-        _, found = columns((await viewer.get("/rollout/tokens.bin?id=straight")).content)
+
+        async def answered():
+            answer = await viewer.get("/rollout/tokens.bin?id=straight")
+            return answer if answer.status_code == 200 else None
+
+        _, found = columns((await until(answered, "the journal has the first reply")).content)
         assert found["ids"].tolist() == [1, 2, 3, 10, 11, 12]
         assert "still running" in (await viewer.get("/rollout/tokens?id=straight")).text
         goes_on.set()
