@@ -13,7 +13,17 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
 from osmosis_gateway.http_server import HttpServer
-from osmosis_gateway.viewer import annotations, curves_page, group_page, rollouts, server_page, token_page, trajectory
+from osmosis_gateway.viewer import (
+    annotations,
+    curves_page,
+    group_page,
+    rollouts,
+    search_page,
+    server_page,
+    throughput_page,
+    token_page,
+    trajectory,
+)
 from osmosis_gateway.viewer.guard import ViewGuard
 from osmosis_gateway.viewer.pages import Pages
 from osmosis_gateway.viewer.reads import Reads
@@ -24,7 +34,17 @@ from osmosis_grpc.reading.list_filter import FilterError
 from osmosis_grpc.reading.source_port import Source, SourceError
 
 STATIC = Path(__file__).parent / "static"
-PAGES = (rollouts, trajectory, server_page, group_page, curves_page, annotations, token_page)
+PAGES = (
+    rollouts,
+    trajectory,
+    server_page,
+    group_page,
+    curves_page,
+    annotations,
+    token_page,
+    throughput_page,
+    search_page,
+)
 """The modules of the pages. Each has a function router(pages)."""
 
 

@@ -1,0 +1,139 @@
+"""The page of the throughput: rates over time as charts and as a table, latencies, and the load of a server."""
+
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from osmosis_gateway.viewer.live import stream
+from osmosis_gateway.viewer.pages import Pages
+from osmosis_gateway.viewer.reads import MOST_ROWS, SEARCHED, Recent
+from osmosis_gateway.viewer.throughput import Calls, Throughput, read_calls, throughput
+from osmosis_grpc.reading.list_filter import ListOptions, options_of, pairs_of
+from osmosis_grpc.reading.server_source import ServerSource
+from osmosis_grpc.reading.source_port import Source
+from osmosis_grpc.types import RolloutInfo
+from osmosis_grpc.types.rollout_info import Capacity
+
+TIMED = {True: 200, False: 20}
+"""The calls of this many of the newest ended rollouts are read: of a folder, of a server."""
+PAUSE = 5.0
+"""At least for this many seconds, the same values are shown again."""
+SHARE = 0.1
+"""An open page reads for at most this share of the time."""
+KEPT = 4
+"""The values of this many addresses are in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The values of the page."""
+
+    values: Throughput
+    capacity: Capacity | None
+    """The load of the server; None for a folder."""
+    now: float
+    stopped: bool
+    cut: bool
+    """Whether older rollouts were left out."""
+    calls: dict[tuple[str, int], Calls]
+    lasts: float
+    """Seconds for which the values are shown again."""
+
+
+def router(pages: Pages) -> APIRouter:
+    """Return the routes of the page."""
+    routes = APIRouter()
+    reads = pages.reads
+    source = reads.source
+    recent: Recent[Found] = Recent(KEPT)
+
+    async def read(options: ListOptions) -> Found:
+        known = recent.get(options, lambda it: it.lasts)
+        if known is not None:
+            return known
+        began = time.monotonic()
+        before = recent.get(options, lambda it: float("inf"))
+        rows: list[RolloutInfo] = []
+        token, most = "", options.limit or SEARCHED[reads.is_folder]
+        while True:
+            listed = await reads.listed(replace(options, limit=min(MOST_ROWS, most - len(rows))), token=token)
+            rows += listed.rows
+            token = listed.more
+            if not token or len(rows) >= most:
+                break
+        settled = [info for info in rows if info.end_time is not None and not info.undelivered]
+        calls = await reads.run(
+            lambda source: _calls(source, settled[: TIMED[reads.is_folder]], before.calls if before else {})
+        )
+        capacity = (await source.server_info()).capacity if isinstance(source, ServerSource) else None
+        values = throughput(rows, calls, listed.now)
+        found = Found(
+            values,
+            capacity,
+            listed.now,
+            listed.stopped,
+            bool(token),
+            calls,
+            max(PAUSE, (time.monotonic() - began) / SHARE),
+        )
+        recent.put(options, found)
+        return found
+
+    def shown(options: ListOptions, found: Found) -> dict[str, Any]:
+        filters = [pair for pair in pairs_of(options) if pair != ("limit", "0")]
+        return {
+            "found": found,
+            "values": found.values,
+            "capacity": found.capacity,
+            "query": urlencode(filters),
+            "filters": filters,
+            "at": "throughput",
+        }
+
+    @routes.get("/throughput")
+    async def show(request: Request) -> Response:
+        options = _options(request)
+        return pages.page("throughput.html", **shown(options, await read(options)))
+
+    @routes.get("/throughput.json")
+    async def data(request: Request) -> Response:
+        found = await read(_options(request))
+        capacity = None if found.capacity is None else asdict(found.capacity)
+        return JSONResponse({"now": found.now, "capacity": capacity, **asdict(found.values)})
+
+    @routes.get("/throughput/stream")
+    async def follow(request: Request) -> Response:
+        options = _options(request)
+        return stream(
+            lambda: read(options),
+            lambda found: (found.now, found.values.rollouts, found.values.ended),
+            lambda found: [
+                (name, pages.text(f"throughput_{name}.html", **shown(options, found))) for name in ("facts", "points")
+            ],
+            pages.stopping,
+            ended=lambda found: found.stopped,
+        )
+
+    return routes
+
+
+def _options(request: Request) -> ListOptions:
+    """Return the filters of an address. They are those of `list`. Raises FilterError."""
+    options = options_of(request.query_params.multi_items())
+    return options if "limit" in request.query_params else replace(options, limit=0)
+
+
+async def _calls(
+    source: Source, rows: list[RolloutInfo], before: dict[tuple[str, int], Calls]
+) -> dict[tuple[str, int], Calls]:
+    """Return the calls of rollouts by id and attempt. Those in `before` are not read again."""
+    found = {}
+    for info in rows:
+        key = info.rollout_id, info.attempt
+        known = before.get(key)
+        found[key] = await read_calls(source, info) if known is None else known
+    return found
