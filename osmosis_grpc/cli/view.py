@@ -16,7 +16,8 @@ from urllib.parse import urlencode
 
 from osmosis_grpc.cli.source import RUNS, Source, open_source
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.errors import missing_extra
+from osmosis_grpc.errors import MissingExtraError, missing_extra
+from osmosis_grpc.policies.token_texts import TokenTexts
 from osmosis_grpc.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
@@ -38,6 +39,8 @@ class ViewOptions:
     port: int | None
     token: str | None
     token_file: str | None
+    tokenizer: str | None
+    """The folder of a model, or a file tokenizer.json. Without one, tokens are shown as ids."""
     open: bool
 
 
@@ -49,10 +52,11 @@ def run_view(options: ViewOptions, source: SourceOptions, *, json: bool) -> int:
         except ModuleNotFoundError as error:
             usage_error("view", f"{missing_extra('it', 'server,view')} (there is no {error.name})")
         token = _token(options)
+        texts = _texts(options.tokenizer)
         chosen = _chosen(options, source, stack)
         opened = open_source("view", chosen)
         try:
-            return asyncio.run(_view(app, opened, options, token, _words(chosen), out))
+            return asyncio.run(_view(app, opened, options, token, {"words": _words(chosen), "texts": texts}, out))
         except (SourceError, ValueError) as error:
             hint = "" if chosen.server or chosen.state_dir or chosen.run else "; view --demo shows an example"
             usage_error("view", f"{error}{hint}")
@@ -62,12 +66,14 @@ def run_view(options: ViewOptions, source: SourceOptions, *, json: bool) -> int:
             return 130
 
 
-async def _view(app: Any, source: Source, options: ViewOptions, token: str, words: str, out: Records) -> int:
+async def _view(
+    app: Any, source: Source, options: ViewOptions, token: str, shown_with: dict[str, Any], out: Records
+) -> int:
     """Serve until a signal comes. Raises SourceError with advice if the source cannot be read."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    given = {"host": options.host, "token": token, "words": words}
+    given = {"host": options.host, "token": token, **shown_with}
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(source)
         if options.rollout is None:
@@ -89,6 +95,14 @@ async def _view(app: Any, source: Source, options: ViewOptions, token: str, word
             await asyncio.to_thread(webbrowser.open, _address(http.address, options.rollout, token))
         await stop.wait()
     return 0
+
+
+def _texts(tokenizer: str | None) -> TokenTexts | None:
+    """Return the texts of the tokens of --tokenizer; None without it. A folder without one ends the command."""
+    try:
+        return None if tokenizer is None else TokenTexts(tokenizer)
+    except (MissingExtraError, OSError, ValueError) as error:
+        usage_error("view", f"--tokenizer {tokenizer}: {error}")
 
 
 def _address(server: str, rollout: str | None, token: str = "") -> str:

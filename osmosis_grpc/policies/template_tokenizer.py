@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_grpc.errors import MissingExtraError
+from osmosis_grpc.policies.token_texts import read_tokenizer
 from osmosis_grpc.types import Message
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -29,16 +30,10 @@ class TemplateTokenizer:
     def __init__(self, folder: str | Path, *, chat_template: str | None = None) -> None:
         try:
             import jinja2
-            from tokenizers import Tokenizer as Tokens
         except ImportError:
             raise MissingExtraError("TemplateTokenizer", "tokenizer") from None
         files = Path(folder)
-        path = files / "tokenizer.json"
-        written = path.read_text(encoding="utf-8")
-        try:
-            self._tokens = Tokens.from_str(written)
-        except Exception as error:  # tokenizers raises nothing more exact
-            raise ValueError(f"{path}: is not a tokenizer: {error}") from None
+        self._tokens = read_tokenizer(files, "TemplateTokenizer")
         config = _config(files)
         self._named = {name: text for name in _NAMED if (text := _text_of(config.get(name)))}
         source = chat_template or _template(files, config)

@@ -91,6 +91,7 @@ def test_a_server_that_refuses_is_named_with_follow(forked, tmp_path):
         ("nothing",): "view: nothing: there is no such folder; name a state folder or the folder of a run\n",
         (".",): "view: .: there is no journal in it; name a state folder or the folder of a run\n",
         ("a", "--demo"): "view: a folder, --run, --follow and --demo exclude each other; name one of them\n",
+        ("--tokenizer", "none"): "view: --tokenizer none: [Errno 2] No such file or directory: 'none'\n",
         ("--token", ""): "view: the token is empty; name a secret\n",
     }.items(),
 )

@@ -30,6 +30,7 @@ from osmosis_gateway.viewer.reads import Reads
 from osmosis_grpc.link.bearer_tokens import Tokens
 from osmosis_grpc.link.target_policy import is_loopback
 from osmosis_grpc.link.tls import ServerTls
+from osmosis_grpc.policies.token_texts import TokenTexts
 from osmosis_grpc.reading.list_filter import FilterError
 from osmosis_grpc.reading.source_port import Source, SourceError
 
@@ -48,19 +49,26 @@ PAGES = (
 """The modules of the pages. Each has a function router(pages)."""
 
 
-def viewer_app(source: Source, *, host: str = "127.0.0.1", token: str | Tokens = "", words: str = "") -> FastAPI:
+def viewer_app(
+    source: Source,
+    *,
+    host: str = "127.0.0.1",
+    token: str | Tokens = "",
+    words: str = "",
+    texts: TokenTexts | None = None,
+) -> FastAPI:
     """Return the application over an open source.
 
-    `host` is the host that it will be bound to. With a `token`, callers have to show it, or one
-    of several tokens. `words` are the options with
-    which the other commands read the same source; pages show them in commands to copy.
+    `host` is the host that it will be bound to. With a `token`, callers have to show it, or one of several tokens.
+    `words` are the options with which the other commands read the same source; pages show them in commands to copy.
+    `texts` decodes tokens; without it, the page of tokens shows ids.
     """
     names = {host} if is_loopback(host) else {host, socket.gethostname()}
     tokens = token if isinstance(token, Tokens) else Tokens(token or ())
     guard = Middleware(ViewGuard, names=names, tokens=tokens)
     app = FastAPI(title="osmosis-grpc view", middleware=[guard], docs_url=None, redoc_url=None, openapi_url=None)
     stopping = asyncio.Event()
-    pages = Pages(Reads(source), words, stopping)
+    pages = Pages(Reads(source), words, stopping, texts)
     app.state.stopping = stopping
     for page in PAGES:
         app.include_router(page.router(pages))
@@ -89,6 +97,7 @@ async def serve_viewer(
     port: int = 0,
     token: str | Tokens = "",
     words: str = "",
+    texts: TokenTexts | None = None,
     tls: ServerTls | None = None,
 ) -> AsyncIterator[HttpServer]:
     """Serve the viewer of an open source, with `tls` over TLS. The other parameters are those of viewer_app.
@@ -99,7 +108,7 @@ async def serve_viewer(
     """
     if not is_loopback(host) and not token:
         raise ValueError(f"--host {host} can be reached from other machines, so it needs a token: --token-file FILE")
-    app = viewer_app(source, host=host, token=token, words=words)
+    app = viewer_app(source, host=host, token=token, words=words, texts=texts)
     async with HttpServer(app, host=host, port=port, tls=tls) as http:
         try:
             yield http

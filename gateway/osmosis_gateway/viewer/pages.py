@@ -14,6 +14,7 @@ from starlette.responses import HTMLResponse
 
 from osmosis_gateway.viewer.reads import Reads
 from osmosis_grpc import __version__
+from osmosis_grpc.policies.token_texts import TokenTexts
 from osmosis_grpc.reading.phrases import span
 from osmosis_grpc.types import RolloutState
 from osmosis_grpc.types.outcome import printable
@@ -35,8 +36,9 @@ KINDS = {
 class Pages:
     """The templates, and what each page needs: the reads, and the event that ends its streams."""
 
-    def __init__(self, reads: Reads, words: str, stopping: asyncio.Event) -> None:
+    def __init__(self, reads: Reads, words: str, stopping: asyncio.Event, texts: TokenTexts | None) -> None:
         self.reads = reads
+        self.texts = texts
         self.stopping = stopping
         self._words = words
         self._templates = Environment(

@@ -184,6 +184,12 @@ def view(
         str | None,
         typer.Option("--server-token-file", metavar="FILE", help="File with the token to show to the server."),
     ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer", metavar="FOLDER", help="Show tokens as text: the folder of a model with tokenizer.json."
+        ),
+    ] = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     json: Json = False,
     *,
@@ -205,6 +211,7 @@ def view(
         port=port,
         token=token,
         token_file=token_file,
+        tokenizer=tokenizer,
         open=open_browser,
     )
     chosen = replace(source, server=follow, run=run, token_file=server_token_file)

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 from osmosis_grpc.link.server_security import ServerSecurity
+from osmosis_grpc.policies.token_texts import TokenTexts
 from osmosis_grpc.reading.folder_source import FolderSource
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.types import Annotation, ChatResponse, SegmentAnnotation, TokenBlock, VersionSpan, events
 from tests.callback_trainer import CallbackTrainer
 from tests.gateway.viewer.conftest import CANARY, Traveller, browsing, calling
+from tests.policies.model_folder import write_tokenizer
 from tests.waiting import until
 
 LONG = 16_384
@@ -172,6 +174,24 @@ async def test_v3_a_wrong_parameter_is_named(viewer, query, status, words):
     assert words in answer.text
 
 
+async def test_v3_the_texts_of_tokens_come_from_the_tokenizer(viewer, folder, tmp_path):
+    pytest.importorskip("tokenizers")
+    texts = TokenTexts(write_tokenizer(tmp_path / "model"))
+    async with browsing(FolderSource(folder), texts=texts) as decoding:
+        answer = (await decoding.get("/rollout/tokens-text.json?id=straight")).json()
+        page = (await decoding.get("/rollout/tokens?id=straight")).text
+        end = (await decoding.get("/rollout/tokens-text.json?id=long&first=9000&count=2")).json()
+        assert (await decoding.get("/rollout/tokens-text.json?id=straight&first=8")).status_code == 400
+    assert answer[0] == "<|im_end|>"  # the id 1
+    assert answer[3:6] == [")", "*", "+"]  # the ids 10 to 12
+    assert end == ["", ""]  # ids that the tokenizer does not know
+    assert "tokens-text.json" in page
+    assert "tokens-text.json" not in (await viewer.get("/rollout/tokens?id=straight")).text
+    without = await viewer.get("/rollout/tokens-text.json?id=straight")
+    assert without.status_code == 404
+    assert "--tokenizer FOLDER" in without.text
+
+
 async def test_v3_the_tokens_of_a_running_rollout_are_those_of_its_answered_chats(tmp_path):
     waits, goes_on = asyncio.Event(), asyncio.Event()
 
@@ -192,11 +212,12 @@ async def test_v3_the_tokens_of_a_running_rollout_are_those_of_its_answered_chat
         await client.init(rollout_id="straight", messages=messages, callback=trainer.callback())
         await waits.wait()
 
-        async def answered():
+        async def committed():
+            """Return the window as soon as the journal has the first reply."""
             answer = await viewer.get("/rollout/tokens.bin?id=straight")
-            return answer if answer.status_code == 200 else None
+            return answer.content if answer.status_code == 200 else None
 
-        _, found = columns((await until(answered, "the journal has the first reply")).content)
+        _, found = columns(await until(committed))
         assert found["ids"].tolist() == [1, 2, 3, 10, 11, 12]
         assert "still running" in (await viewer.get("/rollout/tokens?id=straight")).text
         goes_on.set()

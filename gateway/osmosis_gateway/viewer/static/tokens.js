@@ -4,6 +4,7 @@ const grid = document.getElementById("tokens");
 const rows = document.getElementById("token-rows");
 const said = document.getElementById("chosen-token");
 const colour = document.getElementById("colour");
+const ids = document.getElementById("ids");
 const KEPT = 24;         // at most this many windows are in memory
 const HIGH = 34;         // the height of a row, in pixels, as in the style sheet
 const WIDE = 68;         // a cell has at least this width
@@ -29,7 +30,10 @@ let columns = 1, chosen = 0;
 async function load(number) {
   if (windows.has(number)) return;
   windows.set(number, null);
-  const answer = await fetch(`${grid.dataset.windows}&first=${number * about.window}&count=${about.window}`);
+  const place = `&first=${number * about.window}&count=${about.window}`;
+  const [answer, texts] = await Promise.all([
+    fetch(grid.dataset.windows + place), grid.dataset.texts ? fetch(grid.dataset.texts + place) : null,
+  ]);
   if (!answer.ok) return;
   const bytes = await answer.arrayBuffer();
   const [first, count, bits] = new Uint32Array(bytes, 0, 4);
@@ -38,6 +42,7 @@ async function load(number) {
   const part = { first, ids: next(Uint32Array), logprob: next(Float32Array) };
   if (bits & 1) part.trainer = next(Float32Array);
   if (bits & 2) part.entropy = next(Float32Array);
+  if (texts?.ok) part.texts = await texts.json();
   windows.set(number, part);
   for (const old of [...windows.keys()].slice(0, Math.max(0, windows.size - KEPT))) windows.delete(old);
   draw();
@@ -47,7 +52,7 @@ function token(index) {
   const number = Math.floor(index / about.window), part = windows.get(number);
   if (!part) { load(number); return null; }
   const at = index - part.first, logprob = part.logprob[at], trainer = part.trainer?.[at] ?? NaN;
-  return { id: part.ids[at], logprob, trainer, difference: trainer - logprob, entropy: part.entropy?.[at] ?? NaN };
+  return { id: part.ids[at], text: part.texts?.[at] ?? "", logprob, trainer, difference: trainer - logprob, entropy: part.entropy?.[at] ?? NaN };
 }
 
 function runOf(index) {
@@ -72,7 +77,7 @@ function level(value) {
 function words(index, known, run) {
   const drift = driftAt.get(index);
   return [
-    `token ${index}`, `id ${known.id}`, run.kind,
+    `token ${index}`, known.text ? JSON.stringify(known.text) : "", `id ${known.id}`, run.kind,
     Number.isNaN(known.logprob) ? "" : `logprob ${written(known.logprob, 4)}`,
     Number.isNaN(known.trainer) ? "" : `trainer ${written(known.trainer, 4)} (${written(known.difference, 4)})`,
     Number.isNaN(known.entropy) ? "" : `entropy ${written(known.entropy, 4)}`,
@@ -81,6 +86,10 @@ function words(index, known, run) {
     begins.has(index) ? "begins a segment" : "",
   ].filter(Boolean).join(" · ");
 }
+
+// Shows spaces and the ends of lines as characters that can be seen. Among texts, an id begins with #.
+const named = (known) => known.text && !ids?.checked
+  ? known.text.replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥") : `${ids && !ids.checked ? "#" : ""}${known.id}`;
 
 // -- drawing -------------------------------------------------------------------------------------------------------
 function cell(index) {
@@ -97,7 +106,7 @@ function cell(index) {
   if (!known) return box;
   const value = known[colour.value];
   box.classList.add(`level-${level(value)}`);
-  top.textContent = `${driftAt.has(index) ? "≠ " : ""}${known.id}`;
+  top.textContent = `${driftAt.has(index) ? "≠ " : ""}${named(known)}`;
   if (driftAt.has(index)) box.classList.add("drift");
   low.textContent = written(value, 2);
   box.title = words(index, known, run);
@@ -228,6 +237,7 @@ grid.addEventListener("click", (event) => {
   if (box) choose(Number(box.dataset.index));
 });
 grid.addEventListener("scroll", later, { passive: true });
+ids?.addEventListener("change", draw);
 colour.addEventListener("change", () => { legend(); draw(); });
 
 function follow() {
