@@ -106,6 +106,14 @@ BROKEN: dict[str, tuple[str, list[Change]]] = {
             plus((4.3, "server-1", "chat raised", {"sample": "main", "chat": 1, "run": 1, "error": "Unavailable"})),
         ],
     ),
+    "a trainer is lost at once": (
+        "patient",
+        [
+            changed("configured", settings=(("journal", True), ("ledger", True), ("trainer_grace", 8.0))),
+            changed("applied", status="FAILED", boundary="trainer", reason="trainer_lost"),
+            plus((2.0, "trainer-1", "close", {})),
+        ],
+    ),
     "a reply of the ledger is sampled again": ("sampled once", [crash("trainer-1", 3.5), sampling(3.6, "d2")]),
     "a reply that an agent has got is sampled again": (
         "sampled once",

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from osmosis_gateway.viewer.turns import SLIVER, WIDTH, Bar
+from osmosis_gateway.viewer.turns import WIDTH, Bar
 from osmosis_grpc.reading.history import MAIN, Chat, History
 from osmosis_grpc.reading.message_text import mapping, mappings, reasoning_of, text_of
 from osmosis_grpc.reading.source_port import Source
@@ -17,6 +17,10 @@ MOST_LANES = 64
 """A page compares at most this many rollouts."""
 MOST_CELLS = 1000
 """A page has at most this many turns of all rollouts together, but at least 8 of each."""
+SLIVER = 2.0
+"""A part of a bar has at least this many units. It is narrow, because the lane of a long rollout has many parts."""
+MARK = 6.0
+"""The width of a mark in units."""
 VERSION_COLOURS = 6
 """The style sheet has this many colours of policy versions."""
 LINE_CHARS = 120
@@ -154,8 +158,8 @@ class Comparison:
             found.append(Bar(kind, round(left, 1), round(width, 1), max(0.0, end - span.begin)))
         for kind, time in (("delivered", lane.delivered), ("consumed", lane.consumed)):
             if time is not None:
-                left = min(max(0.0, (time - begin) * scale), WIDTH - 2 * SLIVER)
-                found.append(Bar(kind, round(left, 1), 2 * SLIVER, 0.0))
+                left = min(max(0.0, (time - begin) * scale), WIDTH - MARK)
+                found.append(Bar(kind, round(left, 1), MARK, 0.0))
         return found
 
     def _end_of(self, lane: Lane) -> float:

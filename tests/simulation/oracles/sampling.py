@@ -65,8 +65,9 @@ def one_reply(evidence: Evidence) -> Iterator[Finding]:
 
 
 def patient(evidence: Evidence) -> Iterator[Finding]:
-    """A chat that cannot be answered now is sent again until the grace period of its server ends.
+    """A server waits for a trainer that is away: for the grace period, in chats and between them.
 
+    A chat that cannot be answered now is sent again until the grace period ends.
     The next try would begin after that. So the error comes at most one pause earlier.
     """
     asked: dict[tuple[object, str, int], Record] = {}
@@ -82,6 +83,24 @@ def patient(evidence: Evidence) -> Iterator[Finding]:
             after, grace = record.time - begun.time, settings["trainer_grace"]
             what = f"a chat fails after {after:.1f} s, and its trainer has {grace} s"
             yield Finding("patient", record.rollout, what, (begun, record))
+    yield from _ended_early(evidence)
+
+
+def _ended_early(evidence: Evidence) -> Iterator[Finding]:
+    """Yields the rollouts that end for the loss of a trainer that has answered a chat within the grace period.
+
+    A trainer without a ledger says so when it leaves for good, and its rollouts end at once.
+    """
+    for end in evidence.by_op["applied"]:
+        if end["reason"] != "trainer_lost" or end.who in evidence.forgetful:
+            continue
+        first = {record["draw"]: record for record in reversed(evidence.ops_of(end.rollout, "got"))}
+        for got in first.values():
+            grace = evidence.settings.get(got.who, {}).get("trainer_grace", 0.0)
+            if got.attempt == end.attempt and 0.0 <= end.time - got.time < grace:
+                what = f"its trainer is lost {end.time - got.time:.1f} s after a reply, and has {grace} s"
+                yield Finding("patient", end.rollout, what, (got, end))
+                break
 
 
 def no_late_sampling(evidence: Evidence) -> Iterator[Finding]:
