@@ -122,11 +122,12 @@ def _chosen(options: ViewOptions, source: SourceOptions, stack: ExitStack) -> So
         usage_error("view", "a folder, --run, --follow and --demo exclude each other; name one of them")
     if options.demo:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="osmosis-view-demo-"))
-        say_error("running eight rollouts of the demo ...")
-        command = [sys.executable, "-m", "osmosis_grpc", "demo", "--json", "--state-dir", folder]
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+        say_error("running twelve rollouts of the demo ...")
+        command = [sys.executable, "-m", "osmosis_grpc.cli.view_demo", folder]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            usage_error("view", f"--demo: {shlex.join(command[3:])} ended with exit code {done.returncode}")
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            usage_error("view", f"--demo: the rollouts ended with exit code {done.returncode}: {last}")
         return replace(source, state_dir=folder)
     if options.folder is not None:
         if not (Path(options.folder) / "journal.db").exists():

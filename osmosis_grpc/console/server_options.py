@@ -247,6 +247,23 @@ class ServerOptions(Declared):
             default="off",
         ),
     ] = None
+    view: Annotated[
+        bool,
+        Option(
+            "Addresses",
+            "--view",
+            "Show the rollouts of all callers in a browser. With admin tokens, a browser has to show one.",
+        ),
+    ] = False
+    view_port: Annotated[
+        int,
+        Option(
+            "Addresses",
+            "--view-port PORT",
+            "Port of --view; 0 picks a free one. If the default is taken, a free one is picked.",
+            bounds=PORTS,
+        ),
+    ] = 7700
     max_metadata_size_bytes: Annotated[
         int,
         Option(

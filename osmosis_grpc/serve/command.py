@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from osmosis_grpc.agent.runnable import Runnable
     from osmosis_grpc.link.credentials import Credentials
     from osmosis_grpc.link.server_security import ServerSecurity
-    from osmosis_grpc.settings import RolloutSettings
+    from osmosis_grpc.settings import RolloutServerSettings, RolloutSettings
 
 
 def run(line: Line) -> None:
@@ -108,7 +108,29 @@ def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, 
             f"--legacy-listen {options.legacy_listen} is not loopback, and keys would travel in plain text there: "
             "--insecure says that this is meant"
         )
+    _check_view(options, security)
     return security, credentials
+
+
+def _check_view(options: "RolloutServerSettings", security: "ServerSecurity") -> None:
+    """Raise ValueError if the viewer cannot be served. Its pages show the rollouts of all callers."""
+    import importlib
+
+    from osmosis_grpc.errors import missing_extra
+    from osmosis_grpc.link.target_policy import is_loopback
+
+    if not options.view:
+        if "view_port" in options.model_fields_set:
+            raise ValueError("--view-port goes with --view")
+        return
+    if options.no_journal or options.state_dir == ":memory:":
+        raise ValueError("--view reads the journal, so it does not go with --no-journal or --state-dir :memory:")
+    if not security.admin_tokens and (security.authenticates or not is_loopback(options.host)):
+        raise ValueError("--view shows the rollouts of all callers, so it needs a token: --admin-token-file FILE")
+    try:
+        importlib.import_module("osmosis_gateway.viewer.app")
+    except ModuleNotFoundError as error:
+        raise ValueError(f"--view: {missing_extra('it', 'server,view')} (there is no {error.name})") from None
 
 
 def _load(line: Line, settings: "RolloutSettings") -> "list[RolloutAgentLoop | Runnable]":

@@ -5,6 +5,7 @@ import gc
 import importlib
 import logging
 import os
+import shlex
 import signal
 import sys
 import time
@@ -24,6 +25,7 @@ from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.listen import check_free
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.target_policy import is_loopback
+from osmosis_grpc.reading.folder_source import FolderSource
 from osmosis_grpc.serve.json_output import Records
 from osmosis_grpc.serve.rollout_log import RolloutLog
 from osmosis_grpc.server import AgentServer, ServerConfig
@@ -87,6 +89,8 @@ async def run_process(
         addresses = {"grpc": server.address} | ({"http": http.address} if http else {})
         if options.metrics_port is not None:
             addresses["metrics"] = await _metrics(stack, server, options.host, options.metrics_port)
+        if options.view:
+            addresses["view"] = await _view(stack, options, security)
         if not (security.authenticates or is_loopback(options.host)):
             log.warning(
                 "every caller that reaches %s may start rollouts; require a credential with --token-file or "
@@ -242,6 +246,23 @@ async def _metrics(stack: AsyncExitStack, server: AgentServer, host: str, port: 
     return str(http.address)
 
 
+async def _view(stack: AsyncExitStack, options: "RolloutServerSettings", security: ServerSecurity) -> str:
+    """Serve the viewer over the state folder and return the address. Raises NotStarted naming the option."""
+    serve_viewer = importlib.import_module("osmosis_gateway.viewer.app").serve_viewer
+    state = _state_dir(options)
+    assert state is not None  # the command has checked it
+    given = {"host": options.host, "token": security.admin_tokens, "tls": security.tls}
+    words = f"--state-dir {shlex.quote(str(state))}"
+    ports = [options.view_port] if "view_port" in options.model_fields_set else [options.view_port, 0]
+    for port in ports:
+        try:
+            viewer = serve_viewer(FolderSource(state), port=port, words=words, **given)
+            return str((await stack.enter_async_context(viewer)).address)
+        except OSError as error:
+            problem = error
+    raise NotStarted(f"{problem}; --view-port chooses another port")
+
+
 def _stop_on_signals(limit: float, servers: Sequence[AgentServer]) -> asyncio.Event:
     """Return an event that the first SIGTERM or SIGINT sets. A second signal ends the process at once.
 
@@ -301,5 +322,8 @@ def _banner(names: Sequence[str], addresses: dict[str, str], security: ServerSec
         else "",
         f"  HTTP    {scheme}://{addresses['http']}/v1/rollout/init, and /rollout" if "http" in addresses else "",
         f"  metrics http://{addresses['metrics']}/metrics" if "metrics" in addresses else "",
+        f"  view    {scheme}://{addresses['view']}/{'?token=...' * bool(security.admin_tokens)}"
+        if "view" in addresses
+        else "",
     ]
     return "\n".join(filter(None, lines))

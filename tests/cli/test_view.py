@@ -91,7 +91,6 @@ def test_a_server_that_refuses_is_named_with_follow(forked, tmp_path):
         ("nothing",): "view: nothing: there is no such folder; name a state folder or the folder of a run\n",
         (".",): "view: .: there is no journal in it; name a state folder or the folder of a run\n",
         ("a", "--demo"): "view: a folder, --run, --follow and --demo exclude each other; name one of them\n",
-        ("--tokenizer", "none"): "view: --tokenizer none: [Errno 2] No such file or directory: 'none'\n",
         ("--token", ""): "view: the token is empty; name a secret\n",
     }.items(),
 )
@@ -100,8 +99,41 @@ def test_a_wrong_option_says_what_to_name_instead(forked, tmp_path, options, mes
     assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
 
 
+def test_a_tokenizer_that_is_no_file_is_named(forked, tmp_path):
+    pytest.importorskip("tokenizers", reason="the extra tokenizer is not installed")
+    done = forked.run("-m", "osmosis_grpc", "view", "--tokenizer", "none", cwd=tmp_path)
+    message = "view: --tokenizer none: [Errno 2] No such file or directory: 'none'\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
+
+
 def test_other_machines_need_a_token(forked, looked_at):
     folder = looked_at.options("folder")[1]
     done = forked.run("-m", "osmosis_grpc", "view", folder, "--host", "0.0.0.0", cwd=looked_at.folder)
     assert done.returncode == 2
     assert "so it needs a token: --token-file FILE" in done.stderr
+
+
+def test_the_demo_has_what_a_first_look_is_for(tmp_path):
+    command = [sys.executable, "-m", "osmosis_grpc", "view", "--demo", "--port", "0", "--json"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            address = json.loads(process.stdout.readline())["url"]
+
+            def read(path):
+                with urllib.request.urlopen(address + path, timeout=20) as page:
+                    return page.read().decode()
+
+            assert read("").count("<tr data-id=") == 12
+            failed = read("?state=failed")
+            assert failed.count("<tr data-id=") == 2
+            assert "AGENT_EXCEPTION" in failed
+            assert "NO VARIANCE" in read("group?id=demo-equal")
+            assert "NO VARIANCE" not in read("group?id=demo-mixed")
+            tools = {each["name"]: each for each in json.loads(read("throughput.json"))["spreads"]}
+            assert tools["search"]["p50"] > 10 * tools["population"]["p50"]
+            segments = json.loads(read("rollout/tokens.json?id=demo-mixed-1"))
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    assert [segment["drift"] for segment in segments["segments"]] == [None, 4]
+    assert list(tmp_path.iterdir()) == []

@@ -54,6 +54,8 @@ SERVER = {
     "NO_REFLECTION": ("on", True, "2"),
     "CALLBACK_PORT": ("7", 7, "many"),
     "METRICS_PORT": ("0", 0, "65536"),
+    "VIEW": ("true", True, "x"),
+    "VIEW_PORT": ("0", 0, "65536"),
     "MAX_METADATA_SIZE_BYTES": ("2048", 2048, "1"),
     "CONNECT": ("a:1 b:2", ("a:1", "b:2"), "a:1 b"),
     "CONNECT_TOKEN": ("s", SecretStr("s"), "\u00e9"),

@@ -27,7 +27,9 @@ from osmosis_gateway.viewer import (
 from osmosis_gateway.viewer.guard import ViewGuard
 from osmosis_gateway.viewer.pages import Pages
 from osmosis_gateway.viewer.reads import Reads
+from osmosis_grpc.link.bearer_tokens import Tokens
 from osmosis_grpc.link.target_policy import is_loopback
+from osmosis_grpc.link.tls import ServerTls
 from osmosis_grpc.policies.token_texts import TokenTexts
 from osmosis_grpc.reading.list_filter import FilterError
 from osmosis_grpc.reading.source_port import Source, SourceError
@@ -48,16 +50,22 @@ PAGES = (
 
 
 def viewer_app(
-    source: Source, *, host: str = "127.0.0.1", token: str = "", words: str = "", texts: TokenTexts | None = None
+    source: Source,
+    *,
+    host: str = "127.0.0.1",
+    token: str | Tokens = "",
+    words: str = "",
+    texts: TokenTexts | None = None,
 ) -> FastAPI:
     """Return the application over an open source.
 
-    `host` is the host that it will be bound to. With a `token`, callers have to show it. `words` are the options with
-    which the other commands read the same source; pages show them in commands to copy. `texts` decodes tokens; without
-    it, the page of tokens shows ids.
+    `host` is the host that it will be bound to. With a `token`, callers have to show it, or one of several tokens.
+    `words` are the options with which the other commands read the same source; pages show them in commands to copy.
+    `texts` decodes tokens; without it, the page of tokens shows ids.
     """
     names = {host} if is_loopback(host) else {host, socket.gethostname()}
-    guard = Middleware(ViewGuard, names=names, token=token)
+    tokens = token if isinstance(token, Tokens) else Tokens(token or ())
+    guard = Middleware(ViewGuard, names=names, tokens=tokens)
     app = FastAPI(title="osmosis-grpc view", middleware=[guard], docs_url=None, redoc_url=None, openapi_url=None)
     stopping = asyncio.Event()
     pages = Pages(Reads(source), words, stopping, texts)
@@ -87,18 +95,21 @@ async def serve_viewer(
     *,
     host: str = "127.0.0.1",
     port: int = 0,
-    token: str = "",
+    token: str | Tokens = "",
     words: str = "",
     texts: TokenTexts | None = None,
+    tls: ServerTls | None = None,
 ) -> AsyncIterator[HttpServer]:
-    """Serve the viewer of an open source. The parameters are those of viewer_app. Raises OSError if the port is taken.
+    """Serve the viewer of an open source, with `tls` over TLS. The other parameters are those of viewer_app.
+
+    Raises OSError if the port is taken.
 
     Raises ValueError for a host that other machines reach without a `token`. At the end, open streams end at once.
     """
     if not is_loopback(host) and not token:
         raise ValueError(f"--host {host} can be reached from other machines, so it needs a token: --token-file FILE")
     app = viewer_app(source, host=host, token=token, words=words, texts=texts)
-    async with HttpServer(app, host=host, port=port) as http:
+    async with HttpServer(app, host=host, port=port, tls=tls) as http:
         try:
             yield http
         finally:

@@ -16,6 +16,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from osmosis_gateway.guard import is_local_name
+from osmosis_grpc.link.bearer_tokens import Tokens
 
 COOKIE = "osmosis_view"
 """The name of a cookie begins with this, and ends with the port. Browsers show a cookie to all ports of a host."""
@@ -36,14 +37,14 @@ HEADERS = {
 class ViewGuard:
     """ASGI middleware of the viewer.
 
-    `names` are the names of hosts that a request may name besides localhost and addresses. With a `token`, a browser
-    shows it once as `?token=`, and then gets a cookie. Programs show it in the header Authorization: Bearer.
+    `names` are the names of hosts that a request may name besides localhost and addresses. With `tokens`, a browser
+    shows one of them once as `?token=`, and then gets a cookie. Programs show it in the header Authorization: Bearer.
     """
 
-    def __init__(self, app: ASGIApp, *, names: Collection[str], token: str) -> None:
+    def __init__(self, app: ASGIApp, *, names: Collection[str], tokens: Tokens) -> None:
         self.app = app
         self._names = frozenset(name.strip("[]").lower() for name in names)
-        self._token = token
+        self._tokens = tokens
         self._session = secrets.token_urlsafe(32)
         """The value of the cookie. A restart of the viewer makes a new one."""
 
@@ -79,16 +80,17 @@ class ViewGuard:
 
     def _unauthenticated(self, scope: Scope) -> Response | None:
         """Return None for a caller that shows the token, a redirect with a cookie for `?token=`, or else 401."""
-        if not self._token:
+        if not self._tokens:
             return None
         headers = Headers(scope=scope)
-        given = headers.get("authorization", "").removeprefix("Bearer ")
+        given = headers.get("authorization", "")
         name = f"{COOKIE}_{_split(headers.get('host', ''))[1]}"
         cookie = cookie_parser(headers.get("cookie", "")).get(name, "")
-        if _equal(given, self._token) or _equal(cookie, self._session):
+        if self._tokens.owner(given) is not None or _equal(cookie, self._session):
             return None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        if scope["method"] in SAFE and any(key == "token" and _equal(text, self._token) for key, text in query):
+        shown = [text for key, text in query if key == "token"]
+        if scope["method"] in SAFE and any(self._tokens.owner(text) is not None for text in shown):
             rest = urlencode([(key, text) for key, text in query if key != "token"])
             path = "/" + str(scope["path"]).lstrip("/\\")  # never //host, which names another host
             answer = RedirectResponse(f"{path}?{rest}" if rest else path, 303)

@@ -158,7 +158,7 @@ def view(
     run: Annotated[
         str | None, typer.Option("--run", metavar="RUN", help="The folder of a run of test or eval instead, or last.")
     ] = None,
-    demo: Annotated[bool, typer.Option("--demo", help="Run the demo, and show its eight rollouts.")] = False,
+    demo: Annotated[bool, typer.Option("--demo", help="Run twelve rollouts with a mock model, and show them.")] = False,
     rollout: Annotated[
         str | None,
         typer.Option(

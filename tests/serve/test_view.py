@@ -1,0 +1,67 @@
+"""`serve --view` as a process: the pages of its rollouts, who may see them, and wrong options."""
+
+import socket
+
+import httpx
+import pytest
+
+from osmosis_grpc.link.credentials import Credentials
+from osmosis_grpc.policies.scripted import EchoPolicy
+from osmosis_grpc.trainer import Trainer
+from tests.processes import run, serving
+
+MODULE = ("-m", "osmosis_grpc.testing.calculator:agent_loop")
+VIEW = (*MODULE, "--view", "--view-port", "0", "--state-dir", "state")
+
+
+async def test_the_pages_show_the_rollouts_of_the_server_to_who_has_an_admin_token(tmp_path):
+    (tmp_path / "admin").write_text("viewed-by-ada")
+    with serving(*VIEW, "--admin-token-file", "admin", cwd=tmp_path) as (process, ready):
+        async with Trainer([ready["grpc"]], EchoPolicy(), credentials=Credentials(token="viewed-by-ada")) as trainer:
+            await trainer.rollout(rollout_id="seen", messages=[{"role": "user", "content": "1 + 1"}])
+        async with httpx.AsyncClient(base_url=f"http://{ready['view']}", trust_env=False, timeout=20) as browser:
+            assert (await browser.get("/")).status_code == 401
+            assert (await browser.get("/", params={"token": "wrong"})).status_code == 401
+            entered = await browser.get("/", params={"token": "viewed-by-ada"})
+            assert (entered.status_code, entered.headers["location"]) == (303, "/")
+            page = (await browser.get("/")).text
+            assert 'data-id="seen 1"' in page
+            assert "viewed-by-ada" not in page
+            assert "1 + 1" in (await browser.get("/turn?id=seen&turn=1")).text
+            assert "IN USE" in (await browser.get("/server")).text
+        process.terminate()
+        assert process.wait(20) == 0
+
+
+def test_without_tokens_loopback_needs_none(tmp_path):
+    with serving(*VIEW, cwd=tmp_path) as (_, ready):
+        answer = httpx.get(f"http://{ready['view']}/", trust_env=False)
+        assert (answer.status_code, "no rollouts yet" in answer.text) == (200, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (
+            ("--view", "--state-dir", "s", "--host", "0.0.0.0", "--insecure"),
+            "so it needs a token: --admin-token-file FILE",
+        ),
+        (("--view", "--state-dir", "s", "--token-file", "token"), "so it needs a token: --admin-token-file FILE"),
+        (("--view", "--no-journal"), "--view reads the journal, so it does not go with --no-journal"),
+        (("--view-port", "1"), "serve: --view-port goes with --view"),
+    ],
+)
+def test_a_wrong_option_says_what_to_name_instead(tmp_path, options, problem):
+    (tmp_path / "token").write_text("a-secret")
+    done = run("-m", "osmosis_grpc.serve", *MODULE, "--grpc-port", "0", "--no-http", *options, cwd=tmp_path)
+    assert (done.returncode, problem in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.slow
+def test_a_taken_port_is_named(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        options = ("--grpc-port", "0", "--no-http", "--state-dir", "state", "--view", "--view-port", port)
+        done = run("-m", "osmosis_grpc.serve", *MODULE, *options, cwd=tmp_path)
+    assert (done.returncode, "--view-port chooses another port" in done.stderr) == (2, True), done.stderr
