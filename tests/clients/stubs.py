@@ -14,7 +14,10 @@ from tests.clients.scenario import CLIENTS, command, need
 from tests.processes import ROOT
 
 BUF = str(Path(sys.executable).with_name("buf"))
-GO_PACKAGES = "protoc-gen-go protoc-gen-go-grpc golang-go golang-google-grpc-dev golang-google-genproto-dev"
+GO_PACKAGES = (
+    "protoc-gen-go protoc-gen-go-grpc golang-go"
+    " golang-google-grpc-dev golang-google-genproto-dev golang-google-protobuf-dev"
+)
 """The packages of Debian 12 that the Go trainer needs."""
 GOCODE = Path("/usr/share/gocode")
 """The GOPATH of Debian's Go packages."""
@@ -33,7 +36,7 @@ async def typescript(folder: Path) -> list[str]:
 async def go(folder: Path) -> list[str]:
     """Makes stubs with buf.gen.go.yaml and compiles the trainer without modules, with Debian's packages."""
     need(["go", "protoc-gen-go", "protoc-gen-go-grpc"], f"apt-get install {GO_PACKAGES}")
-    if not (GOCODE / "src" / "google.golang.org" / "genproto").exists():
+    if not all((GOCODE / "src" / "google.golang.org" / name).exists() for name in ("genproto", "grpc", "protobuf")):
         pytest.skip(f"Debian's Go packages not found: apt-get install {GO_PACKAGES}")
     lay_out(folder, "go", "buf.gen.go.yaml")
     await command(BUF, "generate", "--template", "buf.gen.go.yaml", cwd=folder)
