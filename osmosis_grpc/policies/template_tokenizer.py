@@ -33,7 +33,7 @@ class TemplateTokenizer:
         except ImportError:
             raise MissingExtraError("TemplateTokenizer", "tokenizer") from None
         files = Path(folder)
-        self._tokens = read_tokenizer(files, "TemplateTokenizer")
+        self._tokens = read_tokenizer(files / "tokenizer.json", "TemplateTokenizer")
         config = _config(files)
         self._named = {name: text for name in _NAMED if (text := _text_of(config.get(name)))}
         source = chat_template or _template(files, config)
