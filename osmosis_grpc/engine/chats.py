@@ -15,10 +15,11 @@ from osmosis_grpc.agent.call_origins import CallOrigins
 from osmosis_grpc.agent.ports import RolloutFolders
 from osmosis_grpc.engine.chat_calls import ChatCalls
 from osmosis_grpc.engine.context import EngineContext
-from osmosis_grpc.engine.record import Record
+from osmosis_grpc.engine.record import Record, Run
 from osmosis_grpc.engine.recorded_chats import Diverged, Reply
 from osmosis_grpc.engine.samples import Samples, SampleState, plain
 from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, InvalidArgument, RolloutEndedError
+from osmosis_grpc.supervise.system import System
 from osmosis_grpc.types import (
     ChatPurpose,
     ChatRef,
@@ -51,6 +52,25 @@ class RunControl(Protocol):
 
     def free_slot(self, record: Record) -> None:
         """Give the slot of a rollout to another one. Idempotent."""
+
+
+class _Running:
+    """A chat or a tool that runs. `Run.doing` has it until its end."""
+
+    __slots__ = ("_began", "_run", "_system", "_words")
+
+    def __init__(self, run: Run, system: System, *words: object) -> None:
+        self._run, self._system, self._words, self._began = run, system, words, system.monotonic()
+        run.meter.count_open(str(words[0]), 1, self._began)
+        run.doing[self] = words, system.time()
+
+    def end(self) -> float:
+        """Record the end. Returns the duration in seconds."""
+        now = self._system.monotonic()
+        self._run.meter.count_open(str(self._words[0]), -1, now)
+        self._run.doing.pop(self, None)
+        self._run.did = self._words
+        return now - self._began
 
 
 class RolloutSession:
@@ -108,33 +128,14 @@ class RolloutSession:
 
     def tool_running(self, name: str) -> Callable[[str], float]:
         self.check_open()
-        end = self._begin("tool", name)
+        running = _Running(self._record.run, self._context.system, "tool", name)
 
         def done(call_id: str) -> float:
-            latency = end()
+            latency = running.end()
             self._record.run.meter.tool_ran(call_id, latency)
             return latency
 
         return done
-
-    def _begin(self, *words: object) -> Callable[[], float]:
-        """Record the start of a chat or a tool. Returns a function that records its end.
-
-        That function returns the duration in seconds.
-        """
-        run, system = self._record.run, self._context.system
-        activity, kind, began = object(), str(words[0]), system.monotonic()
-        run.meter.count_open(kind, 1, began)
-        run.doing[activity] = words, system.time()
-
-        def end() -> float:
-            now = system.monotonic()
-            run.meter.count_open(kind, -1, now)
-            run.doing.pop(activity, None)
-            run.did = words
-            return now - began
-
-        return end
 
     def begin_grading(self) -> None:
         self.check_open()
@@ -265,7 +266,7 @@ class RolloutSession:
         )
         recorded = self._recorded(asked)
         self._context.log.append(record, asked)
-        end, latency = self._begin("chat", sample, number), 0.0
+        running, latency = _Running(run, self._context.system, "chat", sample, number), 0.0
         run.called = ()
         response: ChatResponse | None = None
         try:
@@ -294,7 +295,7 @@ class RolloutSession:
                 self._runner.diverge(record, str(Diverged(asked)))
             raise
         finally:
-            latency = end()
+            latency = running.end()
         state.answer(position.node, response, number, purpose)
         if purpose is ChatPurpose.POLICY:
             self.samples.finish_reason = response.finish_reason

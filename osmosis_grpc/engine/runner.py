@@ -81,7 +81,10 @@ class Runner:
         """Set the timer for the agent_timeout. Idempotent."""
         if record.run.deadline is not None and not record.run.timers:
             left = record.run.deadline - self._context.system.monotonic()
-            self._later(DEADLINE, record, left, lambda: self.decide(record, self._timed_out(record)))
+            self._later(DEADLINE, record, left, self._run_out_of_time, record)
+
+    def _run_out_of_time(self, record: Record) -> None:
+        self.decide(record, self._timed_out(record))
 
     def decide(self, record: Record, termination: Termination) -> bool:
         """Decide how a rollout ends, and end it. Returns False if the end was decided before."""
@@ -191,9 +194,8 @@ class Runner:
         variables.run(current_session.set, session)
         variables.run(current_rollout.set, context)
         outcome = _outcome(self._context.runnables[record.agent_loop], context, partial(self._stopped, record))
-        over = partial(self._context.supervisor.call, AGENT_OVER, self._over, record, report=partial(self.fail, record))
         record.run.task = task = child(AGENT, outcome, context=variables, name=f"agent {record.rollout_id}"[:80])
-        task.add_done_callback(over)
+        task.add_done_callback(partial(self._agent_ended, record))
         failpoints.reach("rollout.started")
 
     def _stopped(self, record: Record, error: BaseException) -> None:
@@ -206,6 +208,9 @@ class Runner:
         """Return the termination of a rollout whose time ran out, with the line that blocked the event loop."""
         task = record.run.task
         return _timed_out(record, self._context.blocked_at(task.get_name()) if task is not None else "")
+
+    def _agent_ended(self, record: Record, task: "asyncio.Task[Termination]") -> None:
+        self._context.supervisor.call(AGENT_OVER, self._over, record, task, report=partial(self.fail, record))
 
     def _over(self, record: Record, task: "asyncio.Task[Termination]") -> None:
         """End the rollout of an agent whose task has ended."""

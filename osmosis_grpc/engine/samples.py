@@ -14,6 +14,8 @@ from osmosis_grpc.types.tool_dicts import dump_model
 _PLAIN = {dict}
 """The types of the messages that need no conversion."""
 
+_NO_CHATS: frozenset[int] = frozenset()
+
 ConversationStart = tuple[list[Message], PrefixChat | None]
 """A conversation, and a reference to the answered chat that the conversation begins with."""
 
@@ -45,7 +47,7 @@ class SampleState:
         """Whether extras of replies were left out, because the trainer has them."""
         self.chats = 0
         """The number of the newest chat."""
-        self.forked: set[int] = set()
+        self.forked = _NO_CHATS
         """The chats that got their recorded replies from the original of a fork."""
         self.newest: Node | None = None
         """The newest reply of the policy."""
@@ -84,7 +86,7 @@ class SampleState:
         except InvalidArgument as error:
             raise ReplyUnreadable(f"the trainer's reply cannot be used: {error}") from None
         if forked:
-            self.forked.add(number)
+            self.forked |= {number}
         return length or 0
 
     def answer(self, asked: Node, response: ChatResponse, number: int, purpose: ChatPurpose) -> None:

@@ -107,12 +107,12 @@ class Supervisor:
         self, job: Job, seconds: float, callback: Callable[..., None], *args: Any, report: Report | None = None
     ) -> asyncio.TimerHandle:
         """Call `callback(*args)` after a pause, as call() does. Cancel the handle to prevent the call."""
+        return asyncio.get_running_loop().call_later(max(0.0, seconds), self._fire, job, callback, args, report)
 
-        def fire() -> None:
-            if not self._closed:
-                self.call(job, callback, *args, report=report)
-
-        return asyncio.get_running_loop().call_later(max(0.0, seconds), fire)
+    def _fire(self, job: Job, callback: Callable[..., None], args: tuple[Any, ...], report: Report | None) -> None:
+        """Call `callback(*args)` at the end of a pause, unless the supervisor was closed meanwhile."""
+        if not self._closed:
+            self.call(job, callback, *args, report=report)
 
     def call(self, job: Job, callback: Callable[..., Any], *args: Any, report: Report | None = None) -> None:
         """Call `callback(*args)` now. An error has the consequence that the job declares."""
