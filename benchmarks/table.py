@@ -90,26 +90,28 @@ SOUND = (
     ),
 )
 ROWS = (
-    Row("rollouts/s over Attach, against sdk", "x", rate("attach", "sdk"), 15, 25, at_least=True),
-    Row("rollouts/s over Attach, against tuned", "x", rate("attach", "tuned"), 2.5, 4, at_least=True),
-    Row("rollouts/s with a callback, against tuned", "x", rate("callback", "tuned"), 1, 1.5, at_least=True),
-    Row("the calls of such a rollout alone, without work", "x", rate(BARE, "tuned"), at_least=True),
-    Row("rollouts/s through our HTTP gateway, against sdk", "x", rate("http", "sdk"), 1, at_least=True),
-    Row("rollouts/s through our HTTP gateway, against tuned", "x", rate("http", "tuned"), None, 0.5, at_least=True),
+    Row("rollouts/s over Attach, against sdk", "x", rate("attach", "sdk"), 20, 30, at_least=True),
+    Row("rollouts/s over Attach, against tuned", "x", rate("attach", "tuned"), 1.5, 2.5, at_least=True),
+    Row("without the journal, against tuned", "x", rate("attach --no-journal", "tuned"), 2.2, 4, at_least=True),
+    Row("rollouts/s with a callback, against sdk", "x", rate("callback", "sdk"), 7, 12, at_least=True),
+    Row("rollouts/s with a callback, against the bare calls", "x", rate("callback", BARE), 0.5, 0.8, at_least=True),
+    Row("the bare calls of such a rollout, against tuned", "x", rate(BARE, "tuned"), at_least=True),
+    Row("rollouts/s through our HTTP gateway, against sdk", "x", rate("http", "sdk"), 4, 8, at_least=True),
     Row("what the journal adds, server CPU", "ms a rollout", _journal, 0.4, 0.2),
-    Row("bytes, 8 turns x 2,048 tokens, Attach", "KB a rollout", lambda r: r["growth"]["wire_bytes"]["8"] / 1000, 150),
-    Row("the same, over the arrays' own size", "x", of("growth", "times_arrays_at_8_turns"), None, 1.05),
-    Row("bytes at 128 turns over bytes at 32 turns", "x", of("growth", "times_from_32_to_128_turns"), 4.2, 4.05),
-    Row("memory with 10,000 rollouts in flight", "MB", of("in_flight", "server_rss_mb"), 600, 400),
-    Row("time added to a chat, 1 in flight, p50, Attach", "ms", of("added attach", "one_in_flight", "p50_ms"), 1, 0.4),
     Row(
-        "time added to a chat, 256 in flight, p99, Attach", "ms", of("added attach", "256_in_flight", "p99_ms"), 30, 10
+        "bytes, 8 turns x 2,048 tokens, over the arrays' size", "x", of("growth", "times_arrays_at_8_turns"), 1.05, 1.03
     ),
+    Row("bytes at 128 turns over bytes at 32 turns", "x", of("growth", "times_from_32_to_128_turns"), 4.1, 4.02),
+    Row("memory with 10,000 rollouts in flight", "MB", of("in_flight", "server_rss_mb"), 550, 300),
+    Row("write + read 4,096 tokens", "us", of("tokens", "write_read_us"), 10, 6),
+    Row(
+        "time added to a chat, 1 in flight, p50, Attach", "ms", of("added attach", "one_in_flight", "p50_ms"), 0.5, 0.3
+    ),
+    Row("time added to a chat, 256 in flight, p99, Attach", "ms", of("added attach", "256_in_flight", "p99_ms"), 20, 8),
     Row("time added to a chat, 1 in flight, p50, callback", "ms", of("added callback", "one_in_flight", "p50_ms")),
     Row("time added to a chat, 256 in flight, p99, callback", "ms", of("added callback", "256_in_flight", "p99_ms")),
-    Row("write + read 4,096 tokens", "us", of("tokens", "write_read_us"), 30, 10),
-    Row("server ready after start", "s", of("startup", "ready_s"), 2, 1),
-    Row("--help", "s", of("startup", "help_s"), 0.5, 0.35),
+    Row("server ready after start", "s", of("startup", "ready_s"), 1, 0.5),
+    Row("--help", "s", of("startup", "help_s"), 0.35, 0.15),
     Row("two trainers' rate beside a stalled third", "x", of("stalled", "ratio"), 0.9, at_least=True),
 )
 
