@@ -21,12 +21,16 @@ from osmosis_grpc.wire.rollout import callback_from_bytes, callback_to_bytes
 log = logging.getLogger(__name__)
 
 
-class Secrets:
-    """The credential files in one folder."""
+FOLDER = "credentials"
+"""The folder of the credentials, below the state folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        folder.mkdir(mode=0o700, exist_ok=True)
+
+class Secrets:
+    """The credential files below a state folder."""
+
+    def __init__(self, state: Path) -> None:
+        self._folder = state / FOLDER
+        self._folder.mkdir(mode=0o700, exist_ok=True)
 
     def put(self, init: InitRequest) -> None:
         """Write the credentials of an Init to the disk. Raises OSError."""

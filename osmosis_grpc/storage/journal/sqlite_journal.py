@@ -95,7 +95,7 @@ class SqliteJournal(Journal):
             stack.callback(file.close)
             created = mend(file.database, file.path, self._system)
             self.path = file.path
-            self.secrets = Secrets(folder / "credentials")
+            self.secrets = Secrets(folder)
             self.reads = connect(file.path)
             stack.callback(self.reads.close)
             self.reads.execute("PRAGMA query_only = 1")
