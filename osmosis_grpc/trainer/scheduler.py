@@ -223,8 +223,8 @@ class Scheduler(Owner):
             if rollout.done.done():
                 return
             if ledger is None:
-                if self.cache.entered(*rollout.key, dropped=True):
-                    self._cancel_leaving(rollout)
+                self.cache.entered(*rollout.key, dropped=True)
+                self._cancel_leaving(rollout)
                 self.forget(rollout)
                 end()
             else:
@@ -341,8 +341,8 @@ class Scheduler(Owner):
 
         def committed(_: Any, error: LedgerError | None) -> None:
             if error is None:  # also if the rollout has ended meanwhile: its lower attempts wait for this commit
-                if self.cache.entered(*key):
-                    self._cancel_leaving(rollout)
+                self.cache.entered(*key)
+                self._cancel_leaving(rollout)
             elif self._enters(rollout, key):
                 again = partial(self._enter_again, rollout, key)
                 self._later(UNWRITTEN_RETRY, again, lambda error: self.refused(rollout, job_failed(SEND_AGAIN, error)))
@@ -359,11 +359,11 @@ class Scheduler(Owner):
         return newest and rollout.server is None and not rollout.ending
 
     def entered(self, rollout: Rollout) -> None:
-        if self.cache.entered(*rollout.key):
-            self._cancel_leaving(rollout)
+        self.cache.entered(*rollout.key)
+        self._cancel_leaving(rollout)
 
     def _cancel_leaving(self, rollout: Rollout) -> None:
-        """Cancel the lower attempts of a rollout at their servers."""
+        """Cancel the lower attempts of a rollout at their servers, if the ledger has the newest attempt."""
         for server in self.servers:
             if server.leaving and server.attached:
                 server.cancel_leaving(rollout.request.rollout_id)

@@ -28,6 +28,7 @@ def earlier_process(*more: tuple[float, str, str, dict]) -> Change:
 
 
 GIVEN_UP = (-17.0, "trainer-1", "given up", {})
+HIGHER = (-16.9, "trainer-1", "called", {"call": 12, "method": "Init", "to": "server-1", "argument": "", "attempt": 2})
 CANCELLED = (-17.0, "trainer-1", "asks to cancel", {})
 COMMIT = (-16.01, "disk of trainer-1", "commit", {"store": "ledger", "size": 1})
 KILLED = (-16.005, "trainer-1", "crash", {"where": "any time"})
@@ -164,6 +165,7 @@ EXCUSED: dict[str, list[Change]] = {
     "a server forgets an Init that it has not answered": [UNANSWERED],
     "the answer to a cancel may be that to its repetition": [cancelled_twice(("repeats", 5))],
     "it was given up, and begins anew": [earlier_process(GIVEN_UP)],
+    "the Init of a higher attempt is sent when it is given up": [earlier_process(GIVEN_UP, HIGHER)],
     "the application does not know that its cancel has dropped it": [earlier_process(CANCELLED, DROPPED)],
     "the same by a crash right after the commit": [earlier_process(CANCELLED, COMMIT, KILLED)],
     "what was confirmed is too old": [jump(2.65, 7200.0), start(2.7), recorded_again(2.8)],
@@ -207,6 +209,7 @@ NOT_EXCUSED: dict[str, tuple[str, list[Change]]] = {
     "a server that has not answered an Init runs on": ("one run", [UNANSWERED, without("forget")]),
     "two cancels, and the second repeats nothing": ("linearizable", [cancelled_twice("")]),
     "no caller has given it up": ("sampled once", [earlier_process()]),
+    "a higher attempt is sent, and no caller has given it up": ("no late sampling", [earlier_process(HIGHER)]),
     "it was given up after its end": ("sampled once", [earlier_process(), plus((1.45, "trainer-1", "given up", {}))]),
     "its server still had it": ("one reply", [earlier_process(GIVEN_UP), found]),
     "a cancel, and a crash at another time": ("one reply", [earlier_process(CANCELLED)]),

@@ -108,6 +108,22 @@ async def test_an_answer_about_a_lower_attempt_frees_the_place_of_one_that_the_s
     await until(lambda: not link.leaving)
 
 
+async def test_an_attempt_that_is_replaced_before_its_first_commit_gives_its_place_to_the_next(listening, tmp_path):
+    deployment = await listening(ledger=tmp_path / "ledger")
+    server = await deployment.server()
+    await server.attach(max_open_rollouts=1)
+    (link,) = deployment.trainer.scheduler.servers
+    with held_up(deployment.trainer.scheduler.ledger):
+        deployment.run("r")
+        await until(lambda: ("r", 1) in link.rollouts)
+        deployment.run("r", attempt=2)
+        await until(lambda: attempt_of(deployment) == 2)
+    cancel = await server.stream.next("cancel")
+    await server.send(already_ended(cancel, attempt=1))
+    init = await server.accept()
+    assert (init.rollout_id, init.attempt) == ("r", 2)
+
+
 async def test_an_attempt_that_its_server_has_ended_for_an_unknown_higher_one_runs_again(running):
     """The earlier process of this trainer began attempt 2, and ended before attempt 2 was in the ledger."""
     _, server, request = running

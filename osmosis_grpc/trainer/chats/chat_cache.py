@@ -234,16 +234,11 @@ class ChatCache:
             )
         return Aborted(f"rollout {rollout_id} is at attempt {newest}", rollout_id=rollout_id, attempt=newest)
 
-    def entered(self, rollout_id: str, attempt: int, *, dropped: bool = False) -> bool:
-        """Note that the ledger has an attempt, or with `dropped` no attempt of the rollout.
-
-        Returns whether the end of lower attempts has waited for this.
-        """
+    def entered(self, rollout_id: str, attempt: int, *, dropped: bool = False) -> None:
+        """Note that the ledger has an attempt, or with `dropped` no attempt of the rollout."""
         entry = self._rollouts.get(rollout_id)
-        if entry is None or entry.attempt != attempt:
-            return False
-        waited, entry.entered, entry.replaces = entry.replaces, not dropped, False
-        return waited
+        if entry is not None and entry.attempt == attempt:
+            entry.entered, entry.replaces = not dropped, False
 
     def replaces(self, rollout_id: str) -> bool:
         """Returns whether a lower attempt has to stay at its server, because the ledger has not yet the newest one."""

@@ -76,6 +76,15 @@ def begun_anew(evidence: Evidence, rollout: str, first: int, second: int) -> boo
     )
 
 
+def asked_before(evidence: Evidence, record: Record) -> int:
+    """Returns the number of the newest record before `record` at which the application asks for its rollout.
+
+    A trainer can still send an Init right after the application has given the rollout up.
+    """
+    asked = [one.number for one in evidence.ops_of(record.rollout, "submitted") if one.number <= record.number]
+    return asked[-1] if asked else record.number
+
+
 def taken_up(evidence: Evidence, rollout: str, first: int, second: int) -> bool:
     """Returns whether a server may go on with a rollout that its trainer has dropped between two records.
 

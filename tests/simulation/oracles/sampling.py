@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from tests.simulation.history import Record
 from tests.simulation.oracles.evidence import ChatName, Evidence, Finding, chat_name
-from tests.simulation.oracles.forgetting import begun_anew, taken_up
+from tests.simulation.oracles.forgetting import asked_before, begun_anew, taken_up
 
 COMMITTED = 1.0
 """A reply is in the ledger after so many simulated seconds, if the disk works."""
@@ -116,7 +116,7 @@ def no_late_sampling(evidence: Evidence) -> Iterator[Finding]:
         elif record.op == "sampled" and (over := ended.get(key)) is not None:
             if evidence.forgot_between(record.who, over.number, record.number):
                 continue
-            if begun_anew(evidence, record.rollout, over.number, record.number):
+            if begun_anew(evidence, record.rollout, asked_before(evidence, over), record.number):
                 continue
             higher, same = over.attempt > record.attempt, over.attempt == record.attempt
             if higher or (same and over.op == "applied"):
