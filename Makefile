@@ -11,7 +11,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-adapters test-trainers test-model learn check lint collect sim sim-ablations faults bench plots generate docs site image clients compat-newest clean
+.PHONY: help venv demo test test-slow test-adapters test-browser test-trainers test-model learn check lint collect sim sim-ablations faults bench plots generate docs site image clients bench-viewer compat-newest clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -62,6 +62,9 @@ clients: .venv/.dev ## Run trainers made from stubs: TypeScript (needs npm), Go 
 
 test-adapters: .venv/.adapters ## Run the tests that drive rollouts with other libraries: openai, anthropic, mcp, strands, litellm
 	$(BIN)/pytest -m adapters -n 2 --timeout 300 tests
+
+test-browser: .venv/.browser ## Run the tests of the viewer in Chromium (needs Debian's chromium)
+	$(BIN)/pytest -m browser -n 2 --timeout 300 tests/gateway/viewer/browser
 
 test-trainers: $(TRAINERS:%=.venv-trainers/%/.done) ## Run the tests with TRL, verl, verifiers and OpenEnv, each in its own environment (5 GB)
 	for name in $(TRAINERS); do \
@@ -114,6 +117,9 @@ site: .venv/.dev ## Build docs/ as a site into build/site; a warning is an error
 image: .venv/.dev ## Make proto/image.binpb from proto/: the contract that `make check` protects (with each release)
 	$(BIN)/buf build --exclude-source-info -o proto/image.binpb
 
+bench-viewer: .venv/.browser ## Measure the pages of the viewer in Chromium
+	$(BIN)/python -m benchmarks.viewer
+
 compat-newest: .venv/.dev ## Run the compatibility test with the newest protobuf and grpcio there are
 	OSMOSIS_COMPAT=newest $(BIN)/pytest -m slow --timeout 600 tests/compat
 
@@ -138,6 +144,11 @@ clean: ## Remove what make made
 	@echo "installing torch and the libraries of agents into .venv ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement examples/learn_to_calculate/requirements.txt
 	@$(INSTALL) '.[adapters]'
+	@touch $@
+
+.venv/.browser: .venv/.dev
+	@echo "installing playwright and axe into .venv ..."
+	@$(INSTALL) '.[browser]'
 	@touch $@
 
 .venv-model/.model: examples/local_model/requirements.txt pyproject.toml constraints.txt

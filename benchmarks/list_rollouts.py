@@ -14,24 +14,21 @@ and of the trainer; most of its work is its own start.
 """
 
 import asyncio
-import itertools
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.burden import Ratios
 from benchmarks.figures import Broken, Parser, measured, progress, show
-from benchmarks.flight import Work, new_names
 from benchmarks.full_journal import fill
-from benchmarks.grpc_trainers import GrpcTrainer
 from benchmarks.processes import CORES, ROOT, Server, environment_with, server
-from benchmarks.tap import straight
 from osmosis_grpc.trainer import RolloutClient
 from osmosis_grpc.types import RolloutFilter, RolloutState
 
@@ -70,7 +67,7 @@ async def measure(
         figures: dict[str, Any] = {"benchmark": "list_rollouts", "rollouts": rollouts, "ready_s": round(ready, 2)}
         async with RolloutClient(started.grpc) as client:
             figures |= await _times(client, folder, started, starts, calls)
-            ratios = _Ratios(started, alternations, seconds, in_flight)
+            ratios = Ratios(started, alternations, seconds, in_flight)
             figures |= await ratios.measure("rpc", lambda: _repeat(partial(_page, client, ONCE), every))
             line = _line(["--state-dir", str(folder)], FILTERS["rare reason"][1])
             figures |= await ratios.measure(
@@ -127,55 +124,6 @@ async def _repeat(call: Callable[[], Awaitable[None]], every: float) -> None:
         began = time.perf_counter()
         await call()
         await asyncio.sleep(max(0.0, began + every - time.perf_counter()))
-
-
-class _Ratios:
-    """Runs rollouts on a server, with a burden in every second phase."""
-
-    def __init__(self, started: Server, alternations: int, seconds: float, flight: int) -> None:
-        self._started = started
-        self._alternations = alternations
-        self._seconds = seconds
-        self._work = Work(mode="attach", in_flight=flight)
-        self._done = 0
-
-    def _count(self) -> None:
-        self._done += 1
-
-    async def measure(self, name: str, burden: Callable[[], Awaitable[None]]) -> dict[str, Any]:
-        """Return the rate without the burden, and the ratio of both rates."""
-        rates: list[float] = []
-        async with GrpcTrainer(self._work, self._started, straight) as trainer:
-            running = asyncio.ensure_future(trainer.run(_names(), self._count))
-            await asyncio.sleep(self._seconds / 2)
-            for phase in range(2 * self._alternations + 1):
-                progress(f"rates: {name}, phase {phase} of {2 * self._alternations}")
-                burdens = [asyncio.ensure_future(burden())] if phase % 2 else []
-                before, began = self._done, time.perf_counter()
-                done, _ = await asyncio.wait([running, *burdens], timeout=self._seconds, return_when="FIRST_COMPLETED")
-                rates.append((self._done - before) / (time.perf_counter() - began))
-                for task in done:
-                    task.result()  # the end of a task is its failure
-                for task in burdens:
-                    await _ended(task)
-            await _ended(running)
-        quiet, listing = rates[::2], rates[1::2]
-        ratios = [rate / ((before + after) / 2) for rate, before, after in zip(listing, quiet, quiet[1:], strict=False)]
-        return {
-            f"{name}_ratio": round(statistics.median(ratios), 3),
-            f"{name}_ratios": [round(ratio, 3) for ratio in ratios],
-            f"{name}_rollouts_per_s": round(statistics.median(quiet), 1),
-        }
-
-
-async def _ended(task: "asyncio.Future[None]") -> None:
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
-
-
-def _names() -> Iterator[str]:
-    return itertools.islice(new_names(), 10**9)
 
 
 def main() -> None:

@@ -56,6 +56,7 @@ COMMANDS = {
     "docs": (["AGENT_EXCEPTION"], {"page"}),
     "replay": (["ID", *AGENT_LOOP, "--state-dir", "a"], {"replayed"}),
     "doctor": (["--state-dir", "a"], {"checked", "examined"}),
+    "backup": (["copied", "--state-dir", "a"], {"copied"}),
 }
 """Commands that need no server: their arguments, and kinds of their records. ID stands for a rollout's id."""
 WITH_SERVER = {

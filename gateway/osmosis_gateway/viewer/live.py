@@ -1,7 +1,7 @@
 """Streams the changes of a page to the browser, as server-sent events.
 
-A stream looks at its rollouts once a second while its page is open. It keeps no queue: a slow browser gets the newest
-state, and the number of updates that it missed.
+A stream looks at its rollouts every one to two seconds while its page is open, less often if a look takes long. It keeps
+no queue: a slow browser gets the newest state, and the number of updates that it missed.
 """
 
 import asyncio
@@ -15,8 +15,10 @@ from sse_starlette.sse import EventSourceResponse
 from osmosis_grpc.reading.source_port import SourceError
 
 T = TypeVar("T")
-PAUSE = 1.0
-"""Seconds between two looks."""
+PAUSE, LONGEST_PAUSE = 1.0, 2.0
+"""The least and the most seconds between two looks."""
+SHARE = 0.04
+"""A stream takes at most this share of the time, unless its pause is the longest: `serve --view` has agents beside it."""
 PING = 15
 """Seconds between two lines that keep a quiet connection open."""
 RETRY = 2_000
@@ -66,7 +68,9 @@ def stream(
                     yield ServerSentEvent("", event="ended")
                     return
             try:
-                await asyncio.wait_for(stopping.wait(), max(0.05, began + PAUSE - time.monotonic()))
+                took = time.monotonic() - began
+                pause = min(LONGEST_PAUSE, max(PAUSE, took / SHARE))
+                await asyncio.wait_for(stopping.wait(), max(0.05, pause - took))
             except TimeoutError:
                 continue
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from osmosis_grpc.storage.lock_file import Lock, Locked
 from osmosis_grpc.storage.sqlite.file_schema import SCHEMA_VERSION, Schema
-from osmosis_grpc.storage.sqlite.pages import Pages
+from osmosis_grpc.storage.sqlite.pages import Pages, has_wal, is_own
 from osmosis_grpc.storage.sqlite.salvage import finish, salvage
 
 log = logging.getLogger(__name__)
@@ -108,11 +108,8 @@ def look(path: Path, schema: Schema) -> sqlite3.Connection:
     SQLite creates no other file. If the file has no write-ahead log, no process has the file open, so SQLite opens the
     file as immutable.
     """
-    with closing(Pages(path, schema.page_size)) as pages:
-        check_version(pages, path, schema)
-        if pages.is_blank:
-            raise schema.error(f"the {schema.kind} {path} is empty")
-        mode = "mode=ro" if pages.has_wal else "immutable=1"
+    _check_readable(path, schema)
+    mode = "mode=ro" if has_wal(path) else "immutable=1"
     database = _lenient(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, isolation_level=None))
     try:
         database.execute("BEGIN")
@@ -121,6 +118,21 @@ def look(path: Path, schema: Schema) -> sqlite3.Connection:
         database.close()
         raise
     return database
+
+
+def _check_readable(path: Path, schema: Schema) -> None:
+    """Raise schema.error for an empty file, and for a file of another program or version.
+
+    The first page of a new or damaged file is perhaps in the write-ahead log only. Then the whole log is read, which
+    takes up to half a second.
+    """
+    with open(path, "rb") as file:
+        if is_own(file.read(100), schema.application_id(SCHEMA_VERSION), SCHEMA_VERSION):
+            return
+    with closing(Pages(path, schema.page_size)) as pages:
+        check_version(pages, path, schema)
+        if pages.is_blank:
+            raise schema.error(f"the {schema.kind} {path} is empty")
 
 
 def check_version(pages: Pages, path: Path, schema: Schema) -> None:

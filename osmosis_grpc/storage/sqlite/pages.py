@@ -27,15 +27,31 @@ class FoundRow(NamedTuple):
     """Whether the checksums of the row match."""
 
 
+def has_wal(path: Path) -> bool:
+    """Return whether a file has a write-ahead log with content."""
+    try:
+        return _wal(path).stat().st_size > HEAD
+    except FileNotFoundError:
+        return False
+
+
+def is_own(head: bytes, application_id: int, version: int) -> bool:
+    """Return whether the first 100 bytes of a file are those of a database of this program and version."""
+    whole = len(head) == 100 and head[:16] == _MAGIC
+    return whole and struct.unpack_from(">I4xI", head, 60) == (version, application_id)
+
+
+def _wal(path: Path) -> Path:
+    return Path(f"{path}-wal")
+
+
 class Pages:
     """A file and its write-ahead log, open for reading until close(). Raises OSError."""
 
     def __init__(self, path: Path, page_size: int) -> None:
         self.size = page_size
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        log = _bytes_of(Path(f"{path}-wal"))
-        self._log = read_log(log, page_size)
-        self.has_wal = len(log) > HEAD
+        self._log = read_log(_bytes_of(_wal(path)), page_size)
         self.count = self._log.size or -(-os.fstat(self._file).st_size // page_size)
         self.lost = 0
         """The number of rows so far that could not be read."""

@@ -48,35 +48,39 @@ class Traveller(RolloutAgentLoop):
         return ctx.complete(messages, reward=0.5)
 
 
-async def policy(request):
-    """Answer with a call of the tool, and without one in the last turn."""
-    if request.chat_number == TURNS[request.rollout_id]:
-        return answer(request, f"It is sunny {MARKUP}")
-    city = "Atlantis" if request.rollout_id == "bad" else "Paris"
-    arguments = f'{{"city": "{city}"}}'
-    call = {
-        "id": f"c{request.chat_number}",
-        "type": "function",
-        "function": {"name": "weather", "arguments": arguments},
-    }
-    message = {"role": "assistant", "content": MARKUP, "reasoning_content": f"thought {MARKUP}", "tool_calls": [call]}
-    return answer(request, message)
+def policy_of(turns):
+    """A policy that calls the tool in each turn but the last. `turns` has the number of turns of each rollout."""
+
+    async def policy(request):
+        if request.chat_number == turns[request.rollout_id]:
+            return answer(request, f"It is sunny {MARKUP}")
+        city = "Atlantis" if request.rollout_id == "bad" else "Paris"
+        arguments = f'{{"city": "{city}"}}'
+        call = {
+            "id": f"c{request.chat_number}",
+            "type": "function",
+            "function": {"name": "weather", "arguments": arguments},
+        }
+        said = {"content": MARKUP, "reasoning_content": f"thought {MARKUP}"}
+        return answer(request, {"role": "assistant", **said, "tool_calls": [call]})
+
+    return policy
 
 
 @asynccontextmanager
-async def serving(folder):
+async def serving(folder, turns=TURNS):
     """A server with a state folder, where all rollouts have ended."""
     async with AgentServer(
         [Traveller()], port=0, state_dir=folder, security=ServerSecurity(admin_tokens=CANARY)
     ) as server:
-        async with CallbackTrainer(policy) as trainer, calling(server) as client:
-            for index, name in enumerate(TURNS):
+        async with CallbackTrainer(policy_of(turns)) as trainer, calling(server) as client:
+            for index, name in enumerate(turns):
                 messages = [{"role": "user", "content": f"How is it? {MARKUP}"}]
-                group = Group(f"g{MARKUP}", index, len(TURNS))
+                group = Group(f"g{MARKUP}", index, len(turns))
                 await client.init(
                     rollout_id=name, messages=messages, callback=trainer.callback(), group=group, max_turns=500
                 )
-            for name in TURNS:
+            for name in turns:
                 await trainer.outcome(name)
         yield server
 

@@ -4,7 +4,7 @@ import { choose } from "./page.js";
 
 const timeline = document.getElementById("timeline");
 const NEAR = "1200px";   // a window this near to the view is loaded
-const FAR = 6000;        // a window this far from the view is emptied
+const FAR = 3000;        // a window this far from the view is emptied
 
 function filled(part) {
   return part.querySelector("details.turn") !== null;
@@ -19,6 +19,7 @@ async function load(part) {
     part.style.minHeight = "";
   } finally {
     delete part.dataset.loading;
+    sweep();
   }
 }
 
@@ -38,7 +39,7 @@ function watch(part) {
 }
 
 let asked = false;
-addEventListener("scroll", () => {
+function sweep() {
   if (asked) return;
   asked = true;
   requestAnimationFrame(() => {
@@ -48,7 +49,8 @@ addEventListener("scroll", () => {
       if ((box.bottom < -FAR || box.top > innerHeight + FAR) && filled(part)) empty(part);
     }
   });
-}, { passive: true });
+}
+addEventListener("scroll", sweep, { passive: true });
 
 // -- addresses ---------------------------------------------------------------------------------------------------
 async function follow() {

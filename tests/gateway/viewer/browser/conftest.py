@@ -1,0 +1,149 @@
+"""Chromium, and viewers that are processes, as a user starts them, over rollouts of real servers."""
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from benchmarks.full_journal import fill
+from benchmarks.viewed import viewing, write_group
+from benchmarks.viewer import PROGRAMS
+from tests.gateway.viewer.conftest import TURNS, serving
+from tests.processes import ROOT, server_process
+
+collect_ignore_glob = [] if find_spec("playwright") else ["test_*.py"]
+"""Without the extra `browser`, there are no tests here."""
+REBOUND = "rebound.example"
+"""A name that the browser resolves to this machine, as after DNS rebinding."""
+TURNS_OF_LONG = 500
+MANY = 10_000
+
+
+def apart(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine on a thread: this thread has the loop of Playwright."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as everything:
+        yield everything
+
+
+@pytest.fixture(scope="session")
+def chromium(stack):
+    """The Chromium of this machine."""
+    from playwright.sync_api import sync_playwright
+
+    program = next(filter(None, map(shutil.which, PROGRAMS)), None)
+    assert program, "there is no Chromium: apt-get install chromium"
+    playwright = stack.enter_context(sync_playwright())
+    rules = f"--host-resolver-rules=MAP {REBOUND} 127.0.0.1"
+    browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", rules])
+    stack.callback(browser.close)
+    return browser
+
+
+class Watched:
+    """What happened in the pages of one test and must not happen."""
+
+    def __init__(self) -> None:
+        self.wrong: list[str] = []
+
+    def watch(self, page: Any, origin: str) -> None:
+        page.on("console", lambda line: line.type in ("error", "warning") and self.wrong.append(line.text))
+        page.on("pageerror", lambda error: self.wrong.append(f"raised {error}"))
+        page.on("dialog", lambda dialog: (self.wrong.append(f"dialog {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda request: self._asked(request.url, origin))
+        page.on("response", lambda answer: answer.status >= 400 and self.wrong.append(f"{answer.status} {answer.url}"))
+
+    def _asked(self, url: str, origin: str) -> None:
+        if not url.startswith((origin, "data:", "blob:")):
+            self.wrong.append(f"asked another origin: {url}")
+
+
+@pytest.fixture
+def browse(chromium) -> Iterator[Callable[..., Any]]:
+    """Opens an address in a new page. `answers` of the page has all its responses.
+
+    At the end, no page has had an error, a dialog or another origin's request.
+    """
+    watched, contexts = Watched(), []
+
+    def go(url: str, *, dark: bool = False, width: int = 1280) -> Any:
+        scheme = "dark" if dark else "light"
+        context = chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": 800})
+        contexts.append(context)
+        context.set_default_timeout(20_000)
+        at = urlsplit(url)
+        origin = f"{at.scheme}://{at.netloc}"
+        context.grant_permissions(["clipboard-read", "clipboard-write"], origin=origin)
+        page = context.new_page()
+        answers: list[Any] = []
+        page.on("response", lambda answer: answers.append(answer))
+        watched.watch(page, origin)
+        page.goto(url)
+        page.answers = answers
+        return page
+
+    yield go
+    for context in contexts:
+        context.close()
+    assert watched.wrong == []
+
+
+@pytest.fixture(scope="session")
+def viewed(stack, tmp_path_factory) -> str:
+    """A viewer over a folder: good, bad and hostile rollouts, and `long` with 500 turns."""
+    folder = tmp_path_factory.mktemp("viewed")
+
+    async def write() -> None:
+        async with serving(folder, {**TURNS, "long": TURNS_OF_LONG}):
+            pass
+
+    apart(write())
+    return stack.enter_context(viewing(str(folder)))
+
+
+@pytest.fixture(scope="session")
+def many(stack, tmp_path_factory) -> str:
+    """A viewer over a folder with 10,000 rollouts."""
+    folder = tmp_path_factory.mktemp("many")
+    apart(fill(folder, MANY, 2, 64))
+    return stack.enter_context(viewing(str(folder)))
+
+
+@pytest.fixture(scope="session")
+def large(stack, tmp_path_factory) -> str:
+    """A viewer over the group `long` of 8 rollouts with 32 turns; each rollout has 32,768 sampled tokens."""
+    folder = tmp_path_factory.mktemp("large")
+    apart(write_group(folder, 8, 32, 1024))
+    return stack.enter_context(viewing(str(folder)))
+
+
+@pytest.fixture(scope="session")
+def demo(stack) -> str:
+    """The viewer of `view --demo`."""
+    return stack.enter_context(viewing("--demo"))
+
+
+@pytest.fixture(scope="session")
+def followed(stack, tmp_path_factory) -> tuple[str, str]:
+    """A server with an admin token, and a viewer that follows it: the server's address, and the viewer's."""
+    folder = tmp_path_factory.mktemp("followed")
+    secret = folder / "secret"
+    secret.write_text(CANARY)
+    agents = ("-m", "osmosis_grpc.testing.calculator:agent_loop", "--state-dir", str(folder / "state"))
+    _, address = stack.enter_context(server_process(*agents, "--admin-token-file", str(secret), cwd=ROOT))
+    return address, stack.enter_context(viewing("--follow", address, "--server-token-file", str(secret)))
+
+
+CANARY = "canary-of-the-browser"
+"""A secret of the followed server."""

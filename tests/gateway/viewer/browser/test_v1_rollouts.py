@@ -1,0 +1,85 @@
+"""V1 in Chromium: the table of 10,000 rollouts, its keys and filters, and rollouts that appear by themselves."""
+
+import asyncio
+import re
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from playwright.sync_api import expect
+
+from osmosis_grpc.policies.scripted import EchoPolicy
+from osmosis_grpc.trainer import RolloutClient
+from tests.callback_trainer import CallbackTrainer
+from tests.gateway.viewer.browser.conftest import CANARY, apart
+
+pytestmark = pytest.mark.browser
+
+MOST_BYTES = 200_000
+
+
+def ids(page):
+    return page.locator(".rollouts tbody th a").all_inner_texts()
+
+
+async def run(address, *names):
+    """Run rollouts to their ends."""
+    async with CallbackTrainer(EchoPolicy()) as trainer, RolloutClient(address, token=CANARY) as client:
+        for name in names:
+            question = [{"role": "user", "content": "What is 1 + 2?"}]
+            await client.init(rollout_id=name, messages=question, callback=trainer.callback())
+        await asyncio.gather(*(trainer.outcome(name, timeout=20) for name in names))
+
+
+def test_v1_the_first_page_of_10000_rollouts_is_small(browse, many):
+    page = browse(many)
+    assert len(page.answers[0].body()) < MOST_BYTES
+    assert len(ids(page)) == 200
+    page.get_by_role("link", name="Older rollouts").click()
+    expect(page.locator(".rollouts tbody tr")).to_have_count(200)
+    assert ids(page)[0] == "rollout-009799"
+
+
+def test_v1_keys_choose_open_and_search(browse, many):
+    page = browse(many)
+    names = ids(page)
+    for key in "jjjk":
+        page.keyboard.press(key)
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/rollout?*")
+    assert parse_qs(urlsplit(page.url).query)["id"] == [names[1]]
+    page.go_back()
+    page.keyboard.press("/")
+    expect(page.locator("#search")).to_be_focused()
+    page.keyboard.type("rollout-00123")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**q=rollout-00123*")
+    assert sorted(ids(page)) == [f"rollout-00123{digit}" for digit in range(10)]
+
+
+def test_v1_a_click_on_a_value_filters_and_the_address_is_the_filter(browse, many):
+    page = browse(many)
+    page.locator(".rollouts .reason").first.click()
+    page.wait_for_url("**reason=*")
+    (reason,) = parse_qs(urlsplit(page.url).query)["reason"]
+    assert set(page.locator(".rollouts .reason").all_inner_texts()) == {reason}
+    names = ids(page)
+    assert ids(browse(page.url)) == names
+    page.locator(".chips a").click()
+    page.wait_for_url(many)
+    assert ids(page) != names
+
+
+def test_v1_a_new_rollout_appears_without_a_reload_unless_the_page_is_paused(browse, followed):
+    address, url = followed
+    page = browse(url)
+    page.evaluate("window.same = true")
+    apart(run(address, "first"))
+    expect(page.locator('[data-id^="first "]')).to_contain_text("COMPLETED")
+    page.keyboard.press("p")
+    expect(page.locator("#pause")).to_have_text("Follow")
+    apart(run(address, "second"))
+    expect(page.locator("#missed")).to_have_text(re.compile("not shown"))
+    expect(page.locator('[data-id^="second "]')).to_have_count(0)
+    page.keyboard.press("p")
+    expect(page.locator('[data-id^="second "]')).to_contain_text("COMPLETED")
+    assert page.evaluate("window.same")

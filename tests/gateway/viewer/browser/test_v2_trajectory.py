@@ -1,0 +1,95 @@
+"""V2 in Chromium: a rollout of 500 turns, the turn that failed, and the way to it from a failed `test`."""
+
+import json
+import re
+import shlex
+
+import pytest
+from playwright.sync_api import expect
+
+from benchmarks.viewed import viewing
+from tests.gateway.viewer.browser.conftest import TURNS_OF_LONG
+from tests.processes import run
+
+pytestmark = pytest.mark.browser
+
+MOST_NODES = 3_000
+AGENT = """
+from osmosis_grpc.rollout import RolloutAgentLoop, tool
+
+@tool
+async def lookup(city: str) -> str:
+    '''Finds a city.'''
+    raise LookupError(f"no city {city} on the map")
+
+class Guide(RolloutAgentLoop):
+    name = "guide"
+    tools = (lookup,)
+    async def run(self, ctx):
+        messages = await ctx.tool_loop(ctx.request.messages)
+        raise LookupError("the guide is lost")
+
+agent_loop = Guide()
+"""
+
+
+def nodes(page):
+    return page.evaluate("document.querySelectorAll('*').length")
+
+
+def turn(page, number):
+    return page.locator(f'details.turn[data-name="main/{number}"]')
+
+
+def test_v2_500_turns_can_be_read_to_the_end_with_few_nodes(browse, viewed):
+    page = browse(f"{viewed}rollout?id=long")
+    expect(turn(page, 1)).to_be_visible()
+    most = nodes(page)
+    while not turn(page, TURNS_OF_LONG).is_visible():
+        page.mouse.wheel(0, 4000)
+        page.wait_for_timeout(50)
+        most = max(most, nodes(page))
+    assert most < MOST_NODES
+
+
+def test_v2_the_address_of_a_turn_opens_it(browse, viewed):
+    page = browse(f"{viewed}rollout?id=long#turn=250")
+    opened = turn(page, 250)
+    expect(opened.locator(".call h4", has_text="result")).to_be_in_viewport()
+    assert opened.get_attribute("open") is not None
+    assert nodes(page) < MOST_NODES
+
+
+def test_v2_reasoning_is_folded_and_a_call_has_its_result(browse, viewed):
+    page = browse(f"{viewed}rollout?id=good#turn=1")
+    body = turn(page, 1).locator(".body")
+    expect(body.locator("details.reasoning summary")).to_be_visible()
+    expect(body.locator("details.reasoning pre")).to_be_hidden()
+    call = body.locator(".call")
+    expect(call).to_contain_text("weather")
+    expect(call).to_contain_text("sunny <img src=x onerror=alert(1)>")
+    page.locator("#show-reasoning").check()
+    expect(body.locator("details.reasoning pre")).to_be_visible()
+    page.locator("#show-tools").uncheck()
+    expect(call).to_be_hidden()
+
+
+def test_v2_the_copied_messages_are_those_of_the_rollout(browse, viewed):
+    page = browse(f"{viewed}rollout?id=good")
+    page.get_by_role("button", name="Copy messages").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    messages = json.loads(page.evaluate("navigator.clipboard.readText()"))
+    roles = [message["role"] for message in messages]
+    assert roles == ["user", *["assistant", "tool"] * 2, "assistant"]
+
+
+def test_v2_two_clicks_lead_from_a_failed_test_to_the_result_of_the_failing_tool(browse, tmp_path):
+    (tmp_path / "agents.py").write_text(AGENT)
+    (tmp_path / "rows.jsonl").write_text('{"user_prompt": "Where is Atlantis?", "ground_truth": "nowhere"}\n')
+    arguments = ("test", "-m", "agents:agent_loop", "-d", "rows.jsonl", "--model", "mock:tools")
+    done = run("-m", "osmosis_grpc", *arguments, cwd=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    (words,) = re.findall(r"^.*osmosis.grpc view (.*)$", done.stdout, re.MULTILINE)
+    with viewing(*shlex.split(words), cwd=tmp_path) as url:
+        page = browse(url)  # the first click, on the address that `view` prints
+        expect(page.locator("details.turn.failing[open] .call")).to_contain_text("on the map")

@@ -1,0 +1,76 @@
+"""V4 to V7 in Chromium: groups, curves, throughput, search, and the server."""
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.gateway.viewer.browser.conftest import CANARY
+
+pytestmark = pytest.mark.browser
+
+
+def test_v4_a_group_of_8_rollouts_with_32_turns(browse, large):
+    page = browse(f"{large}group?id=long")
+    expect(page.locator(".lanes tbody tr")).to_have_count(8)
+    expect(page.locator("table.beside thead th")).to_have_count(9)
+    expect(page.locator("table.beside tbody tr").first.locator("td a").first).to_be_visible()
+
+
+@pytest.mark.parametrize(("group", "badges"), [("equal", 1), ("mixed", 0)])
+def test_v4_a_group_without_variance_has_a_badge(browse, demo, group, badges):
+    page = browse(f"{demo}group?id={_group(browse(demo), group)}")
+    expect(page.locator(".lanes tbody tr")).to_have_count(4)
+    assert page.get_by_text("NO VARIANCE").count() == badges
+
+
+def test_v4_the_first_turn_that_differs_is_marked(browse, demo):
+    page = browse(f"{demo}group?id={_group(browse(demo), 'mixed')}")
+    expect(page.locator("table.beside tr.differs")).to_have_count(1)
+    page.locator(".facts a.inline").click()
+    expect(page.locator("#differs")).to_be_in_viewport()
+
+
+def _group(page, name):
+    """The id of a group of the demonstration."""
+    shown = page.locator('.rollouts a[href*="group="]').all_inner_texts()
+    return next(one for one in shown if name in one)
+
+
+def test_v5_a_click_on_a_bin_leads_to_exactly_its_rollouts(browse, many):
+    page = browse(f"{many}curves?steps=40")
+    assert page.locator("#curves canvas").count() >= 4
+    bins = page.locator("table.heat tbody").first.locator("td a")
+    link = next(link for link in bins.all() if 0 < int(link.inner_text().replace(",", "")) < 150)
+    count = int(link.inner_text())
+    link.click()
+    expect(page.locator(".rollouts tbody tr")).to_have_count(count)
+
+
+def test_v6_the_charts_of_the_throughput_have_a_table(browse, many):
+    page = browse(f"{many}throughput")
+    assert page.locator("canvas").count() >= 2
+    expect(page.locator("main")).to_contain_text("p95")
+    assert page.locator("table").count() >= 2
+
+
+def test_search_leads_to_the_turn_that_has_the_text(browse, viewed):
+    page = browse(f"{viewed}search")
+    page.locator("#search").fill("Atlantis")
+    page.keyboard.press("Enter")
+    row = page.locator(".hits tbody tr")
+    expect(row).to_have_count(1)
+    row.locator("th a").click()
+    page.wait_for_url(re.compile("id=bad.*#turn="))
+    expect(page.locator("details.turn[open]").first).to_contain_text("Atlantis")
+
+
+def test_v7_the_server_shows_its_limits_and_no_secret_and_can_drain(browse, followed):
+    _, url = followed
+    page = browse(f"{url}server")
+    expect(page.locator("main")).to_contain_text("SERVING")
+    for path in ("", "server", "throughput", "curves", "throughput.json", "rollout.json?id=first"):
+        assert CANARY not in page.request.get(url + path).text()
+    page.get_by_text("Drain this server").click()
+    page.get_by_role("button", name="Drain now").click()
+    expect(page.locator("main")).to_contain_text("DRAINING")
