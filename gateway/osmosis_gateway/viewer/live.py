@@ -1,7 +1,7 @@
 """Streams the changes of a page to the browser, as server-sent events.
 
-A stream looks at its rollouts every one to two seconds while its page is open, less often if a look takes long. It keeps
-no queue: a slow browser gets the newest state, and the number of updates that it missed.
+A stream looks at its rollouts every one to two seconds while its page is open, less often if a look takes long.
+It keeps no queue: a slow browser gets the newest state, and the number of updates that it missed.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ T = TypeVar("T")
 PAUSE, LONGEST_PAUSE = 1.0, 2.0
 """The least and the most seconds between two looks."""
 SHARE = 0.04
-"""A stream takes at most this share of the time, unless its pause is the longest: `serve --view` has agents beside it."""
+"""A stream takes at most this share of the time, or has the longest pause: `serve --view` has agents beside it."""
 PING = 15
 """Seconds between two lines that keep a quiet connection open."""
 RETRY = 2_000
