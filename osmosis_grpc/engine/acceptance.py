@@ -37,6 +37,8 @@ ACCEPT_LATER = job("engine.accept_later", OnFailure.REPORT)
 
 DRAIN_RETRY_AFTER = 5.0
 """When a draining or failed server refuses an Init, it sends this retry_after, in seconds."""
+UNCOMMITTED_RETRY_AFTER = 0.2
+"""When a server refuses an Init because it is accepting a higher attempt, it sends this retry_after, in seconds."""
 
 
 class Acceptance:
@@ -72,6 +74,12 @@ class Acceptance:
         known = self._context.table.highest(request.rollout_id)
         if known is not None and known.owner != owner:
             raise AlreadyExists(f"rollout {request.rollout_id} exists", rollout_id=request.rollout_id)
+        if known is not None and known.attempt > request.attempt and not known.accepted.done():
+            # The disk does not have the higher attempt yet, so a crash can still undo it.
+            raise Unavailable(
+                f"attempt {known.attempt} of rollout {request.rollout_id} is being accepted",
+                retry_after=UNCOMMITTED_RETRY_AFTER,
+            )
         if known is not None and known.attempt >= request.attempt:
             _check_same(known, init, list(self._context.runnables))
             self._mark(known, peer)

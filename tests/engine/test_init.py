@@ -481,6 +481,27 @@ async def test_an_attempt_superseded_before_it_was_accepted_is_refused(hosting):
         h.check_whole(second)
 
 
+async def test_a_lower_attempt_has_to_come_again_until_the_higher_one_is_on_the_disk(hosting):
+    gate, calls = asyncio.Event(), []
+
+    async def get_tools(request):
+        calls.append(request.attempt)
+        await gate.wait()
+        return []
+
+    async with hosting(done, get_tools=get_tools) as h:
+        second = asyncio.create_task(h.init(attempt=2))
+        await h.until(lambda: calls == [2])
+        with pytest.raises(Unavailable) as raised:
+            await h.init(attempt=1)
+        assert raised.value.retry_after == 0.2
+        gate.set()
+        await second
+        with pytest.raises(Aborted):
+            await h.init(attempt=1)
+        assert calls == [2]
+
+
 async def test_until_an_attempt_is_accepted_the_one_before_stands(hosting):
     gate, calls = asyncio.Event(), []
 

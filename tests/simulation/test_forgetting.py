@@ -120,6 +120,18 @@ CONFLICT = plus(
     )
 )
 
+LOST = plus((2.75, "server-1", "forget", {}))
+RENEWED = plus(
+    (2.8, "trainer-1", "called", {"call": 12, "method": "Init", "to": "server-1", "argument": "spec"}),
+    (2.85, "trainer-1", "answered", {"call": 12, "method": "Init", "status": "OK", "value": (True,)}),
+    (
+        3.5,
+        "server-1",
+        "in journal",
+        {"state": "FAILED", "settled": True, "receipts": ("CONFLICT",), "events": (1, 2, 2)},
+    ),
+)
+
 
 def other_server(*more: tuple[float, str, str, dict]) -> Change:
     """Adds an earlier process of the trainer. Another server began the attempt then, and goes on when it starts."""
@@ -179,6 +191,7 @@ EXCUSED: dict[str, list[Change]] = {
     "a trainer without a ledger and a full disk have lost replies": [no_ledger, FULL, changed("applied", **REPLAY)],
     "an agent goes on after an error": [*SWALLOWS, refused_chat(1.75), changed("applied", **REPLAY)],
     "an attempt that the trainer began by itself died with it": [REFUSED, crash("trainer-1", 1.65)],
+    "the callback of a recorded result is renewed at a server that has lost it": [LOST, RENEWED],
     "a reader gets an error": [
         plus((1.95, "trainer-1", "events failed", {"reader": 1, "error": "NotFound"}), (90.0, "trainer-1", "close", {}))
     ],
@@ -229,6 +242,11 @@ NOT_EXCUSED: dict[str, tuple[str, list[Change]]] = {
     "a jump, and no confirmation": (
         "recorded is applied",
         [without("confirmed"), jump(2.65, 7200.0), start(2.7), recorded_again(2.8)],
+    ),
+    "a callback is renewed, and the server has lost nothing": ("delivered", [RENEWED]),
+    "a callback is renewed, and the server loses its disk later": (
+        "delivered",
+        [RENEWED, plus((2.9, "server-1", "forget", {}))],
     ),
     "an outcome is refused, and no process ended": ("linearizable", [REFUSED]),
     "an attempt without a result, and no death": ("linearizable", [second_attempt, without("crash"), KNOWN]),

@@ -109,6 +109,22 @@ def begun_anew_elsewhere(evidence: Evidence, rollout: str, attempt: int, who: st
     return any(begun_anew(evidence, rollout, *sorted((own, other))) for other in begun.values())
 
 
+def begun_after_its_result(evidence: Evidence, rollout: str, attempt: int, who: str) -> bool:
+    """Returns whether a server has begun an attempt again whose result the application has.
+
+    A trainer renews the callback of a result that the server has not delivered: it sends the Init again. If the server
+    loses its disk right before, the Init begins the attempt.
+    """
+    result = next((r.number for r in evidence.ops_of(rollout, "applied") if r.attempt == attempt), None)
+    if result is None:
+        return False
+    forgot = [record.number for record in evidence.by_op["forget"] if record.who == who]
+    inits = [r for r in evidence.ops_of(rollout, "called") if (r["method"], r["to"]) == ("Init", who)]
+    answers = evidence.answers
+    created = {init.number for init in inits if init["call"] in answers and answers[init["call"]]["value"] == (True,)}
+    return any(result < number and any(lost < number for lost in forgot) for number in created)
+
+
 def expiries(evidence: Evidence, rollout: str) -> Iterator[int]:
     """Yields the starts at which the trainer of a rollout may have forgotten its confirmed result, by record.
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from tests.simulation.history import Record
 from tests.simulation.oracles.evidence import Evidence, Finding
-from tests.simulation.oracles.forgetting import begun_anew_elsewhere, expiries
+from tests.simulation.oracles.forgetting import begun_after_its_result, begun_anew_elsewhere, expiries
 
 
 def nothing_lost(evidence: Evidence) -> Iterator[Finding]:
@@ -202,7 +202,8 @@ def delivered(evidence: Evidence) -> Iterator[Finding]:
         foreign = not evidence.ops_of(record.rollout, "submitted")
         if "CONFLICT" not in receipts or (foreign and evidence.any_fault("forget", who=record.who)):
             continue
-        if not begun_anew_elsewhere(evidence, record.rollout, record.attempt, record.who):
+        again = begun_anew_elsewhere(evidence, record.rollout, record.attempt, record.who)
+        if not again and not begun_after_its_result(evidence, record.rollout, record.attempt, record.who):
             yield Finding("delivered", record.rollout, "the trainer has another result of this attempt", (record,))
 
 
