@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import webbrowser
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, replace
@@ -18,13 +19,15 @@ from osmosis_grpc.cli.source import RUNS, Source, open_source
 from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.errors import MissingExtraError, missing_extra
 from osmosis_grpc.policies.token_texts import TokenTexts
+from osmosis_grpc.reading.list_filter import FilterError, ListOptions, pairs_of, rollout_filter
 from osmosis_grpc.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
-from osmosis_grpc.types import RolloutFilter
+from osmosis_grpc.types.outcome import printable
 
 PORT = 7700
 """The usual port. If another program uses it, the system chooses one."""
+EVERY = ListOptions(limit=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,10 @@ class ViewOptions:
     tokenizer: str | None
     """The folder of a model, or a file tokenizer.json. Without one, tokens are shown as ids."""
     open: bool
+    listed: ListOptions
+    """The filters of the first table, or of the export."""
+    export: str | None
+    single_file: bool
 
 
 def run_view(options: ViewOptions, source: SourceOptions, *, json: bool) -> int:
@@ -51,12 +58,18 @@ def run_view(options: ViewOptions, source: SourceOptions, *, json: bool) -> int:
             app: Any = importlib.import_module("osmosis_gateway.viewer.app")
         except ModuleNotFoundError as error:
             usage_error("view", f"{missing_extra('it', 'server,view')} (there is no {error.name})")
+        if options.single_file and options.export is None:
+            usage_error("view", "--single-file needs --export FILE")
         token = _token(options)
         texts = _texts(options.tokenizer)
         chosen = _chosen(options, source, stack)
         opened = open_source("view", chosen)
         try:
+            if options.export is not None:
+                return asyncio.run(_export(opened, options.export, options, out))
             return asyncio.run(_view(app, opened, options, token, {"words": _words(chosen), "texts": texts}, out))
+        except FilterError as error:
+            usage_error("view", f"--{error.option}: {error}")
         except (SourceError, ValueError) as error:
             hint = "" if chosen.server or chosen.state_dir or chosen.run else "; view --demo shows an example"
             usage_error("view", f"{error}{hint}")
@@ -64,6 +77,23 @@ def run_view(options: ViewOptions, source: SourceOptions, *, json: bool) -> int:
             usage_error("view", f"{error}; --port chooses another port")
         except KeyboardInterrupt:
             return 130
+
+
+async def _export(source: Source, target: str, options: ViewOptions, out: Records) -> int:
+    """Write the pages to files, and return the exit code. Raises SourceError, FilterError and OSError."""
+    export: Any = importlib.import_module("osmosis_gateway.viewer.export")
+    write = export.write_file if options.single_file else export.write_folder
+    async with source:
+        try:
+            done = await write(source, Path(target), options.listed, say_error)
+        except export.ExportError as error:
+            say_error(f"view: --export {target}: {printable(str(error))}")
+            return 1
+    out.write("exported", path=target, rollouts=done.rollouts, files=done.files, bytes=done.bytes)
+    out.say(f"{done.rollouts} rollouts, {done.bytes / 1e6:.1f} MB, in {printable(target)}")
+    if not options.single_file:
+        out.say(f"To look at them: python -m http.server --directory {shlex.quote(target)}")
+    return 0
 
 
 async def _view(
@@ -77,7 +107,7 @@ async def _view(
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(source)
         if options.rollout is None:
-            await source.page(RolloutFilter(), limit=1)
+            await source.page(rollout_filter(options.listed, time.time()), limit=1)
         else:
             await source.get(options.rollout)
         try:
@@ -87,12 +117,12 @@ async def _view(
             if options.port is not None:
                 raise
             http = await stack.enter_async_context(app.serve_viewer(source, port=0, **given))
-        address = _address(http.address, options.rollout)
+        address = _address(http.address, options.rollout, listed=options.listed)
         out.write("ready", url=address, source=source.where)
-        shown = _address(http.address, options.rollout, "...") if token else address
+        shown = _address(http.address, options.rollout, "...", options.listed) if token else address
         out.say(f"{source.where}\n{shown}\nCtrl-C stops the viewer.")
         if options.open:
-            await asyncio.to_thread(webbrowser.open, _address(http.address, options.rollout, token))
+            await asyncio.to_thread(webbrowser.open, _address(http.address, options.rollout, token, options.listed))
         await stop.wait()
     return 0
 
@@ -105,9 +135,12 @@ def _texts(tokenizer: str | None) -> TokenTexts | None:
         usage_error("view", f"--tokenizer {tokenizer}: {error}")
 
 
-def _address(server: str, rollout: str | None, token: str = "") -> str:
+def _address(server: str, rollout: str | None, token: str = "", listed: ListOptions = EVERY) -> str:
     """Return the address of the table, or of a rollout. A rollout that failed is opened at the turn to look at."""
-    query = urlencode(([] if rollout is None else [("id", rollout)]) + ([("token", token)] if token else []), safe=".")
+    shown = [("id", rollout)] if rollout is not None else [pair for pair in pairs_of(listed) if pair[0] != "limit"]
+    if rollout is None and listed.limit:
+        shown.append(("limit", str(listed.limit)))
+    query = urlencode(shown + ([("token", token)] if token else []), safe=".")
     path = "" if rollout is None else "rollout"
     return f"http://{server}/{path}{'?' * bool(query)}{query}{'' if rollout is None else '#failed'}"
 

@@ -56,19 +56,20 @@ def viewer_app(
     token: str | Tokens = "",
     words: str = "",
     texts: TokenTexts | None = None,
+    whole: bool = False,
 ) -> FastAPI:
     """Return the application over an open source.
 
     `host` is the host that it will be bound to. With a `token`, callers have to show it, or one of several tokens.
     `words` are the options with which the other commands read the same source; pages show them in commands to copy.
-    `texts` decodes tokens; without it, the page of tokens shows ids.
+    `texts` decodes tokens; without it, the page of tokens shows ids. With `whole`, a page loads nothing later.
     """
     names = {host} if is_loopback(host) else {host, socket.gethostname()}
     tokens = token if isinstance(token, Tokens) else Tokens(token or ())
     guard = Middleware(ViewGuard, names=names, tokens=tokens)
     app = FastAPI(title="osmosis-grpc view", middleware=[guard], docs_url=None, redoc_url=None, openapi_url=None)
     stopping = asyncio.Event()
-    pages = Pages(Reads(source), words, stopping, texts)
+    pages = Pages(Reads(source), words, stopping, texts, whole=whole)
     app.state.stopping = stopping
     for page in PAGES:
         app.include_router(page.router(pages))

@@ -36,10 +36,14 @@ KINDS = {
 class Pages:
     """The templates, and what each page needs: the reads, and the event that ends its streams."""
 
-    def __init__(self, reads: Reads, words: str, stopping: asyncio.Event, texts: TokenTexts | None) -> None:
+    def __init__(
+        self, reads: Reads, words: str, stopping: asyncio.Event, texts: TokenTexts | None, *, whole: bool = False
+    ) -> None:
         self.reads = reads
         self.texts = texts
         self.stopping = stopping
+        self.whole = whole
+        """Whether a page has all that it would load later, because it becomes a file."""
         self._words = words
         self._templates = Environment(
             loader=FileSystemLoader(TEMPLATES),
@@ -67,6 +71,7 @@ class Pages:
             "version": __version__,
             "command": self.command,
             "most_chars": MOST_CHARS,
+            "whole": whole,
         }
 
     def text(self, template: str, **values: Any) -> str:

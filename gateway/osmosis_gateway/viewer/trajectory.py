@@ -55,6 +55,8 @@ def router(pages: Pages) -> APIRouter:
             "history": loaded.history,
             "key": {"id": info.rollout_id, "attempt": info.attempt},
             "at": "",
+            "body_of": lambda row: _body(loaded, (row.sample, row.number)),
+            "text_of": text_of,
         }
 
     def head(loaded: Loaded) -> dict[str, Any]:
@@ -78,7 +80,7 @@ def router(pages: Pages) -> APIRouter:
         rows = turns.rows_of(loaded)
         index = next((at for at, row in enumerate(rows) if row.failing), 0)
         windows = [
-            Window(first, rows[first : first + WINDOW], first <= index < first + WINDOW)
+            Window(first, rows[first : first + WINDOW], pages.whole or first <= index < first + WINDOW)
             for first in range(0, len(rows), WINDOW)
         ]
         opened = opened_at_first(rows)
@@ -104,7 +106,7 @@ def router(pages: Pages) -> APIRouter:
         loaded = await pages.reads.rollout(id, attempt)
         body = _body(loaded, (sample, turn))
         template = "turn_body.html" if is_part(request) else "turn.html"
-        return pages.page(template, **common(loaded), body=body, text_of=text_of)
+        return pages.page(template, **common(loaded), body=body)
 
     @routes.get("/turn.json")
     async def turn_json(id: str, turn: int, attempt: int = 0, sample: str = MAIN) -> Response:  # noqa: A002

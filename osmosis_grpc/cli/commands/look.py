@@ -7,6 +7,7 @@ import typer
 
 from osmosis_grpc.cli.commands.shared import Attempt, Json
 from osmosis_grpc.cli.export_options import ExportChoices, with_choices
+from osmosis_grpc.cli.filter_options import FilterOptions, with_filters
 from osmosis_grpc.cli.source_options import SourceOptions, with_source, with_view_server
 
 commands = typer.Typer()
@@ -14,49 +15,12 @@ commands = typer.Typer()
 
 @commands.command("list", short_help="List rollouts, what they do now, and how they ended.")
 @with_source
+@with_filters
 def list_(
-    state: Annotated[
-        list[str] | None,
-        typer.Option("--state", metavar="STATE", help="Only these states, such as running or failed; may be repeated."),
-    ] = None,
-    agent: Annotated[str, typer.Option("--agent", metavar="NAME", help="Only this agent loop.")] = "",
-    group: Annotated[str, typer.Option("--group", metavar="ID", help="Only this group.")] = "",
-    reason: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--reason", metavar="REASON", help="Only failures for these reasons, such as AGENT_EXCEPTION; repeatable."
-        ),
-    ] = None,
-    min_reward: Annotated[
-        float | None, typer.Option("--min-reward", metavar="X", help="Only rewards of at least this.")
-    ] = None,
-    max_reward: Annotated[
-        float | None, typer.Option("--max-reward", metavar="X", help="Only rewards of at most this.")
-    ] = None,
-    since: Annotated[
-        str | None,
-        typer.Option("--since", metavar="TIME", help="Only those accepted in the last 10m, 2h, 1d, or since @UNIX."),
-    ] = None,
-    before: Annotated[
-        str | None,
-        typer.Option(
-            "--before", metavar="TIME", help="Only those accepted longer ago than 10m, 2h, 1d, or before @UNIX."
-        ),
-    ] = None,
-    stalled: Annotated[
-        str | None,
-        typer.Option("--stalled", metavar="TIME", help="Only unfinished ones without progress for 5s, 10m or so."),
-    ] = None,
-    undelivered: Annotated[
-        bool, typer.Option("--undelivered", help="Only those whose outcome has not reached the trainer.")
-    ] = False,
-    forked_from: Annotated[
-        str, typer.Option("--forked-from", metavar="ID", help="Only rollouts that fork from this one.")
-    ] = "",
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=0, help="Show at most N; 0 shows all.")] = 50,
-    oldest: Annotated[bool, typer.Option("--oldest", help="The oldest first. Default: the newest first.")] = False,
-    json: Json = False,
     *,
+    filters: FilterOptions,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=0, help="Show at most N; 0 shows all.")] = 50,
+    json: Json = False,
     source: SourceOptions,
 ) -> None:
     """List rollouts of a running server or of a state folder, with what they do now and how they ended.
@@ -64,24 +28,8 @@ def list_(
     Exit codes: 0 listed, even if nothing matches, 2 a wrong option, or the server or the folder cannot be read.
     """
     from osmosis_grpc.cli.list import run_list
-    from osmosis_grpc.reading.list_filter import ListOptions
 
-    given = ListOptions(
-        states=tuple(state or ()),
-        agent=agent,
-        group=group,
-        reasons=tuple(reason or ()),
-        min_reward=min_reward,
-        max_reward=max_reward,
-        since=since,
-        before=before,
-        stalled=stalled,
-        undelivered=undelivered,
-        forked_from=forked_from,
-        limit=limit,
-        oldest=oldest,
-    )
-    raise typer.Exit(run_list(given, source, json=json))
+    raise typer.Exit(run_list(filters.with_limit(limit), source, json=json))
 
 
 @commands.command(short_help="Show a rollout: conversations, tools, rewards, times, its end.")
@@ -140,6 +88,7 @@ def events(
 
 @commands.command(short_help="Show rollouts in a browser.")
 @with_view_server
+@with_filters
 def view(
     folder: Annotated[
         str | None,
@@ -191,15 +140,29 @@ def view(
         ),
     ] = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    export_to: Annotated[
+        str | None,
+        typer.Option(
+            "--export", metavar="OUT", help="Write the pages to this new folder, and end.", show_default=False
+        ),
+    ] = None,
+    single_file: Annotated[
+        bool, typer.Option("--single-file", help="With --export: write one HTML file of at most 20 MB.")
+    ] = False,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=0, help="Show or export at most N; 0 exports all.")
+    ] = 0,
     json: Json = False,
     *,
+    filters: FilterOptions,
     source: SourceOptions,
 ) -> None:
     """Show rollouts in a browser until Ctrl-C: a live table, and each rollout with its turns, tools, times and failure.
 
-    It needs the extra `view`. A folder is only read. `osmosis-grpc docs viewer` has more.
+    It needs the extra `view`. A folder is only read. The filters are those of the first table, or of the export.
+    `osmosis-grpc docs viewer` has more.
 
-    Exit codes: 0 stopped, 2 a wrong option, or there is nothing to show.
+    Exit codes: 0 stopped or exported, 1 the export is too large, 2 a wrong option, or there is nothing to show.
     """
     from osmosis_grpc.cli.view import ViewOptions, run_view
 
@@ -213,6 +176,9 @@ def view(
         token_file=token_file,
         tokenizer=tokenizer,
         open=open_browser,
+        listed=filters.with_limit(limit),
+        export=export_to,
+        single_file=single_file,
     )
     chosen = replace(source, server=follow, run=run, token_file=server_token_file)
     raise typer.Exit(run_view(given, chosen, json=json))

@@ -154,7 +154,7 @@ const keys = {
   "/": () => one("search")?.focus(),
   p: () => setPaused(!paused),
   t: turnTheme,
-  g: () => { location.href = "/"; },
+  g: () => document.querySelector(".brand").click(),
   f: () => document.querySelector('.failure a[href^="#turn"]')?.click(),
   "?": () => one("help").showModal(),
 };

@@ -1,4 +1,5 @@
-// The turns of a rollout: windows that are loaded near the view and emptied far from it, and addresses such as #turn=12 and #failed.
+// The turns of a rollout: windows that are loaded near the view and emptied far from it, and addresses such as #turn=12
+// and #failed. A page that is a file has all turns, and has no address to load them from.
 
 import { choose } from "./page.js";
 
@@ -33,6 +34,7 @@ const near = new IntersectionObserver((seen) => {
 }, { rootMargin: NEAR });
 
 function watch(part) {
+  if (!timeline.dataset.turns) return;
   const turns = part.dataset.names.split(" ").length;
   if (!filled(part)) part.style.minHeight = `${turns * 30}px`;
   near.observe(part);
@@ -40,7 +42,7 @@ function watch(part) {
 
 let asked = false;
 function sweep() {
-  if (asked) return;
+  if (asked || !timeline.dataset.turns) return;
   asked = true;
   requestAnimationFrame(() => {
     asked = false;

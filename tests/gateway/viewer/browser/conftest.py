@@ -84,7 +84,8 @@ def browse(chromium) -> Iterator[Callable[..., Any]]:
         context.set_default_timeout(20_000)
         at = urlsplit(url)
         origin = f"{at.scheme}://{at.netloc}"
-        context.grant_permissions(["clipboard-read", "clipboard-write"], origin=origin)
+        if at.netloc:
+            context.grant_permissions(["clipboard-read", "clipboard-write"], origin=origin)
         page = context.new_page()
         answers: list[Any] = []
         page.on("response", lambda answer: answers.append(answer))
