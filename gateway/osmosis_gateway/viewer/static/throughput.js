@@ -1,6 +1,7 @@
 // Draws the charts of the throughput from the table of the same values, again after each update.
 
 const HEIGHT = 150;
+const short = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
 const COLOURS = ["--model", "--tools"];
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const boxes = [...document.querySelectorAll("#charts [data-columns]")];
@@ -28,7 +29,7 @@ function draw() {
     legend: { show: false },
     cursor: { sync: { key: "throughput" }, drag: { x: false, y: false } },
     scales: { y: { range: (chart, low, high) => [0, Math.max(1, high * 1.05)] } },
-    axes: [{ ...axis, values: clock, space: 80, size: 34 }, { ...axis, size: 54, space: 26 }],
+    axes: [{ ...axis, values: clock, space: 80, size: 34 }, { ...axis, values: (chart, ticks) => ticks.map((tick) => short.format(tick)), size: 54, space: 26 }],
     series: [{}, ...data(box, all).slice(1).map((_, at) => ({ stroke: colour(COLOURS[at]), width: 1.5, points: { show: all[0].length < 3 } }))],
   }, data(box, all), box));
 }
