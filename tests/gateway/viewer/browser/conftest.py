@@ -21,6 +21,8 @@ collect_ignore_glob = [] if find_spec("playwright") else ["test_*.py"]
 """Without the extra `browser`, there are no tests here."""
 REBOUND = "rebound.example"
 """A name that the browser resolves to this machine, as after DNS rebinding."""
+PATIENCE = 20_000
+"""Milliseconds after which a test gives up to wait: more than anything takes on a busy machine."""
 TURNS_OF_LONG = 500
 MANY = 10_000
 
@@ -40,8 +42,9 @@ def stack() -> Iterator[contextlib.ExitStack]:
 @pytest.fixture(scope="session")
 def chromium(stack):
     """The Chromium of this machine."""
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=PATIENCE)
     program = next(filter(None, map(shutil.which, PROGRAMS)), None)
     assert program, "there is no Chromium: apt-get install chromium"
     playwright = stack.enter_context(sync_playwright())
@@ -81,7 +84,7 @@ def browse(chromium) -> Iterator[Callable[..., Any]]:
         scheme = "dark" if dark else "light"
         context = chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": 800})
         contexts.append(context)
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(PATIENCE)
         at = urlsplit(url)
         origin = f"{at.scheme}://{at.netloc}"
         if at.netloc:

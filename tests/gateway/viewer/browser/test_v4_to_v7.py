@@ -6,6 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.gateway.viewer.browser.conftest import CANARY
+from tests.processes import run
 
 pytestmark = pytest.mark.browser
 
@@ -66,7 +67,7 @@ def test_search_leads_to_the_turn_that_has_the_text(browse, viewed):
 
 
 def test_v7_the_server_shows_its_limits_and_no_secret_and_can_drain(browse, followed):
-    _, url = followed
+    address, url = followed
     page = browse(f"{url}server")
     expect(page.locator("main")).to_contain_text("SERVING")
     for path in ("", "server", "throughput", "curves", "throughput.json", "rollout.json?id=first"):
@@ -74,3 +75,5 @@ def test_v7_the_server_shows_its_limits_and_no_secret_and_can_drain(browse, foll
     page.get_by_text("Drain this server").click()
     page.get_by_role("button", name="Drain now").click()
     expect(page.locator("main")).to_contain_text("DRAINING")
+    undone = run("-m", "osmosis_grpc", "ctl", "drain", "--undo", "--server", address, "--token", CANARY)
+    assert undone.returncode == 0, undone.stderr
