@@ -72,7 +72,7 @@ class Breaker:
         """The agent has ended, and its Complete never reaches the trainer."""
         await self._final_reply()
         self._proxy.hold("down")
-        await self._for(lambda: self._proxy.holds("down", ENDED))
+        await self._for(lambda: self._proxy.holds("down", ENDED) and self._chat_open())
         self._cut()
 
     async def _with_outcome_held(self) -> None:
@@ -81,7 +81,7 @@ class Breaker:
         await asyncio.sleep(0.005)  # the reply reaches the agent, who thinks for longer than this
         before = len(self._outcomes)
         self._proxy.hold("up")
-        await self._for(lambda: self._answering(before))
+        await self._for(lambda: self._answering(before) and self._chat_open())
         self._cut(before)
 
     async def _final_reply(self) -> None:
@@ -96,9 +96,14 @@ class Breaker:
         """Whether the answer to a Complete that was recorded since lies in the proxy."""
         return any(self._proxy.holds("up", outcome.result_id) for outcome in self._outcomes[before:])
 
+    def _chat_open(self) -> bool:
+        """Whether a chat is being sampled, or its question or its reply lies in the proxy."""
+        held = self._proxy.holds("up", REPLIED) or self._proxy.holds("down", ASKED)
+        return self._policy.open > 0 or held
+
     def _cut(self, before: int | None = None) -> None:
         figures, proxy = self.figures, self._proxy
-        figures.with_open_chat += self._policy.open > 0 or proxy.holds("up", REPLIED) or proxy.holds("down", ASKED)
+        figures.with_open_chat += self._chat_open()
         figures.complete_on_its_way += proxy.holds("down", ENDED)
         figures.outcome_on_its_way += before is not None and self._answering(before)
         figures.cuts += proxy.cut() > 0

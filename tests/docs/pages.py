@@ -25,7 +25,8 @@ from tests.processes import ROOT
 PORTS = ("50051", "60051", "9000", "8100", "9464", "7700", "7701")
 """Ports that pages name; each run of a page puts free ones in their place."""
 _SERVES = re.compile(
-    r"^(osmosis-grpc (?:serve|view)|python -m osmosis_grpc\.serve|python -m osmosis_gateway)\b[^&]*$", re.M
+    r"^(osmosis-grpc (?:serve|view(?!.* --export))|python -m osmosis_grpc\.serve|python -m osmosis_gateway)\b[^&]*$",
+    re.M,
 )
 _BLOCK = re.compile(r"^( *)```(bash|python)\n(.*?)^ *```$", re.S | re.M)
 
