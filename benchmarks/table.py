@@ -11,6 +11,7 @@ import argparse
 import json
 import statistics
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +29,11 @@ MODES = {
     BARE: 800,
     "attach": 4000,
     "attach --no-journal": 4000,
+    "attach --ledger LEDGER": 2000,
+    "attach --in-flight 1": 300,
+    "attach --in-flight 1 --no-journal": 300,
 }
-"""The modes and the number of their timed rollouts."""
+"""The modes and the number of their timed rollouts. LEDGER is a new file."""
 
 Results = dict[str, Any]
 
@@ -73,6 +77,13 @@ def of(program: str, *path: str) -> Callable[[Results], float]:
     return figure
 
 
+def _ledger(results: Results) -> float:
+    """Return the trainer CPU of a rollout with a ledger over that without one."""
+    name = "trainer_cpu_ms_per_rollout"
+    pairs = zip(results["attach --ledger LEDGER"], results["attach"], strict=True)
+    return float(statistics.median(on[name] / off[name] for on, off in pairs))
+
+
 def _journal(results: Results) -> float:
     """Return the server CPU that the journal adds to a rollout."""
     name = "server_cpu_ms_per_rollout"
@@ -98,6 +109,17 @@ ROWS = (
     Row("the bare calls of such a rollout, against tuned", "x", rate(BARE, "tuned"), at_least=True),
     Row("rollouts/s through our HTTP gateway, against sdk", "x", rate("http", "sdk"), 4, 8, at_least=True),
     Row("what the journal adds, server CPU", "ms a rollout", _journal, 0.4, 0.2),
+    Row("the journal's file, over the arrays' size", "x", of("journal_bytes", "times_arrays"), 3, 1.5),
+    Row("what the journal writes, over the arrays' size", "x", of("journal_bytes", "written_times_arrays")),
+    Row("trainer CPU with a ledger, against none", "x", _ledger, 2, 1.3),
+    Row(
+        "one rollout at a time, with the journal, against none",
+        "x",
+        rate("attach --in-flight 1", "attach --in-flight 1 --no-journal"),
+        aim=0.5,
+        at_least=True,
+    ),
+    Row("opening a journal of 100,000 rollouts", "s", of("reopened", "open_s"), 2, 0.5),
     Row(
         "bytes, 8 turns x 2,048 tokens, over the arrays' size", "x", of("growth", "times_arrays_at_8_turns"), 1.05, 1.03
     ),
@@ -123,10 +145,14 @@ def collect(alternations: int, quick: bool) -> Results:
         for mode, rollouts in MODES.items():
             some = ["--rollouts", max(rollouts // 20, 32) if quick else rollouts]
             program = ("bare_calls",) if mode == BARE else ("rollouts", "--mode", *mode.split(), "--no-bytes")
-            results[mode].append(run_program(*program, *some))
+            with tempfile.TemporaryDirectory() as folder:
+                ledger = str(Path(folder, "ledger.db"))
+                results[mode].append(run_program(*(ledger if word == "LEDGER" else word for word in program), *some))
     small = {"--rollouts": 64} if quick else {}
     for name, kind, options in (
         ("growth", "growth", small),
+        ("journal_bytes", "journal_bytes", small),
+        ("reopened", "reopened", {"--rollouts": 1000, "--openings": 1} if quick else {}),
         ("in_flight", "in_flight", {"--rollouts": 500, "--latency": 0.5} if quick else {}),
         ("added attach", "added_time", {"--mode": "attach"} | small),
         ("added callback", "added_time", {"--mode": "callback"} | small),

@@ -88,3 +88,14 @@ def test_the_lag_of_the_event_loop_is_measured_for_each_tool():
     shown = figures("tool_lag", "--seconds", "2", "--megabytes", "20")
     assert all(shown[f"{name}_lag_ms"] > 0 for name in ("idle", "sleep", "search", "print", "snapshot"))
     assert shown["snapshot_ms"] > 0
+
+
+def test_the_bytes_of_the_journal_are_those_of_its_rollouts():
+    shown = figures("journal_bytes", *WORK)
+    assert shown["file_bytes"] > shown["array_bytes"] == 3 * (8 * 16 + 64)
+    assert shown["written_bytes"] > 0
+
+
+def test_a_full_journal_is_opened_again():
+    shown = figures("reopened", "--rollouts", "200", "--openings", "1")
+    assert shown["open_s"] > 0
