@@ -76,6 +76,7 @@ document.addEventListener("htmx:sseOpen", (event) => {
 document.addEventListener("htmx:sseError", () => {
   one("problem").textContent = "the viewer does not answer; this page connects again by itself";
 });
+document.addEventListener("htmx:sendError", () => { one("problem").textContent = "the viewer does not answer"; });
 document.addEventListener("htmx:responseError", (event) => {
   one("problem").textContent = event.detail.xhr.responseText.replace(/<[^>]*>/g, " ").trim().slice(0, 300);
 });
@@ -84,7 +85,7 @@ document.addEventListener("htmx:responseError", (event) => {
 async function copy(button) {
   const from = button.dataset.copyFrom;
   const text = from ? await (await fetch(from)).text() : button.dataset.copy;
-  const label = button.textContent;
+  const label = button.dataset.label ??= button.textContent;  // a second click finds the text "Copied"
   try {
     await navigator.clipboard.writeText(text);
     button.textContent = "Copied";
