@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import fcntl
+import os
 import shutil
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,9 +17,11 @@ import pytest
 from benchmarks.full_journal import fill
 from benchmarks.viewed import viewing, write_group
 from benchmarks.viewer import PROGRAMS
+from osmosis_grpc.cli.view_demo import write_demo
 from tests.gateway.viewer.browser.evidence import Watched
 from tests.gateway.viewer.browser.readable import PATIENCE
 from tests.gateway.viewer.conftest import TURNS, serving
+from tests.policies.model_folder import write_tokenizer
 from tests.processes import ROOT, server_process
 
 collect_ignore_glob = [] if find_spec("playwright") else ["test_*.py"]
@@ -66,8 +70,9 @@ def browse(request, chromium, logs) -> Iterator[Callable[..., Any]]:
     """
     watched, contexts = Watched(), []
 
-    def go(url: str, *, status: int = 0) -> Any:
-        context = chromium.new_context(viewport={"width": 1280, "height": 800})
+    def go(url: str, *, dark: bool = False, width: int = 1280, status: int = 0) -> Any:
+        scheme = "dark" if dark else "light"
+        context = chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": 800})
         contexts.append(context)
         context.set_default_timeout(PATIENCE)
         at = urlsplit(url)
@@ -106,41 +111,56 @@ def logs(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def viewed(stack, tmp_path_factory, logs) -> str:
-    """A viewer over a folder: good, bad and hostile rollouts, and `long` with 500 turns."""
-    folder = tmp_path_factory.mktemp("viewed")
+def written(tmp_path_factory) -> Callable[..., Path]:
+    """Returns the folder with a name, after a function has written it once for all workers of pytest-xdist."""
+    mine = tmp_path_factory.getbasetemp()
+    shared = mine.parent if "PYTEST_XDIST_WORKER" in os.environ else mine
 
-    async def write() -> None:
-        short = {name: turns for name, turns in TURNS.items() if name != "long"}
-        async with serving(folder, short):
-            pass
-        async with serving(folder, {"long": TURNS_OF_LONG}, "long"):
-            pass
+    def write(name: str, fill: Callable[[Path], Coroutine[Any, Any, None]]) -> Path:
+        folder, done = shared / name, shared / f"{name}.done"
+        with open(shared / f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not done.exists():
+                apart(fill(folder))
+                done.touch()
+        return folder
 
-    apart(write())
-    return stack.enter_context(viewing(str(folder), log=logs / "viewed.log"))
+    return write
 
 
 @pytest.fixture(scope="session")
-def many(stack, tmp_path_factory, logs) -> str:
+def viewed(stack, written, logs) -> str:
+    """A viewer over a folder: good, bad and hostile rollouts, and `long` with 500 turns."""
+    return stack.enter_context(viewing(str(written("viewed", _write_viewed)), log=logs / "viewed.log"))
+
+
+async def _write_viewed(folder: Path) -> None:
+    async with serving(folder, {name: turns for name, turns in TURNS.items() if name != "long"}):
+        pass
+    async with serving(folder, {"long": TURNS_OF_LONG}, "long"):
+        pass
+
+
+@pytest.fixture(scope="session")
+def many(stack, written, logs) -> str:
     """A viewer over a folder with 10,000 rollouts."""
-    folder = tmp_path_factory.mktemp("many")
-    apart(fill(folder, MANY, 2, 64))
+    folder = written("many", lambda folder: fill(folder, MANY, 1, 8))
     return stack.enter_context(viewing(str(folder), log=logs / "many.log"))
 
 
 @pytest.fixture(scope="session")
-def large(stack, tmp_path_factory, logs) -> str:
+def large(stack, written, logs) -> str:
     """A viewer over the group `long` of 8 rollouts with 32 turns; each rollout has 32,768 sampled tokens."""
-    folder = tmp_path_factory.mktemp("large")
-    apart(write_group(folder, 8, 32, 1024))
+    folder = written("large", lambda folder: write_group(folder, 8, 32, 1024))
     return stack.enter_context(viewing(str(folder), log=logs / "large.log"))
 
 
 @pytest.fixture(scope="session")
-def demo(stack, logs) -> str:
-    """The viewer of `view --demo`."""
-    return stack.enter_context(viewing("--demo", log=logs / "demo.log"))
+def demo(stack, written, logs, tmp_path_factory) -> str:
+    """A viewer over the rollouts of `view --demo`, with a tokenizer."""
+    folder = str(written("demo", write_demo))
+    tokenizer = str(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+    return stack.enter_context(viewing(folder, "--tokenizer", tokenizer, log=logs / "demo.log"))
 
 
 @pytest.fixture(scope="session")

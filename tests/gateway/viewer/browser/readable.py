@@ -4,9 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from axe_playwright_python.sync_playwright import Axe
-
-PATIENCE = 20_000
+PATIENCE = 60_000
 """Milliseconds after which a test gives up to wait: more than anything takes on a busy machine."""
 SERIOUS = ("serious", "critical")
 PHONE = 390
@@ -30,6 +28,8 @@ def check_readable(page: Any) -> None:
 
     The page stays as wide as a phone, and dark.
     """
+    from axe_playwright_python.sync_playwright import Axe
+
     wait_until(page, "!document.querySelector('.htmx-request, .htmx-swapping, .htmx-settling')")
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
