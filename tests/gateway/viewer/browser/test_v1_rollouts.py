@@ -99,3 +99,23 @@ def test_v1_a_new_rollout_appears_without_a_reload_unless_the_page_is_paused(bro
     page.keyboard.press("p")
     expect(page.locator('[data-id^="second "]')).to_contain_text("COMPLETED")
     assert page.evaluate("window.same")
+
+
+def test_v1_a_hidden_tab_has_no_stream_and_is_up_to_date_when_it_is_shown_again(browse, followed):
+    address, url = followed
+    page = browse(f"{url}?q=hidden")
+    turn = "Object.defineProperty(document, 'hidden', {{value: {}, configurable: true}});"
+    turn += "document.dispatchEvent(new Event('visibilitychange'))"
+    expect(page.locator(".empty")).to_be_visible()
+    tabs = [page]
+    for number in range(7):  # a browser has six connections to a host
+        tabs[-1].evaluate(turn.format("true"))
+        tab = page.context.new_page()
+        tab.goto(f"{url}?q=hidden&limit={number + 1}")
+        tabs.append(tab)
+    apart(run(address, "hidden"))
+    expect(tabs[-1].locator('[data-id^="hidden "]')).to_contain_text("COMPLETED")
+    expect(page.locator('[data-id^="hidden "]')).to_have_count(0)
+    tabs[-1].evaluate(turn.format("true"))
+    page.evaluate(turn.format("false"))
+    expect(page.locator('[data-id^="hidden "]')).to_contain_text("COMPLETED")
