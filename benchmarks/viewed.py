@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,19 +41,23 @@ async def write_group(folder: Path, rollouts: int, turns: int, tokens: int) -> N
 
 
 @contextmanager
-def viewing(*arguments: str, cwd: Path | None = None) -> Iterator[str]:
+def viewing(*arguments: str, cwd: Path | None = None, log: Path | None = None) -> Iterator[str]:
     """Run `osmosis-grpc view ARGUMENTS` on a free port. Yields the address of its first page.
 
-    Raises RuntimeError with the error of a viewer that does not start.
+    The viewer logs to the file `log`, or to a temporary file. Raises RuntimeError with the log of a viewer that does
+    not start.
     """
     command = [sys.executable, "-m", "osmosis_grpc", "view", *arguments, "--port", "0", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd) as process:
+    with (
+        open(log, "w+") if log is not None else tempfile.TemporaryFile("w+") as said,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, cwd=cwd) as process,
+    ):
         assert process.stdout is not None
-        assert process.stderr is not None
         try:
             line = process.stdout.readline()
             if not line:
-                raise RuntimeError(process.stderr.read())
+                said.seek(0)
+                raise RuntimeError(said.read())
             yield json.loads(line)["url"]
         finally:
             process.terminate()

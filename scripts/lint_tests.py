@@ -4,6 +4,8 @@ Private: an attribute `x._name` of anything but self, cls and super(), a private
 an import of a private name from osmosis_grpc or osmosis_gateway. Tests use public seams instead.
 Sleep: a call of sleep without a comment on its line. Tests wait for a condition with `tests.waiting`; the comment says
 why time has to pass. A sleep of 0 lets other tasks run; half a minute or more stands for work without an end.
+Eval: a call of Playwright's wait_for_function. It evaluates its condition again with eval() if it is false at first,
+and the policy of the viewer's pages forbids eval(): such a test fails only now and then.
 """
 
 import ast
@@ -31,6 +33,7 @@ FOREVER = 30.0
 MESSAGES = {
     "private": "is private: test through a public seam",
     "sleep": "waits for time to pass: use tests.waiting.until, or say why in a comment on this line",
+    "eval": "fails under the policy of the pages: use wait_until of tests/gateway/viewer/browser/readable.py",
 }
 
 
@@ -48,6 +51,8 @@ def problems(source: str) -> Iterator[tuple[int, str, str]]:
                 yield from ((node.lineno, "private", text) for text in _strings(node) if _private(text))
             elif name == "sleep" and not _harmless(node) and "#" not in lines[node.lineno - 1]:
                 yield node.lineno, "sleep", name
+            elif name == "wait_for_function":
+                yield node.lineno, "eval", name
 
 
 def _private(name: str) -> bool:

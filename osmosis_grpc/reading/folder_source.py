@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,6 +12,7 @@ from typing import NamedTuple
 
 from osmosis_grpc.reading.journal_folder import doctor_hint, find_attempt, opened
 from osmosis_grpc.reading.journal_info import damaged_info, ended_info, settled_header, unfinished_info
+from osmosis_grpc.reading.list_filter import FilterError
 from osmosis_grpc.reading.source_port import LARGE_PAGE, Events, Source
 from osmosis_grpc.storage import Reader
 from osmosis_grpc.storage.journal.rollout_folders import rollout_folder
@@ -95,7 +97,7 @@ class FolderSource(Source):
     ) -> tuple[list[RolloutInfo], str]:
         """See Source."""
         rows: list[RolloutInfo] = []
-        after = last = int(token or 0)
+        after = last = _position(token)
         with self._opened() as reader:
             while entries := reader.entries(None, after, limit + 1, where, newest_first=newest_first):
                 for entry, info in zip(entries, _infos(reader, entries, doctor_hint(self.folder)), strict=True):
@@ -187,6 +189,13 @@ class FolderSource(Source):
                 yield event
             if not found:
                 await asyncio.sleep(POLL)
+
+
+def _position(token: str) -> int:
+    """Return the position that a token of page() has. Raises FilterError if it has none."""
+    if not re.fullmatch(r"[0-9]{0,18}", token):
+        raise FilterError("page", f"{token[:40]!r} is no page of this list; begin with the first page")
+    return int(token or 0)
 
 
 def _infos(reader: Reader, entries: Sequence[JournaledRollout], hint: str) -> list[RolloutInfo]:

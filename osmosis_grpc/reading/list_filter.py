@@ -17,6 +17,8 @@ from osmosis_grpc.types.failure_reasons import FailureReason
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _UNIX = re.compile(r"@\d{1,11}(?:\.\d+)?")
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|)")
+_LONGEST = 100 * 365 * 86_400.0
+"""A span of time is at most 100 years, so that each time can be sent to a server."""
 
 
 class FilterError(ValueError):
@@ -70,7 +72,7 @@ def options_of(pairs: Iterable[tuple[str, str]]) -> ListOptions:
         if text == "":
             continue
         if field in ("states", "reasons"):
-            given[field] = (*given.get(field, ()), text)
+            given[field] = tuple(dict.fromkeys((*given.get(field, ()), text)))
         elif field in ("undelivered", "oldest"):
             given[field] = text.lower() not in ("0", "false", "no")
         else:
@@ -141,7 +143,10 @@ def _seconds(option: str, text: str | None) -> float | None:
     found = _SPAN.fullmatch(text.strip().lower())
     if found is None:
         raise FilterError(option, f"{text!r} is not a time; name one such as 5s, 10m, 2h or 1d")
-    return float(found[1]) * _UNITS[found[2]]
+    seconds = float(found[1]) * _UNITS[found[2]]
+    if seconds > _LONGEST:
+        raise FilterError(option, f"{text[:40]!r} is more than 100 years; name a shorter time, such as 2h")
+    return seconds
 
 
 def _state(text: str) -> RolloutState:

@@ -1,4 +1,4 @@
-"""scripts/lint_tests.py finds private attributes and sleeps in tests."""
+"""scripts/lint_tests.py finds private attributes, sleeps and eval() in tests."""
 
 import importlib.util
 
@@ -25,6 +25,7 @@ FORBIDDEN = {
     "from osmosis_grpc.link import _stream": ("private", "_stream"),
     "await asyncio.sleep(0.1)": ("sleep", "sleep"),
     "time.sleep(pause)": ("sleep", "sleep"),
+    "page.wait_for_function('ready')": ("eval", "wait_for_function"),
 }
 
 

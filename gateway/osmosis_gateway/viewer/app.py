@@ -12,6 +12,7 @@ from starlette.middleware import Middleware
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
+from osmosis_gateway.http1 import OneBody
 from osmosis_gateway.http_server import HttpServer
 from osmosis_gateway.viewer import (
     annotations,
@@ -66,8 +67,8 @@ def viewer_app(
     """
     names = {host} if is_loopback(host) else {host, socket.gethostname()}
     tokens = token if isinstance(token, Tokens) else Tokens(token or ())
-    guard = Middleware(ViewGuard, names=names, tokens=tokens)
-    app = FastAPI(title="osmosis-grpc view", middleware=[guard], docs_url=None, redoc_url=None, openapi_url=None)
+    guards = [Middleware(OneBody), Middleware(ViewGuard, names=names, tokens=tokens)]
+    app = FastAPI(title="osmosis-grpc view", middleware=guards, docs_url=None, redoc_url=None, openapi_url=None)
     stopping = asyncio.Event()
     pages = Pages(Reads(source), words, stopping, texts, whole=whole)
     app.state.stopping = stopping

@@ -112,7 +112,9 @@ def _check_new(target: Path) -> None:
 def _write(target: Path, text: str) -> None:
     """Write a file that is whole or not there."""
     new = target.with_name(f".{target.name}.new")
-    new.write_text(text)
+    new.unlink(missing_ok=True)
+    with open(new, "x") as file:  # a link of this name is not followed
+        file.write(text)
     new.replace(target)
 
 

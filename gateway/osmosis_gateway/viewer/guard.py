@@ -1,8 +1,9 @@
 """Checks each request to the viewer, and adds the headers that keep other pages and hosts out.
 
 A web page of another host must not read rollouts. So the Host header has to name this machine (DNS rebinding). A
-request that changes something has to come from the viewer's own pages. No page may be framed or load anything from
-elsewhere.
+request that changes something has to come from the viewer's own pages. A page of another site may link to the viewer,
+and may not load anything from it. No page may be framed or load anything from elsewhere. The requests that are answered
+at once are bounded.
 """
 
 import hmac
@@ -22,6 +23,12 @@ COOKIE = "osmosis_view"
 """The name of a cookie begins with this, and ends with the port. Browsers show a cookie to all ports of a host."""
 SAFE = frozenset(("GET", "HEAD"))
 """Methods that change nothing."""
+MOST_QUERY = 8192
+"""The most bytes of a query. A page repeats its filters in its links."""
+MOST_STREAMS = 64
+"""At most this many pages follow at once. Each needs a look at its rollouts every one to two seconds."""
+MOST_REQUESTS = 64
+"""At most this many other requests are answered at once."""
 HEADERS = {
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; "
     "frame-ancestors 'none'; object-src 'none'",
@@ -47,6 +54,8 @@ class ViewGuard:
         self._tokens = tokens
         self._session = secrets.token_urlsafe(32)
         """The value of the cookie. A restart of the viewer makes a new one."""
+        self._open = {False: 0, True: 0}
+        """The number of requests that are being answered, and that of streams."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -63,19 +72,41 @@ class ViewGuard:
                     headers["cache-control"] = "no-store"
             await send(message)
 
-        answer = self._refusal(scope) or self._unauthenticated(scope)
-        await (self.app if answer is None else answer)(scope, receive, with_headers)
+        streams = scope["path"].endswith("/stream")
+        answer = self._refusal(scope) or self._unauthenticated(scope) or self._busy(streams)
+        if answer is not None:
+            await answer(scope, receive, with_headers)
+            return
+        self._open[streams] += 1
+        try:
+            await self.app(scope, receive, with_headers)
+        finally:
+            self._open[streams] -= 1
+
+    def _busy(self, streams: bool) -> Response | None:
+        """Return 503 if as many requests, or as many streams, are open as may be."""
+        if self._open[streams] < (MOST_STREAMS if streams else MOST_REQUESTS):
+            return None
+        what = f"{MOST_STREAMS} pages follow already; close some" if streams else "too many requests; try again"
+        return PlainTextResponse(f"the viewer is busy: {what}", 503, {"retry-after": "2"})
 
     def _refusal(self, scope: Scope) -> Response | None:
-        """Return 403 for a host name that is not this machine's, and for a change that another page asks for."""
+        """Return 403 for a host name that is not this machine's, and for what another page loads or changes.
+
+        Return 414 for an address that is too long.
+        """
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         if not host or not (is_local_name(host) or _split(host)[0] in self._names):
             return PlainTextResponse(f"Host: {host[:200]!r} is not a name of this viewer", 403)
+        if len(scope["query_string"]) > MOST_QUERY:
+            return PlainTextResponse(f"the query of the address has more than {MOST_QUERY} bytes", 414)
+        own = headers.get("sec-fetch-site", "same-origin") in ("same-origin", "none")
         if scope["method"] not in SAFE:
-            origin = headers.get("origin", "")
-            if urlsplit(origin).netloc != host or headers.get("sec-fetch-site", "same-origin") != "same-origin":
+            if not own or _netloc(headers.get("origin", "")) != host:
                 return PlainTextResponse("only a page of this viewer may change something", 403)
+        elif not own and headers.get("sec-fetch-mode") != "navigate":
+            return PlainTextResponse("a page of another site may link to this viewer, and not load from it", 403)
         return None
 
     def _unauthenticated(self, scope: Scope) -> Response | None:
@@ -83,24 +114,34 @@ class ViewGuard:
         if not self._tokens:
             return None
         headers = Headers(scope=scope)
-        given = headers.get("authorization", "")
         name = f"{COOKIE}_{_split(headers.get('host', ''))[1]}"
         cookie = cookie_parser(headers.get("cookie", "")).get(name, "")
-        if self._tokens.owner(given) is not None or _equal(cookie, self._session):
-            return None
+        known = _equal(cookie, self._session) or self._tokens.owner(headers.get("authorization", "")) is not None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         shown = [text for key, text in query if key == "token"]
-        if scope["method"] in SAFE and any(self._tokens.owner(text) is not None for text in shown):
+        if shown and scope["method"] in SAFE and (known or any(self._tokens.owner(text) is not None for text in shown)):
+            # Also for a caller with a cookie, so that the token is not in the address of the page.
             rest = urlencode([(key, text) for key, text in query if key != "token"])
             path = "/" + str(scope["path"]).lstrip("/\\")  # never //host, which names another host
             answer = RedirectResponse(f"{path}?{rest}" if rest else path, 303)
-            answer.set_cookie(name, self._session, httponly=True, samesite="strict")
+            secure = scope["scheme"] == "https"
+            answer.set_cookie(name, self._session, httponly=True, samesite="strict", secure=secure)
             return answer
+        if known:
+            return None
         return PlainTextResponse("this viewer needs a token: open its address with ?token=...", 401)
 
 
 def _equal(given: str, known: str) -> bool:
     return hmac.compare_digest(given.encode("utf-8", "replace"), known.encode())
+
+
+def _netloc(origin: str) -> str:
+    """Return the host of an Origin header; empty if there is none."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
 
 
 def _split(host: str) -> tuple[str, int]:

@@ -12,6 +12,7 @@ from typing import TypeVar
 from sse_starlette.event import ServerSentEvent
 from sse_starlette.sse import EventSourceResponse
 
+from osmosis_grpc.reading.list_filter import FilterError
 from osmosis_grpc.reading.source_port import SourceError
 
 T = TypeVar("T")
@@ -49,7 +50,7 @@ def stream(
             began = time.monotonic()
             try:
                 found = await look()
-            except SourceError as error:
+            except (SourceError, FilterError) as error:
                 if problem != str(error):
                     problem = str(error)
                     yield ServerSentEvent(problem, event="problem")

@@ -11,11 +11,13 @@ from starlette.responses import Response
 from osmosis_gateway.viewer.live import stream
 from osmosis_gateway.viewer.pages import Pages, is_part
 from osmosis_gateway.viewer.reads import Listed
-from osmosis_grpc.reading.list_filter import ListOptions, options_of, pairs_of
+from osmosis_grpc.reading.list_filter import FilterError, ListOptions, options_of, pairs_of
 from osmosis_grpc.types import RolloutInfo, RolloutState
 
 ROWS = 200
 """A page has this many rollouts unless its address says otherwise."""
+MOST_TEXT = 500
+"""The most characters of the text to search for."""
 OWN = ("q", "page")
 """The parameters of the address that are no filters of `list`: the text to search for, and the page."""
 STATES = ("RUNNING", "QUEUED", "COMPLETED", "FAILED", "CANCELLED", "DEADLINE_EXCEEDED")
@@ -37,7 +39,10 @@ class Asked:
         options = options_of(pair for pair in pairs if pair[0] not in OWN)
         if "limit" not in request.query_params:
             options = replace(options, limit=ROWS)
-        return cls(options, own.get("q", "").strip(), own.get("page", ""))
+        search = own.get("q", "").strip()
+        if len(search) > MOST_TEXT:
+            raise FilterError("q", f"it has {len(search)} characters; search for at most {MOST_TEXT}")
+        return cls(options, search, own.get("page", ""))
 
     def pairs(self) -> list[tuple[str, str]]:
         """Return the filters and the search, without the page."""

@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from osmosis_gateway.viewer.pages import Pages
 from osmosis_gateway.viewer.reads import MOST_ROWS, Recent
+from osmosis_gateway.viewer.rollouts import MOST_TEXT
 from osmosis_gateway.viewer.text_search import MOST_HITS, Hits, search
 from osmosis_grpc.reading.list_filter import FilterError, ListOptions, options_of, pairs_of
 from osmosis_grpc.types import RolloutInfo
@@ -15,8 +16,6 @@ READ = {True: 5_000, False: 50}
 """A search reads at most this many of the newest rollouts: of a folder, of a server."""
 LASTS = 10.0
 """Seconds for which a result is shown again."""
-MOST_TEXT = 500
-"""The most characters of the text to search for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,15 +68,15 @@ def policy_of(turns):
 
 
 @asynccontextmanager
-async def serving(folder, turns=TURNS):
-    """A server with a state folder, where all rollouts have ended."""
+async def serving(folder, turns=TURNS, group_id=f"g{MARKUP}"):
+    """A server with a state folder, where all rollouts of a group have ended."""
     async with AgentServer(
         [Traveller()], port=0, state_dir=folder, security=ServerSecurity(admin_tokens=CANARY)
     ) as server:
         async with CallbackTrainer(policy_of(turns)) as trainer, calling(server) as client:
             for index, name in enumerate(turns):
                 messages = [{"role": "user", "content": f"How is it? {MARKUP}"}]
-                group = Group(f"g{MARKUP}", index, len(turns))
+                group = Group(group_id, index, len(turns))
                 await client.init(
                     rollout_id=name, messages=messages, callback=trainer.callback(), group=group, max_turns=500
                 )

@@ -1,11 +1,15 @@
 """The viewer's guard: hosts, origins, tokens, headers of answers, and texts that are no HTML."""
 
+from contextlib import AsyncExitStack
+
 import httpx
 import pytest
 
-from osmosis_gateway.viewer.app import serve_viewer
+from osmosis_gateway.viewer.app import serve_viewer, viewer_app
+from osmosis_gateway.viewer.guard import MOST_QUERY, MOST_STREAMS
 from osmosis_grpc.reading.folder_source import FolderSource
 from tests.gateway.viewer.conftest import CANARY, MARKUP, TURNS, browsing, calling
+from tests.waiting import until
 
 PATHS = ["/", "/server", "/rollout?id=hostile", "/turn?id=hostile&turn=1", "/rollout?id=none", "/?state=none"]
 PATHS += [f"/group?id=g{MARKUP}", "/curves", f"/curves?group=g{MARKUP}"]
@@ -41,6 +45,79 @@ async def test_a_page_of_another_origin_changes_nothing(following):
     answer = await client.post("/server/drain", headers={"origin": own})
     assert (answer.status_code, answer.headers["location"]) == (303, "/server")
     assert "DRAINING" in (await client.get("/server")).text
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+async def test_a_page_of_another_site_may_link_to_the_viewer_and_not_load_from_it(viewer, site):
+    for path in ("/", "/rollout.json?id=good", "/static/page.js", "/search?text=sunny"):
+        for mode in ("no-cors", "cors", "same-origin", "websocket"):
+            headers = {"sec-fetch-site": site, "sec-fetch-mode": mode}
+            assert (await viewer.get(path, headers=headers)).status_code == 403
+    headers = {"sec-fetch-site": site, "sec-fetch-mode": "navigate"}
+    assert (await viewer.get("/rollout?id=good", headers=headers)).status_code == 200
+    own = {"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}
+    assert (await viewer.get("/rollout.json?id=good", headers=own)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../app.py",
+        "/static/%2e%2e/app.py",
+        "/static/..%2fapp.py",
+        "/static/....//app.py",
+        "/static//etc/passwd",
+        "/static/%2fetc%2fpasswd",
+        "/static/page.js%00.css",
+        "/static/",
+    ],
+)
+async def test_only_the_files_of_the_viewer_are_served(viewer, path):
+    url = httpx.URL(str(viewer.base_url)).copy_with(raw_path=path.encode())
+    answer = await viewer.get(url)
+    assert answer.status_code == 404
+    assert "serve_viewer" not in answer.text
+
+
+async def test_an_address_is_bounded(viewer):
+    assert (await viewer.get("/?agent=" + "a" * MOST_QUERY)).status_code == 414
+    long = await viewer.get("/?q=" + "a" * 501)
+    assert (long.status_code, "search for at most 500" in long.text) == (400, True)
+    once, often = [await viewer.get("/?" + "&".join(["state=failed"] * count)) for count in (1, 600)]
+    assert once.content == often.content
+
+
+async def test_a_wrong_page_or_a_very_long_time_is_named(viewer, following):
+    for client in (viewer, following[1]):
+        for option in ("since", "before", "stalled"):
+            answer = await client.get(f"/?{option}={'9' * 30}d")
+            assert (answer.status_code, "more than 100 years" in answer.text) == (400, True)
+    for page in ("older", "-1", "9" * 40, "\u0661"):
+        answer = await viewer.get("/", params={"page": page})
+        assert (answer.status_code, "is no page of this list" in answer.text) == (400, True)
+        async with viewer.stream("GET", "/stream", params={"page": page}) as stream:
+            lines = stream.aiter_lines()
+            assert await anext(lines) == "event: problem"
+            assert "is no page of this list" in await anext(lines)
+
+
+async def test_streams_are_bounded_and_pages_are_still_shown(following):
+    _, client = following
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=client.base_url, limits=limits, timeout=60, trust_env=False) as browser:
+        async with AsyncExitStack() as stack:
+            for _ in range(MOST_STREAMS):
+                stream = await stack.enter_async_context(browser.stream("GET", "/stream"))
+                assert stream.status_code == 200
+            refused = await browser.get("/stream")
+            assert (refused.status_code, "close some" in refused.text) == (503, True)
+            assert (await browser.get("/")).status_code == 200
+
+        async def is_free():
+            async with browser.stream("GET", "/stream") as stream:
+                return stream.status_code == 200
+
+        await until(is_free)
 
 
 @pytest.mark.parametrize("path", [*PATHS, "/static/page.js", "/static/style.css"])
@@ -89,6 +166,31 @@ async def test_with_a_token_a_browser_gets_a_cookie(folder):
         text = (await client.get("/rollout?id=good")).text
         assert "COMPLETED" in text
         assert TOKEN not in text
+
+
+async def test_a_token_leaves_the_address_also_with_a_cookie_and_no_header_can_be_added(folder):
+    async with browsing(FolderSource(folder), token=TOKEN) as client:
+        assert (await client.get("/", params={"token": TOKEN})).status_code == 303
+        for token in (TOKEN, "old"):  # an address that was opened before
+            answer = await client.get("/", params={"state": "failed", "token": token})
+            assert (answer.status_code, answer.headers["location"]) == (303, "/?state=failed")
+        for path in ("//evil.example", "/%5cevil.example", "/%0d%0aset-cookie:%20a=b", "/a%0d%0alocation:%20b"):
+            url = httpx.URL(str(client.base_url)).copy_with(raw_path=f"{path}?token={TOKEN}".encode())
+            answer = await client.get(url)
+            assert answer.status_code == 303
+            assert answer.headers["location"].startswith("/")
+            assert not answer.headers["location"].startswith(("//", "/\\"))
+            assert len(answer.headers.get_list("location")) == len(answer.headers.get_list("set-cookie")) == 1
+
+
+async def test_over_tls_the_cookie_is_sent_over_tls_only(folder):
+    async with FolderSource(folder) as source:
+        for scheme in ("http", "https"):
+            transport = httpx.ASGITransport(viewer_app(source, token=TOKEN))
+            async with httpx.AsyncClient(transport=transport, base_url=f"{scheme}://127.0.0.1") as client:
+                cookie = (await client.get("/", params={"token": TOKEN})).headers["set-cookie"]
+            assert "SameSite=strict" in cookie
+            assert ("Secure" in cookie) == (scheme == "https")
 
 
 async def test_two_viewers_on_one_host_have_cookies_of_their_own(folder):

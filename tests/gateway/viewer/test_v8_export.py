@@ -9,7 +9,7 @@ import pytest
 from osmosis_gateway.viewer import export
 from osmosis_grpc.reading.folder_source import FolderSource
 from osmosis_grpc.reading.list_filter import FilterError, ListOptions
-from tests.gateway.viewer.conftest import CANARY, MARKUP, TURNS
+from tests.gateway.viewer.conftest import CANARY, MARKUP, TURNS, source_of
 
 EVERY = ListOptions(limit=0)
 BAD = ListOptions(limit=0, states=("failed",))
@@ -123,3 +123,21 @@ async def test_v8_what_cannot_be_written_is_named_and_nothing_is_changed(write, 
     with pytest.raises(FileExistsError, match="is there already"):
         await write(kept, how=how)
     assert kept.read_text() == "kept"
+
+
+async def test_v8_a_link_with_the_name_of_the_unfinished_file_is_not_followed(write, tmp_path):
+    kept = tmp_path / "kept"
+    kept.write_text("kept")
+    (tmp_path / ".out.html.new").symlink_to(kept)
+    await write(tmp_path / "out.html", BAD, export.write_file)
+    assert kept.read_text() == "kept"
+    assert not (tmp_path / "out.html").is_symlink()
+
+
+async def test_v8_the_export_of_a_server_has_no_token(following, tmp_path):
+    server, _ = following
+    async with source_of(server) as source:
+        await export.write_folder(source, tmp_path / "out", EVERY, print)
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert len(files) > len(TURNS)
+    assert all(CANARY.encode() not in path.read_bytes() for path in files)

@@ -58,24 +58,70 @@ function setPaused(wanted) {
 }
 pause.addEventListener("click", () => setPaused(!paused));
 
+// A browser has at most six connections to a host. A hidden tab closes its stream, so that a seventh tab can be opened.
+class Stream {
+  #listeners = [];
+  #source = null;
+  #turn = () => { if (document.hidden) this.#source?.close(); else this.#connect(); };
+
+  constructor(url) {
+    this.url = url;
+    document.addEventListener("visibilitychange", this.#turn);
+    if (!document.hidden) this.#connect();
+  }
+
+  #connect() {
+    this.#source?.close();
+    this.#source = new EventSource(this.url);
+    this.#source.onopen = (event) => this.onopen?.(event);
+    this.#source.onerror = (event) => {
+      if (this.readyState === EventSource.CLOSED) this.close();  // htmx makes a new stream
+      this.onerror?.(event);
+    };
+    for (const [name, listener] of this.#listeners) this.#source.addEventListener(name, listener);
+  }
+
+  get readyState() { return this.#source?.readyState ?? EventSource.CONNECTING; }
+
+  addEventListener(name, listener) {
+    this.#listeners.push([name, listener]);
+    this.#source?.addEventListener(name, listener);
+  }
+
+  removeEventListener(name, listener) {
+    this.#listeners = this.#listeners.filter((each) => each[0] !== name || each[1] !== listener);
+    this.#source?.removeEventListener(name, listener);
+  }
+
+  close() {
+    document.removeEventListener("visibilitychange", this.#turn);
+    this.#source?.close();
+  }
+}
+if (window.htmx) window.htmx.createEventSource = (url) => new Stream(url);
+
 document.addEventListener("htmx:sseBeforeMessage", (event) => {
   if (!paused) return;
   event.preventDefault();
   waiting += 1;
   say();
 });
+const heard = new WeakSet();  // a stream is opened again after an error
 document.addEventListener("htmx:sseOpen", (event) => {
   const source = event.detail.source;
+  one("problem").textContent = "";
+  if (heard.has(source)) return;
+  heard.add(source);
   source.addEventListener("problem", (message) => { one("problem").textContent = message.data; });
   source.addEventListener("missed", (message) => {
     one("missed").textContent = `${message.data} updates skipped: this browser was slow`;
   });
   source.addEventListener("ended", () => { source.close(); pause.hidden = true; });
-  one("problem").textContent = "";
 });
 document.addEventListener("htmx:sseError", () => {
   one("problem").textContent = "the viewer does not answer; this page connects again by itself";
 });
+document.addEventListener("htmx:sendError", () => { one("problem").textContent = "the viewer does not answer"; });
 document.addEventListener("htmx:responseError", (event) => {
   one("problem").textContent = event.detail.xhr.responseText.replace(/<[^>]*>/g, " ").trim().slice(0, 300);
 });
@@ -84,7 +130,7 @@ document.addEventListener("htmx:responseError", (event) => {
 async function copy(button) {
   const from = button.dataset.copyFrom;
   const text = from ? await (await fetch(from)).text() : button.dataset.copy;
-  const label = button.textContent;
+  const label = button.dataset.label ??= button.textContent;  // a second click finds the text "Copied"
   try {
     await navigator.clipboard.writeText(text);
     button.textContent = "Copied";

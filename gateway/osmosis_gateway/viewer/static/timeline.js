@@ -6,22 +6,28 @@ import { choose } from "./page.js";
 const timeline = document.getElementById("timeline");
 const NEAR = "1200px";   // a window this near to the view is loaded
 const FAR = 3000;        // a window this far from the view is emptied
+const AGAIN = 2000;      // a load that failed begins again after this many milliseconds, if the window is still near
 
 function filled(part) {
   return part.querySelector("details.turn") !== null;
 }
 
-async function load(part) {
-  if (filled(part) || part.dataset.loading) return;
-  part.dataset.loading = "1";
+// Loads a window. Resolves when it has its turns, also if its load had begun before.
+const loads = new WeakMap();
+function load(part) {
+  if (filled(part)) return Promise.resolve();
+  if (!loads.has(part)) loads.set(part, request(part).finally(() => { loads.delete(part); sweep(); }));
+  return loads.get(part);
+}
+
+async function request(part) {
   const address = `${timeline.dataset.turns}&first=${part.dataset.first}`;
   try {
-    await window.htmx.ajax("GET", address, { target: part, swap: "innerHTML" });
-    part.style.minHeight = "";
-  } finally {
-    delete part.dataset.loading;
-    sweep();
-  }
+    // Without a source, htmx takes the body, and drops the load of a window while it loads two others.
+    await window.htmx.ajax("GET", address, { source: part, target: part, swap: "innerHTML" });
+  } catch { /* page.js says what is wrong */ }
+  if (filled(part)) part.style.minHeight = "";
+  else setTimeout(() => { near.unobserve(part); near.observe(part); }, AGAIN);
 }
 
 function empty(part) {
@@ -62,7 +68,9 @@ async function follow() {
   if (!wanted) return;
   const part = [...timeline.children].find((each) => each.dataset.names.split(" ").includes(wanted));
   if (!part) return;
+  const asked = location.hash;
   await load(part);
+  if (location.hash !== asked) return;
   const turn = [...part.querySelectorAll("details.turn")].find((each) => each.dataset.name === wanted);
   if (!turn) return;
   turn.open = true;

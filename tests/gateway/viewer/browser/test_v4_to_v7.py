@@ -5,10 +5,18 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.gateway.viewer.browser.conftest import CANARY
+from tests.gateway.viewer.browser.conftest import CANARY, apart
+from tests.gateway.viewer.browser.live import run as run_rollouts
+from tests.gateway.viewer.browser.readable import check_readable
 from tests.processes import run
 
 pytestmark = pytest.mark.browser
+
+PATHS = ("", "server", "throughput", "curves", "search?text=sum", "throughput.json", "rollout?id=secretive")
+PATHS += ("rollout.json?id=secretive", "turn?id=secretive&turn=1", "turn.json?id=secretive&turn=1")
+PATHS += ("messages.json?id=secretive", "rollout/turns?id=secretive", "rollout/tokens?id=secretive")
+PATHS += ("rollout/tokens.json?id=secretive",)
+"""Pages and data that show a rollout of the followed server, or the server."""
 
 
 def test_v4_a_group_of_8_rollouts_with_32_turns(browse, large):
@@ -28,6 +36,7 @@ def test_v4_a_group_without_variance_has_a_badge(browse, demo, group, badges):
 def test_v4_the_first_turn_that_differs_is_marked(browse, demo):
     page = browse(f"{demo}group?id={_group(browse(demo), 'mixed')}")
     expect(page.locator("table.beside tr.differs")).to_have_count(1)
+    expect(page.locator("table.beside tr.differs")).to_have_text(re.compile(r"^\s*2"))  # another city is looked up
     page.locator(".facts a.inline").click()
     expect(page.locator("#differs")).to_be_in_viewport()
 
@@ -70,9 +79,15 @@ def test_v7_the_server_shows_its_limits_and_no_secret_and_can_drain(browse, foll
     address, url = followed
     page = browse(f"{url}server")
     expect(page.locator("main")).to_contain_text("SERVING")
-    for path in ("", "server", "throughput", "curves", "throughput.json", "rollout.json?id=first"):
-        assert CANARY not in page.request.get(url + path).text()
+    expect(page.locator("main")).to_contain_text("calculator")
+    apart(run_rollouts(address, "secretive"))
+    for path in PATHS:
+        answer = page.request.get(url + path)
+        assert answer.ok, path
+        assert CANARY not in answer.text()
+        assert CANARY not in str(answer.headers)
     page.get_by_text("Drain this server").click()
+    check_readable(page)
     page.get_by_role("button", name="Drain now").click()
     expect(page.locator("main")).to_contain_text("DRAINING")
     undone = run("-m", "osmosis_grpc", "ctl", "drain", "--undo", "--server", address, "--token", CANARY)

@@ -8,6 +8,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from playwright.sync_api import expect
 
+from osmosis_grpc.cli.view_demo import write_demo
+from tests.gateway.viewer.browser.readable import check_readable
 from tests.processes import run
 
 pytestmark = pytest.mark.browser
@@ -21,11 +23,11 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory):
+def exported(tmp_path_factory, written):
     """A folder with the export `site/of/out` and the file one.html, and its address at a web server."""
-    folder = tmp_path_factory.mktemp("exported")
+    folder, demo = tmp_path_factory.mktemp("exported"), str(written("demo", write_demo))
     for arguments in (("site/of/out",), ("one.html", "--single-file")):
-        done = run("-m", "osmosis_grpc", "view", "--demo", "--export", *arguments, cwd=folder)
+        done = run("-m", "osmosis_grpc", "view", demo, "--export", *arguments, cwd=folder)
         assert done.returncode == 0, done.stderr
     with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder)) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -42,6 +44,7 @@ def test_v8_a_folder_opens_from_a_web_server_in_a_subfolder(browse, exported):
     page.locator('[data-id^="demo-failing-1 "] th a').click()
     page.wait_for_url(re.compile("rollout-demo-failing-1.*#failed"))
     expect(page.locator("details.turn[open] .call", has_text="population")).to_be_visible()
+    check_readable(page)
     page.keyboard.press("g")
     page.wait_for_url(f"{address}site/of/out/index.html")
     page.locator('a[href^="group-demo-equal"]').first.click()
@@ -58,3 +61,4 @@ def test_v8_a_single_file_needs_no_server(browse, exported):
     expect(page.locator("h1:visible")).to_have_text("demo-failing-4")
     page.get_by_role("link", name="All rollouts").click()
     expect(page.locator(".rollouts tbody tr:visible")).to_have_count(12)
+    check_readable(page)
