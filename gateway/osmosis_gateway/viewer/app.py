@@ -18,6 +18,7 @@ from osmosis_gateway.viewer import (
     curves_page,
     group_page,
     rollouts,
+    runs_page,
     search_page,
     server_page,
     throughput_page,
@@ -45,6 +46,7 @@ PAGES = (
     token_page,
     throughput_page,
     search_page,
+    runs_page,
 )
 """The modules of the pages. Each has a function router(pages)."""
 

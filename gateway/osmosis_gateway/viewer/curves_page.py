@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from osmosis_gateway.viewer.calls import Calls, Key, read_all
 from osmosis_gateway.viewer.curves import Cell, Step, histogram, steps_of
 from osmosis_gateway.viewer.pages import Pages
 from osmosis_gateway.viewer.rollouts import ROWS
@@ -21,15 +22,36 @@ CURVES: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("pass_rate", "pass rate", {}),
     ("turns", "turns", {}),
     ("tokens", "tokens of replies", {}),
+    ("truncated", "truncated", {}),
+    ("tool_errors", "tool calls that raised", {}),
     ("tool_failures", "failed by a tool", {"reason": FailureReason.TOOL_EXCEPTION.lower()}),
     ("out_of_time", "out of time", {"state": RolloutState.DEADLINE_EXCEEDED.lower()}),
 )
 """The fields of a step that have a curve, their names for people, and the filter of the rollouts that they count."""
+RATES = ("pass_rate", "truncated", "tool_errors", "tool_failures", "out_of_time")
+"""The fields that are parts of one."""
+READ = {True: 400, False: 40}
+"""The calls of at most this many rollouts are read for the curves: of a folder, of a server."""
+KEPT = 1_000
+"""The calls of at most this many rollouts are in memory."""
 
 
 def router(pages: Pages) -> APIRouter:
     """Return the routes of the page."""
     routes = APIRouter()
+    known: dict[Key, Calls] = {}
+
+    async def with_calls(steps: list[Step]) -> list[Step]:
+        """Return the steps with the rates that need calls. The calls of known rollouts are not read again."""
+        if not steps:
+            return steps
+        most = max(1, READ[pages.reads.is_folder] // len(steps))
+        rows = [info for step in steps for info in step.sample(most)]
+        calls = await pages.reads.run(lambda source: read_all(source, rows, known))
+        if len(known) > KEPT:
+            known.clear()
+        known.update(calls)
+        return [step.with_calls(calls) for step in steps]
 
     @routes.get("/curves")
     async def show(request: Request) -> Response:
@@ -45,7 +67,7 @@ def router(pages: Pages) -> APIRouter:
         if passing is math.inf or math.isnan(passing):
             raise FilterError("pass", f"{own['pass']!r} is not a reward; name one, for example 0.5")
         found = await pages.reads.newest(options)
-        steps = steps_of(found.rows, int(count), passing)
+        steps = await with_calls(steps_of(found.rows, int(count), passing))
         usual = replace(options, limit=ROWS)
 
         def link(step: Step | None, cell: Cell | None = None, **more: str) -> str:
@@ -64,6 +86,7 @@ def router(pages: Pages) -> APIRouter:
             steps=steps,
             bins=histogram(steps),
             curves=CURVES,
+            rates=RATES,
             drawn={name: [getattr(step, name) for step in steps] for name, _, _ in CURVES},
             links=[link(step) for step in steps],
             link=link,

@@ -15,6 +15,7 @@ from starlette.responses import HTMLResponse
 from osmosis_gateway.viewer.reads import Reads
 from osmosis_grpc import __version__
 from osmosis_grpc.policies.token_texts import TokenTexts
+from osmosis_grpc.reading.folder_source import FolderSource
 from osmosis_grpc.reading.phrases import span
 from osmosis_grpc.types import RolloutState
 from osmosis_grpc.types.outcome import printable
@@ -72,6 +73,7 @@ class Pages:
             "command": self.command,
             "most_chars": MOST_CHARS,
             "whole": whole,
+            "has_runs": isinstance(reads.source, FolderSource) and (reads.source.folder / "run.json").exists(),
         }
 
     def text(self, template: str, **values: Any) -> str:

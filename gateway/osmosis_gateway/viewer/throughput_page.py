@@ -8,13 +8,13 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from osmosis_gateway.viewer.calls import Calls, Key, read_all
 from osmosis_gateway.viewer.live import stream
 from osmosis_gateway.viewer.pages import Pages
 from osmosis_gateway.viewer.reads import MOST_ROWS, SEARCHED, Recent
-from osmosis_gateway.viewer.throughput import Calls, Throughput, read_calls, throughput
+from osmosis_gateway.viewer.throughput import Throughput, throughput
 from osmosis_grpc.reading.list_filter import ListOptions, options_of, pairs_of
 from osmosis_grpc.reading.server_source import ServerSource
-from osmosis_grpc.reading.source_port import Source
 from osmosis_grpc.types import RolloutInfo
 from osmosis_grpc.types.rollout_info import Capacity
 
@@ -39,7 +39,7 @@ class Found:
     stopped: bool
     cut: bool
     """Whether older rollouts were left out."""
-    calls: dict[tuple[str, int], Calls]
+    calls: dict[Key, Calls]
     lasts: float
     """Seconds for which the values are shown again."""
 
@@ -67,7 +67,7 @@ def router(pages: Pages) -> APIRouter:
                 break
         settled = [info for info in rows if info.end_time is not None and not info.undelivered]
         calls = await reads.run(
-            lambda source: _calls(source, settled[: TIMED[reads.is_folder]], before.calls if before else {})
+            lambda source: read_all(source, settled[: TIMED[reads.is_folder]], before.calls if before else {})
         )
         capacity = (await source.server_info()).capacity if isinstance(source, ServerSource) else None
         values = throughput(rows, calls, listed.now)
@@ -125,15 +125,3 @@ def _options(request: Request) -> ListOptions:
     """Return the filters of an address. They are those of `list`. Raises FilterError."""
     options = options_of(request.query_params.multi_items())
     return options if "limit" in request.query_params else replace(options, limit=0)
-
-
-async def _calls(
-    source: Source, rows: list[RolloutInfo], before: dict[tuple[str, int], Calls]
-) -> dict[tuple[str, int], Calls]:
-    """Return the calls of rollouts by id and attempt. Those in `before` are not read again."""
-    found = {}
-    for info in rows:
-        key = info.rollout_id, info.attempt
-        known = before.get(key)
-        found[key] = await read_calls(source, info) if known is None else known
-    return found

@@ -2,7 +2,8 @@
 
 import pytest
 
-from osmosis_gateway.viewer.throughput import MOST_POINTS, Calls, Spread, throughput
+from osmosis_gateway.viewer.calls import Calls
+from osmosis_gateway.viewer.throughput import MOST_POINTS, Spread, throughput
 from osmosis_grpc.reading.folder_source import FolderSource
 from osmosis_grpc.types import RolloutInfo, RolloutState
 from osmosis_grpc.types.rollout_info import Activity

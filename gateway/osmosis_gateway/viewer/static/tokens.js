@@ -15,14 +15,25 @@ const SCALES = {         // the highest class whose limit the value reaches
   difference: { limits: [0.001, 0.01, 0.05, 0.2, 1, Infinity], names: ["±0.001", "±0.01", "±0.05", "±0.2", "±1", "more"] },
 };
 
-const about = await (await fetch(grid.dataset.about)).json();
 const windows = new Map();
-const drifts = about.segments.filter((each) => each.drift !== null)
-  .map((each) => ({ ...each, at: Math.min(each.start + each.drift, each.start + each.tokens - 1) }));
-const driftAt = new Map(drifts.map((each) => [each.at, each]));
-const begins = new Set(about.segments.slice(1).map((each) => each.start));
-const replies = about.runs.filter((run) => run[1] === "reply");
-const turned = new Set(replies.filter((run, at) => at && replies[at - 1][3] !== run[3]).map((run) => run[0]));
+let about, drifts, driftAt, begins, turned;
+
+async function learn() {
+  about = await (await fetch(grid.dataset.about)).json();
+  drifts = about.segments.filter((each) => each.drift !== null)
+    .map((each) => ({ ...each, at: Math.min(each.start + each.drift, each.start + each.tokens - 1) }));
+  driftAt = new Map(drifts.map((each) => [each.at, each]));
+  begins = new Set(about.segments.slice(1).map((each) => each.start));
+  const replies = about.runs.filter((run) => run[1] === "reply");
+  turned = new Set(replies.filter((run, at) => at && replies[at - 1][3] !== run[3]).map((run) => run[0]));
+}
+
+// A page that began without tokens has no grid. It is loaded again when there are some.
+if (!grid) {
+  document.addEventListener("htmx:sseMessage", () => { if (document.querySelector(".segments")) location.reload(); });
+  await new Promise(() => {});
+}
+await learn();
 const drawn = new Map();  // the rows in the page, by number
 let columns = 1, chosen = 0;
 
@@ -187,6 +198,19 @@ function choose(index, middle = false) {
   scrolled();
   mark();
 }
+
+// -- live updates --------------------------------------------------------------------------------------------------
+// The server says that there are new tokens. Known windows stay, but for the last one, which may have grown.
+async function grown() {
+  const before = about.tokens, atEnd = grid.scrollTop + grid.clientHeight > rows.offsetHeight - 2 * HIGH;
+  await learn();
+  for (const number of [...windows.keys()]) if (number >= Math.floor(before / about.window) || about.tokens < before) windows.delete(number);
+  plot.destroy();
+  plot = strip();
+  draw();
+  if (atEnd && about.tokens > before && before * HIGH > columns * grid.clientHeight) grid.scrollTop = rows.offsetHeight;
+}
+if (grid.dataset.live) document.addEventListener("htmx:sseMessage", (event) => { if (event.detail.type === "head") grown(); });
 
 function legend() {
   const parts = SCALES[colour.value].names.map((name, number) => {
