@@ -111,7 +111,7 @@ def runs_beside(folder: Path) -> list[Run]:
     """Return the runs in the folder that has this run, the newest first. Without a run.json, there are none."""
     if not RunFolder.exists(folder):
         return []
-    found = []
+    found: list[Run] = []
     for path in sorted(folder.absolute().parent.iterdir(), reverse=True):
         if path.is_dir() and RunFolder.exists(path) and len(found) < MOST_RUNS:
             try:

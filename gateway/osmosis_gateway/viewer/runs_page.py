@@ -1,4 +1,4 @@
-"""The page of runs: the runs of test and eval beside the one that the viewer shows, and two to four of them compared."""
+"""The page of runs: the runs of test and eval beside the shown one, and two to four of them compared."""
 
 from pathlib import Path
 

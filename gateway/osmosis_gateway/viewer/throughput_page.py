@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from osmosis_gateway.viewer.calls import Calls, Key, read_all
 from osmosis_gateway.viewer.live import stream
+from osmosis_gateway.viewer.metrics import Numbers
 from osmosis_gateway.viewer.pages import Pages
 from osmosis_gateway.viewer.reads import MOST_ROWS, SEARCHED, Recent
 from osmosis_gateway.viewer.throughput import Throughput, throughput
@@ -39,6 +40,10 @@ class Found:
     stopped: bool
     cut: bool
     """Whether older rollouts were left out."""
+    numbers: Numbers | None
+    """The metrics of the server; None without any."""
+    problem: str
+    """Why the metrics cannot be read."""
     calls: dict[Key, Calls]
     lasts: float
     """Seconds for which the values are shown again."""
@@ -71,12 +76,15 @@ def router(pages: Pages) -> APIRouter:
         )
         capacity = (await source.server_info()).capacity if isinstance(source, ServerSource) else None
         values = throughput(rows, calls, listed.now)
+        numbers, problem = await pages.numbers()
         found = Found(
             values,
             capacity,
             listed.now,
             listed.stopped,
             bool(token),
+            numbers,
+            problem,
             calls,
             max(PAUSE, (time.monotonic() - began) / SHARE),
         )
@@ -89,6 +97,7 @@ def router(pages: Pages) -> APIRouter:
             "found": found,
             "values": found.values,
             "capacity": found.capacity,
+            "numbers": found.numbers,
             "query": urlencode(filters),
             "filters": filters,
             "at": "throughput",
@@ -103,7 +112,8 @@ def router(pages: Pages) -> APIRouter:
     async def data(request: Request) -> Response:
         found = await read(_options(request))
         capacity = None if found.capacity is None else asdict(found.capacity)
-        return JSONResponse({"now": found.now, "capacity": capacity, **asdict(found.values)})
+        numbers = None if found.numbers is None else asdict(found.numbers)
+        return JSONResponse({"now": found.now, "capacity": capacity, "metrics": numbers, **asdict(found.values)})
 
     @routes.get("/throughput/stream")
     async def follow(request: Request) -> Response:
