@@ -70,7 +70,7 @@ def router(pages: Pages) -> APIRouter:
         steps = await with_calls(steps_of(found.rows, int(count), passing))
         usual = replace(options, limit=ROWS)
 
-        def link(step: Step | None, cell: Cell | None = None, **more: str) -> str:
+        def link(step: Step | None, cell: Cell | None = None, path: str = "/", **more: str) -> str:
             """Return the address of the rollouts of a step, or of all steps, with the rewards of a cell."""
             first, last = (step, step) if step is not None else (steps[0], steps[-1])
             exact = {"since": f"@{first.begin:.3f}", "before": f"@{last.end:.3f}"}
@@ -78,7 +78,7 @@ def router(pages: Pages) -> APIRouter:
                 exact |= {"min-reward": f"{cell.low!r}", "max-reward": f"{cell.high!r}"}
             exact |= more
             kept = [pair for pair in pairs_of(usual) if pair[0] not in (*exact, "limit")]
-            return "/?" + urlencode([*kept, *exact.items()])
+            return f"{path}?" + urlencode([*kept, *exact.items()])
 
         return pages.page(
             "curves.html",

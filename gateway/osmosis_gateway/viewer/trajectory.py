@@ -12,13 +12,14 @@ from fastapi import APIRouter, HTTPException, Request
 from starlette.responses import JSONResponse, Response
 
 from osmosis_gateway.viewer import turns
-from osmosis_gateway.viewer.annotations import remarks_of
+from osmosis_gateway.viewer.annotations import fate_of, remarks_of
+from osmosis_gateway.viewer.images import image as find_image
+from osmosis_gateway.viewer.images import parts_of
 from osmosis_gateway.viewer.live import stream
 from osmosis_gateway.viewer.pages import Pages, is_part
 from osmosis_gateway.viewer.reads import Loaded
 from osmosis_grpc.reading.event_text import failure_text, one_line
 from osmosis_grpc.reading.history import MAIN, ChatName
-from osmosis_grpc.reading.message_text import text_of
 from osmosis_grpc.reading.rollout_record import rollout_record, turn_record
 
 WINDOW = 50
@@ -56,7 +57,7 @@ def router(pages: Pages) -> APIRouter:
             "key": {"id": info.rollout_id, "attempt": info.attempt},
             "at": "",
             "body_of": lambda row: _body(loaded, (row.sample, row.number)),
-            "text_of": text_of,
+            "parts_of": parts_of,
         }
 
     def head(loaded: Loaded) -> dict[str, Any]:
@@ -70,6 +71,7 @@ def router(pages: Pages) -> APIRouter:
             "total": history.times(loaded.end, outcome).total,
             "tools": list(turns.tool_uses(loaded)),
             "samples": history.samples(outcome),
+            "fate": fate_of(history),
             "failure_text": failure_text,
             "one_line": one_line,
         }
@@ -107,6 +109,16 @@ def router(pages: Pages) -> APIRouter:
         body = _body(loaded, (sample, turn))
         template = "turn_body.html" if is_part(request) else "turn.html"
         return pages.page(template, **common(loaded), body=body)
+
+    @routes.get("/rollout/image")
+    async def show_image(id: str, image: str, attempt: int = 0) -> Response:  # noqa: A002
+        loaded = await pages.reads.rollout(id, attempt)
+        samples = loaded.history.samples(loaded.info.outcome).values()
+        others = (message.get("content") for sample in samples for message in sample.messages)
+        found = find_image(loaded.history, others, image)
+        if found is None:
+            raise HTTPException(404, f"rollout {id} has no such image")
+        return Response(found[0], media_type=found[1])
 
     @routes.get("/turn.json")
     async def turn_json(id: str, turn: int, attempt: int = 0, sample: str = MAIN) -> Response:  # noqa: A002
