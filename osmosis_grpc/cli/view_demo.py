@@ -87,7 +87,7 @@ class Model:
         await asyncio.sleep(0.04 + 0.02 * int(index))
         self.replies += 1
         calls = {
-            1: ("search", {"query": "Lisbon", "pages": 1 + int(index)}, "I do not know the city, so I search first."),
+            1: ("search", {"query": "Lisbon", "pages": 3}, "I do not know the city, so I search first."),
             2: ("population", {"city": city}, f"The pages may be old. The tool has the number of {city}."),
         }
         if request.chat_number in calls:
@@ -101,7 +101,7 @@ class Model:
         made = answer(request, reply, tokens=24 + 8 * int(index), version=version)
         if request.rollout_id == CUT and request.chat_number not in calls:
             made = replace(made, finish_reason="length")
-        if request.rollout_id != DRIFTING or request.chat_number == 1 or made.prompt_ids is None:
+        if (request.rollout_id, request.chat_number) != (DRIFTING, 2) or made.prompt_ids is None:
             return made
         changed = made.prompt_ids.copy()
         changed[20] += 1

@@ -17,6 +17,8 @@ from osmosis_grpc.types import FailureReason, RolloutState
 OWN = {"steps": "20", "pass": "1"}
 """The parameters of the address that are no filters of `list`, and their defaults."""
 MOST_STEPS = 40
+FULL = 4
+"""Unless the address says how many steps there are, a step has at least this many rollouts."""
 CURVES: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("mean_reward", "mean reward", {}),
     ("pass_rate", "pass rate", {}),
@@ -67,6 +69,9 @@ def router(pages: Pages) -> APIRouter:
         if passing is math.inf or math.isnan(passing):
             raise FilterError("pass", f"{own['pass']!r} is not a reward; name one, for example 0.5")
         found = await pages.reads.newest(options)
+        if "steps" not in request.query_params:
+            count = max(1.0, min(count, len(found.rows) // FULL))
+            own["steps"] = f"{count:.0f}"
         steps = await with_calls(steps_of(found.rows, int(count), passing))
         usual = replace(options, limit=ROWS)
 

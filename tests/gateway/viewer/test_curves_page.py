@@ -2,6 +2,7 @@
 
 import asyncio
 import html
+import json
 import re
 
 import pytest
@@ -82,7 +83,7 @@ async def test_v5_bins_keep_the_filters_of_the_address(viewer):
 async def test_v5_the_curves_have_the_values_of_the_rows(viewer):
     text = (await viewer.get("/curves?steps=4&pass=0.5")).text
     values = {
-        title: [float(each) for each in html.unescape(data).strip("[]").split(",")]
+        title: json.loads(html.unescape(data))
         for data, title in re.findall(r'data-values="([^"]+)" data-title="([^"]+)"', text)
     }
     assert values["turns"] == [1.0] * 4

@@ -228,12 +228,13 @@ function strip() {
   const style = getComputedStyle(document.documentElement), shade = (name) => style.getPropertyValue(name).trim();
   const axis = { stroke: shade("--soft"), grid: { stroke: shade("--rule"), width: 1 }, ticks: { show: false } };
   const line = (label, name) => ({ label, stroke: shade(name), width: 1, points: { show: about.tokens <= 400, size: 4 }, spanGaps: false });
-  const given = [mean.map((_, number) => number * step), lowest, mean, ...(entropy ? [entropy] : [])];
-  const series = [{}, line("lowest logprob", "--tools"), line("mean logprob", "--model")];
+  const several = step > 1;  // of a single token, the lowest is the mean
+  const given = [mean.map((_, number) => number * step), ...(several ? [lowest] : []), mean, ...(entropy ? [entropy] : [])];
+  const series = [{}, ...(several ? [line("lowest logprob", "--tools")] : []), line("mean logprob", "--model")];
   if (entropy) series.push(line("mean entropy", "--agent"));
   const plot = new window.uPlot({
     width: box.clientWidth, height: 110, series, legend: { show: false }, scales: { x: { time: false } },
-    axes: [{ ...axis, size: 24 }, { ...axis, size: 44 }], cursor: { y: false, drag: { x: false, y: false } },
+    axes: [{ ...axis, size: 24 }, { ...axis, size: 44, space: 22 }], cursor: { y: false, drag: { x: false, y: false } },
   }, given, box);
   plot.over.addEventListener("click", () => choose(Math.round(plot.posToVal(plot.cursor.left, "x")), true));
   return plot;
