@@ -16,6 +16,7 @@ from osmosis_gateway.http_server import HttpServer
 from osmosis_gateway.viewer import (
     annotations,
     curves_page,
+    findings_page,
     group_page,
     rollouts,
     runs_page,
@@ -39,6 +40,7 @@ from osmosis_grpc.reading.source_port import Source, SourceError
 STATIC = Path(__file__).parent / "static"
 PAGES = (
     rollouts,
+    findings_page,
     trajectory,
     server_page,
     group_page,

@@ -7,7 +7,6 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from osmosis_gateway.viewer.calls import Calls, Key, read_all
 from osmosis_gateway.viewer.curves import Cell, Step, histogram, steps_of
 from osmosis_gateway.viewer.pages import Pages
 from osmosis_gateway.viewer.rollouts import ROWS
@@ -34,25 +33,19 @@ RATES = ("pass_rate", "truncated", "tool_errors", "tool_failures", "out_of_time"
 """The fields that are parts of one."""
 READ = {True: 400, False: 40}
 """The calls of at most this many rollouts are read for the curves: of a folder, of a server."""
-KEPT = 1_000
-"""The calls of at most this many rollouts are in memory."""
 
 
 def router(pages: Pages) -> APIRouter:
     """Return the routes of the page."""
     routes = APIRouter()
-    known: dict[Key, Calls] = {}
 
     async def with_calls(steps: list[Step]) -> list[Step]:
-        """Return the steps with the rates that need calls. The calls of known rollouts are not read again."""
+        """Return the steps with the rates that need calls."""
         if not steps:
             return steps
         most = max(1, READ[pages.reads.is_folder] // len(steps))
         rows = [info for step in steps for info in step.sample(most)]
-        calls = await pages.reads.run(lambda source: read_all(source, rows, known))
-        if len(known) > KEPT:
-            known.clear()
-        known.update(calls)
+        calls = await pages.reads.calls(rows)
         return [step.with_calls(calls) for step in steps]
 
     @routes.get("/curves")

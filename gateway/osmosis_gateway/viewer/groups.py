@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from osmosis_gateway.viewer.turns import WIDTH, Bar, brief
+from osmosis_gateway.viewer.turns import WIDTH, Bar, calls_of
 from osmosis_grpc.reading.history import MAIN, Chat, History
 from osmosis_grpc.reading.message_text import mapping, mappings, reasoning_of, text_of
 from osmosis_grpc.reading.source_port import Source
@@ -252,9 +252,7 @@ def _turn(chat: Chat) -> Turn:
     text = text_of(reasoning_of(reply)[1]) if reply is not None else ""
     if reply is None:
         text = chat.failures[-1].message if chat.failures else ""
-    calls = mappings(reply.get("tool_calls")) if reply is not None else []
-    functions = [mapping(call.get("function")) for call in calls]
-    tools = tuple((str(each.get("name")), brief(each.get("arguments"))[:LINE_CHARS]) for each in functions)
+    tools = tuple((name, given[:LINE_CHARS]) for name, given in calls_of(reply or {}))
     value = None if reply is None else _value(reply)
     return Turn(chat.asked.sample, chat.asked.chat_number, text[:LINE_CHARS], tools, value)
 

@@ -83,8 +83,8 @@ def throughput(rows: Sequence[RolloutInfo], calls: Mapping[Key, Calls], now: flo
         spreads += [Spread.of(kind, agent, times) for kind, times in kinds.items() if times]
     tools: dict[str, list[float]] = {}
     for each in calls.values():
-        for name, seconds in each.tools:
-            tools.setdefault(name, []).append(seconds)
+        for tool in each.tools:
+            tools.setdefault(tool.name, []).append(tool.seconds)
     by_time = sorted(tools.items(), key=lambda item: -sum(item[1]))
     return Throughput(
         rollouts=len(rows),

@@ -8,7 +8,6 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from osmosis_gateway.viewer.calls import Calls, Key, read_all
 from osmosis_gateway.viewer.live import stream
 from osmosis_gateway.viewer.metrics import Numbers
 from osmosis_gateway.viewer.pages import Pages
@@ -44,7 +43,6 @@ class Found:
     """The metrics of the server; None without any."""
     problem: str
     """Why the metrics cannot be read."""
-    calls: dict[Key, Calls]
     lasts: float
     """Seconds for which the values are shown again."""
 
@@ -61,7 +59,6 @@ def router(pages: Pages) -> APIRouter:
         if known is not None:
             return known
         began = time.monotonic()
-        before = recent.get(options, lambda it: float("inf"))
         rows: list[RolloutInfo] = []
         token, most = "", options.limit or SEARCHED[reads.is_folder]
         while True:
@@ -71,9 +68,7 @@ def router(pages: Pages) -> APIRouter:
             if not token or len(rows) >= most:
                 break
         settled = [info for info in rows if info.end_time is not None and not info.undelivered]
-        calls = await reads.run(
-            lambda source: read_all(source, settled[: TIMED[reads.is_folder]], before.calls if before else {})
-        )
+        calls = await reads.calls(settled[: TIMED[reads.is_folder]])
         capacity = (await source.server_info()).capacity if isinstance(source, ServerSource) else None
         values = throughput(rows, calls, listed.now)
         numbers, problem = await pages.numbers()
@@ -85,7 +80,6 @@ def router(pages: Pages) -> APIRouter:
             bool(token),
             numbers,
             problem,
-            calls,
             max(PAUSE, (time.monotonic() - began) / SHARE),
         )
         recent.put(options, found)

@@ -20,10 +20,13 @@ from osmosis_gateway.viewer.pages import Pages, is_part
 from osmosis_gateway.viewer.reads import Loaded
 from osmosis_grpc.reading.event_text import failure_text, one_line
 from osmosis_grpc.reading.history import MAIN, ChatName
+from osmosis_grpc.reading.message_text import mapping
 from osmosis_grpc.reading.rollout_record import rollout_record, turn_record
 
 WINDOW = 50
 """A window has this many turns."""
+MOST_MESSAGES = 200
+"""The page of one turn shows at most this many messages of its prompt."""
 SHORT = 12
 """The turns of a rollout with at most this many are open from the start."""
 
@@ -58,6 +61,7 @@ def router(pages: Pages) -> APIRouter:
             "at": "",
             "body_of": lambda row: _body(loaded, (row.sample, row.number)),
             "parts_of": parts_of,
+            "alone": False,
         }
 
     def head(loaded: Loaded) -> dict[str, Any]:
@@ -107,8 +111,12 @@ def router(pages: Pages) -> APIRouter:
     ) -> Response:
         loaded = await pages.reads.rollout(id, attempt)
         body = _body(loaded, (sample, turn))
-        template = "turn_body.html" if is_part(request) else "turn.html"
-        return pages.page(template, **common(loaded), body=body)
+        if is_part(request):
+            return pages.page("turn_body.html", **common(loaded), body=body)
+        _, tools = await pages.reads.run(lambda source: source.request(loaded.info.rollout_id, loaded.info.attempt))
+        names = [str(mapping(each.get("function")).get("name")) for each in tools]
+        prompt = {"most_messages": MOST_MESSAGES, "calls_of": turns.calls_of, "tools": names}
+        return pages.page("turn.html", **common(loaded) | {"alone": True}, body=body, **prompt)
 
     @routes.get("/rollout/image")
     async def show_image(id: str, image: str, attempt: int = 0) -> Response:  # noqa: A002

@@ -188,6 +188,12 @@ def brief(arguments: Any) -> str:
     return ", ".join(f"{name}={text}" for name, text in given)
 
 
+def calls_of(message: Message) -> list[tuple[str, str]]:
+    """Return the tool calls of a message: their names and their arguments as in brief()."""
+    functions = (mapping(call.get("function")) for call in mappings(message.get("tool_calls")))
+    return [(str(each.get("name")), brief(each.get("arguments"))) for each in functions]
+
+
 def _bars(loaded: Loaded, chat: Chat, tools: Sequence[ToolCall]) -> Iterator[Bar]:
     """Yield the chat and its tools, at their places in the time of the rollout."""
     spans = [("model", chat.began, chat.ended or loaded.end)]

@@ -9,6 +9,7 @@ from osmosis_grpc.evaluate import RunFolder
 from osmosis_grpc.reading.folder_source import FolderSource
 from tests.gateway.viewer.conftest import MARKUP, browsing
 
+NONE = "\N{EN DASH}"
 INPUTS = {"dataset": {"file": "sha256:1"}, "model": {"model": "one"}}
 
 
@@ -66,7 +67,7 @@ async def test_v5_three_runs_are_compared_with_the_first_one(runs):
         ["0", "0", "1", "1", "1"],
         ["1", "1", "1", "0", "1"],
         ["2", "0", "1", "1", "1"],
-        ["3", "0", "0", "–", ""],
+        ["3", "0", "0", NONE, ""],
     ]
     assert re.search(r"<b>0\.25</b>.*<b>0\.75</b>.*\+0\.5", text)
     assert "model" in text[text.index("other inputs than A") :]

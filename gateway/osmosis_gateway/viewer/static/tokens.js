@@ -268,6 +268,7 @@ colour.addEventListener("change", () => { legend(); draw(); });
 function follow() {
   const given = new URLSearchParams(location.hash.slice(1));
   if (given.has("token")) choose(Number(given.get("token")) || 0, true);
+  if (given.has("drift") && drifts.length) choose(drifts[0].at, true);
   const turn = Number(given.get("turn"));
   const run = turn && about.runs.find((each) => each[2] === turn);
   if (run) choose(run[0], true);
