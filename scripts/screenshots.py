@@ -28,13 +28,13 @@ MOST_BYTES = 200_000
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 CALCULATOR = "osmosis_grpc.testing.calculator:agent_loop"
 PICTURES = {
-    "viewer-rollouts": ("", "light"),
-    "viewer-rollout": ("rollout?id=demo-failing-1", "light"),
-    "viewer-group": ("group?id=demo-mixed", "light"),
-    "viewer-batch": ("batch", "dark"),
-    "viewer-tokens": ("rollout/tokens?id=demo-mixed-1#token=56", "light"),
+    "viewer-rollouts": ("", "light", 540),
+    "viewer-rollout": ("rollout?id=demo-failing-1", "light", 620),
+    "viewer-group": ("group?id=demo-mixed", "light", 480),
+    "viewer-batch": ("batch", "dark", 720),
+    "viewer-tokens": ("rollout/tokens?id=demo-mixed-1#token=56", "light", 640),
 }
-"""The pictures of the documentation: pages of `view --demo`, and their themes."""
+"""The pictures of the documentation: pages of `view --demo`, their themes, and their heights in pixels."""
 MODES = {"light": ("light", 1280), "dark": ("dark", 1280), "phone": ("light", 390)}
 PAGES = {
     "demo": {
@@ -130,8 +130,8 @@ def runs(folder: Path) -> Iterator[str]:
 def pictures(folder: Path) -> int:
     """Write the pictures of the documentation. Returns 1 if one is too large."""
     with chromium() as browser, viewing("--demo") as address:
-        for name, (page, mode) in PICTURES.items():
-            shoot(browser, address + page, mode, folder / f"{name}.png", 620)
+        for name, (page, mode, height) in PICTURES.items():
+            shoot(browser, address + page, mode, folder / f"{name}.png", height)
     large = [name for name in PICTURES if (folder / f"{name}.png").stat().st_size > MOST_BYTES]
     for name in large:
         print(f"{name}.png has more than {MOST_BYTES // 1000} KB", file=sys.stderr)
