@@ -62,6 +62,7 @@ def router(pages: Pages) -> APIRouter:
             "body_of": lambda row: _body(loaded, (row.sample, row.number)),
             "parts_of": parts_of,
             "alone": False,
+            "one_line": one_line,
         }
 
     def head(loaded: Loaded) -> dict[str, Any]:
@@ -77,7 +78,6 @@ def router(pages: Pages) -> APIRouter:
             "samples": history.samples(outcome),
             "fate": fate_of(history),
             "failure_text": failure_text,
-            "one_line": one_line,
         }
 
     @routes.get("/rollout")

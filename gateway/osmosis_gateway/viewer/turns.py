@@ -9,7 +9,7 @@ from osmosis_gateway.viewer.images import Part, parts_of
 from osmosis_gateway.viewer.reads import Loaded
 from osmosis_grpc.reading.history import MAIN, Chat, ChatName, History, ToolCall, by_tool, sampled
 from osmosis_grpc.reading.message_text import mapping, mappings, reasoning_of, text_of
-from osmosis_grpc.types import Message, Sample
+from osmosis_grpc.types import Message, Sample, events
 
 WIDTH = 1000
 """The bar of a rollout's time has this many units."""
@@ -86,6 +86,8 @@ class TurnBody:
     reasoning: str
     content: str
     calls: tuple[Call, ...]
+    logged: tuple[events.Logged, ...]
+    """What the agent logged after this chat, if it named the sample."""
     about: Mapping[str, Any]
     """Parameters, usage and other facts for people."""
 
@@ -248,6 +250,7 @@ def body_of(loaded: Loaded, name: ChatName) -> TurnBody | None:
         reasoning=thought,
         content=text_of(content),
         calls=tuple(_calls(loaded, chat, tools, samples)),
+        logged=tuple(event for event in history.logged if (event.sample or MAIN, event.chat_number) == name),
         about=about,
     )
 

@@ -8,7 +8,7 @@ from osmosis_grpc.reading.folder_source import FolderSource
 from tests.gateway.viewer.conftest import CANARY, MARKUP, TURNS, browsing, calling
 
 PATHS = ["/", "/server", "/rollout?id=hostile", "/turn?id=hostile&turn=1", "/rollout?id=none", "/?state=none"]
-PATHS += [f"/group?id=g{MARKUP}", "/curves", f"/curves?group=g{MARKUP}"]
+PATHS += [f"/group?id=g{MARKUP}", "/curves", f"/curves?group=g{MARKUP}", "/findings", "/batch", "/throughput", "/runs"]
 TOKEN = "a-secret-token"
 
 
