@@ -1,7 +1,8 @@
 """The page of curves: a reward histogram of each step with links to its rollouts, and rates over the steps."""
 
 import math
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request
@@ -10,8 +11,8 @@ from starlette.responses import Response
 from osmosis_gateway.viewer.curves import Cell, Step, histogram, steps_of
 from osmosis_gateway.viewer.pages import Pages
 from osmosis_gateway.viewer.rollouts import ROWS
-from osmosis_grpc.reading.list_filter import FilterError, options_of, pairs_of
-from osmosis_grpc.types import FailureReason, RolloutState
+from osmosis_grpc.reading.list_filter import FilterError, ListOptions, options_of, pairs_of
+from osmosis_grpc.types import FailureReason, RolloutInfo, RolloutState
 
 OWN = {"steps": "20", "pass": "1"}
 """The parameters of the address that are no filters of `list`, and their defaults."""
@@ -23,12 +24,15 @@ CURVES: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("pass_rate", "pass rate", {}),
     ("turns", "turns", {}),
     ("tokens", "tokens of replies", {}),
-    ("truncated", "truncated", {}),
-    ("tool_errors", "tool calls that raised", {}),
     ("tool_failures", "failed by a tool", {"reason": FailureReason.TOOL_EXCEPTION.lower()}),
     ("out_of_time", "out of time", {"state": RolloutState.DEADLINE_EXCEEDED.lower()}),
 )
 """The fields of a step that have a curve, their names for people, and the filter of the rollouts that they count."""
+CALL_CURVES: tuple[tuple[str, str, dict[str, str]], ...] = (
+    ("truncated", "truncated", {}),
+    ("tool_errors", "tool calls that raised", {}),
+)
+"""The same for the fields that need the calls of rollouts. The page loads them later."""
 RATES = ("pass_rate", "truncated", "tool_errors", "tool_failures", "out_of_time")
 """The fields that are parts of one."""
 READ = {True: 400, False: 40}
@@ -50,22 +54,10 @@ def router(pages: Pages) -> APIRouter:
 
     @routes.get("/curves")
     async def show(request: Request) -> Response:
-        pairs = list(request.query_params.multi_items())
-        own = OWN | {name: text for name, text in pairs if name in OWN and text}
-        options = options_of(pair for pair in pairs if pair[0] not in OWN)
-        if "limit" not in request.query_params:
-            options = replace(options, limit=0)
-        passing = _number("pass", own["pass"])
-        count = _number("steps", own["steps"])
-        if not (count.is_integer() and 1 <= count <= MOST_STEPS):
-            raise FilterError("steps", f"{own['steps']!r} is not a number of steps; name one from 1 to {MOST_STEPS}")
-        if passing is math.inf or math.isnan(passing):
-            raise FilterError("pass", f"{own['pass']!r} is not a reward; name one, for example 0.5")
+        asked = _Asked.of(request)
+        options, own = asked.options, asked.own
         found = await pages.reads.newest(options)
-        if "steps" not in request.query_params:
-            count = max(1.0, min(count, len(found.rows) // FULL))
-            own["steps"] = f"{count:.0f}"
-        steps = await with_calls(steps_of(found.rows, int(count), passing))
+        steps = asked.steps_of(found.rows)
         usual = replace(options, limit=ROWS)
 
         def link(step: Step | None, cell: Cell | None = None, path: str = "/", **more: str) -> str:
@@ -86,6 +78,7 @@ def router(pages: Pages) -> APIRouter:
             curves=CURVES,
             rates=RATES,
             drawn={name: [getattr(step, name) for step in steps] for name, _, _ in CURVES},
+            query=urlencode([*pairs_of(options), *own.items()]),
             links=[link(step) for step in steps],
             link=link,
             own=own,
@@ -93,7 +86,50 @@ def router(pages: Pages) -> APIRouter:
             at="curves",
         )
 
+    @routes.get("/curves/calls")
+    async def show_calls(request: Request) -> Response:
+        asked = _Asked.of(request)
+        found = await pages.reads.newest(asked.options)
+        steps = await with_calls(asked.steps_of(found.rows))
+        drawn = {name: [getattr(step, name) for step in steps] for name, _, _ in CALL_CURVES}
+        read = sum(step.read for step in steps)
+        return pages.page("curves_calls.html", curves=CALL_CURVES, drawn=drawn, rates=RATES, read=read)
+
     return routes
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What the address of the page asks for."""
+
+    options: ListOptions
+    own: dict[str, str]
+    passing: float
+    steps: int | None
+    """None if the address does not say how many steps there are."""
+
+    @classmethod
+    def of(cls, request: Request) -> "_Asked":
+        """Return what an address asks for. Raises FilterError."""
+        pairs = list(request.query_params.multi_items())
+        own = OWN | {name: text for name, text in pairs if name in OWN and text}
+        options = options_of(pair for pair in pairs if pair[0] not in OWN)
+        if "limit" not in request.query_params:
+            options = replace(options, limit=0)
+        passing = _number("pass", own["pass"])
+        count = _number("steps", own["steps"])
+        if not (count.is_integer() and 1 <= count <= MOST_STEPS):
+            raise FilterError("steps", f"{own['steps']!r} is not a number of steps; name one from 1 to {MOST_STEPS}")
+        if passing is math.inf or math.isnan(passing):
+            raise FilterError("pass", f"{own['pass']!r} is not a reward; name one, for example 0.5")
+        return cls(options, own, passing, int(count) if "steps" in request.query_params else None)
+
+    def steps_of(self, rows: Sequence[RolloutInfo]) -> list[Step]:
+        """Divide rollouts into steps."""
+        if self.steps is None:
+            self.steps = max(1, min(int(OWN["steps"]), len(rows) // FULL))
+            self.own["steps"] = f"{self.steps}"
+        return steps_of(rows, self.steps, self.passing)
 
 
 def _number(name: str, text: str) -> float:
