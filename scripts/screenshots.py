@@ -32,7 +32,7 @@ PICTURES = {
     "viewer-rollout": ("rollout?id=demo-failing-1", "light", 620),
     "viewer-group": ("group?id=demo-mixed", "light", 480),
     "viewer-batch": ("batch", "dark", 720),
-    "viewer-tokens": ("rollout/tokens?id=demo-mixed-1#token=56", "light", 640),
+    "viewer-tokens": ("rollout/tokens?id=demo-mixed-1#drift", "light", 640),
 }
 """The pictures of the documentation: pages of `view --demo`, their themes, and their heights in pixels."""
 MODES = {"light": ("light", 1280), "dark": ("dark", 1280), "phone": ("light", 390)}
@@ -44,7 +44,7 @@ PAGES = {
         "picture": "rollout?id=demo-equal-1",
         "failed": "rollout?id=demo-failing-1#failed",
         "turn": "turn?id=demo-mixed-1&turn=2",
-        "tokens": "rollout/tokens?id=demo-mixed-1#token=56",
+        "tokens": "rollout/tokens?id=demo-mixed-1#drift",
         "group": "group?id=demo-mixed",
         "no-variance": "group?id=demo-equal",
         "batch": "batch",

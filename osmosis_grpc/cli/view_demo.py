@@ -29,6 +29,7 @@ from osmosis_grpc.types import (
     RolloutOutcome,
     RolloutRequest,
     SegmentAnnotation,
+    TokenBlock,
 )
 
 POPULATIONS = {"Lisbon": 545_000, "Oslo": 709_000}
@@ -101,11 +102,18 @@ class Model:
         made = answer(request, reply, tokens=24 + 8 * int(index), version=version)
         if request.rollout_id == CUT and request.chat_number not in calls:
             made = replace(made, finish_reason="length")
-        if (request.rollout_id, request.chat_number) != (DRIFTING, 2) or made.prompt_ids is None:
-            return made
-        changed = made.prompt_ids.copy()
-        changed[20] += 1
-        return replace(made, prompt_ids=changed)
+        return drifting(made, request.chat_number) if request.rollout_id == DRIFTING else made
+
+
+def drifting(made: ChatResponse, chat: int) -> ChatResponse:
+    """Return a reply with other tokens. The prompt of the second chat has 99 in place of the second token, 11."""
+    assert made.tokens is not None
+    assert made.tokens.logprobs is not None
+    replies = [list(range(first, first + len(made.tokens.ids))) for first in (10, 50, 90)]
+    prompts = [[1, 2, 3], [1, 2, 3, 10, 99, *replies[0][2:], 20]]
+    prompts.append([*prompts[1], *replies[1], 30])
+    tokens = TokenBlock.of(replies[chat - 1], list(made.tokens.logprobs))
+    return replace(made, usage=None, prompt_ids=TokenBlock.of(prompts[chat - 1]).ids, tokens=tokens)
 
 
 def question(group: str) -> list[Message]:

@@ -135,5 +135,5 @@ def test_the_demo_has_what_a_first_look_is_for(tmp_path):
         finally:
             process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
-    assert [segment["drift"] for segment in segments["segments"]] == [None, 20]
+    assert [segment["drift"] for segment in segments["segments"]] == [None, 4]
     assert list(tmp_path.iterdir()) == []
