@@ -11,7 +11,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-adapters test-browser test-trainers test-model learn check lint collect sim sim-ablations faults bench plots generate docs site image clients bench-viewer compat-newest clean
+.PHONY: help venv demo test test-slow test-adapters test-browser test-trainers test-model learn check lint collect sim sim-ablations faults bench plots generate docs site image clients bench-viewer screenshots compat-newest clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -116,6 +116,9 @@ site: .venv/.dev ## Build docs/ as a site into build/site; a warning is an error
 
 image: .venv/.dev ## Make proto/image.binpb from proto/: the contract that `make check` protects (with each release)
 	$(BIN)/buf build --exclude-source-info -o proto/image.binpb
+
+screenshots: .venv/.browser ## Take the pictures of the viewer; OUT=FOLDER takes every page
+	$(BIN)/python -m scripts.screenshots $(if $(OUT),--all $(OUT))
 
 bench-viewer: .venv/.browser ## Measure the pages of the viewer in Chromium
 	$(BIN)/python -m benchmarks.viewer

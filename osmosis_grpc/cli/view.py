@@ -42,6 +42,8 @@ class ViewOptions:
     port: int | None
     token: str | None
     token_file: str | None
+    metrics: str | None
+    """Where the server has its page /metrics."""
     tokenizer: str | None
     """The folder of a model, or a file tokenizer.json. Without one, tokens are shown as ids."""
     open: bool
@@ -67,7 +69,8 @@ def run_view(options: ViewOptions, source: SourceOptions, *, json: bool) -> int:
         try:
             if options.export is not None:
                 return asyncio.run(_export(opened, options.export, options, out))
-            return asyncio.run(_view(app, opened, options, token, {"words": _words(chosen), "texts": texts}, out))
+            shown_with = {"words": _words(chosen), "texts": texts, "metrics": _metrics(options, chosen)}
+            return asyncio.run(_view(app, opened, options, token, shown_with, out))
         except FilterError as error:
             usage_error("view", f"--{error.option}: {error}")
         except (SourceError, ValueError) as error:
@@ -125,6 +128,19 @@ async def _view(
             await asyncio.to_thread(webbrowser.open, _address(http.address, options.rollout, token, options.listed))
         await stop.wait()
     return 0
+
+
+def _metrics(options: ViewOptions, source: SourceOptions) -> Any:
+    """Return the metrics of --metrics; None without it. A wrong address ends the command."""
+    if options.metrics is None:
+        return None
+    if source.server is None:
+        usage_error("view", "--metrics needs --follow HOST:PORT: a folder has no metrics")
+    try:
+        token = Path(source.token_file).read_text().strip() if source.token_file else ""
+        return importlib.import_module("osmosis_gateway.viewer.metrics").scraped(options.metrics, token, source.ca)
+    except (ValueError, OSError) as error:
+        usage_error("view", f"--metrics: {error}")
 
 
 def _texts(tokenizer: str | None) -> TokenTexts | None:

@@ -1,20 +1,36 @@
 """Runs rollouts that show what the viewer has: failures, groups with and without variance, a slow tool, token drift.
 
 `python -m osmosis_grpc.cli.view_demo FOLDER` writes them to a state folder. An agent server and a trainer with a
-scripted model run in this process, over a real socket.
+scripted model run in this process, over a real socket. The trainer annotates the groups as a training step would.
 """
 
 import asyncio
+import base64
 import json
+import statistics
+import struct
 import sys
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext, RolloutResult
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.tools import tool
 from osmosis_grpc.trainer import Trainer
-from osmosis_grpc.types import ChatRequest, ChatResponse, Group, RolloutRequest, TokenBlock
+from osmosis_grpc.types import (
+    Annotation,
+    ChatRequest,
+    ChatResponse,
+    Group,
+    Message,
+    RolloutOutcome,
+    RolloutRequest,
+    SegmentAnnotation,
+    TokenBlock,
+)
 
 POPULATIONS = {"Lisbon": 545_000, "Oslo": 709_000}
 CITIES = {
@@ -26,6 +42,12 @@ CITIES = {
 QUESTION = "How many people live in Lisbon?"
 DRIFTING = "demo-mixed-1"
 """In this rollout, the prompt of the second chat changes a token of the first reply."""
+CUT = "demo-failing-4"
+"""The last reply of this rollout is cut by a limit of tokens."""
+CONCURRENT = 6
+"""So many rollouts run at once. The others wait in the queue."""
+NEW_WEIGHTS = 14
+"""After so many replies, the model has the weights of the next step."""
 
 
 @tool
@@ -35,10 +57,10 @@ async def population(city: str) -> int:
 
 
 @tool
-async def search(query: str) -> str:
-    """Searches slowly."""
-    await asyncio.sleep(0.4)
-    return f"pages about {query}"
+async def search(query: str, pages: int) -> str:
+    """Searches slowly: a page takes 0.1 s."""
+    await asyncio.sleep(0.1 * pages)
+    return f"{pages} pages about {query}: it is a city by the sea, and has a tower, a castle and trams."
 
 
 class Geographer(RolloutAgentLoop):
@@ -50,33 +72,99 @@ class Geographer(RolloutAgentLoop):
     async def run(self, ctx: RolloutContext) -> RolloutResult:
         messages = await ctx.tool_loop(ctx.request.messages)
         found = int(str(messages[-1]["content"]).removeprefix("People: "))  # raises without a number
+        ctx.log_event("found", number=found)
         return ctx.complete(messages, reward=float(found == POPULATIONS["Lisbon"]))
 
 
-async def policy(request: ChatRequest) -> ChatResponse:
-    """Search, look up the city of the rollout, and answer with the number that the tool returned."""
-    await asyncio.sleep(0.05)
-    _, group, index = request.rollout_id.split("-")
-    city = CITIES[group][int(index) - 1]
-    calls = {1: ("search", {"query": "Lisbon"}), 2: ("population", {"city": city})}
-    if request.chat_number in calls:
-        name, arguments = calls[request.chat_number]
-        call = {
-            "id": f"call-{request.chat_number}",
-            "type": "function",
-            "function": {"name": name, "arguments": json.dumps(arguments)},
+class Model:
+    """A scripted model: search, look up the city of the rollout, and answer with the number that the tool returned."""
+
+    def __init__(self) -> None:
+        self.replies = 0
+
+    async def __call__(self, request: ChatRequest) -> ChatResponse:
+        _, group, index = request.rollout_id.split("-")
+        city = CITIES[group][int(index) - 1]
+        await asyncio.sleep(0.04 + 0.02 * int(index))
+        self.replies += 1
+        calls = {
+            1: ("search", {"query": "Lisbon", "pages": 3}, "I do not know the city, so I search first."),
+            2: ("population", {"city": city}, f"The pages may be old. The tool has the number of {city}."),
         }
-        reply = {"role": "assistant", "content": "", "reasoning_content": f"I use {name}.", "tool_calls": [call]}
-    else:
-        reply = {"role": "assistant", "content": f"People: {request.messages[-1]['content']}"}
-    if request.rollout_id != DRIFTING:
-        return answer(request, reply, version="v1")
-    prompt = {1: [1, 2, 3], 2: [1, 2, 3, 10, 99, 12, 20]}.get(
-        request.chat_number, [1, 2, 3, 10, 99, 12, 20, 10, 11, 12, 30]
-    )
-    return ChatResponse(
-        message=reply, prompt_ids=TokenBlock.of(prompt).ids, tokens=TokenBlock.of([10, 11, 12], [-0.05, -1.5, -0.2])
-    )
+        if request.chat_number in calls:
+            name, arguments, thought = calls[request.chat_number]
+            function = {"name": name, "arguments": json.dumps(arguments)}
+            call = {"id": f"call-{request.chat_number}", "type": "function", "function": function}
+            reply = {"role": "assistant", "content": "", "reasoning_content": thought, "tool_calls": [call]}
+        else:
+            reply = {"role": "assistant", "content": f"People: {request.messages[-1]['content']}"}
+        version = "7" if self.replies <= NEW_WEIGHTS else "8"
+        made = answer(request, reply, tokens=24 + 8 * int(index), version=version)
+        if request.rollout_id == CUT and request.chat_number not in calls:
+            made = replace(made, finish_reason="length")
+        return drifting(made, request.chat_number) if request.rollout_id == DRIFTING else made
+
+
+def drifting(made: ChatResponse, chat: int) -> ChatResponse:
+    """Return a reply with other tokens. The prompt of the second chat has 99 in place of the second token, 11."""
+    assert made.tokens is not None
+    assert made.tokens.logprobs is not None
+    replies = [list(range(first, first + len(made.tokens.ids))) for first in (10, 50, 90)]
+    prompts = [[1, 2, 3], [1, 2, 3, 10, 99, *replies[0][2:], 20]]
+    prompts.append([*prompts[1], *replies[1], 30])
+    tokens = TokenBlock.of(replies[chat - 1], list(made.tokens.logprobs))
+    return replace(made, usage=None, prompt_ids=TokenBlock.of(prompts[chat - 1]).ids, tokens=tokens)
+
+
+def question(group: str) -> list[Message]:
+    """Return the messages of a group's rollouts. One group has a picture."""
+    if group != "equal":
+        return [{"role": "user", "content": QUESTION}]
+    picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(flag()).decode()}"}}
+    return [{"role": "user", "content": [{"type": "text", "text": f"This is its flag. {QUESTION}"}, picture]}]
+
+
+def flag() -> bytes:
+    """Return a picture in the format PNG: the flag of Lisbon, eight wedges in black and white."""
+    width, height = 96, 64
+    rows = []
+    for y in range(height):
+        row = bytearray([0])
+        for x in range(width):
+            across, down = x - width / 2 + 0.5, (y - height / 2 + 0.5) * width / height
+            wedge = (across > 0) ^ (down > 0) ^ (abs(across) > abs(down))
+            row += bytes([250, 250, 250] if wedge else [30, 30, 34])
+        rows.append(bytes(row))
+    parts = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)), (b"IDAT", zlib.compress(b"".join(rows)))]
+    chunks = [
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in [*parts, (b"IEND", b"")]
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+async def annotate(trainer: Trainer, outcomes: Sequence[RolloutOutcome]) -> None:
+    """Store what a training step does with a group: its advantages, or why the group is dropped."""
+    rewards = [outcome.reward for outcome in outcomes if outcome.reward is not None]
+    spread = statistics.pstdev(rewards)
+    step = Annotation(id="step-9", author="demo-trainer", weight_step="9")
+    for outcome in outcomes:
+        if outcome.reward is None:
+            continue
+        if not spread:
+            why = "all rewards of its group are equal"
+            await trainer.annotate(outcome, replace(step, trained=False, dropped_reason=why))
+            continue
+        segments = tuple(
+            SegmentAnnotation(
+                index=at,
+                logprobs=segment.logprobs - 0.02 * (segment.logprobs**2),
+                entropies=abs(segment.logprobs) * 0.8 + 0.1,
+            )
+            for at, segment in enumerate(outcome.samples["main"].segments)
+        )
+        advantage = (outcome.reward - statistics.fmean(rewards)) / spread
+        await trainer.annotate(outcome, replace(step, trained=True, advantage=advantage, segments=segments))
 
 
 async def write_demo(folder: Path) -> None:
@@ -84,18 +172,22 @@ async def write_demo(folder: Path) -> None:
     requests = [
         RolloutRequest(
             rollout_id=f"demo-{name}-{index + 1}",
-            messages=[{"role": "user", "content": QUESTION}],
+            messages=question(name),
             group=Group(f"demo-{name}", index, len(cities)),
         )
         for name, cities in CITIES.items()
         for index in range(len(cities))
     ]
+    config = ServerConfig(max_concurrent=CONCURRENT, max_queued=len(requests))
+    outcomes = {}
     async with (
-        AgentServer([Geographer()], port=0, state_dir=folder) as server,
-        Trainer([server.address], policy) as trainer,
+        AgentServer([Geographer()], port=0, state_dir=folder, config=config) as server,
+        Trainer([server.address], Model()) as trainer,
     ):
-        async for _ in trainer.run(requests):
-            pass
+        async for outcome in trainer.run(requests):
+            outcomes[outcome.rollout_id] = outcome
+        for name, cities in CITIES.items():
+            await annotate(trainer, [outcomes[f"demo-{name}-{index + 1}"] for index in range(len(cities))])
 
 
 if __name__ == "__main__":

@@ -102,6 +102,8 @@ class History:
     annotated: list[events.Annotated] = field(default_factory=list)
     last: ChatName | None = None
     """The chat of the newest chat or tool event."""
+    delivery: events.Delivered | None = None
+    """How the delivery ended; None before that."""
     cancel_reason: str = ""
     """The reason that the newest cancel gave."""
     earlier: list[Times] = field(default_factory=list)
@@ -149,7 +151,7 @@ class History:
             case events.Ended():
                 self.before_end = before
             case events.Delivered():
-                self.delivered = event.time
+                self.delivered, self.delivery = event.time, kind
             case events.CancelAsked():
                 self.cancel_reason = kind.reason
             case events.Annotated():

@@ -90,7 +90,7 @@ async def run_process(
         if options.metrics_port is not None:
             addresses["metrics"] = await _metrics(stack, server, options.host, options.metrics_port)
         if options.view:
-            addresses["view"] = await _view(stack, options, security)
+            addresses["view"] = await _view(stack, server, options, security)
         if not (security.authenticates or is_loopback(options.host)):
             log.warning(
                 "every caller that reaches %s may start rollouts; require a credential with --token-file or "
@@ -246,12 +246,15 @@ async def _metrics(stack: AsyncExitStack, server: AgentServer, host: str, port: 
     return str(http.address)
 
 
-async def _view(stack: AsyncExitStack, options: "RolloutServerSettings", security: ServerSecurity) -> str:
+async def _view(
+    stack: AsyncExitStack, server: AgentServer, options: "RolloutServerSettings", security: ServerSecurity
+) -> str:
     """Serve the viewer over the state folder and return the address. Raises NotStarted naming the option."""
+    metrics = importlib.import_module("osmosis_gateway.viewer.metrics").metrics_of(server)
     serve_viewer = importlib.import_module("osmosis_gateway.viewer.app").serve_viewer
     state = _state_dir(options)
     assert state is not None  # the command has checked it
-    given = {"host": options.host, "token": security.admin_tokens, "tls": security.tls}
+    given = {"host": options.host, "token": security.admin_tokens, "tls": security.tls, "metrics": metrics}
     words = f"--state-dir {shlex.quote(str(state))}"
     ports = [options.view_port] if "view_port" in options.model_fields_set else [options.view_port, 0]
     for port in ports:

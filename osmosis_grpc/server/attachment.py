@@ -82,6 +82,10 @@ class Attachment:
         self.attachment_id = attachment_id
         self.owner = owner
         self.tenant = Tenant(away_since=engine.context.system.time())
+        self.address, self.version = "", ""
+        """The address and the version of the trainer on its newest stream."""
+        self.since = 0.0
+        """When this stream began, in Unix seconds."""
         self.dropped = 0
         """The number of chat replies that were dropped, because they came too late."""
         self._engine = engine

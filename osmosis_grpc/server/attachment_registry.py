@@ -133,6 +133,8 @@ class Attachments:
             grace.cancel()
         try:
             attachment.take(stream, hello, granted=granted)
+            attachment.address, attachment.version = address, clip(hello.version, 64)
+            attachment.since = self._engine.context.system.time()
             self.grant()
             log.info("a trainer attached", extra={**trainer, "version": clip(hello.version, 64)})
             problem = await stream.run(attachment.handlers)

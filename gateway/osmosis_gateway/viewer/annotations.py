@@ -5,7 +5,7 @@ journal for the moment of the write.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, HTTPException, Request
@@ -15,6 +15,7 @@ from osmosis_gateway.viewer.pages import Pages
 from osmosis_gateway.viewer.reads import Loaded
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.reading.annotator import open_annotator
+from osmosis_grpc.reading.history import History
 from osmosis_grpc.reading.source_port import Source
 from osmosis_grpc.types import Annotation
 
@@ -30,6 +31,29 @@ class Remark:
     time: float
     labels: tuple[str, ...]
     note: str
+
+
+class Fate(NamedTuple):
+    """What the trainer did with a rollout. The newest annotation with a value counts."""
+
+    trained: bool | None
+    weight_step: str
+    dropped: str
+    advantage: float | None
+    reward: float | None
+    """The corrected reward of the rollout."""
+
+
+def fate_of(history: History) -> Fate:
+    """Return what the annotations of a rollout say about its fate."""
+    notes = [event.annotation for event in reversed(history.annotated)]
+    return Fate(
+        trained=next((note.trained for note in notes if note.trained is not None), None),
+        weight_step=next((note.weight_step for note in notes if note.weight_step), ""),
+        dropped=next((note.dropped_reason for note in notes if note.dropped_reason), ""),
+        advantage=next((note.advantage for note in notes if note.advantage is not None), None),
+        reward=next((note.reward for note in notes if note.reward is not None and not note.sample), None),
+    )
 
 
 def remarks_of(loaded: Loaded) -> dict[str, Any]:

@@ -17,8 +17,10 @@ from osmosis_gateway.http_server import HttpServer
 from osmosis_gateway.viewer import (
     annotations,
     curves_page,
+    findings_page,
     group_page,
     rollouts,
+    runs_page,
     search_page,
     server_page,
     throughput_page,
@@ -26,6 +28,7 @@ from osmosis_gateway.viewer import (
     trajectory,
 )
 from osmosis_gateway.viewer.guard import ViewGuard
+from osmosis_gateway.viewer.metrics import Metrics
 from osmosis_gateway.viewer.pages import Pages
 from osmosis_gateway.viewer.reads import Reads
 from osmosis_grpc.link.bearer_tokens import Tokens
@@ -38,6 +41,7 @@ from osmosis_grpc.reading.source_port import Source, SourceError
 STATIC = Path(__file__).parent / "static"
 PAGES = (
     rollouts,
+    findings_page,
     trajectory,
     server_page,
     group_page,
@@ -46,6 +50,7 @@ PAGES = (
     token_page,
     throughput_page,
     search_page,
+    runs_page,
 )
 """The modules of the pages. Each has a function router(pages)."""
 
@@ -57,20 +62,22 @@ def viewer_app(
     token: str | Tokens = "",
     words: str = "",
     texts: TokenTexts | None = None,
+    metrics: Metrics | None = None,
     whole: bool = False,
 ) -> FastAPI:
     """Return the application over an open source.
 
     `host` is the host that it will be bound to. With a `token`, callers have to show it, or one of several tokens.
     `words` are the options with which the other commands read the same source; pages show them in commands to copy.
-    `texts` decodes tokens; without it, the page of tokens shows ids. With `whole`, a page loads nothing later.
+    `texts` decodes tokens; without it, the page of tokens shows ids. `metrics` are those of the server.
+    With `whole`, a page loads nothing later.
     """
     names = {host} if is_loopback(host) else {host, socket.gethostname()}
     tokens = token if isinstance(token, Tokens) else Tokens(token or ())
     guards = [Middleware(OneBody), Middleware(ViewGuard, names=names, tokens=tokens)]
     app = FastAPI(title="osmosis-grpc view", middleware=guards, docs_url=None, redoc_url=None, openapi_url=None)
     stopping = asyncio.Event()
-    pages = Pages(Reads(source), words, stopping, texts, whole=whole)
+    pages = Pages(Reads(source), words, stopping, texts, metrics, whole=whole)
     app.state.stopping = stopping
     for page in PAGES:
         app.include_router(page.router(pages))
@@ -100,6 +107,7 @@ async def serve_viewer(
     token: str | Tokens = "",
     words: str = "",
     texts: TokenTexts | None = None,
+    metrics: Metrics | None = None,
     tls: ServerTls | None = None,
 ) -> AsyncIterator[HttpServer]:
     """Serve the viewer of an open source, with `tls` over TLS. The other parameters are those of viewer_app.
@@ -110,7 +118,7 @@ async def serve_viewer(
     """
     if not is_loopback(host) and not token:
         raise ValueError(f"--host {host} can be reached from other machines, so it needs a token: --token-file FILE")
-    app = viewer_app(source, host=host, token=token, words=words, texts=texts)
+    app = viewer_app(source, host=host, token=token, words=words, texts=texts, metrics=metrics)
     async with HttpServer(app, host=host, port=port, tls=tls) as http:
         try:
             yield http

@@ -3,9 +3,10 @@
 import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from osmosis_gateway.viewer.calls import Calls, Key
 from osmosis_grpc.types import FailureReason, RolloutInfo, RolloutState
 
 MOST_BINS = 12
@@ -43,7 +44,7 @@ class Step:
     """Unix seconds. The step has the rollouts that were accepted from then on."""
     end: float
     """Unix seconds. The step has the rollouts that were accepted before then."""
-    rollouts: int
+    rows: Sequence[RolloutInfo]
     ended: int
     rewards: tuple[float, ...]
     mean_reward: float | None
@@ -57,6 +58,33 @@ class Step:
     """The part of the ended rollouts that a tool has failed."""
     out_of_time: float | None
     """The part of the ended rollouts that ran out of time."""
+    read: int = 0
+    """The number of its rollouts whose calls were read for the next two."""
+    tool_errors: float | None = None
+    """The part of the tool calls that raised an error."""
+    truncated: float | None = None
+    """The part of the rollouts that a limit of tokens or turns has cut."""
+
+    @property
+    def rollouts(self) -> int:
+        """The number of its rollouts."""
+        return len(self.rows)
+
+    def sample(self, most: int) -> Sequence[RolloutInfo]:
+        """Return at most so many of its ended rollouts, evenly chosen."""
+        ended = [info for info in self.rows if info.end_time is not None]
+        return ended[:: math.ceil(len(ended) / most)] if ended else ()
+
+    def with_calls(self, calls: Mapping[Key, Calls]) -> "Step":
+        """Return the step with the rates that need the calls of its rollouts."""
+        read = [calls[key] for info in self.rows if (key := (info.rollout_id, info.attempt)) in calls]
+        tools = sum(len(each.tools) for each in read)
+        return replace(
+            self,
+            read=len(read),
+            tool_errors=sum(each.raised for each in read) / tools if tools else None,
+            truncated=_mean([each.truncated for each in read]),
+        )
 
 
 def steps_of(rows: Sequence[RolloutInfo], steps: int, passing: float) -> list[Step]:
@@ -87,7 +115,7 @@ def _step(begin: float, end: float, rows: Sequence[RolloutInfo], passing: float)
     return Step(
         begin=begin,
         end=end,
-        rollouts=len(rows),
+        rows=rows,
         ended=len(ended),
         rewards=rewards,
         mean_reward=_mean(rewards),

@@ -1,7 +1,8 @@
 """The page of curves: a reward histogram of each step with links to its rollouts, and rates over the steps."""
 
 import math
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request
@@ -10,12 +11,14 @@ from starlette.responses import Response
 from osmosis_gateway.viewer.curves import Cell, Step, histogram, steps_of
 from osmosis_gateway.viewer.pages import Pages
 from osmosis_gateway.viewer.rollouts import ROWS
-from osmosis_grpc.reading.list_filter import FilterError, options_of, pairs_of
-from osmosis_grpc.types import FailureReason, RolloutState
+from osmosis_grpc.reading.list_filter import FilterError, ListOptions, options_of, pairs_of
+from osmosis_grpc.types import FailureReason, RolloutInfo, RolloutState
 
 OWN = {"steps": "20", "pass": "1"}
 """The parameters of the address that are no filters of `list`, and their defaults."""
 MOST_STEPS = 40
+FULL = 4
+"""Unless the address says how many steps there are, a step has at least this many rollouts."""
 CURVES: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("mean_reward", "mean reward", {}),
     ("pass_rate", "pass rate", {}),
@@ -25,14 +28,89 @@ CURVES: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("out_of_time", "out of time", {"state": RolloutState.DEADLINE_EXCEEDED.lower()}),
 )
 """The fields of a step that have a curve, their names for people, and the filter of the rollouts that they count."""
+CALL_CURVES: tuple[tuple[str, str, dict[str, str]], ...] = (
+    ("truncated", "truncated", {}),
+    ("tool_errors", "tool calls that raised", {}),
+)
+"""The same for the fields that need the calls of rollouts. The page loads them later."""
+RATES = ("pass_rate", "truncated", "tool_errors", "tool_failures", "out_of_time")
+"""The fields that are parts of one."""
+READ = {True: 400, False: 40}
+"""The calls of at most this many rollouts are read for the curves: of a folder, of a server."""
 
 
 def router(pages: Pages) -> APIRouter:
     """Return the routes of the page."""
     routes = APIRouter()
 
+    async def with_calls(steps: list[Step]) -> list[Step]:
+        """Return the steps with the rates that need calls."""
+        if not steps:
+            return steps
+        most = max(1, READ[pages.reads.is_folder] // len(steps))
+        rows = [info for step in steps for info in step.sample(most)]
+        calls = await pages.reads.calls(rows)
+        return [step.with_calls(calls) for step in steps]
+
     @routes.get("/curves")
     async def show(request: Request) -> Response:
+        asked = _Asked.of(request)
+        options, own = asked.options, asked.own
+        found = await pages.reads.newest(options)
+        steps = asked.steps_of(found.rows)
+        usual = replace(options, limit=ROWS)
+
+        def link(step: Step | None, cell: Cell | None = None, path: str = "/", **more: str) -> str:
+            """Return the address of the rollouts of a step, or of all steps, with the rewards of a cell."""
+            first, last = (step, step) if step is not None else (steps[0], steps[-1])
+            exact = {"since": f"@{first.begin:.3f}", "before": f"@{last.end:.3f}"}
+            if cell is not None:
+                exact |= {"min-reward": f"{cell.low!r}", "max-reward": f"{cell.high!r}"}
+            exact |= more
+            kept = [pair for pair in pairs_of(usual) if pair[0] not in (*exact, "limit")]
+            return f"{path}?" + urlencode([*kept, *exact.items()])
+
+        return pages.page(
+            "curves.html",
+            found=found,
+            steps=steps,
+            bins=histogram(steps),
+            curves=CURVES,
+            rates=RATES,
+            drawn={name: [getattr(step, name) for step in steps] for name, _, _ in CURVES},
+            query=urlencode([*pairs_of(options), *own.items()]),
+            links=[link(step) for step in steps],
+            link=link,
+            own=own,
+            filters=[pair for pair in pairs_of(options) if pair != ("limit", "0")],
+            at="curves",
+        )
+
+    @routes.get("/curves/calls")
+    async def show_calls(request: Request) -> Response:
+        asked = _Asked.of(request)
+        found = await pages.reads.newest(asked.options)
+        steps = await with_calls(asked.steps_of(found.rows))
+        drawn = {name: [getattr(step, name) for step in steps] for name, _, _ in CALL_CURVES}
+        read = sum(step.read for step in steps)
+        return pages.page("curves_calls.html", curves=CALL_CURVES, drawn=drawn, rates=RATES, read=read)
+
+    return routes
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What the address of the page asks for."""
+
+    options: ListOptions
+    own: dict[str, str]
+    passing: float
+    steps: int | None
+    """None if the address does not say how many steps there are."""
+
+    @classmethod
+    def of(cls, request: Request) -> "_Asked":
+        """Return what an address asks for. Raises FilterError."""
         pairs = list(request.query_params.multi_items())
         own = OWN | {name: text for name, text in pairs if name in OWN and text}
         options = options_of(pair for pair in pairs if pair[0] not in OWN)
@@ -44,35 +122,14 @@ def router(pages: Pages) -> APIRouter:
             raise FilterError("steps", f"{own['steps']!r} is not a number of steps; name one from 1 to {MOST_STEPS}")
         if passing is math.inf or math.isnan(passing):
             raise FilterError("pass", f"{own['pass']!r} is not a reward; name one, for example 0.5")
-        found = await pages.reads.newest(options)
-        steps = steps_of(found.rows, int(count), passing)
-        usual = replace(options, limit=ROWS)
+        return cls(options, own, passing, int(count) if "steps" in request.query_params else None)
 
-        def link(step: Step | None, cell: Cell | None = None, **more: str) -> str:
-            """Return the address of the rollouts of a step, or of all steps, with the rewards of a cell."""
-            first, last = (step, step) if step is not None else (steps[0], steps[-1])
-            exact = {"since": f"@{first.begin:.3f}", "before": f"@{last.end:.3f}"}
-            if cell is not None:
-                exact |= {"min-reward": f"{cell.low!r}", "max-reward": f"{cell.high!r}"}
-            exact |= more
-            kept = [pair for pair in pairs_of(usual) if pair[0] not in (*exact, "limit")]
-            return "/?" + urlencode([*kept, *exact.items()])
-
-        return pages.page(
-            "curves.html",
-            found=found,
-            steps=steps,
-            bins=histogram(steps),
-            curves=CURVES,
-            drawn={name: [getattr(step, name) for step in steps] for name, _, _ in CURVES},
-            links=[link(step) for step in steps],
-            link=link,
-            own=own,
-            filters=[pair for pair in pairs_of(options) if pair != ("limit", "0")],
-            at="curves",
-        )
-
-    return routes
+    def steps_of(self, rows: Sequence[RolloutInfo]) -> list[Step]:
+        """Divide rollouts into steps."""
+        if self.steps is None:
+            self.steps = max(1, min(int(OWN["steps"]), len(rows) // FULL))
+            self.own["steps"] = f"{self.steps}"
+        return steps_of(rows, self.steps, self.passing)
 
 
 def _number(name: str, text: str) -> float:

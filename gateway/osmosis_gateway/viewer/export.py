@@ -317,6 +317,8 @@ class _Rewriter(HTMLParser):
         """Return the address in the export, or None if there is none."""
         if href.startswith("#"):
             return None if self._single else href
+        if href.startswith("data:image/"):
+            return href
         if href.startswith("/static/"):
             return href[1:]
         key = _key(href)

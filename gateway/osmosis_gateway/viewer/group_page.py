@@ -1,15 +1,20 @@
-"""The page of a group: its rollouts side by side, with rewards, times on one axis, and the first turn that differs."""
+"""The page of a group: its rollouts side by side, with rewards, times on one axis, and the first turn that differs.
 
+The page of a batch has the same lanes for any rollouts that filters select, for example those of a step.
+"""
+
+from dataclasses import replace
 from typing import Any
+from urllib.parse import urlencode
 
-from fastapi import APIRouter, HTTPException
+from fastapi import APIRouter, HTTPException, Request
 from starlette.responses import Response
 
-from osmosis_gateway.viewer.groups import MOST_CELLS, Comparison, read_lanes
+from osmosis_gateway.viewer.groups import MOST_CELLS, MOST_LANES, Comparison, read_lanes
 from osmosis_gateway.viewer.live import stream
 from osmosis_gateway.viewer.pages import Pages
 from osmosis_gateway.viewer.reads import MOST_ROWS, Recent
-from osmosis_grpc.reading.list_filter import ListOptions
+from osmosis_grpc.reading.list_filter import ListOptions, options_of, pairs_of
 
 GROUPS = 4
 """The comparisons of at most this many groups are in memory."""
@@ -40,8 +45,48 @@ def router(pages: Pages) -> APIRouter:
             "first": first,
             "window": window,
             "differing": next((at for at, line in enumerate(lines) if line.differs), None),
+            "batch": False,
             "at": "",
         }
+
+    async def read_batch(options: ListOptions) -> Comparison:
+        """Return the rollouts that match, the oldest first. Only those that have changed are read."""
+        listed = await pages.reads.listed(replace(options, limit=min(options.limit or MOST_LANES, MOST_ROWS)))
+        known = recent.get(options, lambda it: float("inf"))
+        before = known.lanes if known is not None else ()
+        rows = sorted(listed.rows, key=lambda info: info.accept_time)
+        lanes = await pages.reads.run(lambda source: read_lanes(source, rows, before, by_time=True))
+        found = Comparison(tuple(lanes), listed.now, listed.stopped, len(rows) - len(lanes))
+        recent.put(options, found)
+        return found
+
+    def of_batch(options: ListOptions, found: Comparison) -> dict[str, Any]:
+        filters = [pair for pair in pairs_of(options) if pair != ("limit", "0")]
+        return {
+            "found": found,
+            "filters": filters,
+            "query": urlencode(filters),
+            "consumed": sum(lane.consumed is not None and not lane.dropped for lane in found.lanes),
+            "dropped": sum(bool(lane.dropped) for lane in found.lanes),
+            "batch": True,
+            "at": "",
+        }
+
+    @routes.get("/batch")
+    async def show_batch(request: Request) -> Response:
+        options = _options(request)
+        return pages.page("batch.html", **of_batch(options, await read_batch(options)))
+
+    @routes.get("/batch/stream")
+    async def follow_batch(request: Request) -> Response:
+        options = _options(request)
+        return stream(
+            lambda: read_batch(options),
+            lambda found: (found.lanes, found.stopped),
+            lambda found: [("batch", pages.text("batch_part.html", **of_batch(options, found)))],
+            pages.stopping,
+            ended=lambda found: found.stopped,
+        )
 
     @routes.get("/group")
     async def show(id: str, first: int = 0) -> Response:  # noqa: A002
@@ -63,3 +108,9 @@ def router(pages: Pages) -> APIRouter:
         )
 
     return routes
+
+
+def _options(request: Request) -> ListOptions:
+    """Return the filters of an address. They are those of `list`. Raises FilterError."""
+    options = options_of(request.query_params.multi_items())
+    return options if "limit" in request.query_params else replace(options, limit=0)

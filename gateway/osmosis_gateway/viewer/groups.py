@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from osmosis_gateway.viewer.turns import WIDTH, Bar
+from osmosis_gateway.viewer.turns import WIDTH, Bar, calls_of
 from osmosis_grpc.reading.history import MAIN, Chat, History
 from osmosis_grpc.reading.message_text import mapping, mappings, reasoning_of, text_of
 from osmosis_grpc.reading.source_port import Source
@@ -34,8 +34,8 @@ class Turn:
     number: int
     text: str
     """The beginning of the reply."""
-    tools: tuple[str, ...]
-    """The names of the tools that it calls."""
+    tools: tuple[tuple[str, str], ...]
+    """The tools that it calls, with their arguments as in turns.brief()."""
     reply: str | None
     """The reply as canonical text, for a comparison by value; None without a reply."""
 
@@ -202,13 +202,20 @@ class Comparison:
         return tuple(letters)
 
 
-async def read_lanes(source: Source, rows: Sequence[RolloutInfo], known: Sequence[Lane]) -> list[Lane]:
-    """Return the rollouts of these rows, in the order of the group. A known one that has not changed is not read."""
+async def read_lanes(
+    source: Source, rows: Sequence[RolloutInfo], known: Sequence[Lane], *, by_time: bool = False
+) -> list[Lane]:
+    """Return the rollouts of these rows, in the order of the group, or of their acceptance.
+
+    A known rollout that has not changed is not read.
+    """
     before = {(lane.info.rollout_id, lane.info.attempt): lane for lane in known}
     newest: dict[str, RolloutInfo] = {}
     for info in sorted(rows, key=lambda row: row.attempt):
         newest[info.rollout_id] = info
-    ordered = sorted(newest.values(), key=lambda row: (row.group.index if row.group else 0, row.accept_time))
+    ordered = sorted(
+        newest.values(), key=lambda row: (row.group.index if row.group and not by_time else 0, row.accept_time)
+    )
     lanes = []
     for info in ordered[:MOST_LANES]:
         lane = before.get((info.rollout_id, info.attempt))
@@ -245,8 +252,7 @@ def _turn(chat: Chat) -> Turn:
     text = text_of(reasoning_of(reply)[1]) if reply is not None else ""
     if reply is None:
         text = chat.failures[-1].message if chat.failures else ""
-    calls = mappings(reply.get("tool_calls")) if reply is not None else []
-    tools = tuple(str(mapping(call.get("function")).get("name")) for call in calls)
+    tools = tuple((name, given[:LINE_CHARS]) for name, given in calls_of(reply or {}))
     value = None if reply is None else _value(reply)
     return Turn(chat.asked.sample, chat.asked.chat_number, text[:LINE_CHARS], tools, value)
 

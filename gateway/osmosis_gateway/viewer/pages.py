@@ -12,9 +12,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
+from osmosis_gateway.viewer.metrics import Metrics, MetricsError, Numbers
 from osmosis_gateway.viewer.reads import Reads
 from osmosis_grpc import __version__
 from osmosis_grpc.policies.token_texts import TokenTexts
+from osmosis_grpc.reading.folder_source import FolderSource
 from osmosis_grpc.reading.phrases import span
 from osmosis_grpc.types import RolloutState
 from osmosis_grpc.types.outcome import printable
@@ -37,10 +39,18 @@ class Pages:
     """The templates, and what each page needs: the reads, and the event that ends its streams."""
 
     def __init__(
-        self, reads: Reads, words: str, stopping: asyncio.Event, texts: TokenTexts | None, *, whole: bool = False
+        self,
+        reads: Reads,
+        words: str,
+        stopping: asyncio.Event,
+        texts: TokenTexts | None,
+        metrics: Metrics | None = None,
+        *,
+        whole: bool = False,
     ) -> None:
         self.reads = reads
         self.texts = texts
+        self.metrics = metrics
         self.stopping = stopping
         self.whole = whole
         """Whether a page has all that it would load later, because it becomes a file."""
@@ -59,6 +69,7 @@ class Pages:
             "count": lambda value: f"{value:,}",
             "ago": lambda then, now: f"{span(now - then)} ago",
             "date": date,
+            "size": size,
             "clock": lambda seconds: time.strftime("%H:%M:%S", time.gmtime(seconds)),
             "shown": shown,
             "line": line,
@@ -72,6 +83,7 @@ class Pages:
             "command": self.command,
             "most_chars": MOST_CHARS,
             "whole": whole,
+            "has_runs": isinstance(reads.source, FolderSource) and (reads.source.folder / "run.json").exists(),
         }
 
     def text(self, template: str, **values: Any) -> str:
@@ -86,6 +98,15 @@ class Pages:
         """Return a page, or a part of one, that says what is wrong."""
         template = "problem_part.html" if is_part(request) else "problem.html"
         return HTMLResponse(self.text(template, problem=text, status=status, at=""), status)
+
+    async def numbers(self) -> tuple[Numbers | None, str]:
+        """Return the newest metrics of the server, None without any, and why they cannot be read."""
+        if self.metrics is None:
+            return None, ""
+        try:
+            return await self.metrics.numbers(), ""
+        except MetricsError as error:
+            return None, str(error)
 
     def command(self, name: str, *words: object) -> str:
         """Return the command line that shows the same as a page."""
@@ -110,7 +131,18 @@ def number(value: float | None) -> str:
 
 def duration(seconds: float) -> str:
     """Return a duration: milliseconds below a second, else as the commands show it."""
-    return f"{max(0.0, 1000 * seconds):.0f} ms" if seconds < 1 else span(seconds)
+    if seconds < 1:
+        return "<1 ms" if 0 < seconds < 0.0005 else f"{max(0.0, 1000 * seconds):.0f} ms"
+    return span(seconds)
+
+
+def size(count: float) -> str:
+    """Return a number of bytes, with at most three digits that count."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            break
+        count /= 1000
+    return f"{count:.3g} {unit}" if count < 1000 else f"{count:,.0f} {unit}"
 
 
 def date(seconds: float) -> str:

@@ -7,13 +7,14 @@ open: a list that is younger is shown again.
 import asyncio
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import anyio
 
+from osmosis_gateway.viewer.calls import Calls, Key, read_all
 from osmosis_grpc.reading.folder_source import FolderSource
 from osmosis_grpc.reading.history import History
 from osmosis_grpc.reading.list_filter import ListOptions, rollout_filter
@@ -30,6 +31,8 @@ ENDED_FOR = 10.0
 LISTS = 8
 ROLLOUTS = 4
 """At most this many lists and rollouts are in memory."""
+CALLS = 2_000
+"""The calls of at most about this many rollouts are in memory."""
 MOST_ROWS = 500
 """A page has at most this many rollouts."""
 SEARCHED = {True: 10_000, False: MOST_ROWS}
@@ -82,6 +85,8 @@ class Reads:
         self._listed_at = float("-inf")
         self._lists: Recent[Listed] = Recent(LISTS)
         self._rollouts: Recent[Loaded] = Recent(ROLLOUTS)
+        self._calls: dict[Key, Calls] = {}
+        """The calls of settled rollouts."""
 
     @property
     def is_folder(self) -> bool:
@@ -118,6 +123,15 @@ class Reads:
         rollout_filter(options, 0.0)
         await self._wait_for_server()
         return await self.run(lambda source: _newest(source, options))
+
+    async def calls(self, rows: Sequence[RolloutInfo]) -> dict[Key, Calls]:
+        """Return the calls of ended rollouts by id and attempt. Those of a settled rollout are read once."""
+        found = await self.run(lambda source: read_all(source, rows, self._calls))
+        if len(self._calls) > CALLS:
+            self._calls.clear()
+        settled = ((info.rollout_id, info.attempt) for info in rows if not info.undelivered)
+        self._calls.update((key, found[key]) for key in settled)
+        return found
 
     async def _wait_for_server(self) -> None:
         """Wait until a server may be asked for its next list."""

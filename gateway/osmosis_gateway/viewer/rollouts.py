@@ -62,6 +62,13 @@ class Asked:
         """Return the address with one more filter, in place of another one with this name."""
         return "/?" + urlencode([*(pair for pair in self.pairs() if pair[0] != name), (name, str(value))])
 
+    def exactly(self, reward: float) -> str:
+        """Return the address with the rollouts that have this reward."""
+        names = ("min-reward", "max-reward")
+        return "/?" + urlencode(
+            [*(pair for pair in self.pairs() if pair[0] not in names), *((n, reward) for n in names)]
+        )
+
     @property
     def words(self) -> list[str]:
         """The same filters on the command line."""

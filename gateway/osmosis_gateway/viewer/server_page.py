@@ -1,8 +1,12 @@
 """The page of the source: a running server with its limits, or a state folder. A server can be drained there."""
 
-from fastapi import APIRouter, Request
+import time
+from typing import Any
+
+from fastapi import APIRouter, HTTPException, Request
 from starlette.responses import RedirectResponse, Response
 
+from osmosis_gateway.viewer.live import stream
 from osmosis_gateway.viewer.pages import Pages
 from osmosis_grpc.reading.folder_source import FolderSource
 from osmosis_grpc.reading.record_values import plain
@@ -15,22 +19,37 @@ def router(pages: Pages) -> APIRouter:
     routes = APIRouter()
     source = pages.reads.source
 
+    async def measured() -> dict[str, Any]:
+        """Return what the metrics say, and the attached trainers; None if they are not known."""
+        numbers, problem = await pages.numbers()
+        known = pages.metrics.trainers if pages.metrics is not None else None
+        trainers = None if known is None else sorted(known(), key=lambda trainer: trainer.since)
+        return {"numbers": numbers, "problem": problem, "trainers": trainers, "now": time.time()}
+
+    async def of_server(server: ServerSource) -> dict[str, Any]:
+        info = await server.server_info()
+        capacity, limits = plain(info.capacity), plain(info.limits)
+        return {**await measured(), "info": info, "capacity": capacity, "limits": limits, "at": "server"}
+
     @routes.get("/server")
     async def show(request: Request) -> Response:
         if isinstance(source, ServerSource):
-            info = await source.server_info()
-            return pages.page(
-                "server.html",
-                info=info,
-                capacity=plain(info.capacity),
-                limits=plain(info.limits),
-                folder=None,
-                at="server",
-            )
+            return pages.page("server.html", **await of_server(source), folder=None)
         if not isinstance(source, FolderSource):
             raise SourceError(f"{source.where} has no page")
         folder = await pages.reads.run(lambda _: source.folder_info())
-        return pages.page("server.html", info=None, folder=folder, at="server")
+        return pages.page("server.html", **await measured(), info=None, folder=folder, at="server")
+
+    @routes.get("/server/stream")
+    async def follow(request: Request) -> Response:
+        if not isinstance(source, ServerSource):
+            raise HTTPException(404, f"{source.where} is no server")
+        return stream(
+            lambda: of_server(source),
+            lambda found: (repr(found["capacity"]), found["numbers"]),
+            lambda found: [("load", pages.text("server_load.html", **found))],
+            pages.stopping,
+        )
 
     @routes.post("/server/drain")
     async def drain(request: Request) -> Response:

@@ -1,30 +1,15 @@
 """Computes the throughput and the latencies of rollouts: rates over time, and percentiles by agent and by tool."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 
-from osmosis_grpc.reading.history import sampled
-from osmosis_grpc.reading.source_port import Source
-from osmosis_grpc.types import RolloutInfo, events
+from osmosis_gateway.viewer.calls import Calls, Key
+from osmosis_grpc.types import RolloutInfo
 
 MOST_POINTS = 120
 """A series has at most this many points, whatever time it covers."""
 STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 86400)
 """The times between two points, in seconds. Beyond the last, a step has a whole number of days."""
-
-
-@dataclass(frozen=True, slots=True)
-class Calls:
-    """The calls of one rollout. Times are in seconds."""
-
-    model: tuple[float, ...] = ()
-    """The latencies of the replies. Replies that were read from the journal are left out."""
-    tools: tuple[tuple[str, float], ...] = ()
-    tokens: int = 0
-    """The sampled tokens of these replies."""
-    retries: int = 0
-    """Deliveries of the outcome after the first one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +68,7 @@ class Throughput:
     """Deliveries of their outcomes after the first one."""
 
 
-def throughput(rows: Sequence[RolloutInfo], calls: Mapping[tuple[str, int], Calls], now: float) -> Throughput:
+def throughput(rows: Sequence[RolloutInfo], calls: Mapping[Key, Calls], now: float) -> Throughput:
     """Return the throughput of rollouts until `now`. `calls` has the calls of some of them, by id and attempt."""
     step, points = _points(rows, now)
     spreads = []
@@ -98,8 +83,8 @@ def throughput(rows: Sequence[RolloutInfo], calls: Mapping[tuple[str, int], Call
         spreads += [Spread.of(kind, agent, times) for kind, times in kinds.items() if times]
     tools: dict[str, list[float]] = {}
     for each in calls.values():
-        for name, seconds in each.tools:
-            tools.setdefault(name, []).append(seconds)
+        for tool in each.tools:
+            tools.setdefault(tool.name, []).append(tool.seconds)
     by_time = sorted(tools.items(), key=lambda item: -sum(item[1]))
     return Throughput(
         rollouts=len(rows),
@@ -110,24 +95,6 @@ def throughput(rows: Sequence[RolloutInfo], calls: Mapping[tuple[str, int], Call
         timed=len(calls),
         retries=sum(each.retries for each in calls.values()),
     )
-
-
-async def read_calls(source: Source, info: RolloutInfo) -> Calls:
-    """Return the calls of a rollout, from its events."""
-    model: list[float] = []
-    tools: list[tuple[str, float]] = []
-    tokens = retries = 0
-    async with aclosing(source.events(info.rollout_id, info.attempt)) as trail:
-        async for event in trail:
-            kind = event.kind
-            if isinstance(kind, events.ChatAnswered) and not (kind.recorded_event or kind.forked):
-                model.append(kind.latency)
-                tokens += sampled(kind) or 0
-            elif isinstance(kind, events.ToolReturned):
-                tools.append((kind.name, kind.latency))
-            elif isinstance(kind, events.Delivered):
-                retries = max(0, kind.tries - 1)
-    return Calls(tuple(model), tuple(tools), tokens, retries)
 
 
 def _points(rows: Sequence[RolloutInfo], now: float) -> tuple[float, tuple[Point, ...]]:

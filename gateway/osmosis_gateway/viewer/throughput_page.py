@@ -9,12 +9,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from osmosis_gateway.viewer.live import stream
+from osmosis_gateway.viewer.metrics import Numbers
 from osmosis_gateway.viewer.pages import Pages
 from osmosis_gateway.viewer.reads import MOST_ROWS, SEARCHED, Recent
-from osmosis_gateway.viewer.throughput import Calls, Throughput, read_calls, throughput
+from osmosis_gateway.viewer.throughput import Throughput, throughput
 from osmosis_grpc.reading.list_filter import ListOptions, options_of, pairs_of
 from osmosis_grpc.reading.server_source import ServerSource
-from osmosis_grpc.reading.source_port import Source
 from osmosis_grpc.types import RolloutInfo
 from osmosis_grpc.types.rollout_info import Capacity
 
@@ -39,7 +39,10 @@ class Found:
     stopped: bool
     cut: bool
     """Whether older rollouts were left out."""
-    calls: dict[tuple[str, int], Calls]
+    numbers: Numbers | None
+    """The metrics of the server; None without any."""
+    problem: str
+    """Why the metrics cannot be read."""
     lasts: float
     """Seconds for which the values are shown again."""
 
@@ -56,7 +59,6 @@ def router(pages: Pages) -> APIRouter:
         if known is not None:
             return known
         began = time.monotonic()
-        before = recent.get(options, lambda it: float("inf"))
         rows: list[RolloutInfo] = []
         token, most = "", options.limit or SEARCHED[reads.is_folder]
         while True:
@@ -66,18 +68,18 @@ def router(pages: Pages) -> APIRouter:
             if not token or len(rows) >= most:
                 break
         settled = [info for info in rows if info.end_time is not None and not info.undelivered]
-        calls = await reads.run(
-            lambda source: _calls(source, settled[: TIMED[reads.is_folder]], before.calls if before else {})
-        )
+        calls = await reads.calls(settled[: TIMED[reads.is_folder]])
         capacity = (await source.server_info()).capacity if isinstance(source, ServerSource) else None
         values = throughput(rows, calls, listed.now)
+        numbers, problem = await pages.numbers()
         found = Found(
             values,
             capacity,
             listed.now,
             listed.stopped,
             bool(token),
-            calls,
+            numbers,
+            problem,
             max(PAUSE, (time.monotonic() - began) / SHARE),
         )
         recent.put(options, found)
@@ -89,6 +91,7 @@ def router(pages: Pages) -> APIRouter:
             "found": found,
             "values": found.values,
             "capacity": found.capacity,
+            "numbers": found.numbers,
             "query": urlencode(filters),
             "filters": filters,
             "at": "throughput",
@@ -103,7 +106,8 @@ def router(pages: Pages) -> APIRouter:
     async def data(request: Request) -> Response:
         found = await read(_options(request))
         capacity = None if found.capacity is None else asdict(found.capacity)
-        return JSONResponse({"now": found.now, "capacity": capacity, **asdict(found.values)})
+        numbers = None if found.numbers is None else asdict(found.numbers)
+        return JSONResponse({"now": found.now, "capacity": capacity, "metrics": numbers, **asdict(found.values)})
 
     @routes.get("/throughput/stream")
     async def follow(request: Request) -> Response:
@@ -125,15 +129,3 @@ def _options(request: Request) -> ListOptions:
     """Return the filters of an address. They are those of `list`. Raises FilterError."""
     options = options_of(request.query_params.multi_items())
     return options if "limit" in request.query_params else replace(options, limit=0)
-
-
-async def _calls(
-    source: Source, rows: list[RolloutInfo], before: dict[tuple[str, int], Calls]
-) -> dict[tuple[str, int], Calls]:
-    """Return the calls of rollouts by id and attempt. Those in `before` are not read again."""
-    found = {}
-    for info in rows:
-        key = info.rollout_id, info.attempt
-        known = before.get(key)
-        found[key] = await read_calls(source, info) if known is None else known
-    return found

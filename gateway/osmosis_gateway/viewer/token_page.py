@@ -1,45 +1,72 @@
 """The page of the tokens of a sample. It loads them in windows (SampleTokens.window) and draws only what it shows."""
 
+from typing import Any
+
 import anyio
 from fastapi import APIRouter, HTTPException
 from starlette.responses import JSONResponse, Response
 
+from osmosis_gateway.viewer.live import stream
 from osmosis_gateway.viewer.pages import Pages
 from osmosis_gateway.viewer.reads import Loaded
 from osmosis_gateway.viewer.sample_tokens import WINDOW, SampleTokens, layout, segment_facts, tokens_of
 from osmosis_grpc.reading.history import MAIN
+from osmosis_grpc.reading.source_port import SourceError
 from osmosis_grpc.types import Sample
 from osmosis_grpc.types.outcome import printable
+
+Found = tuple[Loaded, dict[str, Sample], SampleTokens]
+"""A rollout, its samples, and the tokens of one of them."""
 
 
 def router(pages: Pages) -> APIRouter:
     """Return the routes of the page."""
     routes = APIRouter()
 
-    async def load(rollout_id: str, attempt: int, sample: str) -> tuple[Loaded, dict[str, Sample], SampleTokens]:
-        loaded = await pages.reads.rollout(rollout_id, attempt)
+    async def load(rollout_id: str, attempt: int, sample: str, *, fresh: bool = False) -> Found:
+        loaded = await pages.reads.rollout(rollout_id, attempt, fresh=fresh)
         samples = loaded.history.samples(loaded.info.outcome)
         if sample not in samples:
             names = ", ".join(samples) or "none"
             raise HTTPException(404, f"sample: rollout {rollout_id} has no sample {sample}; it has {names}")
         return loaded, samples, tokens_of(loaded, sample, samples[sample])
 
+    def values(loaded: Loaded, samples: dict[str, Sample], tokens: SampleTokens, sample: str) -> dict[str, Any]:
+        running = loaded.info.end_time is None
+        return {
+            "info": loaded.info,
+            "running": running,
+            "live": running and not loaded.stopped,
+            "key": {"id": loaded.info.rollout_id, "attempt": loaded.info.attempt},
+            "sample": sample,
+            "samples": samples,
+            "reason": samples[sample].not_trainable_reason,
+            "tokens": tokens,
+            "step": tokens.step,
+            "about": list(segment_facts(tokens, loaded.history, sample)),
+            "decoded": pages.texts is not None,
+            "at": "",
+        }
+
     @routes.get("/rollout/tokens")
     async def show(id: str, attempt: int = 0, sample: str = MAIN) -> Response:  # noqa: A002
-        loaded, samples, tokens = await load(id, attempt, sample)
-        return pages.page(
-            "tokens.html",
-            info=loaded.info,
-            running=loaded.info.end_time is None,
-            key={"id": loaded.info.rollout_id, "attempt": loaded.info.attempt},
-            sample=sample,
-            samples=samples,
-            reason=samples[sample].not_trainable_reason,
-            tokens=tokens,
-            step=tokens.step,
-            about=list(segment_facts(tokens, loaded.history, sample)),
-            decoded=pages.texts is not None,
-            at="",
+        found = values(*await load(id, attempt, sample), sample)
+        return pages.page("tokens.html", **found)
+
+    @routes.get("/rollout/tokens/stream")
+    async def follow(id: str, attempt: int = 0, sample: str = MAIN) -> Response:  # noqa: A002
+        async def look() -> Found:
+            try:
+                return await load(id, attempt, sample, fresh=True)
+            except HTTPException as error:  # its first chat is not open yet
+                raise SourceError(str(error.detail)) from None
+
+        return stream(
+            look,
+            lambda found: (found[0].info.last_event_number, found[0].info.state),
+            lambda found: [("head", pages.text("tokens_head.html", **values(*found, sample)))],
+            pages.stopping,
+            ended=lambda found: found[0].stopped or found[0].info.end_time is not None,
         )
 
     @routes.get("/rollout/tokens.json")

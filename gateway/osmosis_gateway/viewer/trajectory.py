@@ -12,17 +12,21 @@ from fastapi import APIRouter, HTTPException, Request
 from starlette.responses import JSONResponse, Response
 
 from osmosis_gateway.viewer import turns
-from osmosis_gateway.viewer.annotations import remarks_of
+from osmosis_gateway.viewer.annotations import fate_of, remarks_of
+from osmosis_gateway.viewer.images import image as find_image
+from osmosis_gateway.viewer.images import parts_of
 from osmosis_gateway.viewer.live import stream
 from osmosis_gateway.viewer.pages import Pages, is_part
 from osmosis_gateway.viewer.reads import Loaded
 from osmosis_grpc.reading.event_text import failure_text, one_line
 from osmosis_grpc.reading.history import MAIN, ChatName
-from osmosis_grpc.reading.message_text import text_of
+from osmosis_grpc.reading.message_text import mapping
 from osmosis_grpc.reading.rollout_record import rollout_record, turn_record
 
 WINDOW = 50
 """A window has this many turns."""
+MOST_MESSAGES = 200
+"""The page of one turn shows at most this many messages of its prompt."""
 SHORT = 12
 """The turns of a rollout with at most this many are open from the start."""
 
@@ -56,7 +60,9 @@ def router(pages: Pages) -> APIRouter:
             "key": {"id": info.rollout_id, "attempt": info.attempt},
             "at": "",
             "body_of": lambda row: _body(loaded, (row.sample, row.number)),
-            "text_of": text_of,
+            "parts_of": parts_of,
+            "alone": False,
+            "one_line": one_line,
         }
 
     def head(loaded: Loaded) -> dict[str, Any]:
@@ -70,8 +76,8 @@ def router(pages: Pages) -> APIRouter:
             "total": history.times(loaded.end, outcome).total,
             "tools": list(turns.tool_uses(loaded)),
             "samples": history.samples(outcome),
+            "fate": fate_of(history),
             "failure_text": failure_text,
-            "one_line": one_line,
         }
 
     @routes.get("/rollout")
@@ -105,8 +111,22 @@ def router(pages: Pages) -> APIRouter:
     ) -> Response:
         loaded = await pages.reads.rollout(id, attempt)
         body = _body(loaded, (sample, turn))
-        template = "turn_body.html" if is_part(request) else "turn.html"
-        return pages.page(template, **common(loaded), body=body)
+        if is_part(request):
+            return pages.page("turn_body.html", **common(loaded), body=body)
+        _, tools = await pages.reads.run(lambda source: source.request(loaded.info.rollout_id, loaded.info.attempt))
+        names = [str(mapping(each.get("function")).get("name")) for each in tools]
+        prompt = {"most_messages": MOST_MESSAGES, "calls_of": turns.calls_of, "tools": names}
+        return pages.page("turn.html", **common(loaded) | {"alone": True}, body=body, **prompt)
+
+    @routes.get("/rollout/image")
+    async def show_image(id: str, image: str, attempt: int = 0) -> Response:  # noqa: A002
+        loaded = await pages.reads.rollout(id, attempt)
+        samples = loaded.history.samples(loaded.info.outcome).values()
+        others = (message.get("content") for sample in samples for message in sample.messages)
+        found = find_image(loaded.history, others, image)
+        if found is None:
+            raise HTTPException(404, f"rollout {id} has no such image")
+        return Response(found[0], media_type=found[1])
 
     @routes.get("/turn.json")
     async def turn_json(id: str, turn: int, attempt: int = 0, sample: str = MAIN) -> Response:  # noqa: A002

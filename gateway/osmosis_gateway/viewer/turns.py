@@ -1,13 +1,15 @@
 """Makes the turns of a rollout for its page: a row for each turn, and the body of one turn."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from osmosis_gateway.viewer.images import Part, parts_of
 from osmosis_gateway.viewer.reads import Loaded
 from osmosis_grpc.reading.history import MAIN, Chat, ChatName, History, ToolCall, by_tool, sampled
 from osmosis_grpc.reading.message_text import mapping, mappings, reasoning_of, text_of
-from osmosis_grpc.types import Message, Sample
+from osmosis_grpc.types import Message, Sample, events
 
 WIDTH = 1000
 """The bar of a rollout's time has this many units."""
@@ -33,8 +35,8 @@ class TurnRow:
     number: int
     text: str
     """The reply."""
-    tools: tuple[tuple[str, str], ...]
-    """The names of the tools that it calls, each with ok, bad or live."""
+    tools: tuple[tuple[str, str, str], ...]
+    """The tools that it calls: the name, ok, bad or live, and the arguments as in brief()."""
     state: str
     """answered, failed or open."""
     seconds: float
@@ -63,7 +65,8 @@ class Call:
     name: str
     id: str
     arguments: str
-    result: str | None
+    result: Sequence[Part] | None
+    """The parts of its result; None without one."""
     error: str
     seconds: float | None
     """None if the server does not know when it ran."""
@@ -83,6 +86,8 @@ class TurnBody:
     reasoning: str
     content: str
     calls: tuple[Call, ...]
+    logged: tuple[events.Logged, ...]
+    """What the agent logged after this chat, if it named the sample."""
     about: Mapping[str, Any]
     """Parameters, usage and other facts for people."""
 
@@ -155,7 +160,8 @@ def _row(loaded: Loaded, chat: Chat, tools: Sequence[ToolCall], look: Failing | 
         state = "ok" if tool is None else "bad" if tool.returned is not None and tool.returned.error else "ok"
         if tool is not None and tool.returned is None:
             state = "bad" if ended else "live"
-        names.append((str(mapping(call.get("function")).get("name")), state))
+        function = mapping(call.get("function"))
+        names.append((str(function.get("name")), state, brief(function.get("arguments"))))
     if answer is None:
         content = chat.failures[-1].message if chat.failures else "waits for a reply"
     return TurnRow(
@@ -170,6 +176,24 @@ def _row(loaded: Loaded, chat: Chat, tools: Sequence[ToolCall], look: Failing | 
         bars=tuple(_bars(loaded, chat, tools)),
         failing=look.why if look is not None and chat.name == look.name else "",
     )
+
+
+def brief(arguments: Any) -> str:
+    """Return the arguments of a tool call in one line, such as city=Lisbon. A text that is no JSON object stays."""
+    try:
+        value = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return str(arguments)
+    if not isinstance(value, Mapping):
+        return "" if value is None else str(arguments)
+    given = ((name, it if isinstance(it, str) else json.dumps(it, default=str)) for name, it in value.items())
+    return ", ".join(f"{name}={text}" for name, text in given)
+
+
+def calls_of(message: Message) -> list[tuple[str, str]]:
+    """Return the tool calls of a message: their names and their arguments as in brief()."""
+    functions = (mapping(call.get("function")) for call in mappings(message.get("tool_calls")))
+    return [(str(each.get("name")), brief(each.get("arguments"))) for each in functions]
 
 
 def _bars(loaded: Loaded, chat: Chat, tools: Sequence[ToolCall]) -> Iterator[Bar]:
@@ -226,6 +250,7 @@ def body_of(loaded: Loaded, name: ChatName) -> TurnBody | None:
         reasoning=thought,
         content=text_of(content),
         calls=tuple(_calls(loaded, chat, tools, samples)),
+        logged=tuple(event for event in history.logged if (event.sample or MAIN, event.chat_number) == name),
         about=about,
     )
 
@@ -246,7 +271,7 @@ def _calls(loaded: Loaded, chat: Chat, tools: Sequence[ToolCall], samples: Mappi
             name=str(function.get("name")),
             id=call_id,
             arguments="" if arguments is None else str(arguments),
-            result=None if message is None else text_of(message.get("content")),
+            result=None if message is None else parts_of(message.get("content")),
             error=end.error if end is not None else "",
             seconds=None if tool is None else tool.seconds(loaded.end),
             running=tool is not None and end is None and loaded.info.end_time is None,

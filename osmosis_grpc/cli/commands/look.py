@@ -133,6 +133,15 @@ def view(
         str | None,
         typer.Option("--server-token-file", metavar="FILE", help="File with the token to show to the server."),
     ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            "--metrics",
+            metavar="HOST:PORT",
+            help="With --follow: also read the page /metrics of the server there.",
+            show_default=False,
+        ),
+    ] = None,
     tokenizer: Annotated[
         str | None,
         typer.Option(
@@ -174,6 +183,7 @@ def view(
         port=port,
         token=token,
         token_file=token_file,
+        metrics=metrics,
         tokenizer=tokenizer,
         open=open_browser,
         listed=filters.with_limit(limit),

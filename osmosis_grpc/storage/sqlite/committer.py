@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import sqlite3
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -36,7 +37,10 @@ class Committer(ABC, Generic[Item]):
         self._supervisor = supervisor
         self._error: BaseException | None = None
         """The error that has ended the thread, or None."""
+        self._made = threading.Event()
+        """Set when `_queue` is set. The thread may run before that."""
         self._queue: Consumer[Item] = supervisor.system.consumer(supervisor, job, self)
+        self._made.set()
 
     @abstractmethod
     def _commit(self, items: Sequence[Item]) -> None:
@@ -73,6 +77,7 @@ class Committer(ABC, Generic[Item]):
 
     def consume(self, items: Sequence[Item]) -> None:
         """Commit items on the thread. Raises LockLost."""
+        self._made.wait()
         self.file.lock.check()
         self._commit(items)
 

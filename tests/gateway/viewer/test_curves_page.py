@@ -2,6 +2,7 @@
 
 import asyncio
 import html
+import json
 import re
 
 import pytest
@@ -35,7 +36,7 @@ async def landed(viewer, address):
         text = (await viewer.get(html.unescape(address))).text
         for row in re.findall(r"<tr data-id=.*?</tr>", text, re.DOTALL):
             name = re.search(r'data-id="([^ "]+)', row)[1]
-            found[name] = re.search(r'data-label="reward">([^<]*)', row)[1]
+            found[name] = re.search(r'data-label="reward">(?:<a[^>]*>)?([^<]*)', row)[1]
         older = re.search(r'href="([^"]+)">Older', text)
         address = older[1] if older else ""
     return found
@@ -82,7 +83,7 @@ async def test_v5_bins_keep_the_filters_of_the_address(viewer):
 async def test_v5_the_curves_have_the_values_of_the_rows(viewer):
     text = (await viewer.get("/curves?steps=4&pass=0.5")).text
     values = {
-        title: [float(each) for each in html.unescape(data).strip("[]").split(",")]
+        title: json.loads(html.unescape(data))
         for data, title in re.findall(r'data-values="([^"]+)" data-title="([^"]+)"', text)
     }
     assert values["turns"] == [1.0] * 4
@@ -96,6 +97,17 @@ async def test_v5_the_curves_have_the_values_of_the_rows(viewer):
         failed = await landed(viewer, f"{link}&reason=tool_exception")
         assert values["failed by a tool"][at] == pytest.approx(len(failed) / len(found))
     assert at == 3
+
+
+async def test_v5_the_curves_of_calls_have_a_value_for_each_step(viewer):
+    address = re.search(r'hx-get="(/curves/calls[^"]*)"', (await viewer.get("/curves?steps=4")).text)[1]
+    text = (await viewer.get(html.unescape(address))).text
+    values = {
+        title: json.loads(html.unescape(data))
+        for data, title in re.findall(r'data-values="([^"]+)" data-title="([^"]+)"', text)
+    }
+    assert values["truncated"] == [0.0] * 4
+    assert values["tool calls that raised"] == [None] * 4
 
 
 async def test_v5_a_wrong_parameter_says_what_to_name_instead(viewer):

@@ -137,7 +137,7 @@ async def test_v4_a_lane_has_the_policy_versions_and_its_delivery(viewer):
         assert {"queue", "delivery", "delivered"} <= set(kinds)
     assert 'class="consumed"' in lanes["a0"]
     assert 'class="consumed"' not in lanes["a1"]
-    assert re.findall(r"</i>model (v\d)", text) == ["v1", "v2"]
+    assert re.findall(r"</i>model version (v\d)", text) == ["v1", "v2"]
     for left, width in re.findall(r'x="([\d.]+)" width="([\d.]+)"', text):
         assert float(left) + float(width) <= 1000.1
 

@@ -12,7 +12,7 @@ from tests.gateway.viewer.conftest import CANARY, MARKUP, TURNS, browsing, calli
 from tests.waiting import until
 
 PATHS = ["/", "/server", "/rollout?id=hostile", "/turn?id=hostile&turn=1", "/rollout?id=none", "/?state=none"]
-PATHS += [f"/group?id=g{MARKUP}", "/curves", f"/curves?group=g{MARKUP}"]
+PATHS += [f"/group?id=g{MARKUP}", "/curves", f"/curves?group=g{MARKUP}", "/findings", "/batch", "/throughput", "/runs"]
 TOKEN = "a-secret-token"
 
 

@@ -36,6 +36,13 @@ async def test_v1_a_wrong_filter_says_what_to_name_instead(viewer):
         assert words in page.text
 
 
+async def test_v1_a_click_on_a_reward_filters_by_exactly_this_reward(viewer):
+    text = (await viewer.get("/?min-reward=0.1")).text
+    address = re.search(r'data-label="reward"><a class="plain" href="([^"]+)"', text)[1].replace("&amp;", "&")
+    assert address == "/?min-reward=0.5&max-reward=0.5"
+    assert set(ids((await viewer.get(address)).text)) >= {"good", "long"}
+
+
 async def test_v1_older_rollouts_are_on_further_pages(viewer):
     seen, address = [], "/?limit=2"
     while address:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from osmosis_gateway.viewer.throughput import MOST_POINTS, Calls, Spread, throughput
+from osmosis_gateway.viewer.calls import Calls, ToolTime
+from osmosis_gateway.viewer.throughput import MOST_POINTS, Spread, throughput
 from osmosis_grpc.reading.folder_source import FolderSource
 from osmosis_grpc.types import RolloutInfo, RolloutState
 from osmosis_grpc.types.rollout_info import Activity
@@ -92,7 +93,9 @@ def test_v6_percentiles_are_times_that_occurred():
 
 def test_v6_unfinished_rollouts_count_until_now():
     waiting = row(1, 0.0, None, None)
-    found = throughput([waiting, row(2, 0.0, 5.0, None)], {("r2", 1): Calls((0.5,), (("add", 0.25),), 7, 2)}, 10.0)
+    found = throughput(
+        [waiting, row(2, 0.0, 5.0, None)], {("r2", 1): Calls((0.5,), (ToolTime("add", 0.25),), 7, 2)}, 10.0
+    )
     total = [sum(getattr(point, name) for point in found.points) * found.step for name in ("running", "queued")]
     assert total == [pytest.approx(5), pytest.approx(15)]
     assert found.retries == 2

@@ -219,6 +219,6 @@ async def test_v3_the_tokens_of_a_running_rollout_are_those_of_its_answered_chat
 
         _, found = columns(await until(committed))
         assert found["ids"].tolist() == [1, 2, 3, 10, 11, 12]
-        assert "still running" in (await viewer.get("/rollout/tokens?id=straight")).text
+        assert "/rollout/tokens/stream?" in (await viewer.get("/rollout/tokens?id=straight")).text
         goes_on.set()
         await trainer.outcome("straight")

@@ -42,6 +42,7 @@ function redraw() {
 
 if (all) {
   redraw();
+  document.body.addEventListener("htmx:load", (event) => { if (event.detail.elt.closest?.("#curves")) redraw(); });
   new MutationObserver(redraw).observe(document.documentElement, { attributeFilter: ["data-theme"] });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   let width = innerWidth;

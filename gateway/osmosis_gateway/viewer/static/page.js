@@ -50,8 +50,8 @@ function setPaused(wanted) {
   pause.setAttribute("aria-pressed", String(paused));
   pause.textContent = paused ? "Follow" : "Pause";
   if (!paused && waiting) {
-    for (const element of all("#rows")) window.htmx.trigger(element, "refresh");
-    if (one("timeline")) location.reload();
+    if (one("rows")) window.htmx.trigger(one("rows"), "refresh");
+    else location.reload();
   }
   waiting = 0;
   say();

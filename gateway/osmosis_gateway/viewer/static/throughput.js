@@ -21,7 +21,8 @@ function data(box, all) {
 function draw() {
   charts.forEach((chart) => chart.destroy());
   const all = columns();
-  const clock = (chart, times) => times.map((time) => new Date(time * 1000).toISOString().slice(11, 19));
+  const short_time = all[0].length && all[0].at(-1) - all[0][0] < 20;  // labels of whole seconds would repeat
+  const clock = (chart, times) => times.map((time) => new Date(time * 1000).toISOString().slice(short_time ? 14 : 11, short_time ? 21 : 19));
   const axis = { stroke: colour("--soft"), grid: { stroke: colour("--rule"), width: 1 }, ticks: { stroke: colour("--rule"), width: 1 } };
   charts = boxes.map((box) => new window.uPlot({
     width: box.clientWidth,

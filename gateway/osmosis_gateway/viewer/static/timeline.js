@@ -74,10 +74,22 @@ async function follow() {
   const turn = [...part.querySelectorAll("details.turn")].find((each) => each.dataset.name === wanted);
   if (!turn) return;
   turn.open = true;
-  turn.scrollIntoView({ block: "start" });
   choose(turn, false);
+  hold(turn);
 }
 addEventListener("hashchange", follow);
+
+// The turns above a turn grow when their bodies arrive. It stays at the top until the reader moves.
+let held = null, release = 0;
+function hold(turn) {
+  held = turn;
+  clearTimeout(release);
+  release = setTimeout(() => { held = null; }, 3000);
+  turn.scrollIntoView({ block: "start" });
+}
+for (const moved of ["wheel", "touchstart", "keydown", "pointerdown"])
+  addEventListener(moved, () => { held = null; }, { passive: true });
+new ResizeObserver(() => held?.scrollIntoView({ block: "start" })).observe(timeline);
 
 timeline.addEventListener("click", (event) => {
   const turn = event.target.closest("summary")?.closest("details.turn");

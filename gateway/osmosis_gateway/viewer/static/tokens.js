@@ -15,14 +15,25 @@ const SCALES = {         // the highest class whose limit the value reaches
   difference: { limits: [0.001, 0.01, 0.05, 0.2, 1, Infinity], names: ["±0.001", "±0.01", "±0.05", "±0.2", "±1", "more"] },
 };
 
-const about = await (await fetch(grid.dataset.about)).json();
 const windows = new Map();
-const drifts = about.segments.filter((each) => each.drift !== null)
-  .map((each) => ({ ...each, at: Math.min(each.start + each.drift, each.start + each.tokens - 1) }));
-const driftAt = new Map(drifts.map((each) => [each.at, each]));
-const begins = new Set(about.segments.slice(1).map((each) => each.start));
-const replies = about.runs.filter((run) => run[1] === "reply");
-const turned = new Set(replies.filter((run, at) => at && replies[at - 1][3] !== run[3]).map((run) => run[0]));
+let about, drifts, driftAt, begins, turned;
+
+async function learn() {
+  about = await (await fetch(grid.dataset.about)).json();
+  drifts = about.segments.filter((each) => each.drift !== null)
+    .map((each) => ({ ...each, at: Math.min(each.start + each.drift, each.start + each.tokens - 1) }));
+  driftAt = new Map(drifts.map((each) => [each.at, each]));
+  begins = new Set(about.segments.slice(1).map((each) => each.start));
+  const replies = about.runs.filter((run) => run[1] === "reply");
+  turned = new Set(replies.filter((run, at) => at && replies[at - 1][3] !== run[3]).map((run) => run[0]));
+}
+
+// A page that began without tokens has no grid. It is loaded again when there are some.
+if (!grid) {
+  document.addEventListener("htmx:sseMessage", () => { if (document.querySelector(".segments")) location.reload(); });
+  await new Promise(() => {});
+}
+await learn();
 const drawn = new Map();  // the rows in the page, by number
 let columns = 1, chosen = 0;
 
@@ -188,6 +199,19 @@ function choose(index, middle = false) {
   mark();
 }
 
+// -- live updates --------------------------------------------------------------------------------------------------
+// The server says that there are new tokens. Known windows stay, but for the last one, which may have grown.
+async function grown() {
+  const before = about.tokens, atEnd = grid.scrollTop + grid.clientHeight > rows.offsetHeight - 2 * HIGH;
+  await learn();
+  for (const number of [...windows.keys()]) if (number >= Math.floor(before / about.window) || about.tokens < before) windows.delete(number);
+  plot.destroy();
+  plot = strip();
+  draw();
+  if (atEnd && about.tokens > before && before * HIGH > columns * grid.clientHeight) grid.scrollTop = rows.offsetHeight;
+}
+if (grid.dataset.live) document.addEventListener("htmx:sseMessage", (event) => { if (event.detail.type === "head") grown(); });
+
 function legend() {
   const parts = SCALES[colour.value].names.map((name, number) => {
     const part = document.createElement("span"), box = document.createElement("i");
@@ -204,12 +228,13 @@ function strip() {
   const style = getComputedStyle(document.documentElement), shade = (name) => style.getPropertyValue(name).trim();
   const axis = { stroke: shade("--soft"), grid: { stroke: shade("--rule"), width: 1 }, ticks: { show: false } };
   const line = (label, name) => ({ label, stroke: shade(name), width: 1, points: { show: about.tokens <= 400, size: 4 }, spanGaps: false });
-  const given = [mean.map((_, number) => number * step), lowest, mean, ...(entropy ? [entropy] : [])];
-  const series = [{}, line("lowest logprob", "--tools"), line("mean logprob", "--model")];
+  const several = step > 1;  // of a single token, the lowest is the mean
+  const given = [mean.map((_, number) => number * step), ...(several ? [lowest] : []), mean, ...(entropy ? [entropy] : [])];
+  const series = [{}, ...(several ? [line("lowest logprob", "--tools")] : []), line("mean logprob", "--model")];
   if (entropy) series.push(line("mean entropy", "--agent"));
   const plot = new window.uPlot({
     width: box.clientWidth, height: 110, series, legend: { show: false }, scales: { x: { time: false } },
-    axes: [{ ...axis, size: 24 }, { ...axis, size: 44 }], cursor: { y: false, drag: { x: false, y: false } },
+    axes: [{ ...axis, size: 24 }, { ...axis, size: 44, space: 22 }], cursor: { y: false, drag: { x: false, y: false } },
   }, given, box);
   plot.over.addEventListener("click", () => choose(Math.round(plot.posToVal(plot.cursor.left, "x")), true));
   return plot;
@@ -243,6 +268,7 @@ colour.addEventListener("change", () => { legend(); draw(); });
 function follow() {
   const given = new URLSearchParams(location.hash.slice(1));
   if (given.has("token")) choose(Number(given.get("token")) || 0, true);
+  if (given.has("drift") && drifts.length) choose(drifts[0].at, true);
   const turn = Number(given.get("turn"));
   const run = turn && about.runs.find((each) => each[2] === turn);
   if (run) choose(run[0], true);
