@@ -26,7 +26,7 @@ class AgenticRolloutConfig:
     interactions_config: dict[str, dict[str, Any]] | None = None
     """Interactions by name with their options, see interactions.py."""
     batch_size: int = 1
-    """How many trajectories batches() yields at once, and how many are written to the disk at once."""
+    """How many trajectories batches() yields at once."""
     concurrent_requests: int = 4
     """The most rollouts that run at once."""
     include_trajectory_in_output: bool = True

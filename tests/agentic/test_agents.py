@@ -347,10 +347,19 @@ async def test_arl37_tools_without_types_and_sync_tools_run():
         ToolAgent().set_tools({"odd": 3})
 
 
-async def test_arl44_a_finish_tool_ends_the_rollout_with_its_answer():
+@pytest.mark.parametrize(
+    "tools", [{"tools": TOOLS}, {"tools": (), "tools_config": {"finish": {}}}], ids=["own", "ours"]
+)
+async def test_arl44_a_finish_tool_ends_the_rollout_with_its_answer(tools):
     for agent_type, reply in (("react", "Action: finish(answer='42')"), ("tool", calls(("finish", {"answer": "42"})))):
-        trajectory = await rollout_of(Script(reply), agent_type).run("Q")
+        trajectory = await rollout_of(Script(reply), agent_type, **tools).run("Q")
         assert (trajectory.stop_reason, trajectory.get_final_response()) == (StopReason.FINISH_TOOL, "42")
+
+
+async def test_arl44_the_finish_tool_keeps_its_reasoning_and_its_status():
+    said = {"answer": "none", "reasoning": "no time", "status": "failed"}
+    trajectory = await rollout_of(Script(calls(("finish", said))), "tool", (), tools_config={"finish": {}}).run("Q")
+    assert (trajectory.get_final_response(), trajectory.steps[2].tool_result) == ("none", said | {"completed": True})
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,46 @@ async def test_arl07_never_more_than_the_limit_runs_and_the_limit_is_used():
     assert (llm.most, len(llm.asked)) == (4, 20)
 
 
+async def test_arl07_a_slow_rollout_delays_no_other_one():
+    """With all slots in use, N prompts take N/k times the time of one, also if one takes as long as all others."""
+    others = asyncio.Event()
+    ended = 0
+
+    async def llm(messages, **params):
+        nonlocal ended
+        if messages[-1]["content"] == "slow":
+            await others.wait()
+        else:
+            ended += 1
+            if ended == 30:
+                others.set()
+        return ANSWER
+
+    made = await rollout_of(llm, concurrent_requests=2).run_batch(["slow", *["Q"] * 30])
+    assert [each.stop_reason for each in made] == [StopReason.FINAL_ANSWER] * 31
+
+
+async def test_arl07_few_trajectories_wait_for_a_slow_one():
+    slow, started = asyncio.Event(), []
+
+    async def llm(messages, **params):
+        started.append(messages[-1]["content"])
+        if messages[-1]["content"] == "0":
+            await slow.wait()
+        return ANSWER
+
+    async def all_of(batches):
+        return [len(batch) async for batch in batches]
+
+    prompts = map(str, range(100))
+    running = asyncio.ensure_future(all_of(rollout_of(llm, concurrent_requests=2, batch_size=3).batches(prompts)))
+    await until(lambda: len(started) == 2 * 2 + 3)
+    assert next(prompts) == "8"  # the next one has been read and waits
+    slow.set()
+    assert await running == [3] * 33
+    assert len(started) == 99
+
+
 async def test_arl07_a_batch_that_is_left_stops_its_rollouts():
     llm = Script(ANSWER, seconds=3600)
     running = asyncio.ensure_future(rollout_of(llm).run_batch(["Q"] * 9))
