@@ -57,13 +57,13 @@ class AgenticRollout:
             why = "is not callable; pass a function of messages, or OpenAIFunction(...)"
             raise InvalidArgument("llm_generate_func", f"{llm_generate_func!r:.80} {why}")
         self.config, self._llm = config, llm_generate_func
-        options = {
+        of_the_config = {
             "max_steps": config.max_steps,
             "max_tokens_per_step": config.max_tokens_per_step,
             "temperature": config.temperature,
             "tools_config": config.tools_config,
         }
-        self.agent: BaseAgent = make_agent(config.agent_type, options | config.agent_options)
+        self.agent: BaseAgent = make_agent(config.agent_type, of_the_config, config.agent_options)
         """The agent. Its set_tools() replaces its tools."""
         self.tools: dict[str, Any] = as_tools(tools)
         if self.tools:
