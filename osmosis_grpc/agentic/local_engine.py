@@ -40,8 +40,6 @@ class LocalEngine:
     """Runs rollouts of one agent. Used as `async with`; at most `concurrency` rollouts run at once."""
 
     def __init__(self, agent: BaseAgent, llm: LLMFunction, concurrency: int = 1) -> None:
-        self._runnable = AgentRunnable(agent)
-        self._runnable.keeps = True
         self._agent = agent
         self._policy = policy_of(llm)
         config = EngineConfig(
@@ -53,7 +51,7 @@ class LocalEngine:
             sweep_interval=KEPT / 4,
             stop_again_after=(0.2, 0.5),
         )
-        self._engine = Engine([self._runnable], config, sinks=[self._event], journal=MemoryJournal())
+        self._engine = Engine([AgentRunnable(agent)], config, sinks=[self._event], journal=MemoryJournal())
         self._views: dict[str, tuple[TrajectoryView, OnStep | None]] = {}
         self._stack = AsyncExitStack()
 
@@ -97,7 +95,7 @@ class LocalEngine:
         try:
             await self._engine.init(init, owner="", peer=Peer(self._chat, sink))
             view.end(await done)
-            return self._runnable.take(view.trajectory)
+            return view.trajectory
         finally:
             if not view.ended:  # the caller was cancelled, or the Init was refused
                 self.cancel(rollout_id)

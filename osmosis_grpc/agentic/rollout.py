@@ -90,7 +90,11 @@ class AgenticRollout:
         return trajectory
 
     def stream(self, prompt: Any, request_id: str = "", **request: Any) -> StepStream:
-        """Return a rollout that yields its steps while it runs."""
+        """Return a rollout that yields its steps while it runs.
+
+        The trajectory of an author's run_trajectory() exists at its end. Until then, the steps are those of its chats
+        and its tool calls.
+        """
         engine = LocalEngine(self.agent, self._llm)
         return StepStream(engine, prompt, request_id or f"agentic-{SYSTEM.new_id()}", request, self._save)
 

@@ -1,6 +1,5 @@
 """Adapts the agents of this package to the Runnable port, which the engine and `serve` host."""
 
-import dataclasses
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
@@ -11,8 +10,8 @@ from osmosis_grpc.agent.request import RolloutRequest
 from osmosis_grpc.agent.result_check import RunOutcome
 from osmosis_grpc.agentic.base_agent import BaseAgent, opened_tools
 from osmosis_grpc.agentic.duck_tools import open_stateful
-from osmosis_grpc.agentic.trajectory import COMPLETED, StopReason, Trajectory
-from osmosis_grpc.agentic.view import BEGAN, STOP_REASON
+from osmosis_grpc.agentic.trajectory import StopReason, Trajectory, json_value
+from osmosis_grpc.agentic.view import BEGAN, OWN_STEP, STOP_REASON
 
 
 class AgentRunnable:
@@ -24,10 +23,6 @@ class AgentRunnable:
         self.source = self.agent = agent
         self.name = name or getattr(agent, "agent_type", type(agent).__name__)
         self.replayable = agent.replayable
-        self.trajectories: dict[str, Trajectory] = {}
-        """The trajectories of authors' run_trajectory(), by rollout id, until take() is called."""
-        self.keeps = False
-        """Whether a caller in this process takes them."""
 
     def tools(self, request: RolloutRequest) -> Sequence[Any]:
         """Return the tools that travel beside the messages. Raises InvalidArgument for a grader's time limit."""
@@ -48,7 +43,7 @@ class AgentRunnable:
         return outcome
 
     async def _run_trajectory(self, context: RolloutContext) -> RunOutcome:
-        """Run the author's run_trajectory() with the model of the rollout."""
+        """Run the author's run_trajectory() with the model of the rollout. Its steps become events."""
         agent, request = self.agent, context.request
         defaults = {"max_tokens": agent.max_tokens_per_step, "temperature": agent.temperature}
         context.log_event(
@@ -70,26 +65,16 @@ class AgentRunnable:
             made = await agent.run_trajectory(prompt=prompt, llm_generate_func=ask, request_id=context.rollout_id)
         if not isinstance(made, Trajectory):
             raise TypeError(f"run_trajectory of {type(agent).__name__} returned a {type(made).__name__}")
-        if self.keeps:
-            self.trajectories[context.rollout_id] = made
+        for step in made.steps:
+            context.log_event(OWN_STEP, **step.to_dict())
         stop = made.stop_reason or (StopReason.FINAL_ANSWER if made.is_completed else StopReason.MAX_STEPS)
+        more = json_value(made.metadata)
         return RunOutcome(
-            finish_reason=stop, messages=None, reward=made.final_reward, extra_fields={STOP_REASON: stop.value}
+            finish_reason=stop, messages=None, reward=made.final_reward, extra_fields={**more, STOP_REASON: stop.value}
         )
 
     def ended(self, rollout_id: str, attempt: int) -> None:
-        """Forget nothing: a caller in this process takes its trajectory."""
-
-    def take(self, viewed: Trajectory) -> Trajectory:
-        """Return the trajectory of a rollout: the author's own one with the end of the view, or the view itself."""
-        own = self.trajectories.pop(viewed.request_id, None)
-        if own is None:
-            return viewed
-        viewed_end = ("stop_reason", "error", "messages", "segments", "total_tokens")
-        changes = {name: getattr(viewed, name) for name in viewed_end}
-        reward = own.final_reward if own.final_reward is not None else viewed.final_reward
-        complete = viewed.stop_reason in COMPLETED
-        return dataclasses.replace(own, **changes, final_reward=reward, is_completed=complete)
+        """Do nothing: tools() reserves nothing."""
 
 
 def agent_runnable(agent: BaseAgent, name: str = "") -> AgentRunnable:

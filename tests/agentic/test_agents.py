@@ -99,6 +99,8 @@ async def test_arl15_a_custom_agent_runs_a_tool_alone_and_on_the_engine():
             True,
             "final_answer",
         )
+        assert [step.index for step in trajectory.steps] == [0, 1, 2, 3]
+    assert hosted.steps == alone.steps
     assert hosted.messages == [*llm.asked[-1], {"role": "assistant", "content": ANSWER}]
     assert llm.asked[1] == llm.asked[3]
 
@@ -221,6 +223,7 @@ async def test_arl06_steps_are_streamed_in_order_and_are_those_of_the_trajectory
     async with rollout_of(llm).stream("Q", "r") as stream:
         streamed = [step async for step in stream]
     assert streamed == stream.trajectory.steps
+    assert [step.index for step in streamed] == list(range(5))
     unary = await rollout_of(llm).run("Q", "r")
 
     def timeless(trajectory):
