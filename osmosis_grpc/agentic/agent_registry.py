@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
+from osmosis_grpc.agentic.base_agent import BaseAgent
 from osmosis_grpc.errors import InvalidArgument
 
 GROUP = "osmosis_grpc.agents"
@@ -58,6 +59,8 @@ def make_agent(name: str, of_the_config: Mapping[str, Any], options: Mapping[str
     InvalidArgument for an unknown type, for an option that the agent does not have, and for one that is a field.
     """
     cls = get_agent_class(name)
+    if not issubclass(cls, BaseAgent):
+        raise InvalidArgument("agent_type", f"{name!r}: {cls.__name__} is no BaseAgent")
     parameters = inspect.signature(cls).parameters.values()
     known = {each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)

@@ -15,7 +15,7 @@ from osmosis_grpc.agentic.duck_tools import as_tools
 from osmosis_grpc.agentic.environment import log_level, save_trajectories
 from osmosis_grpc.agentic.interactions import make_interactions
 from osmosis_grpc.agentic.llm import LLMFunction
-from osmosis_grpc.agentic.local_engine import LocalEngine
+from osmosis_grpc.agentic.local_engine import LocalEngine, check_request
 from osmosis_grpc.agentic.saving import TrajectoryFile, TrajectorySaveError, save_path
 from osmosis_grpc.agentic.step_stream import StepStream
 from osmosis_grpc.agentic.tool_registry import MakeSandbox
@@ -125,6 +125,7 @@ class AgenticRollout:
         """See batches(). At most `ahead` rollouts run or wait for the one before them."""
         if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
             raise InvalidArgument("prompts", f"is a {type(prompts).__name__}; pass a list of prompts")
+        check_request(request)
         most, size = self.config.concurrent_requests, self.config.batch_size
         running, unfinished = deque[asyncio.Task[Trajectory]](), asyncio.Semaphore(2 * most)
         batch: list[Trajectory] = []

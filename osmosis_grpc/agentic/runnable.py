@@ -8,18 +8,19 @@ from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.grader_limit import refuse_grader_timeout
 from osmosis_grpc.agent.request import RolloutRequest
 from osmosis_grpc.agent.result_check import RunOutcome
-from osmosis_grpc.agentic.base_agent import BaseAgent, opened_tools
 from osmosis_grpc.agentic.duck_tools import open_stateful
+from osmosis_grpc.agentic.tool_registry import opened_tools
 from osmosis_grpc.agentic.trajectory import StopReason, Trajectory, json_value
 from osmosis_grpc.agentic.view import BEGAN, OWN_STEP, STOP_REASON
+from osmosis_grpc.errors import InvalidArgument
 
 
 class AgentRunnable:
-    """A Runnable of one agent. An agent whose author wrote run_trajectory() gets an LLM function of the context."""
+    """A Runnable of one BaseAgent. If its author wrote run_trajectory(), it gets an LLM function of the context."""
 
     lists_tools_without_request = True
 
-    def __init__(self, agent: BaseAgent, name: str = "") -> None:
+    def __init__(self, agent: Any, name: str = "") -> None:
         self.source = self.agent = agent
         self.name = name or getattr(agent, "agent_type", type(agent).__name__)
         self.replayable = agent.replayable
@@ -77,6 +78,12 @@ class AgentRunnable:
         """Do nothing: tools() reserves nothing."""
 
 
-def agent_runnable(agent: BaseAgent, name: str = "") -> AgentRunnable:
-    """Return the Runnable of an agent, for `serve -m MODULE:ATTRIBUTE`."""
+def agent_runnable(agent: Any, name: str = "") -> AgentRunnable:
+    """Return the Runnable of a BaseAgent, for `serve -m MODULE:ATTRIBUTE`. Its name is `name`, or that of the class.
+
+    Raises InvalidArgument for what is no agent.
+    """
+    if isinstance(agent, type) or not hasattr(agent, "run_trajectory"):
+        what = f"a class; pass an agent, such as {agent.__name__}()" if isinstance(agent, type) else "no BaseAgent"
+        raise InvalidArgument("agent", f"is {what}")
     return AgentRunnable(agent, name)

@@ -348,6 +348,8 @@ async def test_arl37_tools_without_types_and_sync_tools_run():
     assert "- upper: Makes letters large.\n    text (string, required)" in llm.asked[0][0]["content"]
     with pytest.raises(InvalidArgument, match=r"tools\.odd: 3 is not a function, and has no method execute"):
         ToolAgent().set_tools({"odd": 3})
+    with pytest.raises(InvalidArgument, match=r"tools\[1\]: 3 is not a function"):
+        ToolAgent().set_tools([add, 3])
 
 
 @pytest.mark.parametrize(

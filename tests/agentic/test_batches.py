@@ -236,7 +236,17 @@ def test_arl30_statistics_are_those_that_were_computed_by_hand():
     assert (made.latency_p50, made.latency_p95) == (2.0, 3.0)
     assert (made.reward_mean, made.reward_std) == (0.5, 0.5)
     assert made.stop_reasons == {"final_answer": 1, "llm_error": 1, "cancelled": 1}
+    assert str(made).splitlines() == [
+        "3 trajectories, 1 completed",
+        "ends: final_answer 1, llm_error 1, cancelled 1",
+        "steps: observation 1, action 2, action_result 2, final_answer 1",
+        "tool calls: add 1; 50% of the results are no errors; 1 malformed",
+        "reward: mean 0.5, deviation 0.5, of 2",
+        "seconds for a reply: median 2, p95 3",
+        "tokens: 16",
+    ]
     empty = statistics_of([])
+    assert str(empty).splitlines()[-2:] == ["tool calls: none", "tokens: unknown"]
     assert (empty.reward_mean, empty.latency_p50, empty.tool_success_rate, empty.tokens) == (None,) * 4
     assert statistics_of(example()[0]).trajectories == 1
 
@@ -282,4 +292,13 @@ async def test_arl07_one_prompt_is_no_batch(prompts):
     script = Script("Final Answer: 1")
     with pytest.raises(InvalidArgument, match=f"prompts: is a {type(prompts).__name__}; pass a list of prompts"):
         await AgenticRollout(AgenticRolloutConfig(), script).run_batch(prompts)
+    assert script.asked == []
+
+
+async def test_arl07_a_wrong_field_of_the_request_is_named_before_a_rollout_begins():
+    script = Script(ANSWER)
+    with pytest.raises(InvalidArgument, match=r"request.labl: is no field; did you mean label\?"):
+        await rollout_of(script).run("Q", labl="42")
+    with pytest.raises(InvalidArgument, match=r"request.budget: is no field; the fields are completion_params, max_"):
+        await rollout_of(script).run_batch(["Q"], budget=3)
     assert script.asked == []

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from osmosis_grpc.agent.loader import load_agents
 from osmosis_grpc.agentic import (
     BaseAgent,
     ReActAgent,
@@ -14,7 +15,7 @@ from osmosis_grpc.agentic import (
     load_trajectories,
     policy_of,
 )
-from osmosis_grpc.errors import FailedPrecondition, NotFound
+from osmosis_grpc.errors import FailedPrecondition, InvalidArgument, NotFound
 from osmosis_grpc.policies import ScriptedPolicy
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.calculator import CalculatorAgent
@@ -226,6 +227,22 @@ async def test_arl15_a_custom_agent_is_served():
         outcome = await ask(server.address, ScriptedPolicy(["Final Answer: 42"]), "r", "custom")
     assert (outcome.status, outcome.finish_reason, outcome.reward) == ("COMPLETED", "final_answer", 0.5)
     assert outcome.samples["main"].trainable
+
+
+@pytest.mark.parametrize("name", ["brief", "Brief"])
+def test_arl15_serve_takes_an_agent_and_its_class(name, tmp_path, monkeypatch):
+    (tmp_path / "arl15_agents.py").write_text(
+        "from osmosis_grpc.agentic import ReActAgent\nclass Brief(ReActAgent):\n    pass\nbrief = Brief(max_steps=3)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    [loaded] = load_agents([f"arl15_agents:{name}"])
+    assert (loaded.name, loaded.agent.max_steps) == ("react", 3 if name == "brief" else 10)
+    for wrong, text in (
+        (ReActAgent, r"agent: is a class; pass an agent, such as ReActAgent\(\)"),
+        (3, "is no BaseAgent"),
+    ):
+        with pytest.raises(InvalidArgument, match=text):
+            agent_runnable(wrong)
 
 
 async def test_arl13_a_model_that_refuses_is_an_llm_error(serving):
