@@ -11,7 +11,7 @@ from osmosis_grpc.agent.result_check import RunOutcome
 from osmosis_grpc.agentic.duck_tools import open_stateful
 from osmosis_grpc.agentic.tool_registry import opened_tools
 from osmosis_grpc.agentic.trajectory import StopReason, Trajectory, json_value
-from osmosis_grpc.agentic.view import BEGAN, OWN_STEP, STOP_REASON
+from osmosis_grpc.agentic.view import BEGAN, OWN_STEPS, STOP_REASON
 from osmosis_grpc.errors import InvalidArgument
 
 
@@ -44,7 +44,7 @@ class AgentRunnable:
         return outcome
 
     async def _run_trajectory(self, context: RolloutContext) -> RunOutcome:
-        """Run the author's run_trajectory() with the model of the rollout. Its steps become events."""
+        """Run the author's run_trajectory() with the model of the rollout. Its steps become an event."""
         agent, request = self.agent, context.request
         defaults = {"max_tokens": agent.max_tokens_per_step, "temperature": agent.temperature}
         context.log_event(
@@ -66,8 +66,7 @@ class AgentRunnable:
             made = await agent.run_trajectory(prompt=prompt, llm_generate_func=ask, request_id=context.rollout_id)
         if not isinstance(made, Trajectory):
             raise TypeError(f"run_trajectory of {type(agent).__name__} returned a {type(made).__name__}")
-        for step in made.steps:
-            context.log_event(OWN_STEP, **step.to_dict())
+        context.log_event(OWN_STEPS, steps=[step.to_dict() for step in made.steps])
         stop = made.stop_reason or (StopReason.FINAL_ANSWER if made.is_completed else StopReason.MAX_STEPS)
         more = json_value(made.metadata)
         return RunOutcome(

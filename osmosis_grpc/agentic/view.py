@@ -13,8 +13,8 @@ from osmosis_grpc.types.outcome import OutcomeStatus, lacks
 BEGAN = "agentic"
 """The event with which an agent of this package begins: its type, its format, its tools' parameters."""
 BEGAN_KEYS = frozenset({"agent_type", "format", "parameters", "finish_tools"})
-OWN_STEP = "agentic_step"
-"""The event of a step of an author's run_trajectory(). These events come after its last chat."""
+OWN_STEPS = "agentic_steps"
+"""The event with the steps of an author's run_trajectory(), after its end."""
 STOP_REASON = "stop_reason"
 """The key of the outcome's extra_fields with the StopReason."""
 
@@ -46,9 +46,9 @@ class TrajectoryView:
                 self._own_steps = []
                 self._builder.begin(data["format"], data["parameters"], data["finish_tools"])
                 self.trajectory.metadata["agent_type"] = data["agent_type"]
-            case events.Logged(name=name, data=data) if name == OWN_STEP:
+            case events.Logged(name=name, data=data) if name == OWN_STEPS:
                 with contextlib.suppress(InvalidArgument):  # an agent loop has logged something else under this name
-                    self._own_steps.append(TrajectoryStep.from_dict(data))
+                    self._own_steps = Trajectory.from_dict({"request_id": "", "steps": data.get("steps")}).steps
             case events.ChatRequested():
                 if kind.purpose is ChatPurpose.JUDGE:
                     self._judged.add((kind.sample, kind.chat_number))
