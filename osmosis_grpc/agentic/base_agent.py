@@ -43,7 +43,7 @@ class BaseAgent(ABC):
     ) -> None:
         check_count("max_steps", max_steps)
         check_count("max_tokens_per_step", max_tokens_per_step)
-        check_temperature(temperature)
+        check_temperature("temperature", temperature)
         self.max_steps = max_steps
         self.max_tokens_per_step = max_tokens_per_step
         self.temperature = float(temperature)

@@ -106,7 +106,7 @@ _CHECKS = {
     "agent_type": check_text,
     "max_steps": check_count,
     "max_tokens_per_step": check_count,
-    "temperature": lambda name, value: check_temperature(value),
+    "temperature": check_temperature,
     "tools_config": check_objects,
     "interactions_config": check_objects,
     "batch_size": check_count,
