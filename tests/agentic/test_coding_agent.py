@@ -1,6 +1,8 @@
 """The coding agent mends repositories in a local sandbox, in this process and on a server."""
 
 import json
+import re
+from collections import Counter
 
 import pytest
 
@@ -70,9 +72,10 @@ async def test_arl22_show_shows_every_call_of_the_served_coding_agent(tmp_path):
                 shown = run("-m", "osmosis_grpc", "show", name, "--server", target)
                 asked = [call["function"] for reply in replies for call in reply.get("tool_calls", ())]
                 assert shown.returncode == 0, shown.stderr
-                positions = [shown.stdout.index(f"calls {call['name']}") for call in asked]
                 assert shown.stdout.count("      result (") == len(asked), shown.stdout
-                assert positions
+                for tool, count in Counter(call["name"] for call in asked).items():
+                    assert f"tool {tool}: {count} call" in shown.stdout, shown.stdout
+                    assert len(re.findall(rf"\b{tool} \{{", shown.stdout)) == count, shown.stdout
 
 
 def test_arl22_a_wrong_repository_and_tools_without_a_sandbox_are_refused():
