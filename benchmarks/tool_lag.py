@@ -2,11 +2,11 @@
 
 python -m benchmarks.tool_lag [--seconds 5] [--megabytes 1000] [--json]
 
-A timer fires every millisecond; the lag is the time by which it is late. Other processes of a busy machine delay it, too.
-They do not change `_cpu_ms`: the most CPU time of the event loop's thread between two ticks. The tools run one after the
-other: a command that sleeps for `seconds`, a search for a pattern that never ends, with a limit of `seconds`, and a
-command that prints `megabytes`. Then a folder with 200 files of 10 kB is saved as a snapshot and restored. The first
-figure is the lag without a tool.
+A timer fires every millisecond; the lag is the time by which it is late. Other processes of a busy machine delay it,
+too. They do not change `_cpu_ms`: the most CPU time of the event loop's thread between two ticks. The tools run one
+after the other: a command that sleeps for `seconds`, a search for a pattern that never ends, with a limit of
+`seconds`, and a command that prints `megabytes`. Then a folder with 200 files of 10 kB is saved as a snapshot and
+restored. The first figure is the lag without a tool.
 """
 
 import asyncio
