@@ -24,7 +24,7 @@ class AgenticRolloutConfig:
     tools_config: dict[str, dict[str, Any]] | None = None
     """Tools by name with their options, see list_tools(). None means no tools, or the agent's own tools."""
     interactions_config: dict[str, dict[str, Any]] | None = None
-    """Interactions by name with their options, see interactions.py."""
+    """Interactions by name with their options, such as check_answer. They react to a final answer."""
     batch_size: int = 1
     """How many trajectories batches() yields at once."""
     concurrent_requests: int = 4
