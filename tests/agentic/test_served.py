@@ -222,9 +222,10 @@ class Custom(BaseAgent):
         return trajectory
 
 
-async def test_arl15_a_custom_agent_is_served():
-    async with AgentServer([agent_runnable(Custom(), "custom")], port=0) as server:
-        outcome = await ask(server.address, ScriptedPolicy(["Final Answer: 42"]), "r", "custom")
+@pytest.mark.parametrize("name", ["custom", "Custom"])
+async def test_arl15_a_custom_agent_is_served(name):
+    async with AgentServer([agent_runnable(Custom(), "custom"), Custom()], port=0) as server:
+        outcome = await ask(server.address, ScriptedPolicy(["Final Answer: 42"]), "r", name)
     assert (outcome.status, outcome.finish_reason, outcome.reward) == ("COMPLETED", "final_answer", 0.5)
     assert outcome.samples["main"].trainable
 
