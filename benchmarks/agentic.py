@@ -98,7 +98,7 @@ async def _sync_lag(seconds: float) -> float:
     lag, made = await lag_during(AgenticRollout(AgenticRolloutConfig(), llm).run("Q"))
     if not made.is_completed:
         raise Broken(f"the rollout ended as {made.stop_reason}")
-    return round(lag * 1000, 1)
+    return round(lag.seconds * 1000, 1)
 
 
 async def _refusals() -> float:
@@ -142,7 +142,7 @@ async def _coding(rollouts: int) -> tuple[float, float]:
             raise Broken(f"rollout {name} has {seen}: {each.error}")
     if len({each.request_id for each in made}) < rollouts:
         raise Broken("two rollouts have the same id")
-    return round(took, 1), round(lag * 1000, 1)
+    return round(took, 1), round(lag.seconds * 1000, 1)
 
 
 def _calls(name: str) -> list[tuple[str, dict[str, Any]]]:

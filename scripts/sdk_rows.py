@@ -121,7 +121,7 @@ AGENTIC = {
     7: "batches: a limit that holds, results in the order of the prompts, failures that stay alone",
     8: "a hundred rollouts at once share nothing",
     9: "LLM functions: sync and async; text, dict and object",
-    10: "the OpenAI-compatible function; **other**: a reply comes as a whole, so `stream=True` is refused",
+    10: "the OpenAI-compatible function: parameters, tools, logprobs, usage; a streamed reply is the same reply",
     11: "the Anthropic function",
     12: "retries by status, within the deadline, as many as configured",
     13: "a model that fails ends the rollout as `llm_error`",

@@ -19,7 +19,16 @@ from typer.main import get_command
 
 from osmosis_grpc import policies
 from osmosis_grpc.agent.workflow_config import AgentWorkflowConfig, ConcurrencyConfig, GraderConfig
-from osmosis_grpc.agentic import AgenticRolloutConfig, AnthropicFunction, LLMConfig, OpenAIFunction, Retries
+from osmosis_grpc.agentic import (
+    AgenticRolloutConfig,
+    AnthropicFunction,
+    CheckAnswer,
+    CodingAgent,
+    LLMConfig,
+    OpenAIFunction,
+    ReActAgent,
+    Retries,
+)
 from osmosis_grpc.cli.commands import app
 from osmosis_grpc.console.line import FIELDS
 from osmosis_grpc.console.option import Field
@@ -30,6 +39,7 @@ from osmosis_grpc.link.tls import ClientTls, ServerTls
 from osmosis_grpc.rollout import RolloutAgentLoop
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.tools.kubernetes import KubernetesCluster, KubernetesConfig
+from osmosis_grpc.tools.sandbox import LocalSandbox, SandboxLimits
 from osmosis_grpc.trainer import RolloutClient, SyncTrainer, Trainer, TrainerConfig
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
@@ -99,7 +109,11 @@ CLASSES: dict[str, tuple[type, ...]] = {
     "Export": (Export, ExportOptions, VerlConfig),
     "Credentials and TLS": (Credentials, ClientTls, ServerSecurity, ServerTls),
     "Policies": tuple(each for name in policies.__all__ if isinstance(each := getattr(policies, name), type)),
-    "The Agentic Rollout Library": (AgenticRolloutConfig, OpenAIFunction, AnthropicFunction, LLMConfig, Retries),
+    "The Agentic Rollout Library": (
+        *(AgenticRolloutConfig, ReActAgent, CodingAgent, CheckAnswer),
+        *(OpenAIFunction, AnthropicFunction, LLMConfig, Retries),
+    ),
+    "Sandboxes": (LocalSandbox, SandboxLimits),
     "Sandboxes in Kubernetes": (KubernetesCluster, KubernetesConfig),
     "Agent loops": (RolloutAgentLoop,),
     "Workflows and graders": (AgentWorkflowConfig, GraderConfig, ConcurrencyConfig),

@@ -159,9 +159,11 @@ def load_grader(spec: str, values: Sequence[str] = ()) -> tuple[type[Grader[Any]
 
 def _agent(item: Any, spec: str) -> Any:
     """Return an agent loop, a Runnable or a FoundWorkflow. Raises LoadError."""
-    if isinstance(item, type) and issubclass(item, RolloutAgentLoop):
+    if isinstance(item, type) and (issubclass(item, RolloutAgentLoop) or hasattr(item, "as_runnable")):
         with _own_code(spec):
             item = item()
+    if hasattr(item, "as_runnable"):
+        item = item.as_runnable()
     if isinstance(item, RolloutAgentLoop | FoundWorkflow) or is_runnable(item):
         return item
     cls = item if isinstance(item, type) else type(item)

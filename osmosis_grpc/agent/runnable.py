@@ -150,7 +150,14 @@ async def expanded(found: Any) -> Any:
 
 
 def as_runnable(agent: RolloutAgentLoop | Runnable | type) -> Runnable:
-    """Return the agent itself, or the adapter for an agent loop or for the class of a workflow."""
+    """Return the agent itself, or the adapter for an agent loop or for the class of a workflow.
+
+    An object with a method as_runnable() makes its adapter itself.
+    """
+    own: Any = getattr(agent, "as_runnable", None)
+    if own is not None and not isinstance(agent, type):
+        made: Runnable = own()
+        return made
     if isinstance(agent, type):
         from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
+from osmosis_grpc.agentic.base_agent import BaseAgent
 from osmosis_grpc.errors import InvalidArgument
 
 GROUP = "osmosis_grpc.agents"
@@ -51,18 +52,32 @@ def clear_registry() -> None:
     _registered.clear()
 
 
-def make_agent(name: str, options: Mapping[str, Any]) -> Any:
-    """Make an agent of a type. Raises InvalidArgument for an unknown type, and for an option that it does not have."""
+def make_agent(name: str, of_the_config: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """Make an agent of a type.
+
+    `of_the_config` are arguments from fields of the configuration, and `options` are those of its agent_options. Raises
+    InvalidArgument for an unknown type, for an option that the agent does not have, and for one that is a field.
+    """
     cls = get_agent_class(name)
-    known = inspect.signature(cls).parameters
+    if not issubclass(cls, BaseAgent):
+        raise InvalidArgument("agent_type", f"{name!r}: {cls.__name__} is no BaseAgent")
+    parameters = inspect.signature(cls).parameters.values()
+    known = {each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
     for option in options:
-        if option not in known:
-            listed = ", ".join(key for key in known if key not in _OF_THE_CONFIG)
-            raise InvalidArgument(f"agent_options.{option}", f"the agent {name} has the options {listed or 'none'}")
-    return cls(**options)
-
-
-_OF_THE_CONFIG = ("max_steps", "max_tokens_per_step", "temperature", "tools_config", "args", "kwargs")
+        if option in of_the_config:
+            raise InvalidArgument(f"agent_options.{option}", f"is a field of the configuration; set {option} there")
+        if option not in known and not takes_any:
+            listed = ", ".join(sorted(known - of_the_config.keys())) or "none"
+            raise InvalidArgument(f"agent_options.{option}", f"the agent {name} has the options {listed}")
+    missing = [field for field in of_the_config if field not in known and not takes_any]
+    if missing:
+        why = f"{cls.__name__}() does not take {', '.join(missing)}; add **kwargs, and pass them to super().__init__()"
+        raise InvalidArgument("agent_type", f"{name!r}: {why}")
+    try:
+        return cls(**of_the_config, **options)
+    except TypeError as error:
+        raise InvalidArgument("agent_options", f"the agent {name} cannot be made: {error}") from error
 
 
 def _built_in() -> dict[str, type]:

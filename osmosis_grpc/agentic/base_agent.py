@@ -2,24 +2,23 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextvars import ContextVar
 from typing import Any, ClassVar
 
 from osmosis_grpc.agent.context import get_rollout_context
+from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.agentic.checks import check_count, check_temperature
 from osmosis_grpc.agentic.duck_tools import as_tools
 from osmosis_grpc.agentic.llm import LLMFunction
 from osmosis_grpc.agentic.reading import Answer, Call, Part, Unreadable
 from osmosis_grpc.agentic.reply_formats import FORMATS, ReplyFormat, parameters_of
+from osmosis_grpc.agentic.runnable import agent_runnable
 from osmosis_grpc.agentic.step_builder import StepBuilder
 from osmosis_grpc.agentic.tool_calls import run_calls
-from osmosis_grpc.agentic.tool_registry import MakeSandbox, Toolbox
+from osmosis_grpc.agentic.tool_registry import MakeSandbox, Toolbox, opened_tools
 from osmosis_grpc.agentic.trajectory import COMPLETED, StepType, StopReason, Trajectory, TrajectoryStep
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.tools.sandbox import LocalSandbox
 
-opened_tools: ContextVar[dict[str, Any] | None] = ContextVar("opened_tools", default=None)
-"""The tools of the rollout of an author's run_trajectory()."""
 REPLIES = (StepType.THOUGHT, StepType.ACTION, StepType.FINAL_ANSWER)
 """The kinds of steps that a reply makes."""
 
@@ -44,7 +43,7 @@ class BaseAgent(ABC):
     ) -> None:
         check_count("max_steps", max_steps)
         check_count("max_tokens_per_step", max_tokens_per_step)
-        check_temperature(temperature)
+        check_temperature("temperature", temperature)
         self.max_steps = max_steps
         self.max_tokens_per_step = max_tokens_per_step
         self.temperature = float(temperature)
@@ -56,6 +55,10 @@ class BaseAgent(ABC):
         self.interactions: dict[str, Any] = {}
         self.on_trajectory: Callable[[Trajectory], Awaitable[None]] | None = None
         """Called with each trajectory that run_trajectory() of an agent of this package makes."""
+
+    def as_runnable(self) -> Runnable:
+        """Return the agent as `serve` and `validate` host it. See agent_runnable()."""
+        return agent_runnable(self)
 
     def set_tools(self, tools: Mapping[str, Any] | Iterable[Any]) -> None:
         """Set tools: by name, or a list. They join those of tools_config. See as_tools(). Raises InvalidArgument."""

@@ -12,10 +12,10 @@ def check_count(field: str, value: Any) -> None:
         raise InvalidArgument(field, f"{value!r} is not a whole number of at least 1")
 
 
-def check_temperature(value: Any) -> None:
+def check_temperature(field: str, value: Any) -> None:
     """Raise InvalidArgument for a value that is not a finite number of at least 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not is_finite(value) or value < 0:
-        raise InvalidArgument("temperature", f"{value!r} is not a number of at least 0")
+        raise InvalidArgument(field, f"{value!r} is not a number of at least 0")
 
 
 def check_flag(field: str, value: Any) -> None:

@@ -21,7 +21,12 @@ TOOLS: Mapping[str, Mapping[str, Any]] = {"bash_executor": {}, "file_editor": {}
 
 
 class CodingAgent(BuiltInAgent):
-    """Needs a model that calls tools. Each rollout has a sandbox of its own, with the files of a repository."""
+    """Needs a model that calls tools. Each rollout has a sandbox of its own, with the files of a repository.
+
+    `repository` is a folder, which stays as it is. `test_command` runs at the end of a rollout: the reward is 1.0 if it
+    succeeds, otherwise 0.0. With `snapshots` the sandbox is saved at each turn, so that a rollout can be forked.
+    `system_prompt` replaces the agent's own prompt.
+    """
 
     agent_type = "coding"
     reply_format = FORMATS["native"]

@@ -24,9 +24,9 @@ class AgenticRolloutConfig:
     tools_config: dict[str, dict[str, Any]] | None = None
     """Tools by name with their options, see list_tools(). None means no tools, or the agent's own tools."""
     interactions_config: dict[str, dict[str, Any]] | None = None
-    """Interactions by name with their options, see interactions.py."""
+    """Interactions by name with their options, such as check_answer. They react to a final answer."""
     batch_size: int = 1
-    """How many trajectories batches() yields at once, and how many are written to the disk at once."""
+    """How many trajectories batches() yields at once."""
     concurrent_requests: int = 4
     """The most rollouts that run at once."""
     include_trajectory_in_output: bool = True
@@ -106,7 +106,7 @@ _CHECKS = {
     "agent_type": check_text,
     "max_steps": check_count,
     "max_tokens_per_step": check_count,
-    "temperature": lambda name, value: check_temperature(value),
+    "temperature": check_temperature,
     "tools_config": check_objects,
     "interactions_config": check_objects,
     "batch_size": check_count,

@@ -74,8 +74,8 @@ def _typed(function: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-def as_tool(given: Any, name: str = "") -> Any:
-    """Return a tool with `name`, `openai_schema()` and `run(arguments, context)`.
+def as_tool(given: Any, name: str = "", field: str = "") -> Any:
+    """Return a tool with `name`, `openai_schema()` and `run(arguments, context)`. `field` is its place, for errors.
 
     `given` is what `@tool` makes, a BaseTool or its class, an object with a method execute(), sync or async, or a
     function. Raises InvalidArgument.
@@ -86,7 +86,7 @@ def as_tool(given: Any, name: str = "") -> Any:
         return given if name in ("", given.name) else _Renamed(given, name)
     function = given if inspect.isroutine(given) else getattr(given, "execute", None)
     if not callable(function):
-        raise InvalidArgument(f"tools.{name}", f"{given!r:.60} is not a function, and has no method execute")
+        raise InvalidArgument(field or f"tools.{name}", f"{given!r:.60} is not a function, and has no method execute")
     own_name = name or getattr(given, "name", "") or getattr(function, "__name__", "")
     about = getattr(given, "description", "") or inspect.getdoc(function) or inspect.getdoc(type(given)) or ""
     return DuckTool(own_name, function, str(about))
@@ -144,7 +144,7 @@ def as_tools(given: Mapping[str, Any] | Iterable[Any]) -> dict[str, Any]:
     if not isinstance(given, Iterable):
         kind = type(given).__name__
         raise InvalidArgument("tools", f"is a {kind}; pass a list of tools, or an object of names and tools")
-    made = [as_tool(each) for each in given]
+    made = [as_tool(each, field=f"tools[{index}]") for index, each in enumerate(given)]
     tools = {each.name: each for each in made}
     if len(tools) < len(made):
         raise InvalidArgument("tools", "two tools have the same name")

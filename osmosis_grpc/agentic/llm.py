@@ -104,9 +104,11 @@ class LLMConfig:
     """Sampling parameters, such as temperature, for requests that do not set them."""
     token_ids: bool = False
     """Whether to ask the server for token ids, as vLLM and SGLang return them. Only OpenAIFunction has it."""
+    stream: bool = False
+    """Whether the server streams a reply, which is returned as a whole. Only OpenAIFunction has it."""
 
 
-OVERRIDES = frozenset({"model", "base_url", "api_key", "timeout"})
+OVERRIDES = frozenset({"model", "base_url", "api_key", "timeout", "stream"})
 """Keywords of a request that replace a field of LLMConfig. Such a call opens a connection of its own."""
 
 
@@ -149,8 +151,8 @@ class ModelFunction:
     ) -> ChatResponse:
         """Return the reply to `messages`. All calls and pauses together take at most `deadline` seconds.
 
-        `model`, `base_url`, `api_key` and `timeout` replace the configured values. Other keywords are sampling
-        parameters under OpenAI's names. Raises LLMError.
+        `model`, `base_url`, `api_key`, `timeout` and `stream` replace the configured values. Other keywords are
+        sampling parameters under OpenAI's names. Raises LLMError.
         """
         history = [dict(message) for message in messages]
         request = ChatRequest(rollout_id="llm", messages=history, tools=tools, params=params, timeout=deadline)
@@ -186,6 +188,7 @@ class OpenAIFunction(ModelFunction):
             api_key=self.key(config),
             token_ids=config.token_ids,
             logprobs=config.token_ids,
+            stream=config.stream,
             timeout=config.timeout,
         )
 
@@ -197,8 +200,9 @@ class AnthropicFunction(ModelFunction):
 
     def make_policy(self, config: LLMConfig) -> AnthropicPolicy:
         """Return the policy for a configuration."""
-        if config.token_ids:
-            raise InvalidArgument("token_ids", "Anthropic's API returns no token ids; leave it out")
+        for name, why in (("token_ids", "Anthropic's API returns no token ids"), ("stream", "replies come as a whole")):
+            if getattr(config, name):
+                raise InvalidArgument(name, f"{why}; leave it out")
         return AnthropicPolicy(
             config.model, api_key=self.key(config), base_url=self.provider.url(config.base_url), timeout=config.timeout
         )
@@ -230,8 +234,6 @@ class _ModelPolicy:
         config = self._function.config
         params = {**config.params, **request.params}
         replaced = {name: params.pop(name) for name in OVERRIDES & params.keys()}
-        if params.get("stream"):
-            raise InvalidArgument("stream", "a reply comes as a whole; leave it out")
         asked = dataclasses.replace(request, params=params)
         async with await self._policy(dataclasses.replace(config, **replaced), keep=not replaced) as policy:
             reply: ChatResponse = await policy(asked)

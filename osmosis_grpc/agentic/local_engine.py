@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any
 
 from osmosis_grpc.agentic.base_agent import BaseAgent
@@ -40,8 +42,6 @@ class LocalEngine:
     """Runs rollouts of one agent. Used as `async with`; at most `concurrency` rollouts run at once."""
 
     def __init__(self, agent: BaseAgent, llm: LLMFunction, concurrency: int = 1) -> None:
-        self._runnable = AgentRunnable(agent)
-        self._runnable.keeps = True
         self._agent = agent
         self._policy = policy_of(llm)
         config = EngineConfig(
@@ -53,7 +53,7 @@ class LocalEngine:
             sweep_interval=KEPT / 4,
             stop_again_after=(0.2, 0.5),
         )
-        self._engine = Engine([self._runnable], config, sinks=[self._event], journal=MemoryJournal())
+        self._engine = Engine([AgentRunnable(agent)], config, sinks=[self._event], journal=MemoryJournal())
         self._views: dict[str, tuple[TrajectoryView, OnStep | None]] = {}
         self._stack = AsyncExitStack()
 
@@ -80,6 +80,7 @@ class LocalEngine:
 
         If the caller is cancelled, the rollout ends: its chat and its tools stop.
         """
+        check_request(request)
         rollout_id = request_id or f"agentic-{SYSTEM.new_id()}"
         if rollout_id in self._views:
             raise InvalidArgument("request_id", f"{rollout_id!r} runs already")
@@ -97,7 +98,7 @@ class LocalEngine:
         try:
             await self._engine.init(init, owner="", peer=Peer(self._chat, sink))
             view.end(await done)
-            return self._runnable.take(view.trajectory)
+            return view.trajectory
         finally:
             if not view.ended:  # the caller was cancelled, or the Init was refused
                 self.cancel(rollout_id)
@@ -113,6 +114,20 @@ class LocalEngine:
             return await self._policy(request)
         except Exception as error:
             raise FailedPrecondition(with_type(error)) from error
+
+
+def check_request(request: Mapping[str, Any]) -> None:
+    """Raise InvalidArgument for a name that is no field of RolloutRequest, or that the caller cannot set."""
+    known = [each.name for each in fields(RolloutRequest) if each.name not in _SET_HERE]
+    for name in request:
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            which = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(known)}"
+            raise InvalidArgument(f"request.{name}", f"is no field; {which}")
+
+
+_SET_HERE = ("rollout_id", "messages", "attempt", "fork")
+"""The fields of RolloutRequest that no caller sets."""
 
 
 async def run_one(agent: BaseAgent, prompt: Any, llm: LLMFunction, request_id: str = "", **request: Any) -> Trajectory:

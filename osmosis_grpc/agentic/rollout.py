@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
@@ -14,7 +15,7 @@ from osmosis_grpc.agentic.duck_tools import as_tools
 from osmosis_grpc.agentic.environment import log_level, save_trajectories
 from osmosis_grpc.agentic.interactions import make_interactions
 from osmosis_grpc.agentic.llm import LLMFunction
-from osmosis_grpc.agentic.local_engine import LocalEngine
+from osmosis_grpc.agentic.local_engine import LocalEngine, check_request
 from osmosis_grpc.agentic.saving import TrajectoryFile, TrajectorySaveError, save_path
 from osmosis_grpc.agentic.step_stream import StepStream
 from osmosis_grpc.agentic.tool_registry import MakeSandbox
@@ -56,13 +57,13 @@ class AgenticRollout:
             why = "is not callable; pass a function of messages, or OpenAIFunction(...)"
             raise InvalidArgument("llm_generate_func", f"{llm_generate_func!r:.80} {why}")
         self.config, self._llm = config, llm_generate_func
-        options = {
+        of_the_config = {
             "max_steps": config.max_steps,
             "max_tokens_per_step": config.max_tokens_per_step,
             "temperature": config.temperature,
             "tools_config": config.tools_config,
         }
-        self.agent: BaseAgent = make_agent(config.agent_type, options | config.agent_options)
+        self.agent: BaseAgent = make_agent(config.agent_type, of_the_config, config.agent_options)
         """The agent. Its set_tools() replaces its tools."""
         self.tools: dict[str, Any] = as_tools(tools)
         if self.tools:
@@ -89,29 +90,44 @@ class AgenticRollout:
         return trajectory
 
     def stream(self, prompt: Any, request_id: str = "", **request: Any) -> StepStream:
-        """Return a rollout that yields its steps while it runs."""
+        """Return a rollout that yields its steps while it runs.
+
+        The trajectory of an author's run_trajectory() exists at its end. Until then, the steps are those of its chats
+        and its tool calls.
+        """
         engine = LocalEngine(self.agent, self._llm)
         return StepStream(engine, prompt, request_id or f"agentic-{SYSTEM.new_id()}", request, self._save)
 
     async def run_batch(self, prompts: Iterable[Any], **request: Any) -> list[Trajectory]:
-        """Run a rollout for each prompt, and return the trajectories in the order of the prompts. See batches()."""
+        """Run a rollout for each prompt, and return the trajectories in the order of the prompts. See batches().
+
+        A slow rollout delays no other one, because all trajectories are kept until the end.
+        """
         made: list[Trajectory] = []
-        async with aclosing(self.batches(prompts, **request)) as batches:
+        async with aclosing(self._batches(prompts, request, math.inf)) as batches:
             async for batch in batches:
                 made += batch
         return made
 
-    async def batches(self, prompts: Iterable[Any], **request: Any) -> AsyncGenerator[list[Trajectory]]:
+    def batches(self, prompts: Iterable[Any], **request: Any) -> AsyncGenerator[list[Trajectory]]:
         """Run a rollout for each prompt, at most `concurrent_requests` at once.
 
         Yields the trajectories in the order of the prompts, `batch_size` at once. A rollout that fails, or whose prompt
-        is wrong, is a trajectory with an error, and the others go on. Raises TrajectorySaveError after the last one.
+        is wrong, is a trajectory with an error, and the others go on. At most twice `concurrent_requests` and
+        `batch_size` trajectories wait for a slow one before them. Raises TrajectorySaveError after the last one.
         Raises InvalidArgument if `prompts` is one prompt.
         """
+        return self._batches(prompts, request, 2 * self.config.concurrent_requests + self.config.batch_size)
+
+    async def _batches(
+        self, prompts: Iterable[Any], request: Mapping[str, Any], ahead: float
+    ) -> AsyncGenerator[list[Trajectory]]:
+        """See batches(). At most `ahead` rollouts run or wait for the one before them."""
         if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
             raise InvalidArgument("prompts", f"is a {type(prompts).__name__}; pass a list of prompts")
+        check_request(request)
         most, size = self.config.concurrent_requests, self.config.batch_size
-        source, running = iter(prompts), deque[asyncio.Task[Trajectory]]()
+        running, unfinished = deque[asyncio.Task[Trajectory]](), asyncio.Semaphore(2 * most)
         batch: list[Trajectory] = []
         unsaved: list[TrajectorySaveError] = []
 
@@ -129,13 +145,15 @@ class AgenticRollout:
 
         async with LocalEngine(self.agent, self._llm, most) as engine:
             try:
-                for prompt in source:
-                    running.append(child(ROLLOUT, one(engine, prompt)))
-                    while len(running) >= 2 * most + size or (running and running[0].done()):
+                for prompt in prompts:
+                    while len(running) >= ahead or (running and running[0].done()):
                         batch.append(await running.popleft())
                         if len(batch) == size:
                             yield batch
                             batch = []
+                    await unfinished.acquire()
+                    running.append(child(ROLLOUT, one(engine, prompt)))
+                    running[-1].add_done_callback(lambda _: unfinished.release())
                 while running:
                     batch.append(await running.popleft())
                     if len(batch) == size or not running:

@@ -1,6 +1,5 @@
 """Adapts the agents of this package to the Runnable port, which the engine and `serve` host."""
 
-import dataclasses
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
@@ -9,25 +8,22 @@ from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.grader_limit import refuse_grader_timeout
 from osmosis_grpc.agent.request import RolloutRequest
 from osmosis_grpc.agent.result_check import RunOutcome
-from osmosis_grpc.agentic.base_agent import BaseAgent, opened_tools
 from osmosis_grpc.agentic.duck_tools import open_stateful
-from osmosis_grpc.agentic.trajectory import COMPLETED, StopReason, Trajectory
-from osmosis_grpc.agentic.view import BEGAN, STOP_REASON
+from osmosis_grpc.agentic.tool_registry import opened_tools
+from osmosis_grpc.agentic.trajectory import StopReason, Trajectory, json_value
+from osmosis_grpc.agentic.view import BEGAN, OWN_STEPS, STOP_REASON
+from osmosis_grpc.errors import InvalidArgument
 
 
 class AgentRunnable:
-    """A Runnable of one agent. An agent whose author wrote run_trajectory() gets an LLM function of the context."""
+    """A Runnable of one BaseAgent. If its author wrote run_trajectory(), it gets an LLM function of the context."""
 
     lists_tools_without_request = True
 
-    def __init__(self, agent: BaseAgent, name: str = "") -> None:
+    def __init__(self, agent: Any, name: str = "") -> None:
         self.source = self.agent = agent
         self.name = name or getattr(agent, "agent_type", type(agent).__name__)
         self.replayable = agent.replayable
-        self.trajectories: dict[str, Trajectory] = {}
-        """The trajectories of authors' run_trajectory(), by rollout id, until take() is called."""
-        self.keeps = False
-        """Whether a caller in this process takes them."""
 
     def tools(self, request: RolloutRequest) -> Sequence[Any]:
         """Return the tools that travel beside the messages. Raises InvalidArgument for a grader's time limit."""
@@ -48,7 +44,7 @@ class AgentRunnable:
         return outcome
 
     async def _run_trajectory(self, context: RolloutContext) -> RunOutcome:
-        """Run the author's run_trajectory() with the model of the rollout."""
+        """Run the author's run_trajectory() with the model of the rollout. Its steps become an event."""
         agent, request = self.agent, context.request
         defaults = {"max_tokens": agent.max_tokens_per_step, "temperature": agent.temperature}
         context.log_event(
@@ -70,28 +66,23 @@ class AgentRunnable:
             made = await agent.run_trajectory(prompt=prompt, llm_generate_func=ask, request_id=context.rollout_id)
         if not isinstance(made, Trajectory):
             raise TypeError(f"run_trajectory of {type(agent).__name__} returned a {type(made).__name__}")
-        if self.keeps:
-            self.trajectories[context.rollout_id] = made
+        context.log_event(OWN_STEPS, steps=[step.to_dict() for step in made.steps])
         stop = made.stop_reason or (StopReason.FINAL_ANSWER if made.is_completed else StopReason.MAX_STEPS)
+        more = json_value(made.metadata)
         return RunOutcome(
-            finish_reason=stop, messages=None, reward=made.final_reward, extra_fields={STOP_REASON: stop.value}
+            finish_reason=stop, messages=None, reward=made.final_reward, extra_fields={**more, STOP_REASON: stop.value}
         )
 
     def ended(self, rollout_id: str, attempt: int) -> None:
-        """Forget nothing: a caller in this process takes its trajectory."""
-
-    def take(self, viewed: Trajectory) -> Trajectory:
-        """Return the trajectory of a rollout: the author's own one with the end of the view, or the view itself."""
-        own = self.trajectories.pop(viewed.request_id, None)
-        if own is None:
-            return viewed
-        viewed_end = ("stop_reason", "error", "messages", "segments", "total_tokens")
-        changes = {name: getattr(viewed, name) for name in viewed_end}
-        reward = own.final_reward if own.final_reward is not None else viewed.final_reward
-        complete = viewed.stop_reason in COMPLETED
-        return dataclasses.replace(own, **changes, final_reward=reward, is_completed=complete)
+        """Do nothing: tools() reserves nothing."""
 
 
-def agent_runnable(agent: BaseAgent, name: str = "") -> AgentRunnable:
-    """Return the Runnable of an agent, for `serve -m MODULE:ATTRIBUTE`."""
+def agent_runnable(agent: Any, name: str = "") -> AgentRunnable:
+    """Return the Runnable of a BaseAgent, for `serve -m MODULE:ATTRIBUTE`. Its name is `name`, or that of the class.
+
+    Raises InvalidArgument for what is no agent.
+    """
+    if isinstance(agent, type) or not hasattr(agent, "run_trajectory"):
+        what = f"a class; pass an agent, such as {agent.__name__}()" if isinstance(agent, type) else "no BaseAgent"
+        raise InvalidArgument("agent", f"is {what}")
     return AgentRunnable(agent, name)

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from osmosis_grpc.agentic.trajectory import StepType, Trajectory
@@ -35,6 +35,22 @@ class Statistics:
     """The number of trajectories with a final reward."""
     stop_reasons: dict[str, int]
 
+    def __str__(self) -> str:
+        """Return the statistics as lines for people."""
+        rate = "" if self.tool_success_rate is None else f"; {self.tool_success_rate:.0%} of the results are no errors"
+        malformed = f"; {self.malformed_calls} malformed" if self.malformed_calls else ""
+        lines = [
+            f"{self.trajectories} trajectories, {self.completed} completed",
+            f"ends: {_counts(self.stop_reasons)}",
+            f"steps: {_counts(self.steps)}",
+            f"tool calls: {_counts(self.tool_calls)}{rate}{malformed}",
+        ]
+        if self.reward_mean is not None:
+            lines.append(f"reward: mean {self.reward_mean:.4g}, deviation {self.reward_std:.4g}, of {self.rewarded}")
+        if self.latency_p50 is not None:
+            lines.append(f"seconds for a reply: median {self.latency_p50:.3g}, p95 {self.latency_p95:.3g}")
+        return "\n".join([*lines, f"tokens: {'unknown' if self.tokens is None else self.tokens}"])
+
 
 def statistics_of(trajectories: Trajectory | Iterable[Trajectory]) -> Statistics:
     """Return the statistics of a trajectory, or of several together."""
@@ -61,6 +77,10 @@ def statistics_of(trajectories: Trajectory | Iterable[Trajectory]) -> Statistics
         rewarded=len(rewards),
         stop_reasons=dict(Counter(each.stop_reason.value for each in made if each.stop_reason is not None)),
     )
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items() if count) or "none"
 
 
 def percentile(ordered: Sequence[float], part: float) -> float | None:

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from contextvars import ContextVar
 from typing import Any
 
 from osmosis_grpc.agentic.duck_tools import as_tool
@@ -11,6 +12,9 @@ from osmosis_grpc.tools.library import MAKERS
 from osmosis_grpc.tools.sandbox import LocalSandbox, Sandbox
 
 MakeSandbox = Callable[[], Sandbox]
+
+opened_tools: ContextVar[dict[str, Any] | None] = ContextVar("opened_tools", default=None)
+"""The tools of the rollout of an author's run_trajectory()."""
 
 _registered: dict[str, Callable[..., Any]] = {}
 

@@ -68,6 +68,8 @@ class TrajectoryStep:
     """Unix seconds."""
     duration: float | None = None
     """The seconds that the model or the tool took."""
+    index: int | None = None
+    """The position in the trajectory, from 0. The trajectory sets it; None outside of one."""
 
     def __post_init__(self) -> None:
         self.step_type = _step_type(self.step_type)
@@ -122,10 +124,18 @@ class Trajectory:
                 self.stop_reason = StopReason(self.stop_reason)
             except ValueError:
                 raise InvalidArgument("stop_reason", f"{self.stop_reason!r} is none of {_listed(StopReason)}") from None
+        self.set_steps(self.steps)
 
     def add_step(self, step: TrajectoryStep) -> None:
-        """Append a step."""
+        """Append a step, and set its index."""
+        step.index = len(self.steps)
         self.steps.append(step)
+
+    def set_steps(self, steps: list[TrajectoryStep]) -> None:
+        """Replace the steps, and set their indices."""
+        self.steps = steps
+        for index, step in enumerate(steps):
+            step.index = index
 
     def get_final_response(self) -> str:
         """Return the last final answer, else the last text of the model; "" if there is none. Never an error."""

@@ -1,15 +1,22 @@
 """Trajectories of an agent server over gRPC: a thin view of RolloutClient."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from pathlib import Path
 
+from osmosis_grpc.agent.runnable import Runnable
+from osmosis_grpc.agentic.base_agent import BaseAgent
 from osmosis_grpc.agentic.files import dump_trajectories
+from osmosis_grpc.agentic.runnable import agent_runnable
 from osmosis_grpc.agentic.statistics import Statistics, statistics_of
 from osmosis_grpc.agentic.trajectory import Trajectory, TrajectoryStep
 from osmosis_grpc.agentic.view import TrajectoryView
+from osmosis_grpc.errors import FailedPrecondition
 from osmosis_grpc.supervise import SYSTEM
+from osmosis_grpc.testing.replay import Difference, Recorded, differences
 from osmosis_grpc.trainer.rollout_client import RolloutClient
-from osmosis_grpc.types import RolloutInfo
+from osmosis_grpc.types import RolloutInfo, TrajectoryEvent
+from osmosis_grpc.types.events import Accepted
 from osmosis_grpc.types.rollout_filter import EVERY, RolloutFilter
 
 
@@ -39,29 +46,29 @@ class TrajectoryClient:
         """
         view = TrajectoryView(rollout_id)
         info = await self._client.get(rollout_id, attempt)
-        if info.last_event_number:
-            events = self._client.events(rollout_id, attempt=info.attempt)
-            try:
-                async for event in events:
-                    view.add(event)
-                    if event.event_number >= info.last_event_number:
-                        break
-            finally:
-                await events.aclose()
+        async for event in self._recorded(info):
+            view.add(event)
         if info.outcome is not None:
             view.end(info.outcome)
         return view.trajectory
 
+    async def _recorded(self, info: RolloutInfo) -> AsyncIterator[TrajectoryEvent]:
+        """Yield the events of an attempt so far."""
+        if not info.last_event_number:
+            return
+        async with aclosing(self._client.events(info.rollout_id, attempt=info.attempt)) as found:
+            async for event in found:
+                yield event
+                if event.event_number >= info.last_event_number:
+                    return
+
     async def stream(self, rollout_id: str, attempt: int = 0) -> AsyncIterator[TrajectoryStep]:
         """Yield the steps of a rollout while it runs, until its end. Raises NotFound and Unavailable."""
         view = TrajectoryView(rollout_id)
-        events = self._client.events(rollout_id, attempt=attempt)
-        try:
-            async for event in events:
+        async with aclosing(self._client.events(rollout_id, attempt=attempt)) as found:
+            async for event in found:
                 for step in view.add(event):
                     yield step
-        finally:
-            await events.aclose()
 
     async def all(self, where: RolloutFilter = EVERY) -> AsyncIterator[Trajectory]:
         """Yield the trajectories of the selected rollouts, page by page."""
@@ -89,6 +96,20 @@ class TrajectoryClient:
     async def stats(self, where: RolloutFilter = EVERY) -> Statistics:
         """Return the statistics of the selected rollouts."""
         return statistics_of([each async for each in self.all(where)])
+
+    async def replay(self, rollout_id: str, agent: BaseAgent | Runnable, attempt: int = 0) -> Sequence[Difference]:
+        """Run an agent in this process on the recorded replies of a rollout. Its tools run again.
+
+        Returns where it differs from the record; an empty list if it does the same. Raises NotFound, and
+        FailedPrecondition for a rollout that has not ended.
+        """
+        info = await self._client.get(rollout_id, attempt)
+        if info.outcome is None:
+            raise FailedPrecondition(f"rollout {rollout_id} has not ended; replay it after its end")
+        found = [event async for event in self._recorded(info)]
+        request = next(event.kind.init.request for event in found if isinstance(event.kind, Accepted))
+        runnable = agent_runnable(agent) if isinstance(agent, BaseAgent) else agent
+        return await differences(runnable, Recorded(request, info.agent_loop, info.outcome, found))
 
     async def cancel(self, rollout_id: str, reason: str = "") -> None:
         """End a running rollout. Its trajectory has the stop reason cancelled."""

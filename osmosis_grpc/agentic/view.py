@@ -1,27 +1,37 @@
 """A trajectory is a view of a rollout's events and its outcome. Works for the rollouts of every agent."""
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
 from osmosis_grpc.agentic.step_builder import StepBuilder
 from osmosis_grpc.agentic.trajectory import COMPLETED, StepType, StopReason, Trajectory, TrajectoryStep
+from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import ChatPurpose, ChatResponse, FailureReason, RolloutOutcome, TrajectoryEvent, events
 from osmosis_grpc.types.outcome import OutcomeStatus, lacks
 
 BEGAN = "agentic"
 """The event with which an agent of this package begins: its type, its format, its tools' parameters."""
+BEGAN_KEYS = frozenset({"agent_type", "format", "parameters", "finish_tools"})
+OWN_STEPS = "agentic_steps"
+"""The event with the steps of an author's run_trajectory(), after its end."""
 STOP_REASON = "stop_reason"
 """The key of the outcome's extra_fields with the StopReason."""
 
 
 class TrajectoryView:
-    """Makes a trajectory of events as they come. Used by all that run, read and stream trajectories."""
+    """Makes a trajectory of events as they come. Used by all that run, read and stream trajectories.
+
+    At the end, the steps of an author's run_trajectory() replace those that were made of its chats and tool calls.
+    """
 
     def __init__(self, request_id: str = "") -> None:
         self.trajectory = Trajectory(request_id=request_id)
         self._builder = StepBuilder(self.trajectory)
         self.ended = False
         """Whether the rollout has ended."""
+        self._own_steps: list[TrajectoryStep] = []
+        """The steps that an author's run_trajectory() has made."""
         self._judged: set[tuple[str, int]] = set()
         self._tokens: int | None = 0
         """The tokens so far; None if a reply has no counts."""
@@ -32,9 +42,13 @@ class TrajectoryView:
         kind, at = event.kind, event.time
         self.trajectory.request_id = self.trajectory.request_id or event.rollout_id
         match kind:
-            case events.Logged(name=name, data=data) if name == BEGAN:
+            case events.Logged(name=name, data=data) if name == BEGAN and data.keys() >= BEGAN_KEYS:
+                self._own_steps = []
                 self._builder.begin(data["format"], data["parameters"], data["finish_tools"])
                 self.trajectory.metadata["agent_type"] = data["agent_type"]
+            case events.Logged(name=name, data=data) if name == OWN_STEPS:
+                with contextlib.suppress(InvalidArgument):  # an agent loop has logged something else under this name
+                    self._own_steps = Trajectory.from_dict({"request_id": "", "steps": data.get("steps")}).steps
             case events.ChatRequested():
                 if kind.purpose is ChatPurpose.JUDGE:
                     self._judged.add((kind.sample, kind.chat_number))
@@ -51,7 +65,9 @@ class TrajectoryView:
                 self._builder.rewarded(kind.reward, number)
             case events.Ended(outcome=outcome):
                 self._builder.close(timestamp=at)
+                last = self.trajectory.steps[before:]
                 self.end(outcome)
+                return last
         return self.trajectory.steps[before:]
 
     def _answered(self, kind: events.ChatAnswered, at: float) -> None:
@@ -70,6 +86,8 @@ class TrajectoryView:
     def end(self, outcome: RolloutOutcome) -> None:
         """Take the outcome: the end, the reward, the messages and the tokens. Later outcomes add what is missing."""
         made, failure, self.ended = self.trajectory, outcome.failure, True
+        if self._own_steps:
+            made.set_steps(self._own_steps)
         made.stop_reason = stop_reason(outcome, made)
         made.is_completed = made.stop_reason in COMPLETED
         made.error = failure.message if failure else None

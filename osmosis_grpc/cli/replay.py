@@ -1,6 +1,6 @@
 """The replay command: runs a recorded rollout's agent again on its recorded replies.
 
-osmosis_grpc.cli.replay_comparison runs the agent and compares.
+osmosis_grpc.testing.replay runs the agent and compares.
 """
 
 from dataclasses import asdict
@@ -11,7 +11,6 @@ from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.agent.validator import one_line
 from osmosis_grpc.cli.agent_sources import SourceOptions as AgentSources
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
-from osmosis_grpc.cli.replay_comparison import Difference, Recorded, Row, rerun, result_differences
 from osmosis_grpc.cli.source import Source, open_source
 from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.errors import OsmosisRolloutError
@@ -19,6 +18,7 @@ from osmosis_grpc.reading.phrases import reward_text
 from osmosis_grpc.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.testing.replay import Difference, Recorded, Row, rerun, result_differences
 from osmosis_grpc.types import RolloutInfo, RolloutOutcome
 from osmosis_grpc.types.outcome import printable
 

@@ -18,7 +18,6 @@ from osmosis_grpc.cli.agent_sources import SourceOptions as AgentSources
 from osmosis_grpc.cli.daemon_thread import Interruptible
 from osmosis_grpc.cli.list import chosen_filter
 from osmosis_grpc.cli.replay import STOPPED, recorded_of
-from osmosis_grpc.cli.replay_comparison import Difference, Row, rerun, result_differences
 from osmosis_grpc.cli.source import Source, open_source
 from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.errors import OsmosisRolloutError
@@ -27,6 +26,7 @@ from osmosis_grpc.reading.phrases import counted
 from osmosis_grpc.reading.source_port import DamagedRollout, SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.testing.replay import Difference, Row, rerun, result_differences
 from osmosis_grpc.types import RolloutFilter, RolloutInfo
 from osmosis_grpc.types.outcome import printable
 

@@ -78,7 +78,15 @@ class ModelHttp:
             await session.close()
 
     async def post(self, request: ChatRequest, body: Mapping[str, Any]) -> Any:
-        """Return the JSON of the answer. Cancelling closes the connection, and the model server stops sampling.
+        """Return the JSON of the answer. Raises what post_raw() raises, and Internal for an answer that is no JSON."""
+        raw = await self.post_raw(request, body)
+        try:
+            return jsontext.parse(raw.decode(), "body")
+        except (ValueError, InvalidArgument) as error:
+            raise self.unreadable(error) from None
+
+    async def post_raw(self, request: ChatRequest, body: Mapping[str, Any]) -> bytes:
+        """Return the answer. Cancelling closes the connection, and the model server stops sampling.
 
         Raises ResourceExhausted, Unavailable or DeadlineExceeded if a retry may help, and another CallError if not.
         """
@@ -95,10 +103,7 @@ class ModelHttp:
             raise Unavailable(f"the model server cannot be reached: {type(error).__name__}{self.at}") from None
         if status != 200:
             raise refused(status, self.without_key(_said(raw.decode(errors="replace"))), self.at, retry_after)
-        try:
-            return jsontext.parse(raw.decode(), "body")
-        except (ValueError, InvalidArgument) as error:
-            raise self.unreadable(error) from None
+        return raw
 
     def unreadable(self, error: Exception) -> Internal:
         """Return the error for an answer that cannot be read."""

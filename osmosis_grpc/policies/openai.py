@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 
 from osmosis_grpc.errors import InvalidArgument, Unavailable
+from osmosis_grpc.policies.event_streams import is_stream, read_stream, stream_problem
 from osmosis_grpc.policies.model_http import ModelHttp, checked_url, typed
-from osmosis_grpc.types import ChatRequest, ChatResponse, Ids, Tensor, TokenBlock, VersionSpan
+from osmosis_grpc.types import ChatRequest, ChatResponse, Ids, Tensor, TokenBlock, VersionSpan, jsontext
 
+BAD_BODY = (KeyError, IndexError, TypeError, ValueError, AttributeError, InvalidArgument)
+"""The errors of a reply that cannot be read."""
 ID_PREFIX = "token_id:"
 """How vLLM writes a token as its id."""
 ABORT_RETRY = 1.0
@@ -27,7 +30,8 @@ class OpenAIPolicy:
 
     A trainer closes the policy's connections at its end. Without a trainer, use `async with OpenAIPolicy(url, model)`.
     `token_ids=False` leaves out `return_token_ids`, and `logprobs=False` leaves out `logprobs`, because some servers
-    refuse them. One reply may take `timeout` seconds. `version` is kept with every reply. Without `version`, the
+    refuse them. With `stream=True` the server streams each reply, which is returned as a whole. One reply may take
+    `timeout` seconds. `version` is kept with every reply. Without `version`, the
     trainer's version is kept.
 
     After 429, 408, 5xx or the finish reason "abort", the policy raises an error. Then the agent server asks again, for
@@ -43,6 +47,7 @@ class OpenAIPolicy:
         api_key: str | None = None,
         token_ids: bool = True,
         logprobs: bool = True,
+        stream: bool = False,
         timeout: float = 600.0,
         connections: int = 1024,
         version: str = "",
@@ -53,6 +58,7 @@ class OpenAIPolicy:
         self._model = model
         self._token_ids = token_ids
         self._logprobs = logprobs
+        self._stream = stream
         self._version = version
 
     async def __aenter__(self) -> "OpenAIPolicy":
@@ -65,17 +71,32 @@ class OpenAIPolicy:
         await self._http.exit()
 
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
-        body = await self._http.post(request, self._body(request))
+        asked = self._body(request)
+        body = await (self._streamed(request, asked) if self._stream else self._http.post(request, asked))
         try:
             if body["choices"][0].get("finish_reason") == "abort":
                 raise Unavailable(f"the model server aborted the chat{self._http.at}", retry_after=ABORT_RETRY)
             return read_completion(body, self._version)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError, InvalidArgument) as error:
+        except BAD_BODY as error:
             raise self._http.unreadable(error) from None
+
+    async def _streamed(self, request: ChatRequest, asked: dict[str, Any]) -> dict[str, Any]:
+        """Return a streamed reply as one that is not streamed."""
+        raw = await self._http.post_raw(request, asked)
+        problem = stream_problem(raw) if is_stream(raw) else ""
+        if problem:
+            raise Unavailable(f"the model server's stream {self._http.without_key(problem)}{self._http.at}")
+        try:
+            whole: dict[str, Any] = read_stream(raw) if is_stream(raw) else jsontext.parse_object(raw.decode(), "body")
+        except BAD_BODY as error:
+            raise self._http.unreadable(error) from None
+        return whole
 
     def _body(self, request: ChatRequest) -> dict[str, Any]:
         asked = {"logprobs": True} if self._logprobs else {}
-        body: dict[str, Any] = {**asked, **request.params, "model": self._model, "stream": False}
+        body: dict[str, Any] = {**asked, **request.params, "model": self._model, "stream": self._stream}
+        if self._stream:
+            body["stream_options"] = {"include_usage": True}
         body["messages"] = list(request.messages)
         if request.tools:
             body["tools"] = list(request.tools)

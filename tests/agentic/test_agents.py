@@ -99,6 +99,8 @@ async def test_arl15_a_custom_agent_runs_a_tool_alone_and_on_the_engine():
             True,
             "final_answer",
         )
+        assert [step.index for step in trajectory.steps] == [0, 1, 2, 3]
+    assert hosted.steps == alone.steps
     assert hosted.messages == [*llm.asked[-1], {"role": "assistant", "content": ANSWER}]
     assert llm.asked[1] == llm.asked[3]
 
@@ -221,6 +223,7 @@ async def test_arl06_steps_are_streamed_in_order_and_are_those_of_the_trajectory
     async with rollout_of(llm).stream("Q", "r") as stream:
         streamed = [step async for step in stream]
     assert streamed == stream.trajectory.steps
+    assert [step.index for step in streamed] == list(range(5))
     unary = await rollout_of(llm).run("Q", "r")
 
     def timeless(trajectory):
@@ -345,12 +348,23 @@ async def test_arl37_tools_without_types_and_sync_tools_run():
     assert "- upper: Makes letters large.\n    text (string, required)" in llm.asked[0][0]["content"]
     with pytest.raises(InvalidArgument, match=r"tools\.odd: 3 is not a function, and has no method execute"):
         ToolAgent().set_tools({"odd": 3})
+    with pytest.raises(InvalidArgument, match=r"tools\[1\]: 3 is not a function"):
+        ToolAgent().set_tools([add, 3])
 
 
-async def test_arl44_a_finish_tool_ends_the_rollout_with_its_answer():
+@pytest.mark.parametrize(
+    "tools", [{"tools": TOOLS}, {"tools": (), "tools_config": {"finish": {}}}], ids=["own", "ours"]
+)
+async def test_arl44_a_finish_tool_ends_the_rollout_with_its_answer(tools):
     for agent_type, reply in (("react", "Action: finish(answer='42')"), ("tool", calls(("finish", {"answer": "42"})))):
-        trajectory = await rollout_of(Script(reply), agent_type).run("Q")
+        trajectory = await rollout_of(Script(reply), agent_type, **tools).run("Q")
         assert (trajectory.stop_reason, trajectory.get_final_response()) == (StopReason.FINISH_TOOL, "42")
+
+
+async def test_arl44_the_finish_tool_keeps_its_reasoning_and_its_status():
+    said = {"answer": "none", "reasoning": "no time", "status": "failed"}
+    trajectory = await rollout_of(Script(calls(("finish", said))), "tool", (), tools_config={"finish": {}}).run("Q")
+    assert (trajectory.get_final_response(), trajectory.steps[2].tool_result) == ("none", said | {"completed": True})
 
 
 @pytest.mark.parametrize(

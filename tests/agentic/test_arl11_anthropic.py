@@ -64,5 +64,7 @@ async def test_arl11_a_rollout_of_the_engine():
 async def test_arl11_a_wrong_option_is_named():
     with pytest.raises(LLMError, match="token_ids"):
         await AnthropicFunction(model="claude", api_key=KEY, token_ids=True)(QUESTION)
+    with pytest.raises(LLMError, match="stream: replies come as a whole"):
+        await AnthropicFunction(model="claude", api_key=KEY)(QUESTION, stream=True)
     with pytest.raises(LLMError, match="seed"):
         await AnthropicFunction(model="claude", api_key=KEY, base_url="http://127.0.0.1:9")(QUESTION, seed=5)

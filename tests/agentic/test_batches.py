@@ -57,6 +57,46 @@ async def test_arl07_never_more_than_the_limit_runs_and_the_limit_is_used():
     assert (llm.most, len(llm.asked)) == (4, 20)
 
 
+async def test_arl07_a_slow_rollout_delays_no_other_one():
+    """With all slots in use, N prompts take N/k times the time of one, also if one takes as long as all others."""
+    others = asyncio.Event()
+    ended = 0
+
+    async def llm(messages, **params):
+        nonlocal ended
+        if messages[-1]["content"] == "slow":
+            await others.wait()
+        else:
+            ended += 1
+            if ended == 30:
+                others.set()
+        return ANSWER
+
+    made = await rollout_of(llm, concurrent_requests=2).run_batch(["slow", *["Q"] * 30])
+    assert [each.stop_reason for each in made] == [StopReason.FINAL_ANSWER] * 31
+
+
+async def test_arl07_few_trajectories_wait_for_a_slow_one():
+    slow, started = asyncio.Event(), []
+
+    async def llm(messages, **params):
+        started.append(messages[-1]["content"])
+        if messages[-1]["content"] == "0":
+            await slow.wait()
+        return ANSWER
+
+    async def all_of(batches):
+        return [len(batch) async for batch in batches]
+
+    prompts = map(str, range(100))
+    running = asyncio.ensure_future(all_of(rollout_of(llm, concurrent_requests=2, batch_size=3).batches(prompts)))
+    await until(lambda: len(started) == 2 * 2 + 3)
+    assert next(prompts) == "8"  # the next one has been read and waits
+    slow.set()
+    assert await running == [3] * 33
+    assert len(started) == 99
+
+
 async def test_arl07_a_batch_that_is_left_stops_its_rollouts():
     llm = Script(ANSWER, seconds=3600)
     running = asyncio.ensure_future(rollout_of(llm).run_batch(["Q"] * 9))
@@ -196,7 +236,17 @@ def test_arl30_statistics_are_those_that_were_computed_by_hand():
     assert (made.latency_p50, made.latency_p95) == (2.0, 3.0)
     assert (made.reward_mean, made.reward_std) == (0.5, 0.5)
     assert made.stop_reasons == {"final_answer": 1, "llm_error": 1, "cancelled": 1}
+    assert str(made).splitlines() == [
+        "3 trajectories, 1 completed",
+        "ends: final_answer 1, llm_error 1, cancelled 1",
+        "steps: observation 1, action 2, action_result 2, final_answer 1",
+        "tool calls: add 1; 50% of the results are no errors; 1 malformed",
+        "reward: mean 0.5, deviation 0.5, of 2",
+        "seconds for a reply: median 2, p95 3",
+        "tokens: 16",
+    ]
     empty = statistics_of([])
+    assert str(empty).splitlines()[-2:] == ["tool calls: none", "tokens: unknown"]
     assert (empty.reward_mean, empty.latency_p50, empty.tool_success_rate, empty.tokens) == (None,) * 4
     assert statistics_of(example()[0]).trajectories == 1
 
@@ -242,4 +292,13 @@ async def test_arl07_one_prompt_is_no_batch(prompts):
     script = Script("Final Answer: 1")
     with pytest.raises(InvalidArgument, match=f"prompts: is a {type(prompts).__name__}; pass a list of prompts"):
         await AgenticRollout(AgenticRolloutConfig(), script).run_batch(prompts)
+    assert script.asked == []
+
+
+async def test_arl07_a_wrong_field_of_the_request_is_named_before_a_rollout_begins():
+    script = Script(ANSWER)
+    with pytest.raises(InvalidArgument, match=r"request.labl: is no field; did you mean label\?"):
+        await rollout_of(script).run("Q", labl="42")
+    with pytest.raises(InvalidArgument, match=r"request.budget: is no field; the fields are completion_params, max_"):
+        await rollout_of(script).run_batch(["Q"], budget=3)
     assert script.asked == []

@@ -1,6 +1,8 @@
 """The coding agent mends repositories in a local sandbox, in this process and on a server."""
 
 import json
+import re
+from collections import Counter
 
 import pytest
 
@@ -70,9 +72,10 @@ async def test_arl22_show_shows_every_call_of_the_served_coding_agent(tmp_path):
                 shown = run("-m", "osmosis_grpc", "show", name, "--server", target)
                 asked = [call["function"] for reply in replies for call in reply.get("tool_calls", ())]
                 assert shown.returncode == 0, shown.stderr
-                positions = [shown.stdout.index(f"calls {call['name']}") for call in asked]
                 assert shown.stdout.count("      result (") == len(asked), shown.stdout
-                assert positions
+                for tool, count in Counter(call["name"] for call in asked).items():
+                    assert f"tool {tool}: {count} call" in shown.stdout, shown.stdout
+                    assert len(re.findall(rf"\b{tool} \{{", shown.stdout)) == count, shown.stdout
 
 
 def test_arl22_a_wrong_repository_and_tools_without_a_sandbox_are_refused():
@@ -137,13 +140,28 @@ async def test_arl41_an_agent_takes_back_its_edits_and_a_created_file():
 
 
 async def test_arl08_each_rollout_has_a_sandbox_of_its_own():
+    """Rollouts at once write to the same paths. Each tool sees what its own rollout has written."""
+    code = "import json; open('notes', 'a').write('!'); print(open('notes').read())"
+
     async def llm(messages, **params):
         question = next(message for message in messages if message["role"] == "user")["content"]
-        results = [message["content"] for message in messages if message["role"] == "tool"]
-        if not results:
-            return calls(("bash_executor", {"command": f"echo {question} >> all; cat all"}))
-        return json.loads(results[-1])["stdout"]
+        edits = [{"command": "create", "file_text": f"{question}\n"}, {"command": "undo_edit"}]
+        replies = [
+            calls(("bash_executor", {"command": f"echo {question} >> all; cat all"})),
+            calls(*[("file_editor", {"path": "edited"} | edit) for edit in (edits[0], edits[1], edits[0])]),
+            calls(("search", {"command": "search_text", "pattern": "^q", "regex": True})),
+            calls(("python_executor", {"code": f"open('notes', 'w').write('{question}'); {code}"})),
+            "done",
+        ]
+        return replies[sum(message["role"] == "assistant" for message in messages)]
 
-    config = AgenticRolloutConfig(agent_type="tool", tools_config={"bash_executor": {}}, concurrent_requests=5)
-    made = await AgenticRollout(config, llm).run_batch([f"q{n}" for n in range(5)])
-    assert [each.get_final_response() for each in made] == [f"q{n}" for n in range(5)]
+    tools = {name: {} for name in ("bash_executor", "file_editor", "search", "python_executor")}
+    config = AgenticRolloutConfig(
+        agent_type="tool", tools_config=tools, concurrent_requests=5, agent_options={"max_parallel_calls": 1}
+    )
+    questions = [f"q{n}" for n in range(5)]
+    for question, made in zip(questions, await AgenticRollout(config, llm).run_batch(questions), strict=True):
+        results = [step.tool_result for step in made.steps if step.step_type == "action_result"]
+        assert all(step.metadata.get("success", True) for step in made.steps), made.error or results
+        assert (results[0]["stdout"], results[-1]["stdout"]) == (f"{question}\n", f"{question}!\n")
+        assert [match["line_content"] for match in results[-2]["matches"]] == [question, question]

@@ -224,6 +224,35 @@ async def test_arl04_the_options_reach_the_agent_and_an_unread_one_is_refused():
         await ran(llm, agent_options={"max_parallel_calls": 0})
 
 
+async def test_arl04_a_field_is_no_option():
+    with pytest.raises(InvalidArgument, match=r"agent_options.max_steps: is a field of the configuration"):
+        await ran(Script(), agent_options={"max_steps": 3})
+
+
+async def test_arl04_an_agent_of_an_author_gets_its_options():
+    made = []
+
+    @register_agent("arl04_open")
+    class Open(Silent):
+        def __init__(self, color="red", **kwargs):
+            super().__init__(**kwargs)
+            made.append((color, self.max_steps))
+
+    @register_agent("arl04_closed")
+    class Closed(Silent):
+        def __init__(self, max_steps=10):
+            super().__init__(max_steps)
+
+    await ran(Script(), agent_type="arl04_open", agent_options={"color": "blue"}, max_steps=3)
+    assert made == [("blue", 3)]
+    with pytest.raises(InvalidArgument, match=r"agent_options: the agent arl04_open cannot be made: .*'colour'"):
+        await ran(Script(), agent_type="arl04_open", agent_options={"colour": "blue"})
+    with pytest.raises(
+        InvalidArgument, match=r"agent_type: 'arl04_closed': Closed\(\) does not take max_tokens_per_step"
+    ):
+        await ran(Script(), agent_type="arl04_closed")
+
+
 class Silent(BaseAgent):
     async def run_trajectory(self, prompt, llm_generate_func, request_id="", **kwargs):
         return Trajectory(request_id=request_id)

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from osmosis_grpc.agent.loader import load_agents
 from osmosis_grpc.agentic import (
     BaseAgent,
     ReActAgent,
@@ -14,7 +15,7 @@ from osmosis_grpc.agentic import (
     load_trajectories,
     policy_of,
 )
-from osmosis_grpc.errors import NotFound
+from osmosis_grpc.errors import FailedPrecondition, InvalidArgument, NotFound
 from osmosis_grpc.policies import ScriptedPolicy
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.calculator import CalculatorAgent
@@ -165,6 +166,32 @@ async def test_arl33_rollouts_are_listed_in_pages_filtered_counted_and_exported(
         await client.get("nowhere")
 
 
+async def test_arl33_a_recorded_rollout_is_replayed_over_grpc(serving):
+    target, client = serving
+    await ask(target, ScriptedPolicy(REPLIES), "r")
+    agent = ReActAgent()
+    agent.set_tools([add, hang])
+    assert await client.replay("r", agent) == []
+    assert await client.replay("r", react()) == []
+    agent.set_tools({"add": lambda a, b: 41})  # a new version of the tool
+    differences = await client.replay("r", agent)
+    assert [each.where for each in differences] == [
+        "chat main 1: message 1 of the new ones",
+        "chat main 2: message 1 of the new ones",
+        "result: final messages",
+    ]
+    assert "+content: Observation: 41" in "\n".join(differences[1].diff)
+    with pytest.raises(NotFound):
+        await client.replay("nowhere", agent)
+    async with Trainer([target], ScriptedPolicy(["Action: hang()"])) as trainer:
+        running = asyncio.ensure_future(trainer.rollout(rollout_id="s", messages=QUESTION, agent_loop="react"))
+        await until(lambda: hanging == 1)
+        with pytest.raises(FailedPrecondition, match="rollout s has not ended; replay it after its end"):
+            await client.replay("s", agent)
+        await client.cancel("s")
+        await running
+
+
 @pytest.mark.slow
 async def test_arl33_a_recorded_rollout_is_replayed_by_the_command(tmp_path):
     agent = tmp_path / "agents.py"
@@ -178,8 +205,9 @@ async def test_arl33_a_recorded_rollout_is_replayed_by_the_command(tmp_path):
     with server_process("-m", "agents:mine", *state, cwd=tmp_path) as (_, target):
         outcome = await ask(target, ScriptedPolicy(replies), "r", "mine")
         assert outcome.finish_reason == "final_answer"
-        replayed = run("-m", "osmosis_grpc", "replay", "r", "-m", "agents:mine", *state, cwd=tmp_path)
-    assert replayed.returncode == 0, replayed.stderr + replayed.stdout
+        for source in (("--server", target), state):
+            replayed = run("-m", "osmosis_grpc", "replay", "r", "-m", "agents:mine", *source, cwd=tmp_path)
+            assert replayed.returncode == 0, replayed.stderr + replayed.stdout
     valid = run("-m", "osmosis_grpc", "validate", "-m", "agents:mine", cwd=tmp_path)
     assert valid.returncode == 0, valid.stdout
 
@@ -194,11 +222,28 @@ class Custom(BaseAgent):
         return trajectory
 
 
-async def test_arl15_a_custom_agent_is_served():
-    async with AgentServer([agent_runnable(Custom(), "custom")], port=0) as server:
-        outcome = await ask(server.address, ScriptedPolicy(["Final Answer: 42"]), "r", "custom")
+@pytest.mark.parametrize("name", ["custom", "Custom"])
+async def test_arl15_a_custom_agent_is_served(name):
+    async with AgentServer([agent_runnable(Custom(), "custom"), Custom()], port=0) as server:
+        outcome = await ask(server.address, ScriptedPolicy(["Final Answer: 42"]), "r", name)
     assert (outcome.status, outcome.finish_reason, outcome.reward) == ("COMPLETED", "final_answer", 0.5)
     assert outcome.samples["main"].trainable
+
+
+@pytest.mark.parametrize("name", ["brief", "Brief"])
+def test_arl15_serve_takes_an_agent_and_its_class(name, tmp_path, monkeypatch):
+    (tmp_path / "arl15_agents.py").write_text(
+        "from osmosis_grpc.agentic import ReActAgent\nclass Brief(ReActAgent):\n    pass\nbrief = Brief(max_steps=3)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    [loaded] = load_agents([f"arl15_agents:{name}"])
+    assert (loaded.name, loaded.agent.max_steps) == ("react", 3 if name == "brief" else 10)
+    for wrong, text in (
+        (ReActAgent, r"agent: is a class; pass an agent, such as ReActAgent\(\)"),
+        (3, "is no BaseAgent"),
+    ):
+        with pytest.raises(InvalidArgument, match=text):
+            agent_runnable(wrong)
 
 
 async def test_arl13_a_model_that_refuses_is_an_llm_error(serving):

@@ -1,5 +1,7 @@
 """Trajectories: their fields, what they answer, and their dicts."""
 
+import asyncio
+import copy
 import json
 import math
 
@@ -7,8 +9,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from osmosis_grpc.agentic import StepType, StopReason, Trajectory, TrajectoryStep
+from osmosis_grpc.agentic import (
+    BaseAgent,
+    StepType,
+    StopReason,
+    Trajectory,
+    TrajectoryClient,
+    TrajectoryStep,
+    agent_runnable,
+    policy_of,
+)
 from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.server import AgentServer
+from osmosis_grpc.trainer import RolloutClient, Trainer
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -61,6 +74,42 @@ def test_arl23_there_are_five_step_types_and_no_other_is_read():
 @given(STEPS)
 def test_arl24_a_step_survives_json(step):
     assert TrajectoryStep.from_dict(json.loads(json.dumps(step.to_dict()))) == step
+
+
+class Gives(BaseAgent):
+    """Returns one of the given trajectories, whose number is the prompt."""
+
+    def __init__(self, given):
+        super().__init__()
+        self.given = given
+
+    async def run_trajectory(self, prompt, llm_generate_func, request_id="", **kwargs):
+        return self.given[int(prompt["content"])]
+
+
+async def over_grpc(given):
+    """Returns the trajectories as a client of a server reads them."""
+    agent = Gives([copy.deepcopy(each) for each in given])
+    async with (
+        AgentServer([agent_runnable(agent, "gives")], port=0) as server,
+        Trainer([server.address], policy_of(lambda messages: "")) as trainer,
+        RolloutClient(server.address) as client,
+    ):
+        for number in range(len(given)):
+            await trainer.rollout(rollout_id=f"r{number}", messages=[{"role": "user", "content": str(number)}])
+        return [await TrajectoryClient(client).get(f"r{number}") for number in range(len(given))]
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(TRAJECTORIES, min_size=1, max_size=5))
+def test_arl24_all_fields_of_the_steps_arrive_over_grpc(given):
+    for read, made in zip(asyncio.run(over_grpc(given)), given, strict=True):
+        assert read.steps == made.steps
+        assert [step.index for step in read.steps] == list(range(len(made.steps)))
+        assert read.final_reward == made.final_reward
+        assert {name: read.metadata[name] for name in made.metadata if name != "stop_reason"} == {
+            name: value for name, value in made.metadata.items() if name != "stop_reason"
+        }
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])

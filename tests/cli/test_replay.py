@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from osmosis_grpc.cli.replay_comparison import question_difference, result_differences
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.storage.journal.schema import JOURNAL
+from osmosis_grpc.testing.replay import question_difference, result_differences
 from osmosis_grpc.trainer import RolloutClient, Trainer
 from osmosis_grpc.types import ChatReward, OutcomeStatus, RolloutOutcome, RolloutState, Sample, events
 from tests.callback_trainer import CallbackTrainer

@@ -105,7 +105,7 @@ def test_c06_the_wheel_has_the_templates_of_init(wheel):
 
 
 @pytest.mark.slow
-def test_the_wheel_brings_its_demo(wheel, tmp_path):
+def test_arl02_the_wheel_with_its_declared_libraries_runs_the_demo_and_the_react_agent(wheel, tmp_path):
     python = tmp_path / "venv" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True, timeout=120)
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -121,6 +121,12 @@ def test_the_wheel_brings_its_demo(wheel, tmp_path):
     )
     assert demo.returncode == 0, demo.stderr
     assert demo.stdout.count('"status": "COMPLETED"') == 8
+    program = Path(__file__).with_name("react_agent.py")
+    agent = subprocess.run(
+        [str(python), str(program)], capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False
+    )
+    assert agent.returncode == 0, agent.stderr
+    assert "agentic" in agent.stdout  # the extra of YAML
 
 
 @pytest.mark.slow

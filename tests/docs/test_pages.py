@@ -23,6 +23,7 @@ LACKING = "from openai import" if find_spec("openai") is None else "\0"
 @pytest.mark.timeout(180)
 async def test_the_blocks_of_a_page_run(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     blocks = [block for block in blocks_of(PAGES[name]) if not block.text.startswith(CHECKOUT)]
     blocks = [block for block in blocks if not ADAPTERS.search(block.text) and LACKING not in block.text]
     assert len(blocks) > 2

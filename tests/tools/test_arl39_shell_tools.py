@@ -1,11 +1,16 @@
 """The tools that run commands and Python code of a model in a sandbox."""
 
+import asyncio
+import secrets
+
 import pytest
 
 from osmosis_grpc.errors import ToolArgumentError
 from osmosis_grpc.tools import make_tool
 from osmosis_grpc.tools.sandbox import LocalSandbox, SandboxError
 from osmosis_grpc.tools.shell_tools import bash_tool, python_tool
+from tests.tools.sandbox.left_over import processes_with
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -34,6 +39,22 @@ async def test_partial_output_is_kept_at_the_time_limit_and_long_output_is_cut(b
     got = await bash.run({"command": "yes"})
     assert (got["stdout"], got["stdout_truncated"], got["timed_out"]) == ("y\n" * 50, True, True)
     assert "stderr_truncated" not in got
+
+
+@pytest.mark.parametrize("how", [pytest.param("time limit", marks=pytest.mark.slow), "cancel"])
+async def test_no_process_of_a_command_is_left_after_its_time_limit_and_a_cancel(box, how):
+    number = str(1_000_000 + secrets.randbelow(1_000_000))
+    sleep = f"sleep\0{number}"
+    bash = bash_tool(box, timeout=4 if how == "time limit" else 600)
+    running = asyncio.ensure_future(bash.run({"command": f"sleep {number} & setsid sleep {number} & sleep {number}"}))
+    await until(lambda: len(processes_with(sleep)) == 3)
+    if how == "cancel":
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    else:
+        assert (await running)["timed_out"]
+    assert processes_with(sleep) == []
 
 
 async def test_a_model_cannot_ask_for_more_time_than_the_author_gives(box):

@@ -204,6 +204,29 @@ async def rerun(
     return stopped, outcome
 
 
+async def differences(agent_loop: RolloutAgentLoop | Runnable, recorded: Recorded) -> list[Difference]:
+    """Run the agent on the recording, and return each difference: of chats, and then of the result.
+
+    The result of a rollout that its agent did not end is not compared. Raises Internal when get_tools fails.
+    """
+    rows: list[Row] = []
+    _, outcome = await rerun(agent_loop, recorded, None, rows.append)
+    found = [
+        Difference(f"chat {row.sample} {row.chat_number}: {row.difference.where}", row.difference.diff)
+        for row in rows
+        if row.difference is not None
+    ]
+    if outcome is None:
+        return found
+    asked = {(row.sample, row.chat_number) for row in rows}
+    missing = [name for name in recorded.questions if name not in asked]
+    found += [Difference(f"chat {sample} {number}", ["it was not asked"]) for sample, number in missing]
+    if not recorded.cut and recorded.outcome is not None:
+        result = result_differences(recorded.outcome, outcome)
+        found += [Difference(f"result: {each.where}", each.diff) for each in result]
+    return found
+
+
 def question_difference(recorded: events.ChatRequested | None, now: events.ChatRequested) -> Difference | None:
     """Return the first difference of two questions; None if they are equal."""
     if recorded is None:

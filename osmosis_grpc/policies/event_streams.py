@@ -1,0 +1,135 @@
+"""Reads a reply from server-sent events: chunks of OpenAI's Chat Completions, heartbeats, and errors."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types import jsontext
+
+_DONE = "[DONE]"
+_FINISHED = re.compile(r'"finish_reason"\s*:\s*"')
+_LISTS = ("token_ids", "logprobs", "prompt_token_ids")
+"""Keys of a chunk and of its choices whose lists follow each other."""
+
+
+def is_stream(raw: bytes) -> bool:
+    """Return whether an answer is a stream. A server that does not stream answers with an object."""
+    return raw.lstrip()[:1] != b"{"
+
+
+def stream_problem(raw: bytes) -> str:
+    """Return why a stream has no whole reply; empty if it has one. A retry may help."""
+    finished = False
+    for kind, data in _events(raw):
+        if kind == "error" or data.startswith('{"error"'):
+            return f"has an error: {_message(data)}"
+        if data == _DONE or _FINISHED.search(data):
+            finished = True
+    return "" if finished else "ended before the end of the reply"
+
+
+def read_stream(raw: bytes) -> dict[str, Any]:
+    """Return the reply of a stream in the form of a reply that is not streamed.
+
+    Raises KeyError, TypeError, ValueError, AttributeError or InvalidArgument for a stream that cannot be read.
+    """
+    body: dict[str, Any] = {}
+    choices: dict[int, _Choice] = {}
+    for chunk in _chunks(raw):
+        for part in chunk.pop("choices", None) or ():
+            choices.setdefault(part.get("index", 0), _Choice()).add(part)
+        _extend(body, chunk)
+    if not choices:
+        raise ValueError("it has no message")
+    return body | {"choices": [choices[index].whole(index) for index in sorted(choices)]}
+
+
+class _Choice:
+    """Joins the parts of one choice."""
+
+    def __init__(self) -> None:
+        self._rest: dict[str, Any] = {"finish_reason": None}
+        self._message: dict[str, Any] = {}
+        self._calls: dict[int, dict[str, Any]] = {}
+
+    def add(self, part: Mapping[str, Any]) -> None:
+        """Add a part. Texts of its message are appended."""
+        rest = dict(part)
+        deltas = rest.pop("delta", None), rest.pop("message", None)
+        for name, value in (deltas[0] or deltas[1] or {}).items():
+            if name == "tool_calls":
+                self._add_calls(value or ())
+            else:
+                _append(self._message, {name: value}, () if name == "role" else (name,))
+        logprobs = rest.get("logprobs")
+        if isinstance(logprobs, dict):
+            _extend(self._rest.setdefault("logprobs", {}), {name: value or None for name, value in logprobs.items()})
+            del rest["logprobs"]
+        _extend(self._rest, {name: value for name, value in rest.items() if value != ""})
+
+    def _add_calls(self, parts: Any) -> None:
+        for position, part in enumerate(parts):
+            call = self._calls.setdefault(part.get("index", position), {"type": "function", "function": {}})
+            _append(call["function"], part.get("function") or {}, ("arguments",))
+            _append(call, {key: part[key] for key in part.keys() - {"index", "function"}}, ())
+
+    def whole(self, index: int) -> dict[str, Any]:
+        """Return the choice. Raises ValueError if it has no message."""
+        if self._calls:
+            self._message["tool_calls"] = [self._calls[number] for number in sorted(self._calls)]
+        if not self._message:
+            raise ValueError("it has no message")
+        self._message.setdefault("content", None)
+        return {**self._rest, "index": index, "message": self._message}
+
+
+def _append(into: dict[str, Any], parts: Mapping[str, Any], texts: tuple[str, ...]) -> None:
+    for name, value in parts.items():
+        if name in texts and isinstance(value, str):
+            into[name] = (into.get(name) or "") + value
+        elif value is not None:
+            into[name] = value
+
+
+def _extend(into: dict[str, Any], parts: Mapping[str, Any]) -> None:
+    """Set values, and append the lists that follow each other. Leave out None."""
+    for name, value in parts.items():
+        if value is not None:
+            follows = name in (*_LISTS, "content", "refusal") and isinstance(value, list)
+            into[name] = [*(into.get(name) or ()), *value] if follows else value
+
+
+def _chunks(raw: bytes) -> Iterator[dict[str, Any]]:
+    for _, data in _events(raw):
+        if data == _DONE:
+            return
+        yield jsontext.parse_object(data, "chunk")
+
+
+def _events(raw: bytes) -> Iterator[tuple[str, str]]:
+    """Yield the name and the data of each event. Comments, such as heartbeats, are left out."""
+    kind, data = "message", list[str]()
+    for line in [*raw.decode(errors="replace").splitlines(), ""]:
+        if not line:
+            if data:
+                yield kind, "\n".join(data)
+            kind, data = "message", []
+        elif not line.startswith(":"):
+            name, _, value = line.partition(":")
+            value = value.removeprefix(" ")
+            if name == "event":
+                kind = value
+            elif name == "data":
+                data.append(value)
+
+
+def _message(data: str) -> str:
+    """Return the text in the data of an error."""
+    try:
+        found: Any = jsontext.parse_object(data, "error")
+    except InvalidArgument:
+        return data
+    inner = found.get("error", found)
+    text = inner.get("message") or inner.get("detail") if isinstance(inner, dict) else inner
+    return str(text or data)
