@@ -97,7 +97,13 @@ func (c *callbacks) cancel(r *rollout) {
 	c.client.Cancel(ctx, cancelRequest(r), grpc.WaitForReady(true))
 }
 
-func (c *callbacks) close(context.Context) {
+func (c *callbacks) close(ctx context.Context) {
+	stopped := make(chan struct{})
+	go func() {
+		c.server.GracefulStop() // answers that wait are sent
+		close(stopped)
+	}()
+	wait(ctx, stopped)
 	c.server.Stop()
 	c.conn.Close()
 }

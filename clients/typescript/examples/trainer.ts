@@ -15,7 +15,7 @@ import { Trainer, type Chat, type Outcome, type Reply } from "../src/index.js";
 interface Scripted {
   question: string;
   label: string;
-  replies: { content: string; tool_calls?: { name: string; arguments: string }[] }[];
+  replies: { content: string; seconds?: number; tool_calls?: { name: string; arguments: string }[] }[];
 }
 
 const options = {
@@ -45,7 +45,7 @@ async function policy({ request, messages, parentIds, known }: Chat, signal: Abo
   print({ event: "sampled", rollout_id, attempt, sample, chat_number });
   const newest = text(messages.at(-1));
   const step = scripts[rollout_id]?.replies[chat_number - 1];
-  const seconds = step ? 0.2 : Number(/^wait ([\d.]+)/.exec(newest)?.[1] ?? 0);
+  const seconds = step ? (step.seconds ?? 0.2) : Number(/^wait ([\d.]+)/.exec(newest)?.[1] ?? 0);
   try {
     await sleep(seconds * 1000, undefined, { signal });
   } catch (error) {

@@ -12,6 +12,7 @@ import { isAnswer, refusal, retryAfter, sleep } from "./errors.js";
 import { FEATURES, type Rollout, type Trainer, type Transport } from "./trainer.js";
 
 const CALL_TIMEOUT = { timeoutMs: 30_000 };
+const CLOSE_TIMEOUT = 5_000;
 const CHECK_INTERVAL = 10_000; // between two questions whether the server still has a rollout
 
 export class Callbacks implements Transport {
@@ -57,8 +58,10 @@ export class Callbacks implements Transport {
   }
 
   async close(): Promise<void> {
-    for (const session of this.sessions) session.destroy();
+    for (const session of this.sessions) session.close(); // answers that wait are sent
+    const timer = setTimeout(() => this.sessions.forEach((session) => session.destroy()), CLOSE_TIMEOUT);
     await new Promise((resolve) => this.server.close(resolve));
+    clearTimeout(timer);
   }
 
   /** Sends the Init until it is answered. Then asks from time to time whether the server still has the rollout. */
@@ -86,20 +89,19 @@ export class Callbacks implements Transport {
   }
 
   private routes(router: ConnectRouter): void {
-    const { trainer } = this;
     router.service(TrainerService, {
       chat: async (request, context) => {
         this.check(context);
-        return await trainer.answer(request);
+        return await this.trainer.answer(request);
       },
       abandonChat: (request, context) => {
         this.check(context);
-        trainer.abandon(request);
+        this.trainer.abandon(request);
         return {};
       },
       complete: (request, context) => {
         this.check(context);
-        return { receipt: trainer.record(request.outcome) };
+        return { receipt: this.trainer.record(request.outcome) };
       },
     });
   }

@@ -40,6 +40,7 @@ type scripted struct {
 	Question, Label string
 	Replies         []struct {
 		Content   string
+		Seconds   *float64
 		ToolCalls []struct{ Name, Arguments string } `json:"tool_calls"`
 	}
 }
@@ -71,7 +72,9 @@ func policy(ctx context.Context, chat *trainer.Chat) (*trainer.Reply, error) {
 	text = "echo: " + text
 	if rollout, is := scripts[chat.RolloutId]; is {
 		step := rollout.Replies[chat.ChatNumber-1]
-		text, seconds = step.Content, 0.2
+		if text, seconds = step.Content, 0.2; step.Seconds != nil {
+			seconds = *step.Seconds
+		}
 		for i, call := range step.ToolCalls {
 			id, kind, name, arguments := fmt.Sprintf("call_%d_%d", chat.ChatNumber, i), "function", call.Name, call.Arguments
 			reply.Message.ToolCalls = append(reply.Message.ToolCalls, &pb.ToolCall{Id: &id, Type: &kind,
