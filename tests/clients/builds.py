@@ -64,6 +64,7 @@ def betterproto2(folder: Path) -> list[str]:
 BUILDS: Mapping[str, tuple[Callable[[Path], list[str]], str]] = {
     "typescript": (typescript, ".js"),
     "go": (go, ""),
+    "betterproto2": (betterproto2, ".py"),
 }
 """For each language: its build, and how the names of its programs end."""
 
