@@ -65,7 +65,7 @@ class Reply:
 
 
 Policy = Callable[[Chat], Awaitable[Reply]]
-"""Samples the reply to a chat. It is cancelled when the reply is no longer wanted. A GRPCError answers with its status."""
+"""Samples the reply to a chat. Its task is cancelled when the reply is no longer wanted. A GRPCError is the answer."""
 
 
 @dataclass
@@ -141,16 +141,18 @@ class Trainer:
         target: str,
         policy: Policy,
         *,
+        token: str = "",
         on_outcome: Callable[[Outcome], None] = lambda outcome: None,
         listen: str = "",
         advertise: str = "",
         history: v1.HistoryForm = v1.HistoryForm.UNSPECIFIED,
         max_open_chats: int = 256,
     ) -> None:
-        """`on_outcome` gets each outcome once, before the server gets its receipt. A trainer stores the outcome there."""
+        """`on_outcome` stores an outcome. It gets each outcome once, before the server gets its receipt."""
         host, _, port = target.rpartition(":")
         self.channel = Channel(host, int(port), status_details_codec=DetailsCodec())
-        self.stub = v1.RolloutServiceStub(self.channel)
+        metadata = {"authorization": f"Bearer {token}"} if token else None
+        self.stub = v1.RolloutServiceStub(self.channel, metadata=metadata)
         self.rollouts: dict[str, Rollout] = {}
         self.history = history
         self.failure: BaseException | None = None
@@ -174,7 +176,7 @@ class Trainer:
         self.channel.close()
 
     async def rollout(self, spec: v1.RolloutSpec, rollout_id: str = "", attempt: int = 1) -> Outcome:
-        """Runs a rollout. Returns its outcome, which may be a failure. If the task is cancelled, the rollout is, too."""
+        """Runs a rollout. Returns its outcome, which may be a failure. A cancelled call cancels the rollout."""
         if self.failure is not None:
             raise self.failure
         rollout = Rollout(v1.InitRequest(rollout_id=rollout_id or secrets.token_hex(16), attempt=attempt, spec=spec))
@@ -472,8 +474,8 @@ class Attachment:
                     return
                 for frame in message.frames:
                     self._handle(frame)
-                while frames.qsize() > MAX_WAITING:
-                    await asyncio.sleep(0.01)
+                if frames.qsize() > MAX_WAITING:
+                    await frames.join()
 
     async def _requests(
         self, frames: "asyncio.Queue[v1.TrainerFrame]", greeted: "asyncio.Future[v1.ServerHello]"
@@ -486,13 +488,16 @@ class Attachment:
             try:
                 frame = await asyncio.wait_for(frames.get(), interval)
             except TimeoutError:
-                frame = v1.TrainerFrame(heartbeat=v1.Heartbeat())
+                frames.put_nowait(v1.TrainerFrame(heartbeat=v1.Heartbeat()))
+                continue
             batch, size = [frame], len(bytes(frame))
             while size < MAX_BYTES and len(batch) < 4096 and not frames.empty():
                 frame = frames.get_nowait()
                 batch.append(frame)
                 size += len(bytes(frame))
             yield v1.AttachRequest(frames=batch)
+            for _ in batch:
+                frames.task_done()
 
     def _take(self, hello: v1.ServerHello) -> None:
         """Begins to use a stream: sends what the server may not have."""
@@ -502,7 +507,9 @@ class Attachment:
         for rollout in live:
             rollout.sent = rollout.accepted.done()
         refs = [
-            v1.RolloutRef(rollout_id=each.request.rollout_id, attempt=each.request.attempt) for each in live if each.sent
+            v1.RolloutRef(rollout_id=each.request.rollout_id, attempt=each.request.attempt)
+            for each in live
+            if each.sent
         ]
         for n in range(0, len(refs), 1000):
             self._send(open_rollouts=v1.OpenRollouts(rollouts=refs[n : n + 1000]))
@@ -620,9 +627,7 @@ class Attachment:
             self._send(chat_reply=reply)
 
     def _complete(self, outcome: v1.RolloutOutcome) -> None:
-        reply = v1.CompleteReply(
-            rollout_id=outcome.rollout_id, attempt=outcome.attempt, result_id=outcome.result_id
-        )
+        reply = v1.CompleteReply(rollout_id=outcome.rollout_id, attempt=outcome.attempt, result_id=outcome.result_id)
         try:
             reply.receipt = self._trainer.record(outcome)
         except GRPCError as error:
@@ -645,7 +650,9 @@ def refusal(status: Status, reason: str, message: str, *details: betterproto2.Me
     info = error_details_pb2.ErrorInfo(domain="osmosis.rollout", reason=reason)
     packed = [Detail(type_url="type.googleapis.com/google.rpc.ErrorInfo", value=info.SerializeToString())]
     for each in details:
-        packed.append(Detail(type_url=f"type.googleapis.com/osmosis.rollout.v1.{type(each).__name__}", value=bytes(each)))
+        packed.append(
+            Detail(type_url=f"type.googleapis.com/osmosis.rollout.v1.{type(each).__name__}", value=bytes(each))
+        )
     return GRPCError(status, message, packed)
 
 

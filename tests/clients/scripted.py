@@ -50,7 +50,8 @@ async def python_outcomes(address: str) -> dict[str, Any]:
 
 def by_rollout(outcomes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the printed outcomes by rollout id, without what differs between runs."""
-    return {each["rollout_id"]: {key: each[key] for key in ("attempt", "status", "reward", "samples")} for each in outcomes}
+    keys = ("attempt", "status", "reward", "samples")
+    return {each["rollout_id"]: {key: each[key] for key in keys} for each in outcomes}
 
 
 def _shown(outcome: RolloutOutcome) -> dict[str, Any]:

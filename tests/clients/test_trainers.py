@@ -21,7 +21,7 @@ CUTS = (1, 3, 5, 8, 10)
 Program = Callable[[str], list[str]]
 
 
-@pytest.fixture(scope="module", params=list(BUILDS))
+@pytest.fixture(scope="module", params=[pytest.param(each, marks=pytest.mark.xdist_group(each)) for each in BUILDS])
 def client(request, tmp_path_factory) -> Program:
     """The programs of one client."""
     return program(request.param, tmp_path_factory.mktemp(request.param))
@@ -100,7 +100,8 @@ async def test_an_init_with_a_wrong_field_is_refused_and_one_during_a_drain_wait
 @pytest.mark.parametrize("mode", ["attach", "callback"])
 async def test_a_cancel_stops_the_sampler(serve, client, mode):
     server = await serve()
-    async with ClientProcess(client("trainer"), "--mode", mode, "--target", server.address, "--script", str(SCRIPT)) as process:
+    arguments = ("--mode", mode, "--target", server.address, "--script", str(SCRIPT))
+    async with ClientProcess(client("trainer"), *arguments) as process:
         await until(lambda: len(process.events("sampled")) >= 1)
         async with RolloutClient(server.address) as operator:
             await operator.cancel(everything=True)
@@ -115,5 +116,5 @@ async def test_the_calculator_example_runs(client, calculator):
     out, _ = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 0
     status, segment = out.decode().splitlines()
-    assert status.endswith("COMPLETED reward 1") or status.endswith("COMPLETED reward 1.0")
+    assert status.endswith(("COMPLETED reward 1", "COMPLETED reward 1.0"))
     assert segment.startswith("22 tokens, mask runs [")

@@ -2,7 +2,7 @@
 
 import { randomUUID } from "node:crypto";
 import { create, type MessageInitShape } from "@bufbuild/protobuf";
-import { Code, ConnectError, createClient, type Client } from "@connectrpc/connect";
+import { Code, ConnectError, createClient, type Client, type Interceptor } from "@connectrpc/connect";
 import { createGrpcTransport } from "@connectrpc/connect-node";
 import type { AbandonChatRequest, ChatRequest, ChatResponse } from "../gen/osmosis/rollout/v1/chat_pb.js";
 import { CurrentAttemptSchema } from "../gen/osmosis/rollout/v1/error_pb.js";
@@ -22,6 +22,8 @@ const MAX_ENDED = 10_000; // ended rollouts whose outcomes the trainer recognize
 export interface TrainerOptions {
   /** The agent server: HOST:PORT, or a URL that begins with https:// for TLS. */
   target: string;
+  /** The token that the agent server requires. */
+  token?: string;
   /** Samples the replies. */
   policy: Policy;
   /**
@@ -87,7 +89,12 @@ export class Trainer {
 
   private constructor(readonly options: TrainerOptions) {
     const url = options.target.includes("://") ? options.target : `http://${options.target}`;
-    this.client = createClient(RolloutService, createGrpcTransport({ baseUrl: url }));
+    const authorize: Interceptor = (next) => (request) => {
+      if (options.token) request.header.set("authorization", `Bearer ${options.token}`);
+      return next(request);
+    };
+    const transport = createGrpcTransport({ baseUrl: url, interceptors: [authorize] });
+    this.client = createClient(RolloutService, transport);
   }
 
   /** Connects to an agent server. Rejects if the server refuses the trainer, or if `signal` aborts first. */
