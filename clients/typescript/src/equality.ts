@@ -27,9 +27,8 @@ function sorted(value: unknown, isMessage: boolean): unknown {
     const isText = isMessage && (key === "extraJson" || key === "parametersJson");
     return [key, isText ? parse(item as string) : sorted(item, isMessage)] as const;
   });
-  return entries
-    .filter(([key, item]) => !(isMessage && key === "extraJson" && JSON.stringify(item) === "[]")) // {} means none
-    .sort(([a], [b]) => (a < b ? -1 : 1));
+  const some = entries.filter(([key, item]) => !(isMessage && key === "extraJson" && JSON.stringify(item) === "{}"));
+  return Object.fromEntries(some.sort(([a], [b]) => (a < b ? -1 : 1))); // an extra_json of {} means none
 }
 
 /** Returns the value of a JSON text with exact numbers: "n12" is a number, and "s12" is a string. */
