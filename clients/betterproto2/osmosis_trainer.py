@@ -8,6 +8,7 @@ import contextlib
 import json
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
@@ -33,6 +34,8 @@ MAX_WAITING = 1024
 """A trainer stops reading while so many of its own frames wait."""
 MAX_ENDED = 10_000
 """Ended rollouts whose outcomes the trainer recognizes when they come again."""
+SHOWN: ContextVar[str] = ContextVar("authorization", default="")
+"""The credential of the call that is being handled. The stubs of betterproto2 do not show metadata to a handler."""
 BREAKS = (OSError, StreamTerminatedError, TimeoutError, EOFError)
 """The errors of a connection that has failed."""
 
@@ -116,6 +119,8 @@ class Rollout:
     accepted: "asyncio.Future[list[v1.Tool]]" = field(default_factory=asyncio.Future)
     chats: dict[tuple[str, int], tuple[str, "asyncio.Task[Answered]"]] = field(default_factory=dict)
     """By sample and number: the digest of the request, and the sampling."""
+    credential: str = field(default_factory=secrets.token_urlsafe)
+    """The credential of its callbacks."""
     sent: bool = False
     """Whether the Init was sent on the present stream."""
     result_id: str | None = None
@@ -231,6 +236,7 @@ class Trainer:
         if self.is_open(rollout):
             rollout.leave()
             again = Rollout(replace(rollout.request, attempt=rollout.request.attempt + 1), rollout.result)
+            again.credential = rollout.credential
             self.rollouts[again.request.rollout_id] = again
             self._link.start(again)
 
@@ -252,8 +258,9 @@ class Trainer:
         rollout = self.find(request.rollout_id, request.attempt, Status.NOT_FOUND)
         if not self.is_open(rollout):
             raise refusal(Status.FAILED_PRECONDITION, "ROLLOUT_ENDED", "the rollout has ended")
-        if request.policy or not (request.full or request.delta):
-            raise refusal(Status.INVALID_ARGUMENT, "INVALID_FIELD", "policy is not known, or history is missing")
+        if request.policy or not ((request.full or request.delta) and request.sample and request.chat_number):
+            wrong = "policy, history, sample or chat_number is wrong"
+            raise refusal(Status.INVALID_ARGUMENT, "INVALID_FIELD", wrong)
         given = request.delta or request.full
         parent = rollout.answered(request.sample, given.parent_chat)
         if request.delta and parent is None:
@@ -329,9 +336,8 @@ class Callbacks(v1.TrainerServiceBase):
         self._trainer = trainer
         self._listen = listen
         self._advertise = advertise
-        self._credential = secrets.token_hex(16)
         self._server = Server([self], status_details_codec=DetailsCodec())
-        grpclib.events.listen(self._server, grpclib.events.RecvRequest, self._check)
+        grpclib.events.listen(self._server, grpclib.events.RecvRequest, self._keep_credential)
 
     async def open(self) -> None:
         info = await retry(lambda: self._trainer.stub.get_server_info(v1.GetServerInfoRequest(), timeout=CALL_TIMEOUT))
@@ -340,7 +346,6 @@ class Callbacks(v1.TrainerServiceBase):
         taken = self._server._server.sockets[0].getsockname()[1]  # grpclib has no public name for it
         self._callback = v1.Callback(
             target=self._advertise or f"{host}:{taken}",
-            credential=self._credential,
             history=self._trainer.history,
             run_id=secrets.token_hex(16),
             protocol=1,
@@ -362,6 +367,7 @@ class Callbacks(v1.TrainerServiceBase):
     async def _follow(self, rollout: Rollout) -> None:
         """Sends the Init until it is answered. Then asks from time to time whether the server still has the rollout."""
         stub, request = self._trainer.stub, rollout.request
+        callback = replace(self._callback, credential=rollout.credential)
         which = v1.GetRolloutRequest(rollout_id=request.rollout_id, attempt=request.attempt)
         while self._trainer.is_open(rollout):
             pause: float | None = CHECK_INTERVAL
@@ -369,7 +375,7 @@ class Callbacks(v1.TrainerServiceBase):
                 if rollout.accepted.done():
                     await stub.get_rollout(which, timeout=CALL_TIMEOUT)
                 else:
-                    answer = await stub.init(replace(request, callback=self._callback), timeout=CALL_TIMEOUT)
+                    answer = await stub.init(replace(request, callback=callback), timeout=CALL_TIMEOUT)
                     if not rollout.accepted.done():
                         rollout.accepted.set_result(answer.tools)
             except BREAKS:
@@ -384,21 +390,32 @@ class Callbacks(v1.TrainerServiceBase):
                     self._trainer.restart(rollout)
             await asyncio.wait([rollout.result], timeout=pause)
 
-    async def _check(self, event: grpclib.events.RecvRequest) -> None:
-        """Refuses a call without the credential of this trainer's callbacks."""
-        shown = str(event.metadata.get("authorization", ""))
-        if not secrets.compare_digest(shown.encode(), f"Bearer {self._credential}".encode()):
-            raise refusal(Status.UNAUTHENTICATED, "UNAUTHENTICATED", "the call has no credential of this trainer")
+    async def _keep_credential(self, event: grpclib.events.RecvRequest) -> None:
+        SHOWN.set(str(event.metadata.get("authorization", "")))
+
+    def _check(self, rollout_id: str) -> None:
+        """Refuses a call without the credential of the rollout."""
+        shown = SHOWN.get().encode()
+        known = self._trainer.rollouts.values()
+        owners = [each for each in known if secrets.compare_digest(shown, f"Bearer {each.credential}".encode())]
+        if not owners:
+            raise refusal(Status.UNAUTHENTICATED, "UNAUTHENTICATED", "the credential is not of this trainer")
+        if all(each.request.rollout_id != rollout_id for each in owners):
+            raise refusal(Status.PERMISSION_DENIED, "PERMISSION_DENIED", "the credential is of another rollout")
 
     async def chat(self, message: v1.ChatRequest) -> v1.ChatResponse:
+        self._check(message.rollout_id)
         return await self._trainer.answer(message)
 
     async def abandon_chat(self, message: v1.AbandonChatRequest) -> v1.AbandonChatResponse:
+        self._check(message.rollout_id)
         self._trainer.abandon(message)
         return v1.AbandonChatResponse()
 
     async def complete(self, message: v1.CompleteRequest) -> v1.CompleteResponse:
-        return v1.CompleteResponse(receipt=self._trainer.record(message.outcome or v1.RolloutOutcome()))
+        outcome = message.outcome or v1.RolloutOutcome()
+        self._check(outcome.rollout_id)
+        return v1.CompleteResponse(receipt=self._trainer.record(outcome))
 
 
 class Attachment:

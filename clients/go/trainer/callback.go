@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/subtle"
 	"net"
+	"strings"
 	"time"
 
 	"github.com/golang/protobuf/ptypes/any"
@@ -42,8 +43,8 @@ func listen(ctx context.Context, t *Trainer, conn *grpc.ClientConn) (transport, 
 	if err != nil {
 		return nil, err
 	}
-	address := &pb.Callback{Target: t.config.Advertise, Credential: randomID(), History: t.config.History,
-		RunId: randomID(), Protocol: 1, Features: features}
+	address := &pb.Callback{Target: t.config.Advertise, History: t.config.History, RunId: randomID(), Protocol: 1,
+		Features: features}
 	if address.Target == "" {
 		address.Target = listener.Addr().String()
 	}
@@ -62,7 +63,8 @@ func (c *callbacks) start(r *rollout) { go c.follow(r) }
 // follow sends the Init until it is answered. Then it asks from time to time whether the server still has the rollout.
 func (c *callbacks) follow(r *rollout) {
 	init := proto.Clone(r.request).(*pb.InitRequest)
-	init.Callback = c.address
+	init.Callback = proto.Clone(c.address).(*pb.Callback)
+	init.Callback.Credential = r.secret
 	for r.ctx.Err() == nil {
 		pause, again := checkInterval, false
 		if !isClosed(r.accepted) {
@@ -108,20 +110,30 @@ func (c *callbacks) close(ctx context.Context) {
 	c.conn.Close()
 }
 
-// check refuses a call without the credential of this trainer's callbacks.
-func (c *callbacks) check(ctx context.Context) error {
+// check refuses a call without the credential of the rollout.
+func (c *callbacks) check(ctx context.Context, id string) error {
 	metadata, _ := metadata.FromIncomingContext(ctx)
-	for _, shown := range metadata.Get("authorization") {
-		if subtle.ConstantTimeCompare([]byte(shown), []byte("Bearer "+c.address.Credential)) == 1 {
-			return nil
+	shown := strings.Join(metadata.Get("authorization"), " ")
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	known := false
+	for _, r := range c.rollouts {
+		if subtle.ConstantTimeCompare([]byte(shown), []byte("Bearer "+r.secret)) == 1 {
+			if r.request.RolloutId == id {
+				return nil
+			}
+			known = true
 		}
 	}
-	return refusal(codes.Unauthenticated, "UNAUTHENTICATED", "the call has no credential of this trainer", nil)
+	if known {
+		return refusal(codes.PermissionDenied, "PERMISSION_DENIED", "the credential is of another rollout", nil)
+	}
+	return refusal(codes.Unauthenticated, "UNAUTHENTICATED", "the credential is not of this trainer", nil)
 }
 
 // Chat implements TrainerService.
 func (c *callbacks) Chat(ctx context.Context, ask *pb.ChatRequest) (*pb.ChatResponse, error) {
-	if err := c.check(ctx); err != nil {
+	if err := c.check(ctx, ask.RolloutId); err != nil {
 		return nil, err
 	}
 	return c.answer(ctx, ask)
@@ -129,7 +141,7 @@ func (c *callbacks) Chat(ctx context.Context, ask *pb.ChatRequest) (*pb.ChatResp
 
 // AbandonChat implements TrainerService.
 func (c *callbacks) AbandonChat(ctx context.Context, ask *pb.AbandonChatRequest) (*pb.AbandonChatResponse, error) {
-	if err := c.check(ctx); err != nil {
+	if err := c.check(ctx, ask.RolloutId); err != nil {
 		return nil, err
 	}
 	c.abandon(ask)
@@ -138,7 +150,7 @@ func (c *callbacks) AbandonChat(ctx context.Context, ask *pb.AbandonChatRequest)
 
 // Complete implements TrainerService.
 func (c *callbacks) Complete(ctx context.Context, request *pb.CompleteRequest) (*pb.CompleteResponse, error) {
-	if err := c.check(ctx); err != nil {
+	if err := c.check(ctx, request.GetOutcome().GetRolloutId()); err != nil {
 		return nil, err
 	}
 	receipt, err := c.record(request.GetOutcome())

@@ -87,8 +87,8 @@ func (t *Trainer) sample(ask *pb.ChatRequest) (*Chat, *Chat, error) {
 	if isClosed(r.result.done) {
 		return nil, nil, refusal(codes.FailedPrecondition, "ROLLOUT_ENDED", "the rollout has ended", nil)
 	}
-	if ask.Policy != "" {
-		return nil, nil, refusal(codes.InvalidArgument, "INVALID_FIELD", "there is no policy "+ask.Policy, nil)
+	if ask.Policy != "" || ask.Sample == "" || ask.ChatNumber == 0 {
+		return nil, nil, refusal(codes.InvalidArgument, "INVALID_FIELD", "policy, sample or chat_number is wrong", nil)
 	}
 	chat := &Chat{ChatRequest: ask, Tools: r.tools, ready: make(chan struct{})}
 	if ask.Tools != nil {

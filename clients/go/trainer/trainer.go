@@ -72,6 +72,7 @@ type transport interface {
 // rollout is one attempt of a rollout. Trainer.mutex guards its fields.
 type rollout struct {
 	request  *pb.InitRequest
+	secret   string // the credential of its callbacks
 	result   *result
 	ctx      context.Context // of its samplings
 	stop     context.CancelFunc
@@ -94,12 +95,12 @@ type name struct {
 	number uint32
 }
 
-func newRollout(request *pb.InitRequest, attempt uint32, result *result) *rollout {
+func newRollout(request *pb.InitRequest, attempt uint32, secret string, result *result) *rollout {
 	request = proto.Clone(request).(*pb.InitRequest)
 	request.Attempt = attempt
 	ctx, stop := context.WithCancel(context.Background())
-	return &rollout{request: request, result: result, ctx: ctx, stop: stop, accepted: make(chan struct{}),
-		chats: map[name]*Chat{}}
+	return &rollout{request: request, secret: secret, result: result, ctx: ctx, stop: stop,
+		accepted: make(chan struct{}), chats: map[name]*Chat{}}
 }
 
 // New connects to an agent server. It returns when the server has answered, or when ctx ends.
@@ -135,7 +136,7 @@ func (t *Trainer) Rollout(ctx context.Context, request *pb.InitRequest) (*Outcom
 	if attempt == 0 {
 		attempt = 1
 	}
-	r := newRollout(request, attempt, &result{done: make(chan struct{})})
+	r := newRollout(request, attempt, randomID(), &result{done: make(chan struct{})})
 	if r.request.RolloutId == "" {
 		r.request.RolloutId = randomID()
 	}
@@ -211,7 +212,7 @@ func (t *Trainer) restart(r *rollout) {
 	current := t.rollouts[r.request.RolloutId] == r && !isClosed(r.result.done)
 	if current {
 		r.leave()
-		r = newRollout(r.request, r.request.Attempt+1, r.result)
+		r = newRollout(r.request, r.request.Attempt+1, r.secret, r.result)
 		t.rollouts[r.request.RolloutId] = r
 	}
 	t.mutex.Unlock()

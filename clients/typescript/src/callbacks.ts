@@ -18,7 +18,6 @@ const CHECK_INTERVAL = 10_000; // between two questions whether the server still
 export class Callbacks implements Transport {
   private readonly server = http2.createServer(connectNodeAdapter({ routes: (router) => this.routes(router) }));
   private readonly sessions = new Set<http2.ServerHttp2Session>();
-  private readonly credential = randomBytes(16).toString("hex");
   private callback!: Callback;
 
   private constructor(private readonly trainer: Trainer) {
@@ -38,7 +37,6 @@ export class Callbacks implements Transport {
     const { address, port: taken } = made.server.address() as AddressInfo;
     made.callback = create(CallbackSchema, {
       target: trainer.options.advertise ?? `${address}:${taken}`,
-      credential: made.credential,
       history: trainer.options.history,
       runId: randomBytes(16).toString("hex"),
       protocol: 1,
@@ -68,13 +66,14 @@ export class Callbacks implements Transport {
   private async follow(rollout: Rollout): Promise<void> {
     const { client } = this.trainer;
     const { rolloutId, attempt } = rollout.request;
+    const callback = { ...this.callback, credential: rollout.credential };
     while (!rollout.stop.signal.aborted) {
       let pause = CHECK_INTERVAL;
       try {
         if (rollout.accepted.settled) {
           await client.getRollout({ rolloutId, attempt }, CALL_TIMEOUT);
         } else {
-          const answer = await client.init({ ...rollout.request, callback: this.callback }, CALL_TIMEOUT);
+          const answer = await client.init({ ...rollout.request, callback }, CALL_TIMEOUT);
           rollout.accepted.resolve(answer.tools);
         }
       } catch (problem) {
@@ -91,27 +90,30 @@ export class Callbacks implements Transport {
   private routes(router: ConnectRouter): void {
     router.service(TrainerService, {
       chat: async (request, context) => {
-        this.check(context);
+        this.check(context, request.rolloutId);
         return await this.trainer.answer(request);
       },
       abandonChat: (request, context) => {
-        this.check(context);
+        this.check(context, request.rolloutId);
         this.trainer.abandon(request);
         return {};
       },
       complete: (request, context) => {
-        this.check(context);
+        this.check(context, request.outcome?.rolloutId);
         return { receipt: this.trainer.record(request.outcome) };
       },
     });
   }
 
-  /** Refuses a call without the credential of this trainer's callbacks. */
-  private check(context: HandlerContext): void {
+  /** Refuses a call without the credential of the rollout. */
+  private check(context: HandlerContext, rolloutId: string | undefined): void {
     const shown = Buffer.from(context.requestHeader.get("authorization") ?? "");
-    const expected = Buffer.from(`Bearer ${this.credential}`);
-    if (shown.length !== expected.length || !timingSafeEqual(shown, expected)) {
-      throw refusal(Code.Unauthenticated, "UNAUTHENTICATED", "the call has no credential of this trainer");
-    }
+    const owners = [...this.trainer.rollouts.values()].filter(({ credential }) => {
+      const expected = Buffer.from(`Bearer ${credential}`);
+      return shown.length === expected.length && timingSafeEqual(shown, expected);
+    });
+    if (owners.some(({ request }) => request.rolloutId === rolloutId)) return;
+    if (owners.length) throw refusal(Code.PermissionDenied, "PERMISSION_DENIED", "the credential is of another rollout");
+    throw refusal(Code.Unauthenticated, "UNAUTHENTICATED", "the credential is not of this trainer");
   }
 }

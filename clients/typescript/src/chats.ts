@@ -80,8 +80,9 @@ export class ChatCache {
   /** Returns the reply to a chat. The sampling goes on if the caller leaves. */
   async answer(request: ChatRequest, tools: Tool[], policy: Policy, ended: AbortSignal): Promise<ChatResponse> {
     const { history: given, sample, chatNumber } = request;
-    if (request.policy) throw refusal(Code.InvalidArgument, "INVALID_FIELD", `there is no policy ${request.policy}`);
-    if (!given.case) throw refusal(Code.InvalidArgument, "INVALID_FIELD", "history is missing");
+    if (request.policy || !given.case || !sample || !chatNumber) {
+      throw refusal(Code.InvalidArgument, "INVALID_FIELD", "policy, history, sample or chat_number is wrong");
+    }
     const parent = this.get(sample, given.value.parentChat);
     if (given.case === "delta" && !parent) {
       const detail = { desc: UnknownChatSchema, value: { sample, chatNumber: given.value.parentChat } };

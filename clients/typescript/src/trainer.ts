@@ -71,6 +71,7 @@ export class Rollout {
   constructor(
     readonly request: InitRequest,
     readonly result = new Deferred<Outcome>(),
+    readonly credential = randomUUID() as string, // of its callbacks
   ) {}
 
   leave(): void {
@@ -161,7 +162,7 @@ export class Trainer {
   restart(rollout: Rollout): void {
     if (!this.isOpen(rollout)) return;
     rollout.leave();
-    const next = new Rollout({ ...rollout.request, attempt: rollout.request.attempt + 1 }, rollout.result);
+    const next = new Rollout({ ...rollout.request, attempt: rollout.request.attempt + 1 }, rollout.result, rollout.credential);
     this.rollouts.set(next.request.rolloutId, next);
     this.transport.start(next);
   }
