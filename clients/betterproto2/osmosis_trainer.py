@@ -155,6 +155,9 @@ class Trainer:
     ) -> None:
         """`on_outcome` stores an outcome. It gets each outcome once, before the server gets its receipt."""
         host, _, port = target.rpartition(":")
+        self._target = target
+        self.problem: object = "no answer"
+        """The last error of the connection."""
         self.channel = Channel(host, int(port), status_details_codec=DetailsCodec())
         metadata = {"authorization": f"Bearer {token}"} if token else None
         self.stub = v1.RolloutServiceStub(self.channel, metadata=metadata)
@@ -170,7 +173,12 @@ class Trainer:
             self._link = Callbacks(self, listen, advertise)
 
     async def __aenter__(self) -> "Trainer":
-        await self._link.open()
+        """Raises ConnectionError if the agent server cannot be reached for 30 seconds."""
+        try:
+            await asyncio.wait_for(self._link.open(), CALL_TIMEOUT)
+        except TimeoutError:
+            await self.__aexit__()
+            raise ConnectionError(f"{self._target} cannot be reached: {self.problem}") from None
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -208,6 +216,15 @@ class Trainer:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    async def retry(self, call: Callable[[v1.RolloutServiceStub], Awaitable[Any]]) -> Any:
+        """Calls until there is an answer."""
+        while True:
+            try:
+                return await call(self.stub)
+            except BREAKS as error:
+                self.problem = error
+                await asyncio.sleep(0.5)
 
     def is_open(self, rollout: Rollout) -> bool:
         """Returns whether an attempt is the newest one and has not ended at its server."""
@@ -336,11 +353,15 @@ class Callbacks(v1.TrainerServiceBase):
         self._trainer = trainer
         self._listen = listen
         self._advertise = advertise
+        self._callback: v1.Callback | None = None
+        """Set when the listener serves."""
         self._server = Server([self], status_details_codec=DetailsCodec())
         grpclib.events.listen(self._server, grpclib.events.RecvRequest, self._keep_credential)
 
     async def open(self) -> None:
-        info = await retry(lambda: self._trainer.stub.get_server_info(v1.GetServerInfoRequest(), timeout=CALL_TIMEOUT))
+        info = await self._trainer.retry(
+            lambda stub: stub.get_server_info(v1.GetServerInfoRequest(), timeout=CALL_TIMEOUT)
+        )
         host, _, port = self._listen.rpartition(":")
         await self._server.start(host, int(port))
         taken = self._server._server.sockets[0].getsockname()[1]  # grpclib has no public name for it
@@ -354,15 +375,16 @@ class Callbacks(v1.TrainerServiceBase):
         )
 
     async def close(self) -> None:
-        self._server.close()  # answers that wait are sent
-        await self._server.wait_closed()
+        if self._callback is not None:
+            self._server.close()  # answers that wait are sent
+            await self._server.wait_closed()
 
     def start(self, rollout: Rollout) -> None:
         self._trainer.spawn(self._follow(rollout))
 
     def cancel(self, rollout: Rollout) -> None:
         request = v1.CancelRequest(rollout_id=rollout.request.rollout_id, attempt=rollout.request.attempt)
-        self._trainer.spawn(retry(lambda: self._trainer.stub.cancel(request, timeout=CALL_TIMEOUT)))
+        self._trainer.spawn(self._trainer.retry(lambda stub: stub.cancel(request, timeout=CALL_TIMEOUT)))
 
     async def _follow(self, rollout: Rollout) -> None:
         """Sends the Init until it is answered. Then asks from time to time whether the server still has the rollout."""
@@ -455,9 +477,10 @@ class Attachment:
             self._frames = None
             try:
                 await self._follow()
-            except BREAKS:
-                pass
+            except BREAKS as error:
+                self._trainer.problem = error
             except GRPCError as error:
+                self._trainer.problem = error
                 busy = error.status in (Status.UNAVAILABLE, Status.RESOURCE_EXHAUSTED)
                 if error.status is Status.ABORTED or (self._frames is None and not busy):
                     self._trainer.fail_all(error)  # another stream has this id, or the hello was refused
@@ -692,15 +715,6 @@ def retry_after(error: GRPCError) -> float | None:
         return float(retry.retry_delay.ToTimedelta().total_seconds())
     again = (Status.UNAVAILABLE, Status.RESOURCE_EXHAUSTED, Status.DEADLINE_EXCEEDED)
     return 1.0 if error.status in again else None
-
-
-async def retry(call: Callable[[], Awaitable[Any]]) -> Any:
-    """Calls until there is an answer."""
-    while True:
-        try:
-            return await call()
-        except BREAKS:
-            await asyncio.sleep(0.5)
 
 
 def is_named(request: v1.AbandonChatRequest, sample: str, number: int) -> bool:

@@ -2,6 +2,7 @@ package trainer
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"time"
 
@@ -32,6 +33,7 @@ type attachment struct {
 	window  uint32     // the number of rollouts that may be open
 	live    []*rollout // in order of their start
 	cancels map[string]*pb.CancelFrame
+	problem error         // the end of the newest stream
 	ended   chan struct{} // closed when no stream follows
 }
 
@@ -49,7 +51,9 @@ func attach(ctx context.Context, t *Trainer, conn *grpc.ClientConn) (transport, 
 		return nil, err
 	case <-ctx.Done():
 		a.stop()
-		return nil, ctx.Err()
+		a.mutex.Lock()
+		defer a.mutex.Unlock()
+		return nil, fmt.Errorf("%s cannot be reached (%v): %w", t.config.Target, a.problem, ctx.Err())
 	}
 }
 
@@ -65,6 +69,9 @@ func (a *attachment) run(attached chan struct{}, refused chan error) {
 				close(attached)
 			}
 		})
+		a.mutex.Lock()
+		a.problem = err
+		a.mutex.Unlock()
 		switch code := status.Code(err); {
 		case a.ctx.Err() != nil || err == io.EOF || code == codes.Unavailable || code == codes.ResourceExhausted:
 		case code == codes.Aborted || s.silence == nil: // another stream has this id; or the hello was refused

@@ -25,6 +25,7 @@ export class Attachment implements Transport {
   readonly closing = new AbortController();
   private readonly live = new Set<Rollout>(); // in order of their start
   private stream: Stream | undefined; // undefined during a break
+  private problem = "no answer"; // of the newest stream
   private window = 0; // the number of rollouts that may be open
   private ended!: Promise<void>;
 
@@ -41,13 +42,17 @@ export class Attachment implements Transport {
     });
   }
 
-  static async open(trainer: Trainer, signal?: AbortSignal): Promise<Attachment> {
+  static async open(trainer: Trainer, signal: AbortSignal): Promise<Attachment> {
     const attachment = new Attachment(trainer);
     const attached = new Deferred<void>();
-    const aborted = (): void => (attachment.closing.abort(), attached.reject(signal?.reason));
-    signal?.addEventListener("abort", aborted);
+    const aborted = (): void => {
+      attachment.closing.abort();
+      const { target } = trainer.options;
+      attached.reject(new Error(`${target} cannot be reached: ${attachment.problem}`, { cause: signal.reason }));
+    };
+    signal.addEventListener("abort", aborted);
     attachment.ended = attachment.run(attached);
-    await attached.promise.finally(() => signal?.removeEventListener("abort", aborted));
+    await attached.promise.finally(() => signal.removeEventListener("abort", aborted));
     return attachment;
   }
 
@@ -64,6 +69,7 @@ export class Attachment implements Transport {
         });
       } catch (problem) {
         const error = ConnectError.from(problem);
+        this.problem = error.message;
         const busy = [Code.Unavailable, Code.ResourceExhausted].includes(error.code);
         const final = error.code === Code.Aborted || this.stream !== stream; // replaced; or the hello was refused
         if (isAnswer(error) && !busy && final) {

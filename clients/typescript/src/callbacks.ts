@@ -27,7 +27,7 @@ export class Callbacks implements Transport {
     });
   }
 
-  static async open(trainer: Trainer, listen: string, signal?: AbortSignal): Promise<Callbacks> {
+  static async open(trainer: Trainer, listen: string, signal: AbortSignal): Promise<Callbacks> {
     const { features } = await trainer.client.getServerInfo({}, { signal });
     const made = new Callbacks(trainer);
     const [, host, port] = /^(.*):(\d+)$/.exec(listen) ?? [];

@@ -98,8 +98,8 @@ export class Trainer {
     this.client = createClient(RolloutService, transport);
   }
 
-  /** Connects to an agent server. Rejects if the server refuses the trainer, or if `signal` aborts first. */
-  static async connect(options: TrainerOptions, signal?: AbortSignal): Promise<Trainer> {
+  /** Connects to an agent server. Rejects if it refuses the trainer, or if `signal` aborts first: after 30 seconds. */
+  static async connect(options: TrainerOptions, signal = AbortSignal.timeout(30_000)): Promise<Trainer> {
     const trainer = new Trainer(options);
     const { listen } = options;
     trainer.transport = await (listen === undefined
