@@ -97,6 +97,7 @@ EXAMPLES = {
     "examples/local_model": "SmolLM2-135M on a CPU, behind HTTP or in the trainer's process",
     "examples/openai_agent": "a program that uses the openai package, run by `serve --command`",
     "examples/trainers_from_stubs": "trainers that use generated stubs only",
+    "clients": "trainers in TypeScript, Go, and Python with betterproto2",
 }
 
 

@@ -58,6 +58,8 @@ class CuttingProxy:
         """How many connections were cut for that."""
         self.address = ""
         self.connections: set[Connection] = set()
+        self.accepted = 0
+        """How many connections there were so far."""
         self.refusing = False
         """Whether new connections are refused."""
         self._holding_new: set[Direction] = set()
@@ -123,6 +125,7 @@ class CuttingProxy:
         connection = Connection(writer, onward)
         connection.holding |= self._holding_new
         self.connections.add(connection)
+        self.accepted += 1
         pumps = [
             asyncio.create_task(connection.pump(reader, "up")),
             asyncio.create_task(connection.pump(other, "down")),

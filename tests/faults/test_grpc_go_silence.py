@@ -1,35 +1,32 @@
 """A callback trainer that is a stock grpc-go server holds a silent chat for more than five minutes."""
 
-import asyncio
+import json
 
 import pytest
 
-from tests.clients import stubs
-from tests.clients.scenario import EXPECTED, command, read_result
+from tests.attach.cutting_proxy import CuttingProxy
+from tests.clients.builds import program
+from tests.clients.client_process import ClientProcess
+from tests.ports import quiet_port
+from tests.waiting import until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(540)]
 SILENCE = 310
 """Seconds without a reply: five minutes, and one ping of the agent server."""
-TOO_MANY = 110
-"""Seconds after which a stock grpc-go server has refused pings every 20 seconds."""
 
 
 async def test_p09_a_stock_grpc_go_trainer_sends_no_goaway_in_five_minutes_of_a_silent_chat(serve, tmp_path):
-    """GOAWAY ends a connection. The trainer counts its connections.
-
-    A second trainer permits pings every 20 seconds, but its listener does not. It shows that the count sees a GOAWAY.
-    """
-    program = await stubs.go(tmp_path)
-    server, draining = await serve(), await serve()
-    await draining.drain()
-
-    async def run(*options: str) -> dict:
-        out = await command(*program, *options, server.address, draining.address, cwd=tmp_path, timeout=480)
-        return read_result(out)
-
-    stock, wrong = await asyncio.gather(
-        run("-id", "stock", "-silent", str(SILENCE)), run("-id", "wrong", "-silent", str(TOO_MANY), "-ping", "20")
-    )
-    assert stock == EXPECTED | {"connections": 1, "ended": 0}
-    assert wrong["ended"] > 0
-    assert wrong["status"] == "COMPLETED", "the chat was asked again over another connection"
+    """GOAWAY ends a connection. The proxy before the trainer counts connections, and would see another one."""
+    command = program("go", tmp_path)("trainer")
+    script = tmp_path / "script.json"
+    reply = {"content": "#### 5", "seconds": SILENCE}
+    script.write_text(json.dumps({"silent": {"question": "What is 2 + 3?", "label": "5", "replies": [reply]}}))
+    server, listen = await serve(), f"127.0.0.1:{quiet_port()}"
+    async with CuttingProxy(listen) as back:
+        addresses = ("--target", server.address, "--listen", listen, "--advertise", back.address)
+        async with ClientProcess(command, "--mode", "callback", *addresses, "--script", str(script)) as trainer:
+            await until(lambda: trainer.events("outcome"), "the outcome", timeout=SILENCE + 60)
+            assert (back.accepted, len(back.connections)) == (1, 1)
+            assert len(trainer.events("sampled")) == 1
+            assert trainer.events("outcome")[0]["reward"] == 1.0
+            assert await trainer.leave() == 0

@@ -1,0 +1,192 @@
+// Command trainer is the trainer under test of docs/conformance.md. With -script it runs the rollouts of
+// clients/calculator.json on the example agent examples/calculator instead.
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"log"
+	"os"
+	"sync"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pb "osmosis/rollout/v1"
+	"osmosis/trainer"
+)
+
+var (
+	mode      = flag.String("mode", "attach", "callback or attach")
+	target    = flag.String("target", "", "HOST:PORT of the agent server")
+	listen    = flag.String("listen", "127.0.0.1:0", "HOST:PORT for callbacks")
+	advertise = flag.String("advertise", "", "HOST:PORT at which the agent server reaches --listen")
+	count     = flag.Int("rollouts", 1, "the number of rollouts")
+	prefix    = flag.String("prefix", "go", "the beginning of the rollout ids")
+	history   = flag.String("history", "", "full or delta")
+	script    = flag.String("script", "", "the file calculator.json")
+)
+
+type object map[string]interface{}
+
+// scripted is one rollout of calculator.json.
+type scripted struct {
+	Question, Label string
+	Replies         []struct {
+		Content   string
+		Seconds   *float64
+		ToolCalls []struct{ Name, Arguments string } `json:"tool_calls"`
+	}
+}
+
+var (
+	scripts map[string]scripted
+	output  sync.Mutex
+)
+
+func printLine(line object) {
+	output.Lock()
+	defer output.Unlock()
+	if err := json.NewEncoder(os.Stdout).Encode(line); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func policy(ctx context.Context, chat *trainer.Chat) (*trainer.Reply, error) {
+	event := object{"event": "sampled", "rollout_id": chat.RolloutId, "attempt": chat.Attempt, "sample": chat.Sample,
+		"chat_number": chat.ChatNumber}
+	printLine(event)
+	text := ""
+	if len(chat.Messages) > 0 {
+		text = chat.Messages[len(chat.Messages)-1].GetText()
+	}
+	reply := &trainer.Reply{FinishReason: "stop", Message: &pb.Message{Role: "assistant"}, Prompt: append([]uint32{}, chat.ParentIDs...)}
+	seconds := 0.0
+	fmt.Sscanf(text, "wait %f", &seconds)
+	text = "echo: " + text
+	if rollout, is := scripts[chat.RolloutId]; is {
+		step := rollout.Replies[chat.ChatNumber-1]
+		if text, seconds = step.Content, 0.2; step.Seconds != nil {
+			seconds = *step.Seconds
+		}
+		for i, call := range step.ToolCalls {
+			id, kind, name, arguments := fmt.Sprintf("call_%d_%d", chat.ChatNumber, i), "function", call.Name, call.Arguments
+			reply.Message.ToolCalls = append(reply.Message.ToolCalls, &pb.ToolCall{Id: &id, Type: &kind,
+				Function: &pb.FunctionCall{Name: &name, Arguments: &arguments}})
+			reply.FinishReason = "tool_calls"
+		}
+	}
+	select {
+	case <-time.After(time.Duration(seconds * float64(time.Second))):
+	case <-ctx.Done():
+		event["event"] = "stopped"
+		printLine(event)
+		return nil, ctx.Err()
+	}
+	for _, message := range chat.Messages[chat.Known:] {
+		reply.Prompt = append(reply.Prompt, uint32(1000+len(message.GetText())))
+	}
+	reply.Message.Content = &pb.Message_Text{Text: text}
+	reply.IDs, reply.Logprobs = []uint32{chat.ChatNumber, uint32(2000 + len(text))}, []float32{-0.5, -0.25}
+	return reply, nil
+}
+
+func onOutcome(outcome *trainer.Outcome) {
+	samples := []object{}
+	for _, sample := range outcome.Samples {
+		segments := []object{}
+		for _, segment := range sample.Segments {
+			segments = append(segments, object{"ids": segment.IDs, "mask_runs": segment.MaskRuns,
+				"logprobs": segment.Logprobs, "chats": segment.Chats})
+		}
+		samples = append(samples, object{"name": sample.Name, "trainable": sample.Trainable, "segments": segments})
+	}
+	printLine(object{"event": "outcome", "rollout_id": outcome.RolloutId, "attempt": outcome.Attempt, "result_id": outcome.ResultId,
+		"status": outcome.Status.String()[len("OUTCOME_STATUS_"):], "reward": outcome.Reward, "samples": samples})
+}
+
+func requests() []*pb.InitRequest {
+	var made []*pb.InitRequest
+	user := func(text string) []*pb.Message {
+		return []*pb.Message{{Role: "user", Content: &pb.Message_Text{Text: text}}}
+	}
+	for id, rollout := range scripts {
+		label := rollout.Label
+		spec := &pb.RolloutSpec{AgentLoop: "calculator", Messages: user(rollout.Question), Label: &label}
+		made = append(made, &pb.InitRequest{RolloutId: id, Spec: spec})
+	}
+	for n := 1; n <= *count && scripts == nil; n++ {
+		spec := &pb.RolloutSpec{AgentLoop: "conformance", Messages: user("start")}
+		made = append(made, &pb.InitRequest{RolloutId: fmt.Sprintf("%s-%d", *prefix, n), Spec: spec})
+	}
+	return made
+}
+
+func report(id string, err error) {
+	refused := status.Convert(err)
+	if refused.Code() == codes.Aborted {
+		os.Exit(1) // another trainer has the attachment
+	}
+	reason := ""
+	for _, detail := range refused.Details() {
+		if info, is := detail.(*errdetails.ErrorInfo); is {
+			reason = info.Reason
+		}
+	}
+	printLine(object{"event": "refused", "rollout_id": id, "status": codeNames[refused.Code()], "reason": reason})
+}
+
+func main() {
+	flag.Parse()
+	if *mode != "callback" && *mode != "attach" {
+		os.Exit(3)
+	}
+	if *script != "" {
+		data, err := os.ReadFile(*script)
+		if err == nil {
+			err = json.Unmarshal(data, &scripts)
+		}
+		if err != nil {
+			log.Fatal(err)
+		}
+	}
+	config := trainer.Config{Target: *target, Policy: policy, OnOutcome: onOutcome}
+	config.History = map[string]pb.HistoryForm{"full": pb.HistoryForm_HISTORY_FORM_FULL, "delta": pb.HistoryForm_HISTORY_FORM_DELTA}[*history]
+	if *mode == "callback" {
+		config.Listen, config.Advertise = *listen, *advertise
+	}
+	t, err := trainer.New(context.Background(), config)
+	if err != nil {
+		log.Fatal(err)
+	}
+	var open sync.WaitGroup
+	for _, request := range requests() {
+		open.Add(1)
+		go func(request *pb.InitRequest) {
+			defer open.Done()
+			if _, err := t.Rollout(context.Background(), request); err != nil {
+				report(request.RolloutId, err)
+			}
+		}(request)
+	}
+	io.Copy(io.Discard, bufio.NewReader(os.Stdin))
+	open.Wait()
+	ctx, stop := context.WithTimeout(context.Background(), 10*time.Second)
+	defer stop()
+	t.Close(ctx)
+}
+
+var codeNames = map[codes.Code]string{
+	codes.Canceled: "CANCELLED", codes.Unknown: "UNKNOWN", codes.InvalidArgument: "INVALID_ARGUMENT",
+	codes.DeadlineExceeded: "DEADLINE_EXCEEDED", codes.NotFound: "NOT_FOUND", codes.AlreadyExists: "ALREADY_EXISTS",
+	codes.PermissionDenied: "PERMISSION_DENIED", codes.ResourceExhausted: "RESOURCE_EXHAUSTED",
+	codes.FailedPrecondition: "FAILED_PRECONDITION", codes.Aborted: "ABORTED", codes.OutOfRange: "OUT_OF_RANGE",
+	codes.Unimplemented: "UNIMPLEMENTED", codes.Internal: "INTERNAL", codes.Unavailable: "UNAVAILABLE",
+	codes.DataLoss: "DATA_LOSS", codes.Unauthenticated: "UNAUTHENTICATED",
+}

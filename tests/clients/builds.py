@@ -1,0 +1,97 @@
+"""Builds the clients of clients/ as their READMEs say, in a copy of the folder. Each function returns a command."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.processes import ROOT
+
+CLIENTS = ROOT / "clients"
+BUF = str(Path(sys.executable).with_name("buf"))
+GO_PACKAGES = (
+    "protoc-gen-go protoc-gen-go-grpc golang-go"
+    " golang-google-grpc-dev golang-google-genproto-dev golang-google-protobuf-dev"
+)
+"""The packages of Debian 12 that the Go trainer needs."""
+GOCODE = Path("/usr/share/gocode")
+"""The GOPATH of Debian's Go packages."""
+
+
+def typescript(folder: Path) -> list[str]:
+    """Installs the packages, generates the stubs, and compiles with strict types."""
+    need(["node", "npm"], "install Node 20 or newer")
+    client = copy("typescript", folder)
+    run("npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts", cwd=client)
+    run("npm", "run", "generate", cwd=client)
+    run("npm", "run", "build", cwd=client)
+    return ["node", str(client / "build" / "examples")]
+
+
+def go(folder: Path) -> list[str]:
+    """Generates the stubs, and vets and compiles without modules, with Debian's packages."""
+    need(["go", "protoc-gen-go", "protoc-gen-go-grpc"], f"apt-get install {GO_PACKAGES}")
+    if not all((GOCODE / "src" / "google.golang.org" / name).exists() for name in ("genproto", "grpc", "protobuf")):
+        pytest.skip(f"Debian's Go packages not found: apt-get install {GO_PACKAGES}")
+    client = copy("go", folder)
+    run(BUF, "generate", cwd=client)
+    (folder / "path" / "src").mkdir(parents=True)
+    (folder / "path" / "src" / "osmosis").symlink_to(client)
+    env = {"GO111MODULE": "off", "GOFLAGS": "-tags=debian", "GOPATH": f"{folder / 'path'}:{GOCODE}"}
+    packages = ["osmosis/trainer", "osmosis/cmd/calculator", "osmosis/cmd/trainer"]
+    run("go", "vet", *packages, cwd=folder, env=env)
+    for package in packages[1:]:
+        run("go", "build", "-o", str(folder / Path(package).name), package, cwd=folder, env=env)
+    return [str(folder)]
+
+
+def betterproto2(folder: Path) -> list[str]:
+    """Makes an environment with betterproto2, and generates its stubs."""
+    client = copy("betterproto2", folder)
+    programs = client / "venv" / "bin"
+    run(sys.executable, "-m", "venv", str(client / "venv"), cwd=client)
+    pip = [str(programs / "pip"), "install", "--quiet", "--disable-pip-version-check"]
+    run(*pip, "-r", "requirements.txt", cwd=client)
+    path = f"{programs}:{os.environ['PATH']}"  # the plugin, and ruff, which the plugin runs
+    run(BUF, "generate", cwd=client, env={"PATH": path})
+    return [str(programs / "python"), str(client)]
+
+
+BUILDS: Mapping[str, tuple[Callable[[Path], list[str]], str]] = {
+    "typescript": (typescript, ".js"),
+    "go": (go, ""),
+    "betterproto2": (betterproto2, ".py"),
+}
+"""For each language: its build, and how the names of its programs end."""
+
+
+def program(language: str, folder: Path) -> Callable[[str], list[str]]:
+    """Builds a client. Returns a function from the name of a program, such as `calculator`, to its command."""
+    build, suffix = BUILDS[language]
+    *interpreter, programs = build(folder)
+    return lambda name: [*interpreter, f"{programs}/{name}{suffix}"]
+
+
+def copy(language: str, folder: Path) -> Path:
+    """Copies a client, without what was built in it, and the proto files. Returns the folder of the client."""
+    built = shutil.ignore_patterns("node_modules", "gen", "build", "rollout", "venv", "__pycache__")
+    shutil.copytree(ROOT / "proto", folder / "proto")
+    return Path(shutil.copytree(CLIENTS / language, folder / "clients" / language, ignore=built))
+
+
+def need(programs: Sequence[str], install: str) -> None:
+    """Skips the test if a program is missing."""
+    missing = [each for each in programs if shutil.which(each) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} not found: {install}")
+
+
+def run(*command: str, cwd: Path, env: Mapping[str, str] | None = None) -> None:
+    """Runs a command at low priority. Raises AssertionError with all output if it fails."""
+    low = ["nice", "-n", "5", *command]
+    done = subprocess.run(low, cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
