@@ -15,6 +15,7 @@ from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import Trainer
 from tests.gateway.viewer.browser.conftest import CANARY, PATIENCE
+from tests.gateway.viewer.browser.readable import wait_until
 from tests.processes import run
 
 pytestmark = pytest.mark.browser
@@ -70,7 +71,7 @@ def test_an_image_of_a_prompt_is_shown(browse, demo):
     page = browse(f"{demo}rollout?id=demo-equal-1#turn=1")
     image = page.locator("img.image").first
     expect(image).to_be_visible()
-    page.wait_for_function("document.querySelector('img.image').naturalWidth === 96")
+    wait_until(page, "document.querySelector('img.image').naturalWidth === 96")
 
 
 def test_v5_runs_are_chosen_and_compared(browse, tmp_path):
@@ -116,7 +117,7 @@ def test_v3_the_tokens_of_a_running_rollout_grow_by_themselves(browse, followed)
         cells = page.locator("#tokens [role=gridcell]").count()
         opened.set()
         expect(sampled).to_have_text("64 sampled")
-        page.wait_for_function(f"document.querySelectorAll('#tokens [role=gridcell]').length > {cells}")
+        wait_until(page, f"document.querySelectorAll('#tokens [role=gridcell]').length > {cells}")
         running.result()
 
 
