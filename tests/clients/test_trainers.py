@@ -15,19 +15,13 @@ from tests.ports import quiet_port
 from tests.processes import ROOT, server_process
 from tests.waiting import until
 
-LANGUAGES = [pytest.param(each, marks=pytest.mark.xdist_group(each)) for each in BUILDS]
-"""One worker has all tests of a language, and builds its client once."""
-pytestmark = [
-    pytest.mark.clients,
-    pytest.mark.timeout(300),
-    pytest.mark.parametrize("client", LANGUAGES, indirect=True, scope="module"),
-]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(300)]
 CUTS = (1, 3, 5, 8, 10)
 """The connections are cut when this many of the 12 chats have begun."""
 Program = Callable[[str], list[str]]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=list(BUILDS))
 def client(request, tmp_path_factory) -> Program:
     """The programs of one client."""
     return program(request.param, tmp_path_factory.mktemp(request.param))
