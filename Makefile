@@ -58,7 +58,7 @@ collect: .venv/.dev ## Import all tests once, so that the workers of a new clone
 	$(BIN)/pytest --collect-only -q > /dev/null || true
 
 clients: .venv/.dev ## Run the trainers of clients/: TypeScript (needs npm), Go (needs Debian's packages), betterproto2
-	$(BIN)/pytest -m clients -n 2 --dist loadgroup --timeout 300 tests/clients
+	$(BIN)/pytest -m clients --timeout 300 tests/clients
 
 test-adapters: .venv/.adapters ## Run the tests that drive rollouts with other libraries: openai, anthropic, mcp, strands, litellm
 	$(BIN)/pytest -m adapters -n 2 --timeout 300 tests

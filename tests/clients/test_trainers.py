@@ -21,7 +21,7 @@ CUTS = (1, 3, 5, 8, 10)
 Program = Callable[[str], list[str]]
 
 
-@pytest.fixture(scope="module", params=[pytest.param(each, marks=pytest.mark.xdist_group(each)) for each in BUILDS])
+@pytest.fixture(scope="module", params=list(BUILDS))
 def client(request, tmp_path_factory) -> Program:
     """The programs of one client."""
     return program(request.param, tmp_path_factory.mktemp(request.param))
