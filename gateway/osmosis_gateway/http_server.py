@@ -163,7 +163,7 @@ async def serve_http(
             loopback=server.on_loopback,
         )
         app.state.rollouts, app.state.metrics = InProcessRollouts(server.engine, trainers.peer), server.metrics
-        app.state.leases, app.state.lifecycle = leases, Lifecycle(server.engine, server.drain)
+        app.state.leases, app.state.lifecycle = leases, Lifecycle(server.engine, lambda: server.order_drain(True))
         leases.start()
         add_routes(app, http_access)
         add_rollout_routes(app, http_access)

@@ -423,6 +423,15 @@ class ServerOptions(Declared):
         float,
         Option("Process", "--drain-timeout SECONDS", "Time that running rollouts get on SIGTERM.", bounds=(0, 86_400)),
     ] = 30.0
+    workers: Annotated[
+        int,
+        Option(
+            "Process",
+            "--workers N",
+            "Processes that serve as one server, each with its own journal and gRPC port. The limits hold for each.",
+            bounds=(1, 128),
+        ),
+    ] = 1
     reload: Annotated[
         bool, Option("Process", "--reload", "Start again when a Python or TOML file below this folder changes.")
     ] = False

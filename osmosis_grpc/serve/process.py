@@ -22,12 +22,13 @@ from osmosis_grpc.console.server_options import split_legacy_agent
 from osmosis_grpc.engine import failpoints
 from osmosis_grpc.errors import CallError, MissingExtraError, Unavailable
 from osmosis_grpc.link.credentials import Credentials
-from osmosis_grpc.link.listen import check_free
+from osmosis_grpc.link.free_ports import check_free
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.target_policy import is_loopback
 from osmosis_grpc.reading.folder_source import FolderSource
 from osmosis_grpc.serve.json_output import Records
 from osmosis_grpc.serve.rollout_log import RolloutLog
+from osmosis_grpc.serve.workers.worker import Worker
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.server.tracelog import DebugLog, TraceLog, new_folder
 from osmosis_grpc.storage import JournalError
@@ -35,6 +36,7 @@ from osmosis_grpc.supervise import OnFailure, Supervisor, job, thread
 from osmosis_grpc.types import events
 
 if TYPE_CHECKING:
+    from osmosis_grpc.serve.workers.place import Place
     from osmosis_grpc.settings import RolloutServerSettings, RolloutSettings
 
 log = logging.getLogger(__name__)
@@ -58,18 +60,23 @@ async def run_process(
     security: ServerSecurity,
     credentials: Credentials,
     out: Records,
+    place: "Place | None" = None,
 ) -> int:
     """Serve until a signal or a failure. Return the exit code.
 
-    `security` says how callers authenticate. `credentials` are sent to the trainers that this server dials. Raises
-    NotStarted.
+    `security` says how callers authenticate. `credentials` are sent to the trainers that this server dials. `place` is
+    set in a worker of a server with several. Raises NotStarted.
     """
     options = settings.server
+    worker = Worker(place, options, out) if place is not None else None
+    out = worker.out if worker is not None else out
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
     failpoints.arm()
     servers: list[AgentServer] = []
     stop = _stop_on_signals(options.drain_timeout, servers)
+    if worker is not None:
+        worker.listen(stop, end_after)
     if not options.no_http or options.metrics_port is not None:
         importlib.import_module("osmosis_gateway.http_server")  # takes a second, so it is done before calls arrive
     async with AsyncExitStack() as stack:
@@ -85,7 +92,7 @@ async def run_process(
             )
         server = await _grpc(stack, hosted, config, options, security, credentials)
         servers.append(server)
-        http = await _http(stack, server, settings)
+        http = await _http(stack, server, settings) if worker is None or worker.is_first else None
         addresses = {"grpc": server.address} | ({"http": http.address} if http else {})
         if options.metrics_port is not None:
             addresses["metrics"] = await _metrics(stack, server, options.host, options.metrics_port)
@@ -98,6 +105,8 @@ async def run_process(
                 options.host,
             )
         server.engine.watchdog.paused = False
+        if worker is not None:
+            await worker.begin(server)
         out.write("ready", **addresses, agent_loops=names, pid=os.getpid(), version=__version__)
         out.say(_banner(names, addresses, security, reflection=config.reflection))
         state = _state_dir(options)
@@ -111,6 +120,7 @@ async def run_process(
             supervisor.add_listener(lambda error: stop.set())
         await stop.wait()
         failed = next(filter(None, (supervisor.failure for supervisor in supervisors)), None)
+        failed = failed or (worker.failure if worker is not None else None)
         limit = options.drain_timeout
         if failed is not None:  # the next process continues the journaled rollouts
             limit = 0.0
@@ -118,7 +128,7 @@ async def run_process(
             end_after(limit)
         out.write("draining", limit=limit)
         log.info("stopping; a second signal stops at once", extra={"drain_timeout": limit})
-        await server.stop(limit)
+        await server.stop(limit, park=worker is not None and worker.restarts)
         left, kept = server.engine.capacity(), len(server.engine.shutdown.parked)
     out.write("stopped", undelivered=left.undelivered, abandoned=left.abandoned, kept=kept)
     log.info(

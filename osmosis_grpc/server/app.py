@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,8 @@ class AgentServer:
         )
         self.supervisor = Supervisor("the agent server", lambda error: self._set_health(), system)
         """Owns the background work. `supervisor.failure` says why the server has failed."""
+        self.on_drain: Callable[[bool], None] = lambda draining: None
+        """Called when an administrator has begun or ended a drain."""
         self._health = health.aio.HealthServicer()
         self._connect = list(dict.fromkeys(connect))
         self._stack = AsyncExitStack()
@@ -146,7 +148,7 @@ class AgentServer:
             self.security,
             self.config,
             tools={name: await _default_tools(loop) for name, loop in self.engine.context.runnables.items()},
-            on_drain=lambda draining: self.drain() if draining else self.end_drain(),
+            on_drain=self.order_drain,
         )
         guard, calls = self.security.authenticator(), self.metrics.answered
         services: Any = Registrar(self._server, guard, calls, new_id=self.supervisor.system.new_id)
@@ -190,6 +192,11 @@ class AgentServer:
         if not self._stopped:
             raise RuntimeError("the gRPC server has stopped by itself")
 
+    async def order_drain(self, draining: bool) -> None:
+        """Begin or end a drain, because an administrator wants it. Raises FailedPrecondition."""
+        await (self.drain() if draining else self.end_drain())
+        self.on_drain(draining)
+
     async def drain(self) -> None:
         """Refuse new rollouts from now on."""
         if not self.engine.shutdown.draining:
@@ -217,14 +224,15 @@ class AgentServer:
         for name in ("", SERVICE):
             await self._health.set(name, _Status.SERVING if ready else _Status.NOT_SERVING)
 
-    async def stop(self, limit: float) -> None:
+    async def stop(self, limit: float, *, park: bool = False) -> None:
         """Drain for at most `limit` seconds, then stop.
 
-        Rollouts that are still unfinished end FAILED (server, retryable), or the next process continues them.
+        Rollouts that are still unfinished end FAILED (server, retryable), or the next process continues them. With
+        `park`, the rollouts that the next process can continue are left to it at once.
         """
         self._stopped = True
         await self.drain()
-        await self.engine.shutdown.stop(limit)
+        await self.engine.shutdown.stop(limit, park=park)
         await self.attachments.close()
         await self._server.stop(0.25)
         log.info("drained", extra=_left(self.engine.capacity()))

@@ -190,6 +190,10 @@ class Reader:
                     found[event.sequence][1].add(event)
         return list(found.values())
 
+    def has_unsettled(self) -> bool:
+        """Return whether a rollout is not settled."""
+        return self._database.execute("SELECT 1 FROM rollouts WHERE NOT settled LIMIT 1").fetchone() is not None
+
     def overdue(self, before: float, beyond: int) -> list[Dropped]:
         """Return up to SLICE settled rollouts to drop. The rollout that ended first comes first.
 
