@@ -40,13 +40,13 @@ def run(line: Line) -> None:
     if descriptor is not None:
         from osmosis_grpc.serve.workers.place import place_of
 
-        place = place_of(int(descriptor))
+        place = place_of(descriptor)
         settings = place.settings(settings)
     elif (beyond := _beyond(settings.server)) or settings.server.workers > 1:
         raise typer.Exit(_supervise(line, settings, beyond))
     with usage_errors("serve", line, settings):
         security, credentials = _checked(line, settings)
-    options = settings.server
+    options, number = settings.server, None if place is None else place.index
     if options.command:
         from osmosis_grpc.serve.process_memory import close_memory
 
@@ -56,8 +56,8 @@ def run(line: Line) -> None:
 
         raise typer.Exit(run_reloading())
     forget_secrets()
-    with records(options.json_records) as out, logs.configured(options.log_level, place and place.index):
-        if place is None or place.index == 0:
+    with records(options.json_records) as out, logs.configured(options.log_level, number):
+        if not number:
             warn_about_settings(line)
         loops = _load(line, settings)
 

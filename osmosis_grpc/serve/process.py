@@ -31,6 +31,7 @@ from osmosis_grpc.serve.rollout_log import RolloutLog
 from osmosis_grpc.serve.workers.worker import Worker
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.server.tracelog import DebugLog, TraceLog, new_folder
+from osmosis_grpc.server.workers.config import WorkersConfig
 from osmosis_grpc.storage import JournalError
 from osmosis_grpc.supervise import OnFailure, Supervisor, job, thread
 from osmosis_grpc.types import events
@@ -90,7 +91,8 @@ async def run_process(
                 f"two agent loops have the same name: {', '.join(names)}; give a legacy agent another one with "
                 "--legacy-agent NAME=URL, and a program with --command-name"
             )
-        server = await _grpc(stack, hosted, config, options, security, credentials)
+        workers = worker.config if worker is not None else None
+        server = await _grpc(stack, hosted, config, options, security, credentials, workers)
         servers.append(server)
         http = await _http(stack, server, settings) if worker is None or worker.is_first else None
         addresses = {"grpc": server.address} | ({"http": http.address} if http else {})
@@ -192,6 +194,7 @@ async def _grpc(
     options: "RolloutServerSettings",
     security: ServerSecurity,
     credentials: Credentials,
+    workers: WorkersConfig | None,
 ) -> AgentServer:
     """Start the agent server and return it. Raises NotStarted naming the option."""
     state = _state_dir(options)
@@ -207,6 +210,7 @@ async def _grpc(
             security=security,
             credentials=credentials,
             state_dir=state,
+            workers=workers,
         )
         server.engine.watchdog.paused = True
         if options.log:

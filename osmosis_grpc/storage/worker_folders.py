@@ -1,4 +1,4 @@
-"""The state folders of a server with several workers. Worker 0 has the folder itself, and worker K has workers/K in it."""
+"""The state folders of a server with several workers: the folder itself for worker 0, and workers/K for worker K."""
 
 import re
 from pathlib import Path

@@ -114,15 +114,13 @@ class Place:
         thread(LISTEN, step)
 
 
-def place_of(descriptor: int | None) -> Place | None:
-    """Return the place that the supervisor sends over a descriptor; None without a descriptor."""
-    if descriptor is None:
-        return None
-    connection = Connection(descriptor)
+def place_of(descriptor: str) -> Place:
+    """Return the place that the supervisor sends over a descriptor."""
+    connection = Connection(int(descriptor))
     first = connection.read()
     if first is None:
         raise SystemExit(1)  # the supervisor has ended
-    place = Place(
+    return Place(
         index=first["index"],
         ports=ports_of(first),
         accepting=first["accepting"],
@@ -132,7 +130,6 @@ def place_of(descriptor: int | None) -> Place | None:
         draining=first["draining"],
         connection=connection,
     )
-    return place
 
 
 def ports_of(message: Mapping[str, Any]) -> dict[int, int]:

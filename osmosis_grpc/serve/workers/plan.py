@@ -141,5 +141,5 @@ def _socket_folder() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="osmosis-workers-"))
     if len(str(folder)) > LONGEST:
         folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix="osmosis-workers-", dir="/tmp"))  # noqa: S108 (mkdtemp makes it safe)
+        folder = Path(tempfile.mkdtemp(prefix="osmosis-workers-", dir="/tmp"))
     return folder

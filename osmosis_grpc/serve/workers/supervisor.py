@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from osmosis_grpc.serve.json_output import Records
@@ -66,7 +67,7 @@ class Workers:
         tasks: list[asyncio.Task[None]] = []
         try:
             for group in (self._workers[:1], self._workers[1:]):  # an error of the options is said once, by the first
-                tasks += [self._supervisor.start(KEEP, lambda worker=worker: self._keep(worker)) for worker in group]
+                tasks += [self._supervisor.start(KEEP, partial(self._keep, worker)) for worker in group]
                 for worker in group:
                     await self._either(worker.ready)
             if not self._stop.is_set():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from osmosis_grpc.serve.json_output import Records
 from osmosis_grpc.serve.workers.place import Place, ToSupervisor, ports_of, share_lock
 from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server.workers.config import WorkersConfig
 from osmosis_grpc.supervise import OnFailure, job
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ class Worker:
         """Whether the supervisor lets this process end so that a new one starts."""
         self._limit = options.drain_timeout
         self._ports = dict(place.ports)
+        self.config = WorkersConfig(
+            index=place.index, ports=self._ports, accepting=place.accepting, secret=place.secret, sockets=place.sockets
+        )
         share_lock(place, options)
 
     @property

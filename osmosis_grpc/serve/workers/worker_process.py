@@ -9,9 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from osmosis_grpc.supervise import OnFailure, child, job
+
 VARIABLE = "OSMOSIS_WORKER_DESCRIPTOR"
 """The environment variable with the descriptor of a worker's connection to the supervisor."""
 MAX_LINE = 1024 * 1024
+LAST_MESSAGES = 1.0
+"""Seconds for the last messages of a process that has ended."""
+READ = job("serve.read_worker", OnFailure.RAISE)
 
 Heard = Callable[["WorkerProcess", dict[str, Any]], None]
 
@@ -55,14 +60,20 @@ class WorkerProcess:
         self.said_stopped = {}
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE)
         self.tell(**place)
-        try:
+
+        async def read() -> None:
             with suppress(OSError):
                 while line := await reader.readline():
                     heard(self, json.loads(line))
+
+        reading = child(READ, read())
+        try:
             code = await process.wait()
+            await asyncio.wait([reading], timeout=LAST_MESSAGES)  # a forked child of an agent may keep the socket open
             return code if code >= 0 else 128 - code
         finally:
             self.ready.clear()
+            reading.cancel()
             self._writer.close()
 
     def tell(self, **message: Any) -> None:
