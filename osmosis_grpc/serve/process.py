@@ -94,11 +94,12 @@ async def run_process(
         workers = worker.config if worker is not None else None
         server = await _grpc(stack, hosted, config, options, security, credentials, workers)
         servers.append(server)
-        http = await _http(stack, server, settings) if worker is None or worker.is_first else None
-        addresses = {"grpc": server.address} | ({"http": http.address} if http else {})
-        if options.metrics_port is not None:
+        is_first = worker is None or worker.is_first
+        http = await _http(stack, server, settings, is_first=is_first)
+        addresses = {"grpc": server.address} | ({"http": http.address} if http and is_first else {})
+        if options.metrics_port is not None and is_first:
             addresses["metrics"] = await _metrics(stack, server, options.host, options.metrics_port)
-        if options.view:
+        if options.view and is_first:
             addresses["view"] = await _view(stack, options, security)
         if not (security.authenticates or is_loopback(options.host)):
             log.warning(
@@ -227,14 +228,14 @@ async def _grpc(
         raise NotStarted(f"{error}; --grpc-port chooses another port") from None
 
 
-async def _http(stack: AsyncExitStack, server: AgentServer, settings: "RolloutSettings") -> Any:
-    """Start the HTTP server and return it; None with --no-http.
+async def _http(stack: AsyncExitStack, server: AgentServer, settings: "RolloutSettings", *, is_first: bool) -> Any:
+    """Start the HTTP server and return it; None with --no-http. A worker that is not the first serves worker 0 only.
 
     If the default port is taken, the server logs a warning and serves gRPC only. If the user gave the port and it is
     taken, this function raises NotStarted.
     """
     options = settings.server
-    if options.no_http:
+    if options.no_http and (is_first or options.metrics_port is None):
         return None
     http_server = importlib.import_module("osmosis_gateway.http_server")
     try:

@@ -89,11 +89,9 @@ class Place:
         return self.index >= self.accepting
 
     def settings(self, settings: "RolloutSettings") -> "RolloutSettings":
-        """Return the settings of this worker. Only worker 0 has the HTTP port, the metrics port and the viewer."""
+        """Return the settings of this worker."""
         options = settings.server
         own: dict[str, Any] = {"grpc_port": self.ports[self.index], "workers": 1}
-        if self.index:
-            own |= {"metrics_port": None, "view": False}
         if self.lock >= 0:
             own["state_dir"] = str(worker_folder(Path(options.state_dir), self.index))
         if options.log is not None:

@@ -73,7 +73,7 @@ class SiblingServer:
         self._server.add_insecure_port(f"unix:{self._socket}")
         keep_from_children(self._server, str(self._socket))
         await start(self._server)
-        self.stop = partial(self._server.stop, 0.0)
+        self.stop = partial(self._server.stop, 0.25)
 
     async def _find(self, request: pb.GetRolloutRequest, context: Any) -> Int64Value:
         return Int64Value(value=find(self._engine, self.access(context), request.rollout_id, request.attempt))
