@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from osmosis_grpc.settings import RolloutServerSettings, RolloutSettings
 
 
-WORKER = "OSMOSIS_WORKER_DESCRIPTOR"
-"""The environment variable of a worker of `serve --workers`, see osmosis_grpc.serve.workers.worker_process."""
-
-
 def run(line: Line) -> None:
     """Host agent loops over gRPC, and over the legacy HTTP contract.
 
@@ -31,10 +27,11 @@ def run(line: Line) -> None:
     """
     from osmosis_grpc.console import logs
     from osmosis_grpc.serve.json_output import records
+    from osmosis_grpc.serve.workers import VARIABLE
     from osmosis_grpc.settings import forget_secrets, take_variable, without_grpc_fork_handlers
 
     without_grpc_fork_handlers()
-    descriptor = take_variable(WORKER)
+    descriptor = take_variable(VARIABLE)
     settings = read_settings("serve", line)
     place = None
     if descriptor is not None:
@@ -88,7 +85,9 @@ def _beyond(options: "RolloutServerSettings") -> list[int]:
     """Return the workers beyond --workers that have work to finish. Nearly no server has any."""
     from pathlib import Path
 
-    if options.no_journal or not (Path(options.state_dir) / "workers").is_dir():
+    from osmosis_grpc.storage.worker_folders import worker_folders
+
+    if options.no_journal or not worker_folders(Path(options.state_dir)):
         return []
     from osmosis_grpc.serve.workers.plan import unfinished_beyond
 

@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from osmosis_grpc.serve.workers import VARIABLE
 from osmosis_grpc.supervise import OnFailure, child, job
 
-VARIABLE = "OSMOSIS_WORKER_DESCRIPTOR"
-"""The environment variable with the descriptor of a worker's connection to the supervisor."""
 MAX_LINE = 1024 * 1024
 LAST_MESSAGES = 1.0
 """Seconds for the last messages of a process that has ended."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import re
 import signal
 import socket
@@ -63,7 +62,7 @@ async def test_a_worker_that_is_killed_loses_no_rollout(tmp_path):
     assert server.process.returncode == 0
     assert max(policy.sampled.values()) == 1
     assert [json.loads(line)["event"] for line in out.splitlines()] == ["draining", "stopped"]
-    assert err.count('"exit code 137') == err.count("exit code 137; it starts again") == 2 or "exit code 137" in err
+    assert err.count("ended with exit code 137; it starts again") == 2
     check_secret(server, err)
 
 
@@ -94,9 +93,10 @@ async def test_sighup_restarts_the_workers_one_by_one_under_load(tmp_path):
             assert {(outcome.status, outcome.reward) for outcome in outcomes} == {(OutcomeStatus.COMPLETED, 0.5)}
             assert max(policy.sampled.values()) == 1
             server.process.send_signal(signal.SIGTERM)
-            out, err = await asyncio.to_thread(server.process.communicate)
+            _, err = await asyncio.to_thread(server.process.communicate)
     assert server.process.returncode == 0
-    assert "all workers have restarted" in err or "SIGHUP" in err
+    assert "SIGHUP: the workers restart, one by one" in err
+    assert "it starts again" not in err
     check_secret(server, err)
     assert {json.loads(line).get("worker") for line in err.splitlines() if line.startswith("{")} >= {0, 1, None}
 
@@ -201,7 +201,7 @@ async def test_a_folder_belongs_to_one_server_and_every_command_reads_all_of_it(
         assert f"state is in use by process {server.process.pid}: stop it; --state-dir" in second.stderr
         for where in (("--state-dir", "state"), ("--server", server.targets[0]), ("--server", server.targets[1])):
             listed = await command(tmp_path, "list", "--json", "--limit", "100", *where)
-            assert {row["rollout"]["rollout_id"] for row in listed if row["event"] == "rollout"} == {*IDS}
+            assert {row["rollout_id"] for row in listed if row["event"] == "rollout"} == {*IDS}
             for name in IDS[:4]:
                 shown = await asyncio.to_thread(run, "-m", "osmosis_grpc", "show", name, *where, cwd=tmp_path)
                 assert shown.returncode == 0, shown.stderr

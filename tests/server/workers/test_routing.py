@@ -81,7 +81,8 @@ async def test_an_equal_init_through_any_worker_finds_the_rollout(waiting):
             await client.init(**again | {"label": "another"})
         assert refused.value.fields == ("spec.label",)
     moved = await last.init(**again | {"attempt": 2, "group": Group("another group")})
-    assert moved.created and len(cluster.holders("r1")) == 1
+    assert moved.created
+    assert len(cluster.holders("r1")) == 1
 
 
 async def test_a_rollout_is_found_through_any_worker(waiting):
