@@ -419,10 +419,6 @@ class ServerOptions(Declared):
         bool, Option("Log", "--json", "Only JSON records on stdout; the first one says ready.", commands=BOTH)
     ] = False
 
-    drain_timeout: Annotated[
-        float,
-        Option("Process", "--drain-timeout SECONDS", "Time that running rollouts get on SIGTERM.", bounds=(0, 86_400)),
-    ] = 30.0
     workers: Annotated[
         int,
         Option(
@@ -432,6 +428,10 @@ class ServerOptions(Declared):
             bounds=(1, 128),
         ),
     ] = 1
+    drain_timeout: Annotated[
+        float,
+        Option("Process", "--drain-timeout SECONDS", "Time that running rollouts get on SIGTERM.", bounds=(0, 86_400)),
+    ] = 30.0
     reload: Annotated[
         bool, Option("Process", "--reload", "Start again when a Python or TOML file below this folder changes.")
     ] = False
