@@ -32,6 +32,8 @@ class Workers:
         self.siblings = siblings
         self.local = local
         self.owner_of = owner_of
+        self.last_infos: dict[int, pb.GetServerInfoResponse] = {}
+        """The last description of each other worker. It counts while the worker restarts, which ends no rollout."""
 
     @property
     def all(self) -> list[int]:
@@ -130,14 +132,16 @@ async def cancel(workers: Workers, name: str, request: pb.CancelRequest, context
 
 
 async def server_info(workers: Workers, name: str, request: Any, context: Any) -> pb.GetServerInfoResponse:
-    """Describe this worker with the load and the capacity of all that answer."""
-    answers = await workers.each(name, request, context)
-    infos = [info for info in answers.values() if not isinstance(info, CallError)]
-    whole: pb.GetServerInfoResponse = infos[0]
-    for info in infos[1:]:
-        for field, value in info.capacity.ListFields():
-            setattr(whole.capacity, field.name, getattr(whole.capacity, field.name) + value)
-    whole.draining = all(info.draining for info in infos)
+    """Describe this worker, with the load and the capacity of all. A worker that leaves accepts no rollouts."""
+    here, *others = (await workers.each(name, request, context)).items()
+    workers.last_infos |= {worker: info for worker, info in others if not isinstance(info, CallError)}
+    whole: pb.GetServerInfoResponse = here[1]
+    for worker, _ in others:
+        info = workers.last_infos.get(worker)
+        for field, value in info.capacity.ListFields() if info is not None else ():
+            if worker < workers.siblings.config.accepting or not field.name.startswith("max_"):
+                setattr(whole.capacity, field.name, getattr(whole.capacity, field.name) + value)
+        whole.draining = whole.draining and (info is None or info.draining)
     return whole
 
 
