@@ -88,3 +88,10 @@ def test_the_lag_of_the_event_loop_is_measured_for_each_tool():
     shown = figures("tool_lag", "--seconds", "2", "--megabytes", "20")
     assert all(shown[f"{name}_lag_ms"] > 0 for name in ("idle", "sleep", "search", "print", "snapshot"))
     assert shown["snapshot_ms"] > 0
+
+
+def test_two_workers_are_measured_against_one_process():
+    few = ("--rollouts", "8", "--turns", "2", "--cpu-ms", "1", "--latency", "0.01", "--alternations", "1")
+    shown = figures("workers", *few)
+    assert len(shown["ratios"]) == 1
+    assert shown["ratio"] > 0

@@ -20,6 +20,11 @@ class WorkersConfig:
     sockets: Path
     """A folder that only the user of the server can read. Each worker has a socket in it."""
 
+    @property
+    def leaves(self) -> bool:
+        """Whether this worker only finishes what it has."""
+        return self.index >= self.accepting
+
     def socket(self, worker: int, kind: str = "grpc") -> Path:
         """Return the path of a worker's socket for calls of its siblings."""
         return self.sockets / f"{worker}.{kind}"
