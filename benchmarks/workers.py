@@ -4,7 +4,8 @@ python -m benchmarks.workers [--rollouts 320] [--turns 4] [--cpu-ms 5] [--latenc
 
 The agent uses `cpu_ms` of processor time after each reply, so one process serves at most 1000 / cpu_ms turns a second.
 The trainer waits `latency` seconds before each reply. All rollouts run at once. Server and trainer share all cores, in
-both modes. The trainer attaches to the port of each worker.
+both modes. The trainer attaches to the port of each worker. On a busy machine the rates say little, and the
+processor time of the servers for each rollout says more.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from typing import Any
 
 from benchmarks.figures import Broken, progress, run
 from benchmarks.flight import new_names
-from benchmarks.processes import environment_with, ready_record
+from benchmarks.processes import Server, environment_with, ready_record
 from benchmarks.script import begin
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.rollout import RolloutAgentLoop, RolloutContext, RolloutResult
@@ -51,8 +52,8 @@ agent_loop = Busy()
 
 
 @contextmanager
-def serving(workers: int, rollouts: int) -> Iterator[list[str]]:
-    """Start the server, and yield the address of each of its workers."""
+def serving(workers: int, rollouts: int) -> Iterator[list[Server]]:
+    """Start the server, and yield each of its processes that serve."""
     command = (
         *(sys.executable, "-m", "osmosis_grpc.serve", "-m", "benchmarks.workers:agent_loop", "--workers", str(workers)),
         *("--grpc-port", "0", "--no-http", "--no-validate", "--log-level", "error", "--drain-timeout", "0", "--json"),
@@ -64,8 +65,8 @@ def serving(workers: int, rollouts: int) -> Iterator[list[str]]:
     ):
         try:
             ready: Any = ready_record(process)
-            rows = ready.get("workers")
-            yield [f"127.0.0.1:{row['port']}" for row in rows] if rows else [ready["grpc"]]
+            rows = ready.get("workers") or [{"pid": ready["pid"], "port": ready["grpc"].rpartition(":")[2]}]
+            yield [Server(row["pid"], f"127.0.0.1:{row['port']}", "") for row in rows]
         finally:
             process.terminate()
             process.wait(60)
@@ -74,6 +75,7 @@ def serving(workers: int, rollouts: int) -> Iterator[list[str]]:
 async def measure(rollouts: int, turns: int, cpu_ms: float, latency: float, alternations: int) -> dict[str, Any]:
     """Measure the rollouts/s of both modes in turn. The ratio is the median of those of the alternations."""
     rates: dict[str, list[float]] = {mode: [] for mode in MODES}
+    cpu: dict[str, list[float]] = {mode: [] for mode in MODES}
     names = new_names()
 
     async def policy(request: ChatRequest, /) -> ChatResponse:
@@ -94,10 +96,13 @@ async def measure(rollouts: int, turns: int, cpu_ms: float, latency: float, alte
     for number in range(alternations):
         for mode, workers in MODES.items():
             progress(f"workers: {mode}, alternation {number + 1}")
-            with serving(workers, rollouts) as targets:
-                async with Trainer(targets, policy) as trainer:
+            with serving(workers, rollouts) as servers:
+                async with Trainer([server.grpc for server in servers], policy) as trainer:
                     await all_of(trainer, max(1, rollouts // 10))
+                    before = sum(server.cpu_seconds for server in servers)
                     rates[mode].append(await all_of(trainer, rollouts))
+                    used = sum(server.cpu_seconds for server in servers) - before
+                    cpu[mode].append(round(used * 1000 / rollouts, 1))
     ratios = [two / one for one, two in zip(rates["one process"], rates["two workers"], strict=True)]
     return {
         "benchmark": "workers",
@@ -107,6 +112,7 @@ async def measure(rollouts: int, turns: int, cpu_ms: float, latency: float, alte
         "latency_s": latency,
         "cores": len(os.sched_getaffinity(0)),
         "rollouts_per_s": {mode: [round(rate, 1) for rate in found] for mode, found in rates.items()},
+        "server_cpu_ms_per_rollout": cpu,
         "load": [round(each, 1) for each in os.getloadavg()],
         "ratios": [round(ratio, 2) for ratio in ratios],
         "ratio": round(statistics.median(ratios), 2),

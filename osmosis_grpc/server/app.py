@@ -238,7 +238,10 @@ class AgentServer:
             await self._update_health()
 
     async def end_drain(self) -> None:
-        """Accept new rollouts again, unless this is a worker that leaves. Raises FailedPrecondition if it is stopping."""
+        """Accept new rollouts again, unless this is a worker that leaves.
+
+        Raises FailedPrecondition if the server is stopping.
+        """
         if self._stopped:
             raise FailedPrecondition("the server is stopping", kind="STOPPING")
         if self._workers is not None and self._workers.leaves:
