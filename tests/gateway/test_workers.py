@@ -24,7 +24,7 @@ async def served():
     agent = Waiter()
     security = ServerSecurity([f"mine={MINE}", f"yours={YOURS}"], admin_tokens=ADMIN)
     async with AsyncExitStack() as stack:
-        cluster = await stack.enter_async_context(workers([agent], security=security))
+        cluster = await stack.enter_async_context(workers([agent], security=security, http=True))
         clients = {
             token: await stack.enter_async_context(
                 httpx.AsyncClient(base_url=cluster.http, headers={"authorization": f"Bearer {token}"}, timeout=60)
@@ -119,7 +119,7 @@ async def test_one_scrape_has_the_metrics_of_all_workers(served):
 async def test_callbacks_over_http_start_through_worker_0_and_are_known_over_grpc():
     """An Init of the old contract: its worker is chosen by its id, and its result goes to its own URL."""
     agent = Waiter()
-    async with workers([agent]) as cluster, httpx.AsyncClient(base_url=cluster.http, timeout=60) as http:
+    async with workers([agent], http=True) as cluster, httpx.AsyncClient(base_url=cluster.http, timeout=60) as http:
         for name in IDS:
             body = {
                 "rollout_id": name,

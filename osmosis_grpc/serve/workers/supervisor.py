@@ -30,7 +30,7 @@ PAUSES = 0.2, 30.0
 STABLE = 60.0
 """After so many seconds, a worker that ends is started after the first pause again."""
 KILL_AFTER = 10.0
-"""Workers that still run so many seconds after the drain limit are killed."""
+"""Workers that still run so many seconds after the drain limit, or after the second signal, are killed."""
 
 
 class Workers:
@@ -45,6 +45,8 @@ class Workers:
         self._secret = secrets.token_hex(32)
         self._supervisor = Supervisor("the supervisor of the workers", lambda error: self._stop.set())
         self._stop = asyncio.Event()
+        self._at_once = asyncio.Event()
+        """Set by the second signal."""
         self._signals: list[int] = []
         self.started = False
         """Whether all workers have been ready."""
@@ -166,11 +168,12 @@ class Workers:
     # Signals.
 
     def _on_stop(self, number: int) -> None:
+        """Pass a signal on. The second one is of the other kind, because two pending signals of a kind are one."""
         self._signals.append(number)
-        if len(self._signals) == 1:
-            self._stop.set()
+        (self._at_once if self._stop.is_set() else self._stop).set()
+        second = signal.SIGINT if self._signals[0] == signal.SIGTERM else signal.SIGTERM
         for worker in self._workers:
-            worker.signal(number)
+            worker.signal(number if len(self._signals) == 1 else second)
 
     async def _end(self, tasks: Sequence["asyncio.Task[None]"]) -> None:
         """Wait until all workers have stopped. Kill those that do not."""
@@ -179,14 +182,20 @@ class Workers:
         for worker in self._workers:
             if not self._signals:  # a worker could not start, or this process has failed
                 worker.signal(signal.SIGTERM)
-        await asyncio.wait(tasks, timeout=self._limit + KILL_AFTER if self.started else KILL_AFTER)
+        ended = asyncio.gather(*tasks, return_exceptions=True)
+        at_once = self._supervisor.start(WAIT, self._at_once.wait)
+        limit = self._limit + KILL_AFTER if self.started else KILL_AFTER
+        waits: list[asyncio.Future[Any]] = [ended, at_once]
+        await asyncio.wait(waits, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        if at_once.done():
+            await asyncio.wait([ended], timeout=KILL_AFTER)
         killed = [worker for worker in self._workers if worker.alive]
         for worker in killed:
             log.error("worker %d did not stop, and is killed", worker.index)
             worker.kill()
             self._code = self._code or 1
         if killed:
-            await asyncio.wait(tasks, timeout=KILL_AFTER)
+            await asyncio.wait([ended], timeout=KILL_AFTER)
         if self.started:
             names = ("undelivered", "abandoned", "kept")
             sums = {name: sum(worker.said_stopped.get(name, 0) for worker in self._workers) for name in names}

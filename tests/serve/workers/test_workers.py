@@ -119,7 +119,7 @@ async def test_a_second_signal_ends_all_at_once(tmp_path):
             server.process.send_signal(signal.SIGTERM)
             assert json.loads(await asyncio.to_thread(server.process.stdout.readline))["event"] == "draining"
             server.process.send_signal(signal.SIGTERM)
-            assert await asyncio.to_thread(server.process.wait, 20) == 128 + signal.SIGTERM
+            assert await asyncio.to_thread(server.process.wait, 60) == 128 + signal.SIGTERM
 
 
 async def test_a_worker_beyond_the_number_finishes_its_rollouts_and_leaves(tmp_path):

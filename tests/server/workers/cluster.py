@@ -39,7 +39,12 @@ class Cluster:
 
 @asynccontextmanager
 async def workers(
-    agents: Sequence, count: int = 3, *, security: ServerSecurity | None = None, state: Path | None = None
+    agents: Sequence,
+    count: int = 3,
+    *,
+    security: ServerSecurity | None = None,
+    state: Path | None = None,
+    http: bool = False,
 ) -> AsyncIterator[Cluster]:
     """Start workers. Each hosts the same agents."""
     ports = {worker: quiet_port() for worker in range(count)}
@@ -52,7 +57,8 @@ async def workers(
                 folder = None if state is None else state / "workers" / str(index) if index else state
                 server = AgentServer(agents, port=ports[index], security=security, workers=config, state_dir=folder)
                 servers.append(await stack.enter_async_context(server))
-                http = await stack.enter_async_context(serve_http(server, port=0))
-                address = address or f"http://{http.address}"
+                if http:
+                    served = await stack.enter_async_context(serve_http(server, port=0))
+                    address = address or f"http://{served.address}"
                 stacks.append(stack)
             yield Cluster(servers, stacks, address)
