@@ -18,6 +18,7 @@ from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.trainer import RolloutClient, Trainer
 from osmosis_grpc.types import Annotation, Group, OutcomeStatus, RolloutFilter, RolloutState, events
 from tests.callback_trainer import CallbackTrainer
+from tests.security.conftest import Files
 from tests.server.workers.cluster import SECRET, workers
 from tests.waiting import ended, until
 
@@ -259,6 +260,28 @@ async def test_owners_are_kept_apart_by_all_workers():
         async with cluster.client(1, token=ADMIN) as admin:
             await admin.drain()
         assert all(server.engine.shutdown.draining for server in cluster.servers)
+
+
+async def test_certificates_are_checked_once_and_name_the_owner_at_every_worker(tmp_path):
+    files = Files(tmp_path / "files")
+    files.issue("server", "127.0.0.1")
+    for name in ("me", "you"):
+        files.issue(name, common_name=name)
+    agent = Waiter()
+    security = ServerSecurity(tls=files.server(client_ca=files.ca))
+    async with (
+        workers([agent], security=security) as cluster,
+        CallbackTrainer(EchoPolicy()) as trainer,
+        cluster.client(0, tls=files.client("me")) as mine,
+        cluster.client(1, tls=files.client("me")) as other,
+        cluster.client(2, tls=files.client("you")) as yours,
+    ):
+        for name in IDS:
+            await mine.init(rollout_id=name, messages=QUESTION, callback=trainer.callback())
+            assert (await other.get(name)).rollout_id == name
+            with pytest.raises(NotFound):
+                await yours.get(name)
+        assert len({cluster.holders(name)[0] for name in IDS}) == 3
 
 
 @pytest.mark.parametrize("metadata", [(), (("osmosis-worker-secret", SECRET + "x"), ("osmosis-owner-bin", b"mine"))])
