@@ -135,6 +135,9 @@ ROWS = (
     Row("server ready after start", "s", of("startup", "ready_s"), 1, 0.5),
     Row("--help", "s", of("startup", "help_s"), 0.35, 0.15),
     Row("two trainers' rate beside a stalled third", "x", of("stalled", "ratio"), 0.9, at_least=True),
+    Row(
+        "serve --workers 2, against one process, 5 ms CPU a turn", "x", of("workers", "ratio"), 1.7, 1.9, at_least=True
+    ),
 )
 
 
@@ -159,6 +162,7 @@ def collect(alternations: int, quick: bool) -> Results:
         ("tokens", "tokens", {}),
         ("startup", "startup", {"--starts": 1} if quick else {}),
         ("stalled", "noisy_neighbours", {"--alternations": 1, "--seconds": 1} if quick else {}),
+        ("workers", "workers", {"--alternations": 1, "--rollouts": 32} if quick else {}),
     ):
         results[name] = run_program(kind, *[part for option in options.items() for part in option])
     return results

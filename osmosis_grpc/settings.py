@@ -229,6 +229,16 @@ def forget_secrets() -> None:
             del os.environ[name]
 
 
+def environment() -> dict[str, str]:
+    """Return a copy of the environment with its secrets, for processes of the same server."""
+    return dict(os.environ)
+
+
+def take_variable(name: str) -> str | None:
+    """Remove a variable from the environment, and return its value."""
+    return os.environ.pop(name, None)
+
+
 _FOR_PROGRAMS = re.compile(
     "PATH|PYTHONPATH|LD_LIBRARY_PATH|HOME|USER|LOGNAME|SHELL|TZ|LANG|LANGUAGE|LC_[A-Z]+|VIRTUAL_ENV|CONDA_PREFIX"
     "|SSL_CERT_FILE|SSL_CERT_DIR|REQUESTS_CA_BUNDLE"

@@ -5,11 +5,13 @@ import contextlib
 import importlib
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.middleware import Middleware
 
 from osmosis_gateway.http1 import BoundedProtocol
 from osmosis_gateway.in_process import InProcessRollouts
@@ -19,6 +21,7 @@ from osmosis_gateway.lifecycle import Lifecycle
 from osmosis_gateway.outgoing_calls import Calls
 from osmosis_gateway.rollout_routes import add_rollout_routes
 from osmosis_gateway.routes import HttpAccess, add_metrics, add_routes, gateway_app
+from osmosis_gateway.workers import KIND, SiblingGuard, WorkerCalls, WorkerRoutes
 from osmosis_grpc.link import fork_safety
 from osmosis_grpc.link.bearer_tokens import Tokens
 from osmosis_grpc.link.target_policy import is_loopback
@@ -34,8 +37,8 @@ class HttpServer:
     """Serves an ASGI application. Used as `async with HttpServer(app, port=0) as http`.
 
     With `tls`, it uses TLS. If uvicorn ends unexpectedly, `supervisor` records the failure. Without `supervisor`, the
-    server makes its own. Raises ValueError for a TLS file that cannot be used. Entering the context raises OSError if
-    the port is taken.
+    server makes its own. With `path`, it listens at this Unix socket, and not at a host and a port. Raises ValueError
+    for a TLS file that cannot be used. Entering the context raises OSError if the port is taken.
     """
 
     def __init__(
@@ -46,7 +49,9 @@ class HttpServer:
         port: int = 0,
         tls: ServerTls | None = None,
         supervisor: Supervisor | None = None,
+        path: Path | None = None,
     ) -> None:
+        self._path = path
         self.supervisor = supervisor or Supervisor("the HTTP server")
         self.app = app
         self._tls = server_context(tls) if tls is not None else None
@@ -62,9 +67,13 @@ class HttpServer:
         return f"[{self._host}]:{self.port}" if ":" in self._host else f"{self._host}:{self.port}"
 
     async def __aenter__(self) -> "HttpServer":
-        listening = listen_on(self._host, self.port)
-        self.port = listening.getsockname()[1]
-        fork_safety.keep_from_children(self, self.port)
+        if self._path is not None:
+            listening = listen_at(self._path)
+            fork_safety.keep_from_children(self, str(self._path))
+        else:
+            listening = listen_on(self._host, self.port)
+            self.port = listening.getsockname()[1]
+            fork_safety.keep_from_children(self, self.port)
         config = uvicorn_config(self.app)
         config.ssl = self._tls
         self._server = Uvicorn(config)
@@ -129,6 +138,16 @@ def listen_on(host: str, port: int) -> socket.socket:
     return listening
 
 
+def listen_at(path: Path) -> socket.socket:
+    """Return a socket that listens at a path. A socket that a killed process has left there is replaced."""
+    path.unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening.bind(str(path))
+    listening.listen(2048)
+    listening.setblocking(False)
+    return listening
+
+
 def tokens_of(settings: RolloutSettings) -> Tokens:
     """Return the tokens with which callers authenticate."""
     return Tokens(settings.server.tokens)
@@ -147,11 +166,14 @@ async def serve_http(
 
     While the HTTP server runs, a gRPC caller can also pass an http:// or https:// callback. HTTP uses the tokens and
     the TLS files of the agent server. If the agent server has no tokens, HTTP uses the tokens of the settings.
+
+    Of several workers, only worker 0 listens at the port. It passes requests on to the others, which listen at sockets.
     """
     known, security = settings or get_settings(), server.security
     security.check_host(host)
     tls = client_context(server.credentials.tls) if server.credentials.tls else None
-    async with Calls(known.client, checked_only=True, tls=tls) as calls:
+    async with AsyncExitStack() as stack:
+        calls = await stack.enter_async_context(Calls(known.client, checked_only=True, tls=tls))
         leases = Leases(server.engine, lease_times)
         trainers = HttpTrainers(calls, server.callbacks.policy, known.client, leases)
         app = gateway_app("osmosis_grpc")
@@ -163,14 +185,16 @@ async def serve_http(
             loopback=server.on_loopback,
         )
         app.state.rollouts, app.state.metrics = InProcessRollouts(server.engine, trainers.peer), server.metrics
-        app.state.leases, app.state.lifecycle = leases, Lifecycle(server.engine, server.drain)
+        app.state.leases, app.state.lifecycle = leases, Lifecycle(server.engine, lambda: server.order_drain(True))
         leases.start()
         add_routes(app, http_access)
         add_rollout_routes(app, http_access)
+        path = await _join_workers(stack, app, server, http_access)
         schemes = dict.fromkeys(("http", "https"), trainers.peer)
         server.callbacks.schemes |= schemes
         try:
-            async with HttpServer(app, host=host, port=port, tls=security.tls, supervisor=server.supervisor) as http:
+            listens = {"host": host, "port": port, "tls": security.tls} if path is None else {"path": path}
+            async with HttpServer(app, supervisor=server.supervisor, **listens) as http:
                 yield http
         finally:
             for scheme in schemes:
@@ -186,6 +210,25 @@ async def serve_metrics(server: AgentServer, *, host: str = "127.0.0.1", port: i
     importlib.import_module("osmosis_grpc.observability.exposition")
     app = gateway_app("osmosis_grpc", openapi_url=None)
     app.state.metrics = server.metrics
-    add_metrics(app, HttpAccess(max_metadata_bytes=0, loopback=True))
-    async with HttpServer(app, host=host if is_loopback(host) else "127.0.0.1", port=port) as http:
-        yield http
+    access = HttpAccess(max_metadata_bytes=0, loopback=True)
+    add_metrics(app, access)
+    async with AsyncExitStack() as stack:
+        await _join_workers(stack, app, server, access)
+        http = HttpServer(app, host=host if is_loopback(host) else "127.0.0.1", port=port)
+        yield await stack.enter_async_context(http)
+
+
+async def _join_workers(stack: AsyncExitStack, app: FastAPI, server: AgentServer, access: HttpAccess) -> Path | None:
+    """Make an application of worker 0 answer for all workers. For another worker, return the path of its socket.
+
+    Do nothing if the server is one process.
+    """
+    if server.routes is None:
+        return None
+    config = server.routes.siblings.config
+    if config.index:
+        app.user_middleware[-1] = Middleware(SiblingGuard, secret=config.secret)
+        return config.socket(config.index, KIND)
+    calls = await stack.enter_async_context(WorkerCalls(config))
+    app.user_middleware.append(Middleware(WorkerRoutes, routes=server.routes, calls=calls, bounds=access.bounds))
+    return None

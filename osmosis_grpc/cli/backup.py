@@ -10,7 +10,7 @@ from osmosis_grpc.cli.usual_folder import state_folder
 from osmosis_grpc.errors import LedgerError
 from osmosis_grpc.serve.json_output import records, say_error
 from osmosis_grpc.storage import JournalError
-from osmosis_grpc.storage.backup import copied_schemas, copy_ledger, copy_state, new_folder
+from osmosis_grpc.storage.backup import copied_schemas, copy_ledger, copy_workers, new_folder
 from osmosis_grpc.storage.find_damage import Examined, examine
 from osmosis_grpc.types.outcome import printable
 
@@ -39,7 +39,7 @@ def back_up(target: str, state_dir: str | None, ledger: str | None, *, json: boo
         try:
             with new_folder(Path(target)) as new:
                 if state is not None:
-                    copy_state(state, new, _Progress(state))
+                    copy_workers(state, new, _Progress)
                 if ledger is not None:
                     copy_ledger(Path(ledger), new, _Progress(Path(ledger)))
                 found = [examine(path, schema) for path, schema in copied_schemas(new)]
@@ -53,7 +53,7 @@ def back_up(target: str, state_dir: str | None, ledger: str | None, *, json: boo
         except (JournalError, LedgerError, sqlite3.Error) as error:
             return _refused(str(error))
         for one in found:
-            path = Path(target) / one.path.name
+            path = Path(target) / one.path.relative_to(new)
             out.write(
                 "copied", kind=one.kind, file=str(path), sound=dict(one.sound), damaged=len(one.damaged) + one.lost
             )

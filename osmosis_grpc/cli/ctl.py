@@ -129,6 +129,9 @@ def _configuration(target: str, info: ServerInfo, width: int) -> Iterator[Line]:
     yield Line.of(f"server {target}, version {info.version}, protocol {protocol_range(info)}", "head")
     yield Line.of(f"{'draining' if info.draining else 'accepts rollouts'}, started {started}", indent=2)
     yield Line.of(f"process {info.process_id}, journal {info.journal_id}", indent=2)
+    if info.workers:
+        ports = ", ".join(str(worker.port) for worker in info.workers)
+        yield Line.of(f"{len(info.workers)} processes, with the ports {ports}", indent=2)
     yield Line.of("agent loops", "head")
     for loop in info.agent_loops:
         tools = [tool["function"]["name"] for tool in loop.tools]

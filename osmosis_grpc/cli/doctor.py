@@ -13,6 +13,7 @@ from osmosis_grpc.cli.machine_checks import Check, checks
 from osmosis_grpc.cli.usual_folder import state_folder, usual_folder
 from osmosis_grpc.errors import LedgerError
 from osmosis_grpc.serve.json_output import Records, records, say_error
+from osmosis_grpc.storage.worker_folders import worker_folders
 from osmosis_grpc.types.outcome import printable
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ def examine_all(state_dir: str | None, ledger: str | None, *, json: bool) -> int
         folder = usual_folder("doctor")
     wanted: list[tuple[Path, Kind]] = [(Path(ledger), "ledger")] if ledger is not None else []
     if folder is not None and (state_dir is not None or (folder / JOURNAL).exists()):
-        wanted.insert(0, (folder / JOURNAL, "journal"))
+        others = [other / JOURNAL for other in worker_folders(folder).values()]
+        wanted[:0] = [(folder / JOURNAL, "journal"), *((path, "journal") for path in others if path.exists())]
     with records(json) as out:
         found = list(checks(folder))
         _say_checks(found, out)

@@ -9,8 +9,8 @@ import re
 import signal
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from osmosis_grpc.storage import JournalError
 from osmosis_grpc.storage.journal import schema
 from osmosis_grpc.storage.journal.event_reader import EventReader
 from osmosis_grpc.storage.sqlite.database import look
+from osmosis_grpc.storage.worker_folders import worker_folders
 
 STEPS = 5000
 """SQLite asks after this many steps whether it may go on. They take about a millisecond."""
@@ -61,14 +62,10 @@ class QueryDatabase:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        path = folder / schema.FILE
-        try:
-            if not path.exists():
-                raise JournalError(f"there is no journal {path}")
-            self._database = look(path, schema.JOURNAL)
-        except (JournalError, sqlite3.Error, OSError) as error:
-            raise SourceError(f"{error}; --state-dir names the folder that serve was given") from None
-        self._facts = JournalFacts(EventReader(self._database), folder)
+        self._journals: dict[str, JournalFacts] = {}
+        """The facts of each worker's journal, by the name of its database in SQL."""
+        self._stack = ExitStack()
+        self._open(folder)
         self._rows = lru_cache(KEPT)(self._read_rows)
         self._own = False
         """Whether the statements that are prepared now are ours, and not the user's."""
@@ -84,12 +81,38 @@ class QueryDatabase:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._database.close()
+        self._stack.close()
+
+    def _open(self, folder: Path) -> None:
+        """Open the journals of all workers. The connection of the first one runs the query over all."""
+        others = [other for other in worker_folders(folder).values() if (other / schema.FILE).exists()]
+        try:
+            if not (folder / schema.FILE).exists():
+                raise JournalError(f"there is no journal {folder / schema.FILE}")
+            for number, each in enumerate((folder, *others)):
+                database = look(each / schema.FILE, schema.JOURNAL)
+                self._stack.callback(database.close)
+                name = f"worker_{number}" if number else "main"
+                self._journals[name] = JournalFacts(EventReader(database), each)
+                if not number:
+                    self._database = database
+                    most = database.getlimit(sqlite3.SQLITE_LIMIT_ATTACHED)
+                    if len(others) > most:
+                        raise JournalError(
+                            f"{folder} has the journals of {len(others) + 1} workers, and a query reads "
+                            f"{most + 1} at most: name the folder of one of them"
+                        )
+                else:
+                    uri = f"{(each / schema.FILE).absolute().as_uri()}?mode=ro"
+                    self._database.execute(f"ATTACH ? AS {name}", (uri,))
+        except (JournalError, sqlite3.Error, OSError) as error:
+            self._stack.close()
+            raise SourceError(f"{error}; --state-dir names the folder that serve was given") from None
 
     @property
     def damaged(self) -> int:
         """The number of rollouts that the query met and that are damaged. They lack rows or values."""
-        return len(self._facts.damaged)
+        return sum(len(facts.damaged) for facts in self._journals.values())
 
     @contextmanager
     def select(self, sql: str, timeout: float) -> Iterator[Answer]:
@@ -146,10 +169,10 @@ class QueryDatabase:
     def _prepare(self) -> None:
         database = self._database
         database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
-        database.create_function("osmosis_value", 4, self._value, deterministic=True)
-        database.create_function("osmosis_rows", 2, self._numbers, deterministic=True)
+        database.create_function("osmosis_value", 5, self._value, deterministic=True)
+        database.create_function("osmosis_rows", 3, self._numbers, deterministic=True)
         for view in VIEWS.values():
-            database.execute(_definition(view))
+            database.execute(_definition(view, self._journals))
         database.execute(
             "SELECT 1 FROM json_each('[]'), json_tree('[]')"
         ).fetchall()  # the first use makes their tables
@@ -165,7 +188,7 @@ class QueryDatabase:
     def _over(self) -> bool:
         return self._interrupted or time.monotonic() > self._deadline
 
-    def _value(self, view: str, column: str, sequence: int | None, number: int | None) -> Any:
+    def _value(self, view: str, column: str, journal: str, sequence: int | None, number: int | None) -> Any:
         """Return a value of a view: of the row `number` of a rollout.
 
         SQLite asks with NULL for a column beside an aggregate, such as count(*), if the view has no rows.
@@ -173,13 +196,13 @@ class QueryDatabase:
         if sequence is None or number is None:
             return None
         with self._reading():
-            row = self._rows(view, sequence)[number]
+            row = self._rows(view, journal, sequence)[number]
             return None if row is None else _clean(_VALUES[view, column](row))
 
-    def _numbers(self, view: str, sequence: int) -> str:
+    def _numbers(self, view: str, journal: str, sequence: int) -> str:
         """Return the numbers of the rows that a rollout has in a view, as JSON."""
         with self._reading():
-            return str(list(range(len(self._rows(view, sequence)))))
+            return str(list(range(len(self._rows(view, journal, sequence)))))
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -193,10 +216,10 @@ class QueryDatabase:
         finally:
             self._own = own
 
-    def _read_rows(self, name: str, sequence: int) -> list[Any]:
+    def _read_rows(self, name: str, journal: str, sequence: int) -> list[Any]:
         if self._over():
             raise TimeoutError
-        view, facts = VIEWS[name], self._facts.rollout(sequence)
+        view, facts = VIEWS[name], self._journals[journal].rollout(sequence)
         if view.rows is None:
             return [facts]
         return [] if facts is None else list(view.rows(facts, facts.events(view.kinds)))
@@ -220,7 +243,11 @@ class QueryDatabase:
             allowed = second not in _FORBIDDEN
             self._denied = self._denied or ("" if allowed else f"the function {second} is not allowed")
         elif action == sqlite3.SQLITE_READ and first is not None:
-            seen = (view, first, second) in self._read or database != "main" or first in ("json_each", "json_tree")
+            seen = (
+                (view, first, second) in self._read
+                or database not in self._journals
+                or first in ("json_each", "json_tree")
+            )
             allowed = not _HIDDEN.fullmatch(first) and (seen or (first, second) == ("rollouts", ""))
             self._denied = self._denied or ("" if allowed else f"{first} is not a view; {_HELP}")
         else:
@@ -229,16 +256,20 @@ class QueryDatabase:
         return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
 
-def _definition(view: View) -> str:
-    """Return the statement that makes a view."""
-    columns = ",\n    ".join(f"{_expression(view, column)} AS {column.name}" for column in view.columns)
-    rows = f", json_each(osmosis_rows('{view.name}', r.sequence)) AS n" if view.rows is not None else ""
-    return f"CREATE TEMP VIEW {view.name} AS SELECT\n    {columns}\n    FROM main.rollouts AS r{rows}"
+def _definition(view: View, journals: Iterable[str]) -> str:
+    """Return the statement that makes a view over the journals of all workers."""
+    return f"CREATE TEMP VIEW {view.name} AS {' UNION ALL '.join(_select(view, journal) for journal in journals)}"
 
 
-def _expression(view: View, column: Column) -> str:
+def _select(view: View, journal: str) -> str:
+    columns = ",\n    ".join(f"{_expression(view, column, journal)} AS {column.name}" for column in view.columns)
+    rows = f", json_each(osmosis_rows('{view.name}', '{journal}', r.sequence)) AS n" if view.rows is not None else ""
+    return f"SELECT\n    {columns}\n    FROM {journal}.rollouts AS r{rows}"
+
+
+def _expression(view: View, column: Column, journal: str) -> str:
     number = "n.value" if view.rows is not None else "0"
-    value = f"osmosis_value('{view.name}', '{column.name}', r.sequence, {number})"
+    value = f"osmosis_value('{view.name}', '{column.name}', '{journal}', r.sequence, {number})"
     return column.sql.replace("{value}", value) or value
 
 

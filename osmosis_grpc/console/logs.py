@@ -98,9 +98,11 @@ class BackgroundHandler(logging.Handler):
 
 
 @contextlib.contextmanager
-def configured(level: str) -> Iterator[None]:
-    """Send the standard library's logging to stderr, and flush it at the end."""
+def configured(level: str, worker: int | None = None) -> Iterator[None]:
+    """Send the standard library's logging to stderr, and flush it at the end. `worker` is a field of each line."""
     handler = BackgroundHandler(sys.stderr.fileno())
+    if worker is not None:
+        handler.addFilter(_Numbered(worker))
     handler.setFormatter(_formatter(sys.stderr.isatty()))
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -111,6 +113,18 @@ def configured(level: str) -> Iterator[None]:
         yield
     finally:
         handler.flush()
+
+
+class _Numbered(logging.Filter):
+    """Adds the number of a worker to each record."""
+
+    def __init__(self, worker: int) -> None:
+        super().__init__()
+        self._worker = worker
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.worker = self._worker
+        return True
 
 
 def _formatter(terminal: bool) -> logging.Formatter:

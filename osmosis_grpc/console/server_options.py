@@ -419,6 +419,15 @@ class ServerOptions(Declared):
         bool, Option("Log", "--json", "Only JSON records on stdout; the first one says ready.", commands=BOTH)
     ] = False
 
+    workers: Annotated[
+        int,
+        Option(
+            "Process",
+            "--workers N",
+            "Processes that serve as one server, each with its own journal and gRPC port. The limits hold for each.",
+            bounds=(1, 128),
+        ),
+    ] = 1
     drain_timeout: Annotated[
         float,
         Option("Process", "--drain-timeout SECONDS", "Time that running rollouts get on SIGTERM.", bounds=(0, 86_400)),

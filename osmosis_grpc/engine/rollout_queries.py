@@ -45,17 +45,22 @@ class Rollouts:
         The rows are in the order of acceptance, or with `newest_first` in the reverse order. `after` 0 means the first
         page. If there is no next page, its `after` is 0.
         """
-        rows: list[RolloutInfo] = []
-        last = 0
+        rows, more = await self.numbered_page(owner, after, limit, where, newest_first=newest_first)
+        return [row for _, row in rows], rows[-1][0] if more else 0
+
+    async def numbered_page(
+        self, owner: str, after: int = 0, limit: int = 100, where: RolloutFilter = EVERY, *, newest_first: bool = False
+    ) -> tuple[list[tuple[int, RolloutInfo]], bool]:
+        """Return a page as page() does, with the sequence number of each row, and whether there are more rows."""
+        rows: list[tuple[int, RolloutInfo]] = []
         now = self._context.system.time()
         async for record in self._context.table.after(after, owner, limit + 1, where, newest_first=newest_first):
             if not record.accepted.done() or not where.matches(info := record.info(), now):
                 continue
             if len(rows) == limit:
-                return rows, last
-            rows.append(info)
-            last = record.sequence
-        return rows, 0
+                return rows, True
+            rows.append((record.sequence, info))
+        return rows, False
 
     def follow_all(
         self, owner: str, cursor: str, from_now: bool

@@ -55,10 +55,19 @@ class Shutdown:
             return True
         return False
 
-    async def stop(self, limit: float) -> None:
-        """Drain for at most `limit` seconds, then close."""
+    async def stop(self, limit: float, *, park: bool = False) -> None:
+        """Drain for at most `limit` seconds, then close.
+
+        With `park`, the next process continues all rollouts that it can, and delivers all undelivered outcomes. The
+        limit is then the time of the other rollouts.
+        """
         self.drain()
-        if limit and not await self.drained(limit):
+        park = park and self._context.journal.durable
+        if park:
+            for record in self._context.table.live():
+                if record.accepted.done() and record.run.termination is None and self._can_park(record):
+                    self._runner.park(record)
+        if limit and not await self.drained(limit, delivered=not park):
             admission = self._context.admission
             log.warning(
                 "the drain limit of %g s is over: %d running, %d queued, %d undelivered",
@@ -67,7 +76,7 @@ class Shutdown:
                 admission.queued,
                 self._outbox.undelivered,
             )
-        await self.close(LAST_DELIVERIES if limit else 0.0)
+        await self.close(LAST_DELIVERIES if limit and not park else 0.0)
         undelivered = self._outbox.undelivered
         if undelivered and not self._context.journal.durable:
             log.error("%d outcomes were not delivered and are lost with this process", undelivered)
@@ -100,12 +109,15 @@ class Shutdown:
         return [record for record in self._context.table.live() if record.run.parked]
 
     def _end(self, record: Record) -> None:
-        can_continue = record.run.task is None or self._context.runnables[record.agent_loop].replayable
-        if self._context.journal.durable and record.trail.journaled and can_continue:
+        if self._can_park(record):
             self._runner.park(record)
         else:
             reason = FailureReason.SHUTDOWN
             self._runner.decide(record, Termination.server_failed(reason, "the server shut down", "shutdown"))
+
+    def _can_park(self, record: Record) -> bool:
+        can_continue = record.run.task is None or self._context.runnables[record.agent_loop].replayable
+        return self._context.journal.durable and record.trail.journaled and can_continue and not record.run.parked
 
     def _unfinished(self) -> list[Record]:
         """Return the rollouts that this process must finish, and the parked rollouts whose agents still run."""

@@ -26,27 +26,30 @@ MAX_WARNED = 64
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 _LIBRARY = sysconfig.get_path("stdlib")
 
-_ports: "WeakKeyDictionary[object, int]" = WeakKeyDictionary()
+_places: "WeakKeyDictionary[object, int | str]" = WeakKeyDictionary()
 _warned: set[str] = set()
 
 
-def keep_from_children(server: object, port: int) -> None:
-    """Registers a listening server and its port. release() or the garbage collection of the server ends this."""
-    _ports[server] = port
+def keep_from_children(server: object, place: int | str) -> None:
+    """Registers a listening server and its port, or the path of its socket.
+
+    release() or the garbage collection of the server ends this.
+    """
+    _places[server] = place
 
 
 def release(server: object) -> None:
     """Removes a server that has stopped listening."""
-    _ports.pop(server, None)
+    _places.pop(server, None)
 
 
 def _in_child() -> None:
-    ports = set(_ports.values())
-    if not ports:
+    places = set(_places.values())
+    if not places:
         return
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for fd in _descriptors():
-        if _local_port(fd) in ports:
+        if _local_place(fd) in places:
             with suppress(OSError):
                 os.dup2(
                     nothing, fd, inheritable=False
@@ -61,14 +64,15 @@ def _descriptors() -> list[int]:
     return []
 
 
-def _local_port(fd: int) -> int | None:
-    """Returns the local port of a TCP socket; None for any other descriptor."""
+def _local_place(fd: int) -> int | str | None:
+    """Returns the local port of a TCP socket or the path of a Unix socket; None for any other descriptor."""
     try:
         found = socket.socket(fileno=fd)
     except OSError:
         return None
     try:
-        return int(found.getsockname()[1]) if found.family in _FAMILIES else None
+        name = found.getsockname()
+        return int(name[1]) if found.family in _FAMILIES else name if isinstance(name, str) else None
     except OSError:
         return None
     finally:
@@ -76,7 +80,7 @@ def _local_port(fd: int) -> int | None:
 
 
 def _in_parent() -> None:
-    if not _ports or len(_warned) >= MAX_WARNED:
+    if not _places or len(_warned) >= MAX_WARNED:
         return
     place = _place(sys._getframe(1))
     if place not in _warned:

@@ -1,13 +1,12 @@
 """Binds a server to an address."""
 
 import asyncio
-import errno
-import socket
 from weakref import WeakKeyDictionary
 
 import grpc
 
 from osmosis_grpc.link.fork_safety import keep_from_children
+from osmosis_grpc.link.free_ports import check_free
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.tls import Pems, ReloadedFiles, ServerTls, read_pems
 from osmosis_grpc.supervise import OnFailure, child, job
@@ -17,13 +16,6 @@ START = job("link.start_server", OnFailure.RAISE)
 _KEPT: WeakKeyDictionary[grpc.aio.Server, grpc.ServerCredentials] = WeakKeyDictionary()
 """The credentials of running servers. gRPC reads new certificates from the credentials, but keeps no reference to them.
 """
-
-
-_REASONS = {
-    errno.EADDRINUSE: "the port is in use",
-    errno.EADDRNOTAVAIL: "this is not an address of this machine",
-    errno.EACCES: "this user may not listen on that port",
-}
 
 
 def listen(server: grpc.aio.Server, address: str, security: ServerSecurity) -> str:
@@ -63,32 +55,6 @@ async def start(server: grpc.aio.Server) -> None:
         await starting
         await server.stop(0)
         raise
-
-
-def check_free(host: str, port: int) -> None:
-    """Binds a plain socket and closes it. Raises OSError with the reason if the address is not free.
-
-    gRPC itself would print a line to stderr, and its exception has no reason.
-    """
-    shown = f"[{host}]" if ":" in host else host
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
-        raise OSError(f"cannot listen on {shown}:{port}: {error.strerror or error}") from None
-    problem: OSError | None = None
-    for family, kind, protocol, _, place in found:
-        try:
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(
-                    socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-                )  # as in gRPC, a port in TIME_WAIT counts as free
-                probe.bind(place)
-            return  # one free address of the host is enough, as for gRPC
-        except OSError as error:
-            problem = problem or error
-    if problem is not None:
-        reason = _REASONS.get(problem.errno or 0) or problem.strerror or str(problem)
-        raise OSError(f"cannot listen on {shown}:{port}: {reason}")
 
 
 def server_credentials(tls: ServerTls) -> grpc.ServerCredentials:

@@ -1,13 +1,17 @@
 """Adds annotations to rollouts of a source: on a running server, or in a folder that no server uses."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from osmosis_grpc.reading.journal_folder import opened
 from osmosis_grpc.reading.source_port import Source, SourceError
 from osmosis_grpc.types import Annotation
+
+if TYPE_CHECKING:
+    from osmosis_grpc.reading.folder_source import FolderSource
+    from osmosis_grpc.reading.journal_source import JournalSource
 
 
 class Annotator(Protocol):
@@ -23,14 +27,32 @@ async def open_annotator(source: Source) -> AsyncIterator[Annotator]:
     from osmosis_grpc.reading.folder_source import FolderSource
 
     if isinstance(source, FolderSource):
-        async with _in_folder(source.folder) as annotator:
-            with source.snapshot():
-                yield annotator
+        async with AsyncExitStack() as stack:
+            annotators = {
+                journal: await stack.enter_async_context(_in_folder(journal.folder))
+                for journal in source.journals().values()
+            }
+            stack.enter_context(source.snapshot())
+            yield _InFolders(source, annotators)
         return
     from osmosis_grpc.reading.server_source import ServerSource
 
     assert isinstance(source, ServerSource)
     yield source
+
+
+class _InFolders:
+    """Adds annotations to the journal that has the rollout."""
+
+    def __init__(self, source: "FolderSource", annotators: "Mapping[JournalSource, Annotator]") -> None:
+        self._source = source
+        self._annotators = annotators
+
+    async def annotate(self, rollout_id: str, attempt: int, annotation: Annotation) -> bool:
+        """See Annotator."""
+        return await self._annotators[self._source.holder(rollout_id, attempt)].annotate(
+            rollout_id, attempt, annotation
+        )
 
 
 @asynccontextmanager

@@ -1,214 +1,151 @@
-"""Answers questions about rollouts from a server's state folder, also while a server uses it."""
+"""Answers questions about rollouts from a server's state folder, also while the server uses it.
+
+A server with several workers has a journal in the folder and one in the folder of each further worker. Then the answers
+are merged from all journals.
+"""
 
 import asyncio
 import contextlib
-import re
-import time
+import heapq
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from contextlib import ExitStack, aclosing
 from pathlib import Path
-from typing import NamedTuple
 
-from osmosis_grpc.reading.journal_folder import doctor_hint, find_attempt, opened
-from osmosis_grpc.reading.journal_info import damaged_info, ended_info, settled_header, unfinished_info
+from osmosis_grpc.reading.journal_folder import LOOKED_AT, unknown_rollout
+from osmosis_grpc.reading.journal_source import POLL, FolderInfo, JournalSource
 from osmosis_grpc.reading.list_filter import FilterError
-from osmosis_grpc.reading.source_port import LARGE_PAGE, Events, Source
-from osmosis_grpc.storage import Reader
-from osmosis_grpc.storage.journal.rollout_folders import rollout_folder
-from osmosis_grpc.types import JournaledRollout, RolloutFilter, RolloutInfo, RolloutRequest, ToolDict, TrajectoryEvent
-
-POLL = 0.2
-"""Seconds between two looks at a journal that another process may write."""
-
-
-class _Read(NamedTuple):
-    """What was read of an attempt."""
-
-    rollout_id: str
-    attempt: int
-    settled: bool
-    events: list[TrajectoryEvent]
-    position: int
-    """The journal has no later event of this attempt before this position."""
-
-    @classmethod
-    def of(cls, reader: Reader, entry: JournaledRollout) -> "_Read":
-        request = entry.init.request
-        found = list(reader.trajectory(request.rollout_id, request.attempt))
-        return cls(request.rollout_id, request.attempt, entry.settled, found, reader.last_position())
-
-
-class FolderInfo(NamedTuple):
-    """What is known about a state folder."""
-
-    path: str
-    in_use: bool
-    """Whether a process uses it. True if this cannot be seen."""
-    size: int
-    """The bytes of its journal."""
-    newest: float | None
-    """The time of the newest event, in Unix seconds; None without one."""
+from osmosis_grpc.reading.source_port import Events, Source, SourceError
+from osmosis_grpc.storage.journal.schema import FILE
+from osmosis_grpc.storage.worker_folders import worker_folders
+from osmosis_grpc.types import RolloutFilter, RolloutInfo, RolloutRequest, ToolDict, TrajectoryEvent
+from osmosis_grpc.types.worker_positions import parse_positions, positions_text
 
 
 class FolderSource(Source):
-    """Reads a state folder, which a server may be using. It shows the rollouts of all owners."""
+    """Reads a state folder, which a server may be using. It shows the rollouts of all owners and of all workers."""
 
     def __init__(self, folder: Path) -> None:
         self.where = f"the state folder {folder}"
         self.folder = folder
-        self._kept: Reader | None = None
-        self._read: _Read | None = None
-        """The unfinished rollout that get() returned last. To find its events takes a look at all later events."""
-        self._ended: JournaledRollout | None = None
-        """The ended rollout that get() returned last. Its request does not change."""
+        self._first = JournalSource(folder)
+        self._others: dict[int, JournalSource] = {}
+
+    def journals(self) -> dict[int, JournalSource]:
+        """Return the journal of each worker. Workers can come while a source is used."""
+        found = {worker: folder for worker, folder in worker_folders(self.folder).items() if (folder / FILE).exists()}
+        for worker, folder in found.items():
+            if worker not in self._others:
+                self._others[worker] = JournalSource(folder)
+        return {0: self._first} | {worker: self._others[worker] for worker in found}
+
+    def holder(self, rollout_id: str, attempt: int = 0) -> JournalSource:
+        """Return the journal with an attempt of a rollout, by default with the newest. Raises SourceError."""
+        journals = self.journals()
+        if len(journals) == 1:
+            return self._first
+        found = {worker: journal.attempts(rollout_id) for worker, journal in journals.items()}
+        known = {worker: attempts for worker, attempts in found.items() if attempts}
+        if not known:
+            newest = [name for journal in journals.values() for name in journal.newest(LOOKED_AT)]
+            raise unknown_rollout(rollout_id, self.folder, newest)
+        having = [worker for worker, attempts in known.items() if attempt in attempts]
+        return journals[having[0] if having else max(known, key=lambda worker: max(known[worker]))]
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Open the journal once for all reads in the block. They see its present content."""
-        with opened(self.folder) as reader:
-            self._kept = reader
-            try:
-                yield
-            finally:
-                self._kept = None
-
-    def _opened(self) -> AbstractContextManager[Reader]:
-        return opened(self.folder) if self._kept is None else nullcontext(self._kept)
+        """Open the journals once for all reads in the block. They see the present content."""
+        with ExitStack() as stack:
+            for journal in self.journals().values():
+                stack.enter_context(journal.snapshot())
+            yield
 
     async def as_of(self) -> float | None:
         """See Source."""
-        if Reader.in_use(self.folder) is not False:
-            return None
-        with self._opened() as reader:
-            newest = reader.newest_time()
-        return time.time() if newest is None else newest
+        times = [await journal.as_of() for journal in self.journals().values()]
+        known = [time for time in times if time is not None]
+        return max(known) if len(known) == len(times) else None
 
-    async def folder_info(self) -> "FolderInfo":
+    async def folder_info(self) -> FolderInfo:
         """Return what is known about the folder. Raises SourceError."""
-        with self._opened() as reader:
-            size = sum(file.stat().st_size for file in self.folder.glob("journal.db*"))
-            return FolderInfo(
-                str(self.folder.absolute()), Reader.in_use(self.folder) is not False, size, reader.newest_time()
-            )
+        infos = [await journal.folder_info() for journal in self.journals().values()]
+        times = [info.newest for info in infos if info.newest is not None]
+        return FolderInfo(
+            infos[0].path,
+            any(info.in_use for info in infos),
+            sum(info.size for info in infos),
+            max(times, default=None),
+        )
 
     async def page(
         self, where: RolloutFilter, token: str = "", *, limit: int = 100, newest_first: bool = False
     ) -> tuple[list[RolloutInfo], str]:
-        """See Source."""
-        rows: list[RolloutInfo] = []
-        after = last = _position(token)
-        with self._opened() as reader:
-            while entries := reader.entries(None, after, limit + 1, where, newest_first=newest_first):
-                for entry, info in zip(entries, _infos(reader, entries, doctor_hint(self.folder)), strict=True):
-                    after = entry.sequence
-                    if not where.matches(info, time.time()):
-                        continue
-                    if len(rows) == limit:
-                        return rows, str(last)
-                    rows.append(info)
-                    last = after
-        return rows, ""
+        """See Source. The token has the position of each journal, such as 0=120/1=98."""
+        try:
+            positions = parse_positions(token)
+        except ValueError:
+            raise FilterError("page", f"{token[:40]!r} is no page of this list; begin with the first page") from None
+        journals = self.journals()
+        if len(journals) == 1 and "=" not in token:
+            return await self._first.page(where, token, limit=limit, newest_first=newest_first)
+        rows: dict[int, list[tuple[int, RolloutInfo]]] = {}
+        more = False
+        for worker, journal in journals.items():
+            after = positions.get(worker, 0)
+            rows[worker], left = journal.numbered_page(where, after, limit=limit, newest_first=newest_first)
+            more |= left
+        merged = heapq.merge(
+            *([(worker, at, info) for at, info in found] for worker, found in rows.items()),
+            key=lambda row: row[2].accept_time,
+            reverse=newest_first,
+        )
+        chosen: list[RolloutInfo] = []
+        for worker, at, info in merged:
+            if len(chosen) == limit:
+                more = True
+                break
+            chosen.append(info)
+            positions[worker] = at
+        return chosen, positions_text(positions) if more else ""
 
     async def headers(
         self, where: RolloutFilter, *, limit: int, newest_first: bool = False
     ) -> tuple[list[RolloutInfo], bool]:
         """See Source. It reads the rows of settled rollouts and none of their events."""
-        found: list[RolloutInfo] = []
-        after = 0
-        with self._opened() as reader:
-            while rows := reader.rows(None, after, LARGE_PAGE, where, newest_first=newest_first):
-                after = rows[-1].sequence
-                settled = {row.sequence: settled_header(row) for row in rows if row.settled and not row.wrong()}
-                entries = [reader.entry(row, row.wrong(), outcome=False) for row in rows if row.sequence not in settled]
-                infos = _infos(reader, entries, doctor_hint(self.folder))
-                others = {entry.sequence: info for entry, info in zip(entries, infos, strict=True)}
-                matching = {at for at, info in others.items() if where.matches(info, time.time())}
-                known = settled | {at: others[at] for at in matching}
-                found += [known[row.sequence] for row in rows if row.sequence in known]
-                if len(found) > limit:
-                    return found[:limit], True
-        return found, False
+        found = [
+            await journal.headers(where, limit=limit, newest_first=newest_first) for journal in self.journals().values()
+        ]
+        merged = list(heapq.merge(*(rows for rows, _ in found), key=lambda row: row.accept_time, reverse=newest_first))
+        return merged[:limit], len(merged) > limit or any(more for _, more in found)
 
     async def get(self, rollout_id: str, attempt: int = 0) -> RolloutInfo:
         """See Source."""
-        from osmosis_grpc.engine.resolve_references import resolve_references  # lists do not need it
-
-        with self._opened() as reader:
-            entry = find_attempt(reader, self.folder, rollout_id, attempt)
-            if entry.end_time is None:
-                self._read = _Read.of(reader, entry)
-                return unfinished_info(entry, self._read.events)
-            self._ended = entry
-            outcome = entry.outcome and resolve_references(entry.outcome, reader.trajectory)
-            return ended_info(replace(entry, outcome=outcome))
+        return await self.holder(rollout_id, attempt).get(rollout_id, attempt)
 
     async def request(self, rollout_id: str, attempt: int) -> tuple[RolloutRequest, Sequence[ToolDict]]:
         """See Source."""
-        entry = self._entry(rollout_id, attempt)
-        return entry.init.request, entry.tools
+        return await self.holder(rollout_id, attempt).request(rollout_id, attempt)
 
     async def rollout_folder(self, rollout_id: str, attempt: int) -> Path | None:
         """See Source."""
-        return rollout_folder(self.folder, self._entry(rollout_id, attempt).sequence)
-
-    def _entry(self, rollout_id: str, attempt: int) -> JournaledRollout:
-        entry = self._ended
-        if entry is None or (entry.init.request.rollout_id, entry.init.request.attempt) != (rollout_id, attempt):
-            with self._opened() as reader:
-                entry = find_attempt(reader, self.folder, rollout_id, attempt)
-        return entry
+        return await self.holder(rollout_id, attempt).rollout_folder(rollout_id, attempt)
 
     async def events(self, rollout_id: str, attempt: int = 0, *, after: int = 0, follow: bool = False) -> Events:
         """See Source."""
-        read, self._read = self._read, None
-        if read is None or (rollout_id, attempt) != (read.rollout_id, read.attempt):
-            with self._opened() as reader:
-                read = _Read.of(reader, find_attempt(reader, self.folder, rollout_id, attempt))
-        for event in read.events:
-            if event.event_number > after:
-                yield event
-        attempt, position, settled = read.attempt, read.position, read.settled
-        while follow and not settled:
-            await asyncio.sleep(POLL)
-            with self._opened() as reader:
-                row = reader.row(rollout_id, attempt)
-                settled = row is None or bool(row.settled)  # the journal may have dropped it
-                found, position = reader.new_events(position, rollout_id, attempt)
-            for event in found:
+        found = self.holder(rollout_id, attempt).events(rollout_id, attempt, after=after, follow=follow)
+        async with aclosing(found) as events:
+            async for event in events:
                 yield event
 
     async def all_events(self) -> Events:
         """See Source."""
-        with self._opened() as reader:
-            position = reader.last_position()
+        positions = {worker: journal.position() for worker, journal in self.journals().items()}
         while True:
-            with self._opened() as reader:
-                found, position = reader.new_events(position)
-            for event in found:
+            batch: list[TrajectoryEvent] = []
+            for worker, journal in self.journals().items():
+                found, positions[worker] = journal.new_events(positions.get(worker, 0))
+                batch += found
+            batch.sort(key=lambda event: event.time)
+            for event in batch:
                 yield event
-            if not found:
+            if not batch:
                 await asyncio.sleep(POLL)
-
-
-def _position(token: str) -> int:
-    """Return the position that a token of page() has. Raises FilterError if it has none."""
-    if not re.fullmatch(r"[0-9]{0,18}", token):
-        raise FilterError("page", f"{token[:40]!r} is no page of this list; begin with the first page")
-    return int(token or 0)
-
-
-def _infos(reader: Reader, entries: Sequence[JournaledRollout], hint: str) -> list[RolloutInfo]:
-    """Return the states of rollouts in a journal. `hint` says what to do about a damaged one."""
-    trails = reader.open_trails([entry.sequence for entry in entries if entry.end_time is None])
-    found = []
-    for entry in entries:
-        if entry.end_time is not None:
-            found.append(ended_info(entry))
-        elif entry.damage:
-            found.append(damaged_info(entry, hint))
-        else:
-            trail = trails[entry.sequence]
-            info = unfinished_info(entry, trail.events)
-            found.append(replace(info, progress_time=max(info.progress_time or 0.0, trail.read_from)))
-    return found

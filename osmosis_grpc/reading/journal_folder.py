@@ -38,13 +38,16 @@ def opened(folder: Path) -> Iterator[Reader]:
         raise SourceError(f"{folder} cannot be read: {error}; {doctor_hint(folder)}") from None
 
 
+def unknown_rollout(rollout_id: str, folder: Path, known: list[str]) -> SourceError:
+    """Return the error for an unknown id. `known` are the newest ids."""
+    return SourceError(f"there is no rollout {rollout_id} in {folder}; {_near(rollout_id, known)}")
+
+
 def find_attempt(reader: Reader, folder: Path, rollout_id: str, attempt: int = 0) -> JournaledRollout:
     """Return an attempt of a rollout, the newest by default. Raises SourceError if it is missing or damaged."""
     entries = {entry.init.request.attempt: entry for entry in reader.find(rollout_id)}
     if not entries:
-        raise SourceError(
-            f"there is no rollout {rollout_id} in {folder}; {_near(rollout_id, reader.newest(LOOKED_AT))}"
-        )
+        raise unknown_rollout(rollout_id, folder, reader.newest(LOOKED_AT))
     entry = entries.get(attempt or max(entries))
     if entry is None:
         known = ", ".join(map(str, sorted(entries)))

@@ -27,13 +27,23 @@ def run(line: Line) -> None:
     """
     from osmosis_grpc.console import logs
     from osmosis_grpc.serve.json_output import records
-    from osmosis_grpc.settings import forget_secrets, without_grpc_fork_handlers
+    from osmosis_grpc.serve.workers import VARIABLE
+    from osmosis_grpc.settings import forget_secrets, take_variable, without_grpc_fork_handlers
 
     without_grpc_fork_handlers()
+    descriptor = take_variable(VARIABLE)
     settings = read_settings("serve", line)
+    place = None
+    if descriptor is not None:
+        from osmosis_grpc.serve.workers.place import place_of
+
+        place = place_of(descriptor)
+        settings = place.settings(settings)
+    elif (beyond := _beyond(settings.server)) or settings.server.workers > 1:
+        raise typer.Exit(_supervise(line, settings, beyond))
     with usage_errors("serve", line, settings):
         security, credentials = _checked(line, settings)
-    options = settings.server
+    options, number = settings.server, None if place is None else place.index
     if options.command:
         from osmosis_grpc.serve.process_memory import close_memory
 
@@ -43,8 +53,9 @@ def run(line: Line) -> None:
 
         raise typer.Exit(run_reloading())
     forget_secrets()
-    with records(options.json_records) as out, logs.configured(options.log_level):
-        warn_about_settings(line)
+    with records(options.json_records) as out, logs.configured(options.log_level, number):
+        if not number:
+            warn_about_settings(line)
         loops = _load(line, settings)
 
         import anyio
@@ -63,11 +74,44 @@ def run(line: Line) -> None:
             max_metadata_bytes=options.max_metadata_size_bytes,
         )
         with usage_errors("serve", line, settings, NotStarted):
-            code = anyio.run(run_process, loops, config, settings, security, credentials, out)
+            code = anyio.run(run_process, loops, config, settings, security, credentials, out, place)
     raise typer.Exit(code)
 
 
 serve = command("serve", "-m MODULE:ATTR | --command COMMAND [OPTIONS]", run)
+
+
+def _beyond(options: "RolloutServerSettings") -> list[int]:
+    """Return the workers beyond --workers that have work to finish. Nearly no server has any."""
+    from pathlib import Path
+
+    from osmosis_grpc.storage.worker_folders import worker_folders
+
+    if options.no_journal or not worker_folders(Path(options.state_dir)):
+        return []
+    from osmosis_grpc.serve.workers.plan import unfinished_beyond
+
+    return unfinished_beyond(options)
+
+
+def _supervise(line: Line, settings: "RolloutSettings", beyond: list[int]) -> int:
+    """Run the workers, and return the exit code. This process imports neither gRPC nor the code of agents."""
+    from osmosis_grpc.console import logs
+    from osmosis_grpc.serve.json_output import records
+    from osmosis_grpc.serve.process_memory import close_memory
+    from osmosis_grpc.serve.workers.plan import plan
+    from osmosis_grpc.serve.workers.supervisor import run_workers
+    from osmosis_grpc.settings import environment, forget_secrets
+
+    options = settings.server
+    if options.command:
+        close_memory()
+    env = environment()
+    forget_secrets()
+    with usage_errors("serve", line, settings):
+        planned = plan(options, beyond)
+    with records(options.json_records) as out, logs.configured(options.log_level):
+        return run_workers(options, planned, env, out)
 
 
 def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, Credentials]":

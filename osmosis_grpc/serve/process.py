@@ -22,19 +22,22 @@ from osmosis_grpc.console.server_options import split_legacy_agent
 from osmosis_grpc.engine import failpoints
 from osmosis_grpc.errors import CallError, MissingExtraError, Unavailable
 from osmosis_grpc.link.credentials import Credentials
-from osmosis_grpc.link.listen import check_free
+from osmosis_grpc.link.free_ports import check_free
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.target_policy import is_loopback
 from osmosis_grpc.reading.folder_source import FolderSource
 from osmosis_grpc.serve.json_output import Records
 from osmosis_grpc.serve.rollout_log import RolloutLog
+from osmosis_grpc.serve.workers.worker import Worker
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.server.tracelog import DebugLog, TraceLog, new_folder
+from osmosis_grpc.server.workers.config import WorkersConfig
 from osmosis_grpc.storage import JournalError
 from osmosis_grpc.supervise import OnFailure, Supervisor, job, thread
 from osmosis_grpc.types import events
 
 if TYPE_CHECKING:
+    from osmosis_grpc.serve.workers.place import Place
     from osmosis_grpc.settings import RolloutServerSettings, RolloutSettings
 
 log = logging.getLogger(__name__)
@@ -58,18 +61,23 @@ async def run_process(
     security: ServerSecurity,
     credentials: Credentials,
     out: Records,
+    place: "Place | None" = None,
 ) -> int:
     """Serve until a signal or a failure. Return the exit code.
 
-    `security` says how callers authenticate. `credentials` are sent to the trainers that this server dials. Raises
-    NotStarted.
+    `security` says how callers authenticate. `credentials` are sent to the trainers that this server dials. `place` is
+    set in a worker of a server with several. Raises NotStarted.
     """
     options = settings.server
+    worker = Worker(place, options, out) if place is not None else None
+    out = worker.out if worker is not None else out
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
     failpoints.arm()
     servers: list[AgentServer] = []
     stop = _stop_on_signals(options.drain_timeout, servers)
+    if worker is not None:
+        worker.listen(stop, end_after)
     if not options.no_http or options.metrics_port is not None:
         importlib.import_module("osmosis_gateway.http_server")  # takes a second, so it is done before calls arrive
     async with AsyncExitStack() as stack:
@@ -83,13 +91,15 @@ async def run_process(
                 f"two agent loops have the same name: {', '.join(names)}; give a legacy agent another one with "
                 "--legacy-agent NAME=URL, and a program with --command-name"
             )
-        server = await _grpc(stack, hosted, config, options, security, credentials)
+        workers = worker.config if worker is not None else None
+        server = await _grpc(stack, hosted, config, options, security, credentials, workers)
         servers.append(server)
-        http = await _http(stack, server, settings)
-        addresses = {"grpc": server.address} | ({"http": http.address} if http else {})
-        if options.metrics_port is not None:
+        is_first = worker is None or worker.is_first
+        http = await _http(stack, server, settings, is_first=is_first)
+        addresses = {"grpc": server.address} | ({"http": http.address} if http and is_first else {})
+        if options.metrics_port is not None and is_first:
             addresses["metrics"] = await _metrics(stack, server, options.host, options.metrics_port)
-        if options.view:
+        if options.view and is_first:
             addresses["view"] = await _view(stack, server, options, security)
         if not (security.authenticates or is_loopback(options.host)):
             log.warning(
@@ -98,6 +108,8 @@ async def run_process(
                 options.host,
             )
         server.engine.watchdog.paused = False
+        if worker is not None:
+            await worker.begin(server)
         out.write("ready", **addresses, agent_loops=names, pid=os.getpid(), version=__version__)
         out.say(_banner(names, addresses, security, reflection=config.reflection))
         state = _state_dir(options)
@@ -111,6 +123,7 @@ async def run_process(
             supervisor.add_listener(lambda error: stop.set())
         await stop.wait()
         failed = next(filter(None, (supervisor.failure for supervisor in supervisors)), None)
+        failed = failed or (worker.failure if worker is not None else None)
         limit = options.drain_timeout
         if failed is not None:  # the next process continues the journaled rollouts
             limit = 0.0
@@ -118,7 +131,7 @@ async def run_process(
             end_after(limit)
         out.write("draining", limit=limit)
         log.info("stopping; a second signal stops at once", extra={"drain_timeout": limit})
-        await server.stop(limit)
+        await server.stop(limit, park=worker is not None and worker.restarts)
         left, kept = server.engine.capacity(), len(server.engine.shutdown.parked)
     out.write("stopped", undelivered=left.undelivered, abandoned=left.abandoned, kept=kept)
     log.info(
@@ -182,6 +195,7 @@ async def _grpc(
     options: "RolloutServerSettings",
     security: ServerSecurity,
     credentials: Credentials,
+    workers: WorkersConfig | None,
 ) -> AgentServer:
     """Start the agent server and return it. Raises NotStarted naming the option."""
     state = _state_dir(options)
@@ -197,6 +211,7 @@ async def _grpc(
             security=security,
             credentials=credentials,
             state_dir=state,
+            workers=workers,
         )
         server.engine.watchdog.paused = True
         if options.log:
@@ -213,14 +228,14 @@ async def _grpc(
         raise NotStarted(f"{error}; --grpc-port chooses another port") from None
 
 
-async def _http(stack: AsyncExitStack, server: AgentServer, settings: "RolloutSettings") -> Any:
-    """Start the HTTP server and return it; None with --no-http.
+async def _http(stack: AsyncExitStack, server: AgentServer, settings: "RolloutSettings", *, is_first: bool) -> Any:
+    """Start the HTTP server and return it; None with --no-http. A worker that is not the first serves worker 0 only.
 
     If the default port is taken, the server logs a warning and serves gRPC only. If the user gave the port and it is
     taken, this function raises NotStarted.
     """
     options = settings.server
-    if options.no_http:
+    if options.no_http and (is_first or options.metrics_port is None):
         return None
     http_server = importlib.import_module("osmosis_gateway.http_server")
     try:

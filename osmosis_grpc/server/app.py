@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,11 @@ from osmosis_grpc.observability.server_metrics import ServerMetrics
 from osmosis_grpc.server.attachment_registry import Attachments
 from osmosis_grpc.server.callbacks import Callbacks
 from osmosis_grpc.server.config import ServerConfig
-from osmosis_grpc.server.servicer import RolloutServicer
+from osmosis_grpc.server.servicer import Access, RolloutServicer
+from osmosis_grpc.server.workers.config import WorkersConfig
+from osmosis_grpc.server.workers.routing import RoutedServicer, Workers
+from osmosis_grpc.server.workers.sibling_server import SiblingServer
+from osmosis_grpc.server.workers.siblings import Siblings
 from osmosis_grpc.storage import MemoryJournal, SqliteJournal
 from osmosis_grpc.supervise import SYSTEM, OnFailure, Supervisor, System, job
 from osmosis_grpc.types import Capacity, ToolDict
@@ -62,6 +66,8 @@ class AgentServer:
     server drains or cannot write its journal, and after `supervisor` has failed. "liveness" is SERVING until the server
     ends. Every caller may ask for health.
 
+    `workers` is set if this is a worker of a server with several.
+
     Raises JournalError if the folder cannot be used, Unavailable if its journal cannot be read, OSError if the port is
     taken, ValueError if `security` is not enough for the host or a TLS file cannot be used.
     """
@@ -80,6 +86,7 @@ class AgentServer:
         security: ServerSecurity | None = None,
         credentials: Credentials | None = None,
         config: ServerConfig | None = None,
+        workers: WorkersConfig | None = None,
         system: System = SYSTEM,
     ) -> None:
         self.config = config = config or ServerConfig()
@@ -100,7 +107,12 @@ class AgentServer:
         )
         self.supervisor = Supervisor("the agent server", lambda error: self._set_health(), system)
         """Owns the background work. `supervisor.failure` says why the server has failed."""
+        self.on_drain: Callable[[bool], None] = lambda draining: None
+        """Called when an administrator has begun or ended a drain."""
         self._health = health.aio.HealthServicer()
+        self._workers = workers
+        self.routes: Workers | None = None
+        """All workers, if the server has several and runs."""
         self._connect = list(dict.fromkeys(connect))
         self._stack = AsyncExitStack()
         self._stopped = False
@@ -139,18 +151,28 @@ class AgentServer:
 
     async def _start(self) -> "AgentServer":
         self._server = self.network.server()
-        servicer = RolloutServicer(
-            self.engine,
-            self.callbacks,
-            self.attachments,
-            self.security,
-            self.config,
-            tools={name: await _default_tools(loop) for name, loop in self.engine.context.runnables.items()},
-            on_drain=lambda draining: self.drain() if draining else self.end_drain(),
-        )
+        tools = {name: await _default_tools(loop) for name, loop in self.engine.context.runnables.items()}
+
+        def servicer(access: Access) -> RolloutServicer:
+            return RolloutServicer(
+                self.engine,
+                self.callbacks,
+                self.attachments,
+                access,
+                self.config,
+                tools=tools,
+                on_drain=self.order_drain,
+            )
+
+        own = servicer(self.security)
+        served: services_pb2_grpc.RolloutServiceServicer = own
+        siblings = None
+        if self._workers is not None:
+            siblings = SiblingServer(self._workers, self.engine, self.network)
+            served = self._routed(self._workers, own)
         guard, calls = self.security.authenticator(), self.metrics.answered
         services: Any = Registrar(self._server, guard, calls, new_id=self.supervisor.system.new_id)
-        services_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, services)
+        services_pb2_grpc.add_RolloutServiceServicer_to_server(served, services)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, services)
         if self.config.reflection:
             reflected = reflection.aio.ReflectionServicer((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME))
@@ -167,6 +189,9 @@ class AgentServer:
         if recovered:
             summary = ", ".join(f"{count} {what}" for what, count in recovered.items())
             log.info("rollouts of the previous process: %s", summary)
+        if siblings is not None:
+            await siblings.start(servicer(siblings.access))
+            self._stack.push_async_callback(siblings.stop)
         await start(self._server)
         self._stack.push_async_callback(self._server.stop, 0.0)
         self.supervisor.start(SERVE_GRPC, self._serve)
@@ -175,6 +200,15 @@ class AgentServer:
         for target in self._connect:
             self.attachments.dial(target, self.credentials)
         return self
+
+    def _routed(self, config: WorkersConfig, own: RolloutServicer) -> RoutedServicer:
+        """Return the servicer of a worker, which passes calls on to the other workers."""
+        siblings = Siblings(config, self.network)
+        self._stack.push_async_callback(siblings.close)
+        self.attachments.workers = lambda: siblings.workers(self.engine.journal.journal_id)
+        owner_of = self.security.authenticator() or (lambda context: "")
+        self.routes = Workers(self.engine, siblings, own, owner_of)
+        return RoutedServicer(self.routes, self.security.check_admin)
 
     async def __aexit__(self, *exc: Any) -> None:
         try:
@@ -190,6 +224,11 @@ class AgentServer:
         if not self._stopped:
             raise RuntimeError("the gRPC server has stopped by itself")
 
+    async def order_drain(self, draining: bool) -> None:
+        """Begin or end a drain, because an administrator wants it. Raises FailedPrecondition."""
+        await (self.drain() if draining else self.end_drain())
+        self.on_drain(draining)
+
     async def drain(self) -> None:
         """Refuse new rollouts from now on."""
         if not self.engine.shutdown.draining:
@@ -199,9 +238,14 @@ class AgentServer:
             await self._update_health()
 
     async def end_drain(self) -> None:
-        """Accept new rollouts again. Raises FailedPrecondition if the server is stopping."""
+        """Accept new rollouts again, unless this is a worker that leaves.
+
+        Raises FailedPrecondition if the server is stopping.
+        """
         if self._stopped:
             raise FailedPrecondition("the server is stopping", kind="STOPPING")
+        if self._workers is not None and self._workers.leaves:
+            return
         if self.engine.shutdown.draining:
             log.info("the drain has ended: new rollouts are taken again")
             self.engine.shutdown.end_drain()
@@ -217,14 +261,15 @@ class AgentServer:
         for name in ("", SERVICE):
             await self._health.set(name, _Status.SERVING if ready else _Status.NOT_SERVING)
 
-    async def stop(self, limit: float) -> None:
+    async def stop(self, limit: float, *, park: bool = False) -> None:
         """Drain for at most `limit` seconds, then stop.
 
-        Rollouts that are still unfinished end FAILED (server, retryable), or the next process continues them.
+        Rollouts that are still unfinished end FAILED (server, retryable), or the next process continues them. With
+        `park`, the rollouts that the next process can continue are left to it at once.
         """
         self._stopped = True
         await self.drain()
-        await self.engine.shutdown.stop(limit)
+        await self.engine.shutdown.stop(limit, park=park)
         await self.attachments.close()
         await self._server.stop(0.25)
         log.info("drained", extra=_left(self.engine.capacity()))

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,9 +23,9 @@ from osmosis_grpc.link.stream_machine import HEARTBEAT, SILENCE
 from osmosis_grpc.server.attachment import Attachment
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.types.outcome import clip, describe
-from osmosis_grpc.types.server_info import ServerLimits
+from osmosis_grpc.types.server_info import ServerLimits, Worker
 from osmosis_grpc.wire.attach import check_trainer_hello, server_frame
-from osmosis_grpc.wire.control import LIMITS, PROTOCOL
+from osmosis_grpc.wire.control import LIMITS, PROTOCOL, WORKER
 from osmosis_grpc.wire.features import FEATURES
 
 log = logging.getLogger(__name__)
@@ -51,6 +51,8 @@ class Attachments:
         """The number of attachments of each owner."""
         self.calls: CallSink | None = None
         """Counts the streams that are opened to trainers."""
+        self.workers: Callable[[], Sequence[Worker]] = tuple
+        """Returns the workers of this server; none if it is one process."""
         self._graces: dict[str, asyncio.Task[None]] = {}
         self._dialling: list[asyncio.Task[None]] = []
 
@@ -63,7 +65,7 @@ class Attachments:
         hello = await stream.hello(opener=True)
         attachment = self._claim(hello, owner)
         granted = self._share(owner, joining=attachment)
-        stream.send(server_frame("hello", self._hello(attachment.attachment_id, granted)))
+        stream.send(server_frame("hello", self._hello(attachment.attachment_id, granted, self.workers())))
         error = await self._live(attachment, stream, hello, granted, address)
         if error is not None:
             raise error
@@ -243,7 +245,8 @@ class Attachments:
             min_ping_interval=MIN_PING_INTERVAL,
         )
 
-    def _hello(self, attachment_id: str, window: int) -> pb.ServerHello:
+    def _hello(self, attachment_id: str, window: int, workers: Sequence[Worker] = ()) -> pb.ServerHello:
+        """Return the hello. A stream that this process dials names no workers, because each of them dials."""
         engine = self._engine
         return pb.ServerHello(
             attachment_id=attachment_id,
@@ -257,4 +260,5 @@ class Attachments:
             agent_loops=sorted(engine.context.runnables),
             features=FEATURES,
             draining=engine.shutdown.draining,
+            workers=[WORKER.to_wire(worker) for worker in workers],
         )

@@ -1,7 +1,7 @@
 """RolloutService: each method converts the request, calls the engine, and converts the result."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import unquote
 
 from osmosis_grpc import __version__
@@ -10,7 +10,6 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
 from osmosis_grpc._gen.osmosis.rollout.v1.annotation_pb2 import AnnotateRequest, AnnotateResponse
 from osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2 import InitRequest, InitResponse
 from osmosis_grpc.engine import Engine
-from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.server import requests
 from osmosis_grpc.server.attachment_registry import Attachments
 from osmosis_grpc.server.callbacks import Callbacks
@@ -26,6 +25,16 @@ from osmosis_grpc.wire.rollout import ROLLOUT, check_size, init_from_wire
 MAX_PAGE_SIZE = 1000
 
 
+class Access(Protocol):
+    """Says who calls. ServerSecurity has these methods."""
+
+    def authenticator(self) -> Callable[[Any], str] | None:
+        """Return the function that returns the owner for a context; None if all callers are one owner."""
+
+    def check_admin(self, context: Any) -> None:
+        """Raise PermissionDenied unless the caller is an administrator."""
+
+
 class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
     """The engine's methods as RPCs.
 
@@ -37,7 +46,7 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
         engine: Engine,
         callbacks: Callbacks,
         attachments: Attachments,
-        security: ServerSecurity,
+        security: Access,
         config: ServerConfig,
         *,
         tools: dict[str, list[ToolDict]],
@@ -110,6 +119,7 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
             draining=engine.shutdown.draining,
             features=FEATURES,
             current_time=engine.context.system.time(),
+            workers=self._attachments.workers(),
         )
         return wire.SERVER_INFO.to_wire(info)
 

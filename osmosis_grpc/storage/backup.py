@@ -13,6 +13,7 @@ from osmosis_grpc.storage.journal.rollout_folders import NAME as ROLLOUTS
 from osmosis_grpc.storage.ledger.schema import LEDGER
 from osmosis_grpc.storage.sqlite.database import look
 from osmosis_grpc.storage.sqlite.file_schema import Schema
+from osmosis_grpc.storage.worker_folders import worker_folder, worker_folders
 
 LEDGER_FILE = "ledger.db"
 """The name of a ledger's copy."""
@@ -46,8 +47,18 @@ def new_folder(target: Path) -> Iterator[Path]:
         raise
 
 
+def copy_workers(state: Path, target: Path, progress: Callable[[Path], Progress]) -> None:
+    """Copy a state folder with the folders of all its workers, see copy_state(). The copy of each shows one moment."""
+    copy_state(state, target, progress(state))
+    for worker, folder in worker_folders(state).items():
+        if (folder / journal.FILE).exists():
+            copy = worker_folder(target, worker)
+            copy.mkdir(mode=0o700, parents=True)
+            copy_state(folder, copy, progress(folder))
+
+
 def copy_state(state: Path, target: Path, progress: Progress) -> None:
-    """Copy a state folder: the journal, the credentials of running rollouts, and the folders of rollouts.
+    """Copy the state folder of a process: the journal, the credentials of running rollouts, the folders of rollouts.
 
     The server writes the credentials of a rollout before the journal has the rollout, and deletes them after its end.
     So this copies them before and after the moment that the journal's copy shows. Raises JournalError, OSError,
@@ -70,7 +81,8 @@ def copy_ledger(ledger: Path, target: Path, progress: Progress) -> None:
 
 def copied_schemas(target: Path) -> list[tuple[Path, Schema]]:
     """Return the databases of a backup."""
-    known = [(target / journal.FILE, journal.JOURNAL), (target / LEDGER_FILE, LEDGER)]
+    folders = [target, *worker_folders(target).values()]
+    known = [*((folder / journal.FILE, journal.JOURNAL) for folder in folders), (target / LEDGER_FILE, LEDGER)]
     return [(path, schema) for path, schema in known if path.exists()]
 
 

@@ -22,11 +22,17 @@ class LockLost(Exception):
 class Lock:
     """Holds the lock until close() or the end of the process. Raises Locked, OSError.
 
-    A forked child of the process does not hold the lock.
+    A forked child of the process does not hold the lock. A program that this process starts can share it: the process
+    passes the `descriptor`, and the program calls share().
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path.absolute()
+        self._shared = self._path in _shared
+        if self._shared:
+            self._file = _shared.pop(self._path)
+            _held.add(self)
+            return
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._take()
@@ -60,17 +66,28 @@ class Lock:
         if (found.st_ino, found.st_dev) != (mine.st_ino, mine.st_dev):
             raise LockLost(f"the lock {self._path} was replaced: {_OTHERS}")
 
+    @property
+    def descriptor(self) -> int:
+        """The descriptor of the file."""
+        return self._file
+
     def close(self) -> None:
-        """Release the lock. Idempotent."""
-        if self._file >= 0:
+        """Release the lock, unless another process shares it with this one. Idempotent."""
+        if self._file >= 0 and not self._shared:
             fcntl.flock(self._file, fcntl.LOCK_UN)  # necessary if a forked child still has the file open
-            self.leave()
+        self.leave()
 
     def leave(self) -> None:
         """Close the file, but do not release the lock. A forked child calls this, because its parent holds the lock."""
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
+
+
+def share(path: Path, descriptor: int) -> None:
+    """Make the next Lock of this path share the lock of the process that has passed its descriptor to this one."""
+    os.set_inheritable(descriptor, False)
+    _shared[path.absolute()] = descriptor
 
 
 def is_held(path: Path) -> bool | None:
@@ -98,6 +115,8 @@ def is_held(path: Path) -> bool | None:
 PAUSES = (0.002, 0.01, 0.02)
 """Seconds before each further try to take a lock that another process has: perhaps it only asks is_held()."""
 _OTHERS = "another process may write here now, so this one stops; exclude this folder from cleaners of old files"
+_shared: dict[Path, int] = {}
+"""The descriptors of locks that another process shares with this one."""
 _held: "weakref.WeakSet[Lock]" = weakref.WeakSet()
 
 

@@ -44,6 +44,15 @@ class ServerLimits:
     min_ping_interval: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A process of a server that has several."""
+
+    port: int
+    journal_id: str = ""
+    """The id of the worker's journal. Empty if the worker has not started yet."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInfo:
     """An agent server."""
@@ -66,6 +75,8 @@ class ServerInfo:
     """The features of the protocol that the server has."""
     current_time: float | None = None
     """The time of the answer by the server's clock, in Unix seconds. None if the server does not say it."""
+    workers: Sequence[Worker] = ()
+    """All processes of the server, in the order of their ports. Empty if the server is one process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

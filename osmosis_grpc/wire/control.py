@@ -7,7 +7,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import CancelResult, Capacity, RolloutFilter, RolloutState
 from osmosis_grpc.types.requests import check_id
-from osmosis_grpc.types.server_info import AgentLoopInfo, DrainResult, ServerInfo, ServerLimits
+from osmosis_grpc.types.server_info import AgentLoopInfo, DrainResult, ServerInfo, ServerLimits, Worker
 from osmosis_grpc.wire import times
 from osmosis_grpc.wire.field_conversion import Codec, Converter, EnumNames
 from osmosis_grpc.wire.message import TOOLS
@@ -26,6 +26,7 @@ CANCEL_RESULT = Converter(
 AGENT_LOOP = Converter(AgentLoopInfo, pb.AgentLoopInfo, tools=TOOLS)
 CAPACITY = Converter(Capacity, pb.Capacity)
 LIMITS = Converter(ServerLimits, pb.Limits)
+WORKER = Converter(Worker, pb.Worker)
 SERVER_INFO = Converter(ServerInfo, pb.GetServerInfoResponse)
 DRAIN_RESULT = Converter(DrainResult, pb.DrainResponse)
 

@@ -101,3 +101,10 @@ def test_the_bytes_of_the_journal_are_those_of_its_rollouts():
 def test_a_full_journal_is_opened_again():
     shown = figures("reopened", "--rollouts", "200", "--openings", "1")
     assert shown["open_s"] > 0
+
+
+def test_two_workers_are_measured_against_one_process():
+    few = ("--rollouts", "8", "--turns", "2", "--cpu-ms", "1", "--latency", "0.01", "--alternations", "1")
+    shown = figures("workers", *few)
+    assert len(shown["ratios"]) == 1
+    assert shown["ratio"] > 0

@@ -86,6 +86,7 @@ SERVER = {
     "LOG": ("x", Path("x"), ""),
     "JSON_RECORDS": ("true", True, "x"),
     "DRAIN_TIMEOUT": ("0.5", 0.5, "-1"),
+    "WORKERS": ("2", 2, "0"),
     "RELOAD": ("true", True, "x"),
 }
 CLIENT = {

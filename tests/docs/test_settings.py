@@ -15,9 +15,8 @@ PAGE = (ROOT / "docs" / "settings.md").read_text()
 PACKAGE = ROOT / "osmosis_grpc"
 NO_SETTINGS = {"OSMOSIS_FAILPOINT", "OSMOSIS_", "ERROR"}
 """A variable for tests, a prefix, and a value."""
-ELSEWHERE = {"RunConfig", "OsmosisHarnessConfig"}
-"""Configurations on other pages: the options of the command test, and a harness of a library that is not needed here.
-"""
+ELSEWHERE = {"RunConfig", "OsmosisHarnessConfig", "WorkersConfig"}
+"""Configurations on other pages: the options of the commands test and serve, and a harness of another library."""
 
 
 def leaves(command, name=()):

@@ -147,6 +147,13 @@ class Reader:
                 )
         return found
 
+    def attempts(self, rollout_id: str) -> list[int]:
+        """Return the numbers of a rollout's attempts."""
+        rows = self._database.execute(
+            "SELECT attempt FROM rollouts WHERE rollout_id = ? ORDER BY attempt", (rollout_id,)
+        )
+        return [int(attempt) for (attempt,) in rows.fetchall()]
+
     def find_by_key(self, owner: str, idempotency_key: str) -> str:
         """Return the id of the rollout with an idempotency key, or an empty text if there is no such rollout."""
         row = self._database.execute(
@@ -189,6 +196,10 @@ class Reader:
                 if event.sequence in found:
                     found[event.sequence][1].add(event)
         return list(found.values())
+
+    def has_unsettled(self) -> bool:
+        """Return whether a rollout is not settled."""
+        return self._database.execute("SELECT 1 FROM rollouts WHERE NOT settled LIMIT 1").fetchone() is not None
 
     def overdue(self, before: float, beyond: int) -> list[Dropped]:
         """Return up to SLICE settled rollouts to drop. The rollout that ended first comes first.

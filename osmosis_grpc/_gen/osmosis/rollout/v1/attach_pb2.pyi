@@ -370,6 +370,7 @@ class ServerHello(google.protobuf.message.Message):
     AGENT_LOOPS_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
     FEATURES_FIELD_NUMBER: builtins.int
+    WORKERS_FIELD_NUMBER: builtins.int
     attachment_id: builtins.str
     """The id of the attachment in the trainer's hello. Empty if the server
     opened the stream.
@@ -404,6 +405,12 @@ class ServerHello(google.protobuf.message.Message):
     def features(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The features that the server has; services.proto lists them."""
 
+    @property
+    def workers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.Worker]:
+        """All processes of the server, in the order of their ports. Empty if the
+        server is one process. A trainer attaches to each of them.
+        """
+
     def __init__(
         self,
         *,
@@ -418,9 +425,10 @@ class ServerHello(google.protobuf.message.Message):
         agent_loops: collections.abc.Iterable[builtins.str] | None = ...,
         draining: builtins.bool = ...,
         features: collections.abc.Iterable[builtins.str] | None = ...,
+        workers: collections.abc.Iterable[osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.Worker] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_max_open_rollouts", b"_max_open_rollouts", "limits", b"limits", "max_open_rollouts", b"max_open_rollouts"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_open_rollouts", b"_max_open_rollouts", "agent_loops", b"agent_loops", "attachment_id", b"attachment_id", "draining", b"draining", "features", b"features", "journal_id", b"journal_id", "limits", b"limits", "max_open_rollouts", b"max_open_rollouts", "process_id", b"process_id", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_max_open_rollouts", b"_max_open_rollouts", "agent_loops", b"agent_loops", "attachment_id", b"attachment_id", "draining", b"draining", "features", b"features", "journal_id", b"journal_id", "limits", b"limits", "max_open_rollouts", b"max_open_rollouts", "process_id", b"process_id", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "version", b"version", "workers", b"workers"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_max_open_rollouts", b"_max_open_rollouts"]) -> typing.Literal["max_open_rollouts"] | None: ...
 
 global___ServerHello = ServerHello

@@ -456,6 +456,7 @@ class GetServerInfoResponse(google.protobuf.message.Message):
     DRAINING_FIELD_NUMBER: builtins.int
     FEATURES_FIELD_NUMBER: builtins.int
     CURRENT_TIME_FIELD_NUMBER: builtins.int
+    WORKERS_FIELD_NUMBER: builtins.int
     version: builtins.str
     """The version of osmosis_grpc, or the name and version of another
     implementation.
@@ -498,6 +499,12 @@ class GetServerInfoResponse(google.protobuf.message.Message):
         apart.
         """
 
+    @property
+    def workers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Worker]:
+        """All processes of the server, in the order of their ports. Empty if the
+        server is one process.
+        """
+
     def __init__(
         self,
         *,
@@ -513,11 +520,39 @@ class GetServerInfoResponse(google.protobuf.message.Message):
         draining: builtins.bool = ...,
         features: collections.abc.Iterable[builtins.str] | None = ...,
         current_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        workers: collections.abc.Iterable[global___Worker] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["capacity", b"capacity", "current_time", b"current_time", "limits", b"limits", "start_time", b"start_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent_loops", b"agent_loops", "capacity", b"capacity", "current_time", b"current_time", "draining", b"draining", "features", b"features", "journal_id", b"journal_id", "limits", b"limits", "process_id", b"process_id", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "start_time", b"start_time", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_loops", b"agent_loops", "capacity", b"capacity", "current_time", b"current_time", "draining", b"draining", "features", b"features", "journal_id", b"journal_id", "limits", b"limits", "process_id", b"process_id", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "start_time", b"start_time", "version", b"version", "workers", b"workers"]) -> None: ...
 
 global___GetServerInfoResponse = GetServerInfoResponse
+
+@typing.final
+class Worker(google.protobuf.message.Message):
+    """A process of a server that has several. Each worker has its own port, its
+    own journal and its own rollouts. A trainer attaches to each worker at the
+    host of its target and the worker's port. The first worker has the port of
+    the server. It passes a call about a rollout of another worker on to that
+    worker.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PORT_FIELD_NUMBER: builtins.int
+    JOURNAL_ID_FIELD_NUMBER: builtins.int
+    port: builtins.int
+    """The port of the worker. It stays the same when the worker is restarted."""
+    journal_id: builtins.str
+    """The id of the worker's journal. Empty if the worker has not started yet."""
+    def __init__(
+        self,
+        *,
+        port: builtins.int = ...,
+        journal_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["journal_id", b"journal_id", "port", b"port"]) -> None: ...
+
+global___Worker = Worker
 
 @typing.final
 class AgentLoopInfo(google.protobuf.message.Message):

@@ -1,0 +1,144 @@
+"""A worker's side of its connection to the supervisor: its place among the workers, messages, and the supervisor's end.
+
+A message is one line with a JSON object. The first one is the place. The secret of the workers is in it, so that no
+command line and no environment has it.
+"""
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from osmosis_grpc.serve.json_output import Records
+from osmosis_grpc.storage.worker_folders import worker_folder
+from osmosis_grpc.supervise import OnFailure, job, thread
+
+if TYPE_CHECKING:
+    from osmosis_grpc.settings import RolloutServerSettings, RolloutSettings
+
+LISTEN = job("serve.listen_to_supervisor", OnFailure.RESTART, "thread")
+
+
+class Connection:
+    """The connection to the supervisor. `send` may be called by any thread."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+        self._socket.set_inheritable(False)
+        self._lines = self._socket.makefile("r", encoding="utf-8")
+        self._lock = threading.Lock()
+
+    def read(self) -> dict[str, Any] | None:
+        """Return the next message. Wait for it. Return None after the end of the supervisor."""
+        try:
+            line = self._lines.readline()
+        except OSError:
+            return None
+        return dict(json.loads(line)) if line else None
+
+    def send(self, event: str, **fields: Any) -> None:
+        """Send a message. Do nothing after the end of the supervisor."""
+        data = json.dumps({"event": event, **fields}).encode() + b"\n"
+        with self._lock, suppress(OSError):
+            self._socket.sendall(data)
+
+
+class ToSupervisor(Records):
+    """Sends the records and the texts of this process to the supervisor, which makes one record of those of all."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(None)
+        self._connection = connection
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Send a record."""
+        self._connection.send(event, **fields)
+
+    def say(self, text: str, colour: str = "") -> None:
+        """Send a text."""
+        self._connection.send("text", text=text)
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of this process among the workers of a server."""
+
+    index: int
+    """The number of this worker, from 0."""
+    ports: Mapping[int, int]
+    """The gRPC port of each worker, by its number."""
+    accepting: int
+    """The workers below this number accept new rollouts."""
+    secret: str
+    """Workers show it to each other."""
+    sockets: Path
+    """The folder with the sockets at which workers reach each other."""
+    lock: int
+    """The descriptor of the lock of this worker's state folder; -1 without a journal."""
+    draining: bool
+    """Whether the server was draining when this process started."""
+    connection: Connection
+
+    @property
+    def leaving(self) -> bool:
+        """Whether this worker only finishes the rollouts in its folder, and then ends."""
+        return self.index >= self.accepting
+
+    def settings(self, settings: "RolloutSettings") -> "RolloutSettings":
+        """Return the settings of this worker."""
+        options = settings.server
+        own: dict[str, Any] = {"grpc_port": self.ports[self.index], "workers": 1}
+        if self.lock >= 0:
+            own["state_dir"] = str(worker_folder(Path(options.state_dir), self.index))
+        if options.log is not None:
+            own["log"] = options.log / f"worker-{self.index}"
+        return settings.model_copy(update={"server": options.model_copy(update=own)})
+
+    def listen(self, heard: Callable[[dict[str, Any] | None], None]) -> None:
+        """Call `heard` with each message of the supervisor, and with None after its end. A thread calls it.
+
+        So it is called also while code of an agent blocks the event loop.
+        """
+
+        def step() -> bool:
+            message = self.connection.read()
+            heard(message)
+            return message is not None
+
+        thread(LISTEN, step)
+
+
+def place_of(descriptor: str) -> Place:
+    """Return the place that the supervisor sends over a descriptor."""
+    connection = Connection(int(descriptor))
+    first = connection.read()
+    if first is None:
+        raise SystemExit(1)  # the supervisor has ended
+    return Place(
+        index=first["index"],
+        ports=ports_of(first),
+        accepting=first["accepting"],
+        secret=first["secret"],
+        sockets=Path(first["sockets"]),
+        lock=first["lock"],
+        draining=first["draining"],
+        connection=connection,
+    )
+
+
+def ports_of(message: Mapping[str, Any]) -> dict[int, int]:
+    """Return the ports of all workers in a message of the supervisor."""
+    return {int(index): int(port) for index, port in message["ports"].items()}
+
+
+def share_lock(place: Place, options: "RolloutServerSettings") -> None:
+    """Take the lock of the state folder over from the supervisor."""
+    from osmosis_grpc.storage.journal.schema import LOCK
+    from osmosis_grpc.storage.lock_file import share
+
+    if place.lock >= 0:
+        share(Path(options.state_dir) / LOCK, place.lock)

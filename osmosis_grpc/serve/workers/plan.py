@@ -1,0 +1,145 @@
+"""Plans the workers of a server before anything starts: ports, state folders and their locks."""
+
+import shutil
+import tempfile
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from osmosis_grpc.link.free_ports import check_free, free_ports
+from osmosis_grpc.storage import JournalError
+from osmosis_grpc.storage.lock_file import Lock
+from osmosis_grpc.storage.worker_folders import worker_folder, worker_folders
+
+if TYPE_CHECKING:
+    from osmosis_grpc.settings import RolloutServerSettings
+
+LONGEST = 80
+"""The longest path of a folder for sockets. The path of a socket has at most about 100 characters."""
+
+
+@dataclass
+class Plan:
+    """What the supervisor starts. close() releases the locks and removes the sockets."""
+
+    accepting: int
+    """The workers from 0 to this number, without it, accept rollouts. The others only finish what they have."""
+    ports: dict[int, int]
+    locks: dict[int, Lock] = field(default_factory=dict)
+    """The locks of the state folders, by worker; empty without a journal."""
+    sockets: Path = field(default_factory=lambda: _socket_folder())
+    made: list[Path] = field(default_factory=list)
+    """The state folders that this process has made."""
+
+    def close(self, *, started: bool) -> None:
+        """Release the locks and remove the sockets. If nothing has started, remove new state folders."""
+        for lock in self.locks.values():
+            lock.close()
+        if not started:
+            from osmosis_grpc.storage.journal.schema import LOCK
+
+            for folder in reversed(self.made):
+                with suppress(OSError):
+                    if [path.name for path in folder.iterdir()] == [LOCK]:
+                        (folder / LOCK).unlink()
+                    folder.rmdir()
+        shutil.rmtree(self.sockets, ignore_errors=True)
+
+
+def state_of(options: "RolloutServerSettings") -> Path | None:
+    """Return the state folder; None without a journal."""
+    return None if options.no_journal or options.state_dir == ":memory:" else Path(options.state_dir)
+
+
+def unfinished_beyond(options: "RolloutServerSettings") -> list[int]:
+    """Return the workers beyond --workers whose folders have unsettled rollouts."""
+    state = state_of(options)
+    folders = {} if state is None else worker_folders(state)
+    return [worker for worker, folder in folders.items() if worker >= options.workers and _is_unfinished(folder)]
+
+
+def _is_unfinished(folder: Path) -> bool:
+    from osmosis_grpc.storage import Reader
+    from osmosis_grpc.storage.journal.schema import FILE
+
+    if not (folder / FILE).exists():
+        return False
+    try:
+        reader = Reader.look(folder)
+    except JournalError:
+        return True  # the worker says what is wrong
+    try:
+        return reader.has_unsettled()
+    finally:
+        reader.close()
+
+
+def plan(options: "RolloutServerSettings", leaving: list[int]) -> Plan:
+    """Check the options, and return the plan. Raises ValueError naming the option."""
+    if options.reload:
+        raise ValueError("--reload goes with one process: leave out --workers, or --reload")
+    if not options.legacy_listen.endswith(":0"):
+        raise ValueError("--legacy-listen needs the port 0 with --workers, because each worker has its own port")
+    workers = [*range(options.workers), *leaving]
+    ports = _ports(options, workers)
+    with ExitStack() as stack:
+        made = Plan(options.workers, ports)
+        stack.callback(made.close, started=False)
+        state = state_of(options)
+        if state is not None:
+            for worker in workers:
+                _lock(made, worker, worker_folder(state, worker))
+        stack.pop_all()
+    return made
+
+
+def _lock(made: Plan, worker: int, folder: Path) -> None:
+    from osmosis_grpc.storage.journal.schema import JOURNAL, LOCK
+    from osmosis_grpc.storage.sqlite.database import explained
+
+    try:
+        with explained(JOURNAL, folder, "stop it"):
+            missing = [path for path in (folder, *folder.parents) if not path.exists()]
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            made.made += reversed(missing)
+            made.locks[worker] = Lock(folder / LOCK)
+    except JournalError as error:
+        raise ValueError(f"{error}; --state-dir chooses another folder, --no-journal keeps no journal") from None
+
+
+def _ports(options: "RolloutServerSettings", workers: list[int]) -> dict[int, int]:
+    """Return the port of each worker. Raises ValueError if one is not free."""
+    first = options.grpc_port
+    try:
+        if not first:
+            return dict(zip(workers, free_ports(options.host, len(workers)), strict=True))
+        ports = {worker: first + worker for worker in workers}
+        if max(ports.values()) > 65535:
+            raise ValueError(f"--grpc-port {first} with --workers {len(workers)} needs ports above 65535")
+        names = {"http_port": "-p", "metrics_port": "--metrics-port", "view_port": "--view-port"}
+        for name, flag in names.items():
+            if name in options.model_fields_set and getattr(options, name) in ports.values():
+                raise ValueError(
+                    f"{flag} {getattr(options, name)} is the port of a worker: --grpc-port {first} with --workers "
+                    f"takes the ports {first} to {max(ports.values())}"
+                )
+        for worker, port in ports.items():
+            try:
+                check_free(options.host, port)
+            except OSError as error:
+                raise ValueError(
+                    f"{error}; worker {worker} needs it: --grpc-port chooses the first of {len(workers)} ports"
+                ) from None
+    except OSError as error:
+        raise ValueError(f"--host {options.host}: {error}") from None
+    return ports
+
+
+def _socket_folder() -> Path:
+    """Make a folder that only this user can read."""
+    folder = Path(tempfile.mkdtemp(prefix="osmosis-workers-"))
+    if len(str(folder)) > LONGEST:
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="osmosis-workers-", dir="/tmp"))
+    return folder

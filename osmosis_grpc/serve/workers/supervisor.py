@@ -1,0 +1,247 @@
+"""The supervisor of `serve --workers`: it starts the workers, starts ended ones again, and passes signals on."""
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from osmosis_grpc.serve.json_output import Records
+from osmosis_grpc.serve.workers.plan import Plan
+from osmosis_grpc.serve.workers.worker_process import WorkerProcess
+from osmosis_grpc.supervise import SYSTEM, Backoff, OnFailure, Supervisor, job
+
+if TYPE_CHECKING:
+    from osmosis_grpc.settings import RolloutServerSettings
+
+log = logging.getLogger(__name__)
+
+KEEP = job("serve.keep_worker", OnFailure.FAIL_OWNER)
+RESTART = job("serve.restart_workers", OnFailure.FAIL_OWNER)
+WAIT = job("serve.wait_for_worker", OnFailure.FAIL_OWNER)
+
+PAUSES = 0.2, 30.0
+"""The first and the longest pause, in seconds, before an ended worker starts again."""
+STABLE = 60.0
+"""After so many seconds, a worker that ends is started after the first pause again."""
+KILL_AFTER = 10.0
+"""Workers that still run so many seconds after the drain limit, or after the second signal, are killed."""
+
+
+class Workers:
+    """The workers of one server. run() ends after a signal, or if a worker cannot start at the beginning."""
+
+    def __init__(self, plan: Plan, options: "RolloutServerSettings", env: Mapping[str, str], out: Records) -> None:
+        self._plan = plan
+        self._limit = options.drain_timeout
+        self._env = env
+        self._out = out
+        self._command = [sys.executable, "-m", "osmosis_grpc.serve", *arguments(sys.argv[1:])]
+        self._secret = secrets.token_hex(32)
+        self._supervisor = Supervisor("the supervisor of the workers", lambda error: self._stop.set())
+        self._stop = asyncio.Event()
+        self._at_once = asyncio.Event()
+        """Set by the second signal."""
+        self._signals: list[int] = []
+        self.started = False
+        """Whether all workers have been ready."""
+        self._code = 0
+        self._draining = False
+        """Whether an administrator drains the server."""
+        self._rolling = self._roll_again = False
+        locks = {worker: lock.descriptor for worker, lock in plan.locks.items()}
+        self._workers = [
+            WorkerProcess(worker, port, locks.get(worker, -1), leaving=worker >= plan.accepting)
+            for worker, port in plan.ports.items()
+        ]
+
+    async def run(self) -> int:
+        """Run the workers, and return the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_stop, number)
+        loop.add_signal_handler(signal.SIGHUP, self._on_restart)
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            for group in (self._workers[:1], self._workers[1:]):  # an error of the options is said once, by the first
+                tasks += [self._supervisor.start(KEEP, partial(self._keep, worker)) for worker in group]
+                for worker in group:
+                    await self._either(worker.ready)
+            if not self._stop.is_set():
+                self.started = True
+                self._say_ready()
+            await self._stop.wait()
+            await self._end(tasks)
+        finally:
+            for worker in self._workers:
+                worker.kill()
+            await self._supervisor.close()
+        if len(self._signals) > 1:
+            return 128 + self._signals[-1]
+        return 1 if self._supervisor.failure is not None else self._code
+
+    async def _keep(self, worker: WorkerProcess) -> None:
+        """Run a worker, and start it again when it ends."""
+        backoff = Backoff(*PAUSES, system=SYSTEM)
+        clock = asyncio.get_running_loop().time
+        while not self._stop.is_set():
+            began = clock()
+            code = await worker.run(self._command, self._env, self._place(worker), self._heard)
+            if self._stop.is_set():
+                self._code = self._code or (0 if code in (0, 128 + signal.SIGTERM, 128 + signal.SIGINT) else 1)
+                return
+            if worker.settled:
+                self._forget(worker)
+                return
+            if not self.started:  # it has said why
+                self._code = code or 1
+                self._stop.set()
+                return
+            if worker.restarting:
+                worker.restarting = False
+                continue
+            if clock() - began > STABLE:
+                backoff.reset()
+            pause = backoff.next()
+            log.warning("worker %d ended with exit code %d; it starts again in %.1f s", worker.index, code, pause)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), pause)
+
+    def _place(self, worker: WorkerProcess) -> dict[str, Any]:
+        return {
+            "index": worker.index,
+            "accepting": self._plan.accepting,
+            "secret": self._secret,
+            "sockets": str(self._plan.sockets),
+            "lock": worker.lock,
+            "draining": self._draining,
+            **self._ports(),
+        }
+
+    def _ports(self) -> dict[str, Any]:
+        return {"ports": {worker.index: worker.port for worker in self._workers}}
+
+    def _heard(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
+        """Handle a message of a worker."""
+        event = message.pop("event")
+        if event == "text":
+            worker.banner = message["text"]
+        elif event == "ready":
+            worker.said_ready = message
+            worker.ready.set()
+            log.info("worker %d is ready", worker.index, extra={"port": worker.port, "pid": worker.pid})
+        elif event == "stopped":
+            worker.said_stopped = message
+        elif event == "drain":
+            self._draining = message["on"]
+        elif event == "settled":
+            worker.settled = True
+
+    def _forget(self, worker: WorkerProcess) -> None:
+        log.info("worker %d had the rollouts of an earlier --workers; they are settled, and it has left", worker.index)
+        self._workers.remove(worker)
+        for other in self._workers:
+            other.tell(**self._ports())
+
+    def _say_ready(self) -> None:
+        first = self._workers[0]
+        rows = [{"worker": worker.index, "port": worker.port, "pid": worker.pid} for worker in self._workers]
+        self._out.write("ready", **first.said_ready | {"pid": os.getpid(), "workers": rows})
+        ports = ", ".join(str(worker.port) for worker in self._workers)
+        self._out.say(f"{first.banner}\n  workers {len(rows)} processes, with the gRPC ports {ports}")
+        for worker in self._workers:
+            if worker.leaving:
+                log.info("worker %d is beyond --workers; it finishes its rollouts and leaves", worker.index)
+
+    async def _either(self, event: asyncio.Event) -> None:
+        """Wait for an event, or for the stop."""
+        waits = [self._supervisor.start(WAIT, each.wait) for each in (event, self._stop)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
+    # Signals.
+
+    def _on_stop(self, number: int) -> None:
+        """Pass a signal on. The second one is of the other kind, because two pending signals of a kind are one."""
+        self._signals.append(number)
+        (self._at_once if self._stop.is_set() else self._stop).set()
+        second = signal.SIGINT if self._signals[0] == signal.SIGTERM else signal.SIGTERM
+        for worker in self._workers:
+            worker.signal(number if len(self._signals) == 1 else second)
+
+    async def _end(self, tasks: Sequence["asyncio.Task[None]"]) -> None:
+        """Wait until all workers have stopped. Kill those that do not."""
+        if self.started:
+            self._out.write("draining", limit=self._limit)
+        for worker in self._workers:
+            if not self._signals:  # a worker could not start, or this process has failed
+                worker.signal(signal.SIGTERM)
+        ended = asyncio.gather(*tasks, return_exceptions=True)
+        at_once = self._supervisor.start(WAIT, self._at_once.wait)
+        limit = self._limit + KILL_AFTER if self.started else KILL_AFTER
+        waits: list[asyncio.Future[Any]] = [ended, at_once]
+        await asyncio.wait(waits, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        if at_once.done():
+            await asyncio.wait([ended], timeout=KILL_AFTER)
+        killed = [worker for worker in self._workers if worker.alive]
+        for worker in killed:
+            log.error("worker %d did not stop, and is killed", worker.index)
+            worker.kill()
+            self._code = self._code or 1
+        if killed:
+            await asyncio.wait([ended], timeout=KILL_AFTER)
+        if self.started:
+            names = ("undelivered", "abandoned", "kept")
+            sums = {name: sum(worker.said_stopped.get(name, 0) for worker in self._workers) for name in names}
+            self._out.write("stopped", **sums)
+
+    def _on_restart(self) -> None:
+        if not self.started or self._stop.is_set():
+            return
+        if self._rolling:
+            self._roll_again = True
+            return
+        self._rolling = True
+        self._supervisor.start(RESTART, self._roll)
+
+    async def _roll(self) -> None:
+        """Restart the workers one by one. The next one begins when the one before is ready again."""
+        log.info("SIGHUP: the workers restart, one by one")
+        for worker in [worker for worker in self._workers if not worker.leaving]:
+            await self._either(worker.ready)
+            if self._stop.is_set():
+                return
+            worker.restarting = True
+            worker.ready.clear()
+            worker.tell(restart=True)
+            await self._either(worker.ready)
+        self._rolling = False
+        log.info("all workers have restarted")
+        if self._roll_again:
+            self._roll_again = False
+            self._on_restart()
+
+
+def arguments(given: list[str]) -> list[str]:
+    """Return the arguments of a command line without the command's name."""
+    return given[1:] if given[:1] == ["serve"] else given
+
+
+def run_workers(options: "RolloutServerSettings", plan: Plan, env: Mapping[str, str], out: Records) -> int:
+    """Run the workers of a plan until a signal, and return the exit code."""
+    workers: list[Workers] = []
+
+    async def run() -> int:
+        workers.append(Workers(plan, options, env, out))
+        return await workers[0].run()
+
+    try:
+        return asyncio.run(run())
+    finally:
+        plan.close(started=bool(workers) and workers[0].started)

@@ -1,0 +1,86 @@
+"""Merges the event streams of several workers. A cursor of the merged stream has one cursor for each worker."""
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
+from osmosis_grpc.errors import CallError, InvalidArgument
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
+from osmosis_grpc.types.worker_positions import positions_text
+
+PUMP = job("server.read_worker_events", OnFailure.REPORT)
+WAITING = 64
+"""So many events wait for the reader of a merged stream. Then the workers wait."""
+_CURSOR = re.compile("([0-9]{1,3})=(.+)")
+
+Open = Callable[[int, pb.StreamEventsRequest], AsyncGenerator[pb.StreamEventsResponse, None]]
+
+
+async def merged_events(
+    workers: Iterable[int], read: Open, request: pb.StreamEventsRequest, supervisor: Supervisor
+) -> AsyncGenerator[pb.StreamEventsResponse, None]:
+    """Yield the events of all workers. `read` opens the stream of one of them.
+
+    Events of one worker come in its order. The first answer comes when all workers have answered, so that each cursor
+    has the positions of all. Raises the first CallError of a worker.
+    """
+    numbers = list(workers)
+    cursors = parse_cursors(request.cursor)
+    found: asyncio.Queue[tuple[int, Any]] = asyncio.Queue(WAITING)
+
+    async def pump(worker: int) -> None:
+        part = pb.StreamEventsRequest(cursor=cursors.get(worker, ""), from_now=request.from_now)
+        try:
+            async with aclosing(read(worker, part)) as stream:
+                async for response in stream:
+                    await found.put((worker, response))
+        except CallError as error:
+            await found.put((worker, error))
+
+    tasks = [
+        supervisor.start(PUMP, partial(pump, worker), lambda error: found.put_nowait((-1, error))) for worker in numbers
+    ]
+    known: dict[int, str] = {}
+    early: list[tuple[int, pb.StreamEventsResponse]] = []
+    try:
+        while True:
+            worker, response = await found.get()
+            if isinstance(response, BaseException):
+                raise response
+            if len(known) < len(numbers):
+                if worker not in known and not response.HasField("event"):
+                    known[worker] = response.cursor
+                else:
+                    early.append((worker, response))
+                if len(known) == len(numbers):
+                    yield pb.StreamEventsResponse(idle=pb.Idle(), cursor=positions_text(known))
+                    for worker, response in early:
+                        yield _placed(known, worker, response)
+                continue
+            yield _placed(known, worker, response)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def parse_cursors(cursor: str) -> dict[int, str]:
+    """Return the cursor of each worker. A cursor of a server with one process is that of worker 0."""
+    found: dict[int, str] = {}
+    for text in cursor.split("/") if cursor else ():
+        match = _CURSOR.fullmatch(text if "=" in text else f"0={text}")
+        if match is None:
+            raise InvalidArgument("cursor", "is not one of this server's")
+        found[int(match[1])] = match[2]
+    return found
+
+
+def _placed(known: dict[int, str], worker: int, response: pb.StreamEventsResponse) -> pb.StreamEventsResponse:
+    """Return an answer with a cursor of all workers."""
+    known[worker] = response.cursor
+    response.cursor = positions_text(known)
+    return response

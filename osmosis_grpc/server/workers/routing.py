@@ -1,0 +1,248 @@
+"""Routes the calls at one worker to the workers that they are about. RULES has the rule of each method.
+
+A rule gets the name of the method, the request and its context. It answers with the answer of one worker, or with one
+that it makes from those of all.
+"""
+
+import hashlib
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
+from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
+from osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2 import InitRequest
+from osmosis_grpc.engine import Engine
+from osmosis_grpc.errors import CallError
+from osmosis_grpc.server.servicer import RolloutServicer
+from osmosis_grpc.server.workers.event_streams import merged_events
+from osmosis_grpc.server.workers.pages import merged_page
+from osmosis_grpc.server.workers.sibling_methods import find, numbered_page
+from osmosis_grpc.server.workers.siblings import Siblings
+from osmosis_grpc.server.workers.together import raise_first, results
+from osmosis_grpc.wire import control as wire
+
+
+class Workers:
+    """All workers, as one of them sees them. `local` answers for this one; `owner_of` identifies a caller."""
+
+    def __init__(
+        self, engine: Engine, siblings: Siblings, local: RolloutServicer, owner_of: Callable[[Any], str]
+    ) -> None:
+        self.engine = engine
+        self.siblings = siblings
+        self.local = local
+        self.owner_of = owner_of
+        self.last_infos: dict[int, pb.GetServerInfoResponse] = {}
+        """The last description of each other worker. It counts while the worker restarts, which ends no rollout."""
+
+    @property
+    def all(self) -> list[int]:
+        """The numbers of all workers; this one is the first, so that its checks of a request come first."""
+        return [self.siblings.config.index, *self.siblings.others]
+
+    def is_local(self, worker: int) -> bool:
+        """Return whether a worker is this one."""
+        return worker == self.siblings.config.index
+
+    async def at(self, worker: int, name: str, request: Any, context: Any) -> Any:
+        """Call a method at a worker."""
+        if self.is_local(worker):
+            return await getattr(self.local, name)(request, context)
+        return await self.siblings.call(worker, name, request, context, self.owner_of(context))
+
+    async def each(self, name: str, request: Any, context: Any) -> dict[int, Any]:
+        """Call a method at all workers, and return the answers or the CallErrors. An error of this one is raised."""
+        here, *others = self.all
+        found = {here: await self.at(here, name, request, context)}
+        calls = (self.at(worker, name, request, context) for worker in others)
+        return found | dict(zip(others, await results(calls), strict=True))
+
+    async def find(self, owner: str, rollout_id: str, attempt: int = 0) -> dict[int, Any]:
+        """Return for each worker the attempt that it has, as sibling_methods.find() does, or its CallError."""
+        here, *others = self.all
+        found = {here: find(self.engine, owner, rollout_id, attempt)}
+        calls = (self.siblings.find(worker, owner, rollout_id, attempt) for worker in others)
+        return found | dict(zip(others, await results(calls), strict=True))
+
+    async def holder(self, owner: str, rollout_id: str, attempt: int = 0) -> int:
+        """Return the worker with a rollout of the owner; this worker if no worker has it.
+
+        Raises Unavailable if a worker restarts that possibly has it.
+        """
+        found = await self.find(owner, rollout_id, attempt)
+        worker = _highest(found)
+        if worker is None:
+            raise_first(found)
+        return self.siblings.config.index if worker is None else worker
+
+    async def placed(self, owner: str, rollout_id: str, key: str, fork: str = "") -> int:
+        """Return the worker for an Init.
+
+        It is the worker that has the rollout, or else the worker that has the original of a fork, or else the one that
+        the hash of `key` chooses: equal keys give the same worker.
+        """
+        found = await self.find(owner, rollout_id)
+        known = {worker: abs(value) for worker, value in found.items() if isinstance(value, int)}
+        worker = _highest(known)
+        if worker is None and fork:
+            worker = await self.holder(owner, fork)
+        if worker is None:
+            worker = hashed(key, self.siblings.config.accepting)
+        return worker
+
+    async def page(self, worker: int, owner: str, request: pb.ListRolloutsRequest) -> pb.ListRolloutsResponse:
+        """Return a page of one worker, with the positions of its rows."""
+        if self.is_local(worker):
+            return await numbered_page(self.engine, owner, request)
+        return await self.siblings.rows(worker, request, owner)
+
+    def stream(self, worker: int, request: pb.StreamEventsRequest, context: Any) -> AsyncGenerator[Any, None]:
+        """Yield the events of one worker."""
+        if self.is_local(worker):
+            return self.local.StreamEvents(request, context)
+        return self.siblings.stream(worker, "StreamEvents", request, self.owner_of(context))
+
+
+async def at_its_worker(workers: Workers, name: str, request: Any, context: Any) -> Any:
+    """Pass a call about one rollout on to the worker that has it."""
+    worker = await workers.holder(workers.owner_of(context), request.rollout_id, request.attempt)
+    return await workers.at(worker, name, request, context)
+
+
+async def place(workers: Workers, name: str, request: InitRequest, context: Any) -> Any:
+    """Start a rollout. The rollouts of a group run at one worker, because their grader needs all of them."""
+    spec = request.spec
+    key = spec.group.id or spec.idempotency_key or request.rollout_id
+    worker = await workers.placed(workers.owner_of(context), request.rollout_id, key, spec.fork.rollout_id)
+    return await workers.at(worker, name, request, context)
+
+
+async def cancel(workers: Workers, name: str, request: pb.CancelRequest, context: Any) -> pb.CancelResponse:
+    """Cancel at the workers that have the rollout. If none has it, cancel at all, because its Init may come to any."""
+    if request.WhichOneof("selection") == "rollout_id":
+        found = await workers.find(workers.owner_of(context), request.rollout_id)
+        holders = [worker for worker, value in found.items() if isinstance(value, int) and value > 0]
+        if holders:
+            answers = await results(workers.at(worker, name, request, context) for worker in holders)
+            return _rows(dict(zip(holders, answers, strict=True)))
+        answered = await workers.each(name, request, context)
+        raise_first(answered)
+        return next(iter(answered.values()))  # type: ignore[no-any-return]
+    return _rows(await workers.each(name, request, context))
+
+
+async def server_info(workers: Workers, name: str, request: Any, context: Any) -> pb.GetServerInfoResponse:
+    """Describe this worker, with the load and the capacity of all. A worker that leaves accepts no rollouts."""
+    here, *others = (await workers.each(name, request, context)).items()
+    workers.last_infos |= {worker: info for worker, info in others if not isinstance(info, CallError)}
+    whole: pb.GetServerInfoResponse = here[1]
+    for worker, _ in others:
+        info = workers.last_infos.get(worker)
+        for field, value in info.capacity.ListFields() if info is not None else ():
+            if worker < workers.siblings.config.accepting or not field.name.startswith("max_"):
+                setattr(whole.capacity, field.name, getattr(whole.capacity, field.name) + value)
+        whole.draining = whole.draining and (info is None or info.draining)
+    return whole
+
+
+async def drain(workers: Workers, name: str, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:
+    """Begin or end a drain of all workers."""
+    answers = await workers.each(name, request, context)
+    raise_first(answers)
+    names = ("running", "queued", "undelivered")
+    return pb.DrainResponse(**{name: sum(getattr(answer, name) for answer in answers.values()) for name in names})
+
+
+async def page(workers: Workers, name: str, request: pb.ListRolloutsRequest, context: Any) -> Any:
+    """List the rollouts of all workers in the order of their acceptance."""
+    owner = workers.owner_of(context)
+    return await merged_page(workers.all, lambda worker, part: workers.page(worker, owner, part), request)
+
+
+async def events(
+    workers: Workers, name: str, request: pb.StreamEventsRequest, context: Any
+) -> AsyncGenerator[pb.StreamEventsResponse, None]:
+    """Stream the events of one rollout from its worker, or those of all rollouts from all workers."""
+    wire.check_stream(request)
+    if request.rollout_id:
+        worker = await workers.holder(workers.owner_of(context), request.rollout_id, request.attempt)
+        found = workers.stream(worker, request, context)
+    else:
+        found = merged_events(
+            workers.all, lambda worker, part: workers.stream(worker, part, context), request, workers.engine.supervisor
+        )
+    try:
+        async for response in found:
+            yield response
+    finally:
+        await found.aclose()
+
+
+Rule = Callable[[Workers, str, Any, Any], Any]
+RULES: dict[str, Rule] = {
+    "Init": place,
+    "Cancel": cancel,
+    "GetRollout": at_its_worker,
+    "ListRollouts": page,
+    "StreamEvents": events,
+    "Annotate": at_its_worker,
+    "GetServerInfo": server_info,
+    "Drain": drain,
+}
+"""The rule of each method. Attach has none: an attachment belongs to the worker that it reaches."""
+
+
+class RoutedServicer(services_pb2_grpc.RolloutServiceServicer):
+    """RolloutService of a worker, with the rollouts of all workers. `check_admin` checks the caller of Drain."""
+
+    def __init__(self, workers: Workers, check_admin: Callable[[Any], None]) -> None:
+        self._workers = workers
+        self._check_admin = check_admin
+
+    def _route(self, name: str, request: Any, context: Any) -> Any:
+        return RULES[name](self._workers, name, request, context)
+
+    async def Init(self, request: Any, context: Any) -> Any:
+        return await self._route("Init", request, context)
+
+    async def Cancel(self, request: Any, context: Any) -> Any:
+        return await self._route("Cancel", request, context)
+
+    async def GetRollout(self, request: Any, context: Any) -> Any:
+        return await self._route("GetRollout", request, context)
+
+    async def ListRollouts(self, request: Any, context: Any) -> Any:
+        return await self._route("ListRollouts", request, context)
+
+    def StreamEvents(self, request: Any, context: Any) -> Any:
+        return self._route("StreamEvents", request, context)
+
+    async def Annotate(self, request: Any, context: Any) -> Any:
+        return await self._route("Annotate", request, context)
+
+    async def GetServerInfo(self, request: Any, context: Any) -> Any:
+        return await self._route("GetServerInfo", request, context)
+
+    async def Drain(self, request: Any, context: Any) -> Any:
+        self._check_admin(context)
+        return await self._route("Drain", request, context)
+
+    async def Attach(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
+        await self._workers.local.Attach(request_iterator, context)
+
+
+def hashed(key: str, count: int) -> int:
+    """Return a number from 0 to `count`, without it. It is the same for equal keys, also in another process."""
+    return int.from_bytes(hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()) % count
+
+
+def _highest(found: dict[int, Any]) -> int | None:
+    """Return the worker with the highest attempt; None if no worker has one."""
+    held = {worker: value for worker, value in found.items() if isinstance(value, int) and value > 0}
+    return max(held, key=lambda worker: held[worker], default=None)
+
+
+def _rows(answers: dict[int, Any]) -> pb.CancelResponse:
+    """Return one response with the rows of all workers. Raises Unavailable for a worker that did not answer."""
+    raise_first(answers)
+    return pb.CancelResponse(results=[row for answer in answers.values() for row in answer.results])

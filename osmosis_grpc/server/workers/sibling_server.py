@@ -1,0 +1,82 @@
+"""Answers the calls of the other workers: the methods of RolloutService for any owner, and two methods of workers.
+
+It listens at a socket of this machine. A caller shows the secret of the workers, and names the owner of the rollouts.
+"""
+
+import hmac
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import grpc
+from google.protobuf.wrappers_pb2 import Int64Value
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
+from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
+from osmosis_grpc.engine import Engine
+from osmosis_grpc.errors import Unauthenticated
+from osmosis_grpc.link.bearer_tokens import WRONG
+from osmosis_grpc.link.fork_safety import keep_from_children
+from osmosis_grpc.link.handlers import Registrar, metadata_value
+from osmosis_grpc.link.listen import start
+from osmosis_grpc.link.network import Network
+from osmosis_grpc.server.servicer import RolloutServicer
+from osmosis_grpc.server.workers.config import WorkersConfig
+from osmosis_grpc.server.workers.sibling_methods import FIND, LIST, SERVICE, find, numbered_page
+from osmosis_grpc.server.workers.siblings import OWNER_KEY, SECRET_KEY
+
+
+class SiblingAccess:
+    """Identifies the callers of a worker's socket. It has the methods of ServerSecurity that a servicer needs."""
+
+    def __init__(self, secret: str) -> None:
+        self._secret = secret.encode()
+
+    def authenticator(self) -> "SiblingAccess":
+        """Return the check for every call."""
+        return self
+
+    def __call__(self, context: Any) -> str:
+        """Return the owner for whom the sibling calls. Raises Unauthenticated for any other caller."""
+        if not hmac.compare_digest(metadata_value(context, SECRET_KEY).encode(), self._secret):
+            raise Unauthenticated(WRONG)
+        return next(str(value.decode()) for key, value in context.invocation_metadata() if key == OWNER_KEY)
+
+    def check_admin(self, context: Any) -> None:
+        """Do nothing: the sibling has checked its caller."""
+
+
+class SiblingServer:
+    """The listener for the other workers."""
+
+    def __init__(self, config: WorkersConfig, engine: Engine, network: Network) -> None:
+        self._socket = config.socket(config.index)
+        self._engine = engine
+        self._server = network.server()
+        self.access = SiblingAccess(config.secret)
+
+    async def start(self, servicer: RolloutServicer) -> None:
+        """Listen. `servicer` has the access of this server."""
+        services: Any = Registrar(self._server, self.access, new_id=self._engine.supervisor.system.new_id)
+        services_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, services)
+        methods: Any = {
+            FIND.path.rpartition("/")[2]: grpc.unary_unary_rpc_method_handler(
+                self._find, pb.GetRolloutRequest.FromString, Int64Value.SerializeToString
+            ),
+            LIST.path.rpartition("/")[2]: grpc.unary_unary_rpc_method_handler(
+                self._list, pb.ListRolloutsRequest.FromString, pb.ListRolloutsResponse.SerializeToString
+            ),
+        }
+        services.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+        with suppress(FileNotFoundError):
+            self._socket.unlink()  # of a worker that was killed
+        self._server.add_insecure_port(f"unix:{self._socket}")
+        keep_from_children(self._server, str(self._socket))
+        await start(self._server)
+        self.stop = partial(self._server.stop, 0.25)
+
+    async def _find(self, request: pb.GetRolloutRequest, context: Any) -> Int64Value:
+        return Int64Value(value=find(self._engine, self.access(context), request.rollout_id, request.attempt))
+
+    async def _list(self, request: pb.ListRolloutsRequest, context: Any) -> pb.ListRolloutsResponse:
+        return await numbered_page(self._engine, self.access(context), request)
