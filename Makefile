@@ -11,7 +11,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-adapters test-browser test-trainers test-model learn check lint collect sim sim-ablations faults bench plots generate docs site image clients bench-viewer compat-newest clean
+.PHONY: help venv demo test test-slow test-adapters test-browser test-trainers test-model learn check lint collect sim sim-ablations faults bench plots generate docs audit site image clients bench-viewer compat-newest clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -53,6 +53,7 @@ lint: .venv/.dev ## All linters, type checks, import contracts, and generated fi
 	$(BIN)/python scripts/sdk_rows.py --check
 	$(BIN)/python scripts/views.py --check
 	$(BIN)/python scripts/llms.py --check
+	$(BIN)/python scripts/bill_of_materials.py --check
 
 collect: .venv/.dev ## Import all tests once, so that the workers of a new clone find them compiled
 	$(BIN)/pytest --collect-only -q > /dev/null || true
@@ -106,10 +107,14 @@ generate: .venv/.dev ## Make the stubs and docs/protocol.md from proto/
 	$(BIN)/python scripts/generate.py
 	$(BIN)/python scripts/protocol_docs.py
 
-docs: .venv/.dev ## Write docs/settings.md, the views in docs/query.md, and llms.txt from the code
+docs: .venv/.dev ## Write docs/settings.md, the views in docs/query.md, llms.txt and the bill of materials
 	$(BIN)/python scripts/settings.py
 	$(BIN)/python scripts/views.py
 	$(BIN)/python scripts/llms.py
+	$(BIN)/python scripts/bill_of_materials.py
+
+audit: .venv-audit/.audit ## Look up known weaknesses of the pinned packages (needs the advisories of the package index)
+	.venv-audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
 
 site: .venv/.dev ## Build docs/ as a site into build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -124,7 +129,7 @@ compat-newest: .venv/.dev ## Run the compatibility test with the newest protobuf
 	OSMOSIS_COMPAT=newest $(BIN)/pytest -m slow --timeout 600 tests/compat
 
 clean: ## Remove what make made
-	rm -rf .venv .venv-tools .venv-model .venv-trainers .venv-learn build dist
+	rm -rf .venv .venv-tools .venv-audit .venv-model .venv-trainers .venv-learn build dist
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version)'
@@ -165,6 +170,11 @@ clean: ## Remove what make made
 	@$(PYTHON) -m venv .venv-learn
 	@.venv-learn/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	@.venv-learn/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server]' matplotlib
+	@touch $@
+
+.venv-audit/.audit:
+	@$(PYTHON) -m venv .venv-audit
+	@.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1
 	@touch $@
 
 .venv-trainers/%/.done: tests/trainers/requirements/%.txt tests/trainers/requirements/tests.txt

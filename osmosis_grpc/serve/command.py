@@ -61,6 +61,8 @@ def run(line: Line) -> None:
             allow_targets=options.allow_target,
             reflection=not options.no_reflection,
             max_metadata_bytes=options.max_metadata_size_bytes,
+            max_connections=options.max_connections,
+            max_connection_age=options.max_connection_age_seconds,
         )
         with usage_errors("serve", line, settings, NotStarted):
             code = anyio.run(run_process, loops, config, settings, security, credentials, out)

@@ -138,7 +138,7 @@ class AgentServer:
             raise
 
     async def _start(self) -> "AgentServer":
-        self._server = self.network.server()
+        self._server = self.network.server(self.config.max_connections, self.config.max_connection_age)
         servicer = RolloutServicer(
             self.engine,
             self.callbacks,

@@ -56,6 +56,8 @@ SERVER = {
     "METRICS_PORT": ("0", 0, "65536"),
     "VIEW": ("true", True, "x"),
     "VIEW_PORT": ("0", 0, "65536"),
+    "MAX_CONNECTIONS": ("7", 7, "0"),
+    "MAX_CONNECTION_AGE_SECONDS": ("60.5", 60.5, "0.5"),
     "MAX_METADATA_SIZE_BYTES": ("2048", 2048, "1"),
     "CONNECT": ("a:1 b:2", ("a:1", "b:2"), "a:1 b"),
     "CONNECT_TOKEN": ("s", SecretStr("s"), "\u00e9"),
