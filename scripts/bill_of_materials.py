@@ -1,8 +1,8 @@
 """Write deploy/bill-of-materials.cdx.json from constraints.txt, or with --check see that it is fresh.
 
-The file is a software bill of materials in the format CycloneDX 1.6: every pinned package with its package URL. The scope of
-a package says what needs it. `required`: an agent server (the package itself and its extra `server`). `optional`: other
-extras, and development.
+The file is a software bill of materials in the format CycloneDX 1.6: every pinned package with its package URL. The
+scope of a package says what needs it. `required`: an agent server (the package itself and its extra `server`).
+`optional`: other extras, and development.
 """
 
 import json

@@ -433,6 +433,10 @@ class ServerOptions(Declared):
             check=_log_level,
         ),
     ] = "info"
+    otel: Annotated[
+        bool,
+        Option("Log", "--otel", "Make OpenTelemetry traces. The variables OTEL_* name the exporter and its address."),
+    ] = False
     log: Annotated[Path | None, Option("Log", "--log DIR", "Write one .jsonl file per rollout below DIR.")] = None
     json_records: Annotated[
         bool, Option("Log", "--json", "Only JSON records on stdout; the first one says ready.", commands=BOTH)

@@ -117,6 +117,10 @@ class AgentServer:
             self.attachments = Attachments(self.engine, config.max_metadata_bytes, self.network)
             self.metrics = ServerMetrics(self.engine, attached=lambda: len(self.attachments.attached))
             self.callbacks.calls = self.attachments.calls = self.metrics.made
+            if config.otel:
+                from osmosis_grpc.observability.rollout_spans import RolloutSpans
+
+                RolloutSpans(self.engine, content=config.otel_content)
         except BaseException:
             self._journal.close()
             raise

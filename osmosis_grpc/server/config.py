@@ -24,3 +24,7 @@ class ServerConfig(EngineConfig):
     at most 4,096."""
     max_connection_age: float | None = None
     """A gRPC connection that is older than this many seconds gets GOAWAY, so that load balancers can move it."""
+    otel: bool = False
+    """Whether the server makes OpenTelemetry spans, with the process's tracer provider. It needs the extra `otel`."""
+    otel_content: bool = False
+    """Whether these spans have the messages of chats, and the arguments and results of tools."""

@@ -27,6 +27,10 @@ class TrainerConfig:
     """The name in this trainer's certificate, for callbacks over TLS, if the name is not the host of the target."""
     max_connection_age: float | None = None
     """A connection of an agent server that is older than this many seconds gets GOAWAY. Rollouts continue."""
+    otel: bool = False
+    """Whether the trainer makes OpenTelemetry spans, with the process's tracer provider. It needs the extra `otel`."""
+    otel_content: bool = False
+    """Whether these spans have the messages of chats."""
 
     def __post_init__(self) -> None:
         if self.max_connection_age is not None and not self.max_connection_age > 0:

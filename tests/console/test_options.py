@@ -85,6 +85,7 @@ SERVER = {
     "RECORD_TTL_SECONDS": ("61.5", 61.5, "59"),
     "AGENT_TIMEOUT_SECONDS": ("61.5", 61.5, "0.5"),
     "LOG_LEVEL": ("debug", "debug", "loud"),
+    "OTEL": ("true", True, "x"),
     "LOG": ("x", Path("x"), ""),
     "JSON_RECORDS": ("true", True, "x"),
     "DRAIN_TIMEOUT": ("0.5", 0.5, "-1"),
