@@ -54,6 +54,7 @@ lint: .venv/.dev ## All linters, type checks, import contracts, and generated fi
 	$(BIN)/python scripts/views.py --check
 	$(BIN)/python scripts/llms.py --check
 	$(BIN)/python scripts/bill_of_materials.py --check
+	$(BIN)/python scripts/dashboard.py --check
 
 collect: .venv/.dev ## Import all tests once, so that the workers of a new clone find them compiled
 	$(BIN)/pytest --collect-only -q > /dev/null || true
@@ -107,11 +108,12 @@ generate: .venv/.dev ## Make the stubs and docs/protocol.md from proto/
 	$(BIN)/python scripts/generate.py
 	$(BIN)/python scripts/protocol_docs.py
 
-docs: .venv/.dev ## Write docs/settings.md, the views in docs/query.md, llms.txt and the bill of materials
+docs: .venv/.dev ## Write docs/settings.md, the views in docs/query.md, llms.txt, bill of materials and dashboard
 	$(BIN)/python scripts/settings.py
 	$(BIN)/python scripts/views.py
 	$(BIN)/python scripts/llms.py
 	$(BIN)/python scripts/bill_of_materials.py
+	$(BIN)/python scripts/dashboard.py
 
 audit: .venv-audit/.audit ## Look up known weaknesses of the pinned packages (needs the advisories of the package index)
 	.venv-audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip

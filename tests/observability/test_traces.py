@@ -163,7 +163,10 @@ async def test_a_rollout_that_a_restarted_server_continues_stays_in_its_trace(me
     assert len({span.context.trace_id for span in spans}) == 1
     children = [span for span in spans if span.parent is not None and span.parent.span_id == served.context.span_id]
     assert Counter(span.name for span in children) == {"chat": 2, "execute_tool add": 1}
-    assert [bool(span.attributes.get("osmosis.chat.recorded")) for span in children if span.name == "chat"] == [True, False]
+    assert [bool(span.attributes.get("osmosis.chat.recorded")) for span in children if span.name == "chat"] == [
+        True,
+        False,
+    ]
 
 
 async def test_failures_are_errors_in_the_trace(memory):
