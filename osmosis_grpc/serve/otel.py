@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from osmosis_grpc.errors import MissingExtraError
-from osmosis_grpc.settings import otel_exporter, otel_service_name
+from osmosis_grpc.settings import has_otel_name, otel_exporter
 
 EXPORTERS = "opentelemetry_traces_exporter"
 """The entry points under which packages offer exporters."""
@@ -31,7 +31,7 @@ def tracing() -> Iterator[None]:
     if isinstance(trace.get_tracer_provider(), TracerProvider):
         yield
         return
-    named = {} if otel_service_name() is not None else {SERVICE_NAME: "osmosis-grpc"}
+    named = {} if has_otel_name() else {SERVICE_NAME: "osmosis-grpc"}
     provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
     name = otel_exporter()
     if name != "none":
