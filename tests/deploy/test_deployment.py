@@ -115,7 +115,7 @@ def secrets(tmp_path):
 
 
 def own_environment(given, folder):
-    """The environment of a process: without our own variables, with those of a container whose paths are in `folder`."""
+    """The environment of a process with the variables of a container, whose paths are in `folder`."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("OSMOSIS_")}
     here = {name: re.sub("^/(secrets|tls)/", rf"{folder}/\1/", value) for name, value in given.items()}
     return clean | here | {"OSMOSIS_ROLLOUT_SERVER_STATE_DIR": str(folder / "state")}
