@@ -12,7 +12,7 @@ from opentelemetry.trace import Span, SpanKind, Tracer, set_span_in_context
 from osmosis_grpc.engine import Engine
 from osmosis_grpc.observability import genai
 from osmosis_grpc.observability.tracing import context_of, end, fail, nanoseconds, tracer
-from osmosis_grpc.types import InitRequest, TrajectoryEvent, events
+from osmosis_grpc.types import InitRequest, RolloutInfo, TrajectoryEvent, events
 
 _Key = tuple[str, int]
 
@@ -42,6 +42,7 @@ class RolloutSpans:
         self._open: dict[_Key, _Rollout] = {}
         for kind, sink in self._sinks().items():
             engine.log.add_sink(sink, kind)
+        engine.end_sinks.append(self._ended)  # it is called for each end, also while the journal cannot be written
 
     def _sinks(self) -> dict[type, Callable[[Any], None]]:
         return {
@@ -53,7 +54,6 @@ class RolloutSpans:
             events.ChatFailed: self._chat_failed,
             events.ToolCalled: self._called,
             events.ToolReturned: self._returned,
-            events.Ended: self._ended,
         }
 
     def _begin(self, event: TrajectoryEvent, init: InitRequest, *, resumed: bool = False) -> _Rollout:
@@ -73,7 +73,7 @@ class RolloutSpans:
         self._begin(event, event.kind.init)
 
     def _started(self, event: Any, /) -> None:
-        found = self._open.get((event.rollout_id, event.attempt))
+        found = self._continued(event)
         if found is not None:
             found.span.add_event("started", timestamp=nanoseconds(event.time))
 
@@ -93,8 +93,8 @@ class RolloutSpans:
     def _child(
         self, event: TrajectoryEvent, named: tuple[str, genai.Attributes], kind: SpanKind, before: float = 0.0
     ) -> Span | None:
-        """Begin a child of the rollout's span, `before` seconds before the event."""
-        found = self._continued(event)
+        """Begin a child of the rollout's span, `before` seconds before the event; None after the rollout's end."""
+        found = self._open.get((event.rollout_id, event.attempt))
         if found is None:
             return None
         name, attributes = named
@@ -167,14 +167,14 @@ class RolloutSpans:
             span.set_attribute(genai.TOOL_RESULT, genai.content([returned.message]))
         end(span, {}, event.time)
 
-    def _ended(self, event: Any, /) -> None:
-        found = self._open.pop((event.rollout_id, event.attempt), None)
-        if found is None:
+    def _ended(self, rollout: RolloutInfo, /) -> None:
+        found = self._open.pop((rollout.rollout_id, rollout.attempt), None)
+        outcome = rollout.outcome
+        if found is None or outcome is None:
             return
         for child in (*found.chats.values(), *found.tools.values()):
             fail(child, "unfinished", "the rollout has ended")
-            end(child, {}, event.time)
-        outcome = event.kind.outcome
+            end(child, {}, rollout.end_time)
         if outcome.failure is not None:
             fail(found.span, str(outcome.failure.reason), outcome.failure.message if self._content else "")
-        end(found.span, genai.ended(outcome), event.time)
+        end(found.span, genai.ended(outcome), rollout.end_time)
