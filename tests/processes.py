@@ -27,11 +27,12 @@ def serving(
     """
     http = [] if "-p" in arguments else ["--no-http"]
     command = [*before, sys.executable, "-m", "osmosis_grpc.serve", "--grpc-port", "0", *http, "--json", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd, **options)
+    options.setdefault("stderr", subprocess.PIPE)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=cwd, **options)
     with process:
         try:
             line = process.stdout.readline()
-            assert line, process.stderr.read()
+            assert line, process.stderr and process.stderr.read()
             yield process, json.loads(line)
         finally:
             process.kill()

@@ -1,4 +1,7 @@
-"""HTTP/1.1 limits that uvicorn does not have: a timeout for request heads, one body length, no unread bodies."""
+"""HTTP/1.1 limits that uvicorn does not have: a timeout for request heads, one body length, no unread bodies.
+
+limited_socket.py limits the number of connections.
+"""
 
 import asyncio
 from typing import Any, cast
@@ -8,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from osmosis_gateway.guard import certificate_owner
+from osmosis_gateway.limited_socket import LimitedSocket
 from osmosis_grpc.supervise import OnFailure, call_later, job
 
 AWAIT_HEAD = job("gateway.await_head", OnFailure.REPORT, "timer")
@@ -20,16 +24,22 @@ The time begins when a connection opens, and later with the first bytes of each 
 
 
 class BoundedProtocol(H11Protocol):
-    """Closes a connection whose request head does not arrive in time."""
+    """Closes a connection whose request head does not arrive in time. Says to `listening` when it has no request."""
 
     head_seconds = HEAD_SECONDS
     _waiting: asyncio.TimerHandle | None = None
+
+    def __init__(self, *given: Any, listening: LimitedSocket | None = None, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self._listening = listening
 
     def connection_made(self, transport: Any) -> None:
         owner = certificate_owner(transport.get_extra_info("peercert"))
         if owner is not None:
             self.app_state = self.app_state | {"certificate": owner}  # for the requests of this connection
         super().connection_made(transport)
+        if self._listening is not None and self.client is not None:
+            self._listening.attach(self.client, lambda: not self._answering())
         self._await_head()
 
     def data_received(self, data: bytes) -> None:

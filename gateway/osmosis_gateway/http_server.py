@@ -6,6 +6,7 @@ import importlib
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +14,24 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 
-from osmosis_gateway.http1 import BoundedProtocol
+from osmosis_gateway.http1 import AWAIT_HEAD, HEAD_SECONDS, BoundedProtocol
 from osmosis_gateway.in_process import InProcessRollouts
 from osmosis_gateway.leases import Leases, LeaseTimes
 from osmosis_gateway.legacy_trainers import HttpTrainers
 from osmosis_gateway.lifecycle import Lifecycle
+from osmosis_gateway.limited_socket import BACKLOG, IN_ONE_PASS, LimitedSocket
 from osmosis_gateway.outgoing_calls import Calls
 from osmosis_gateway.rollout_routes import add_rollout_routes
 from osmosis_gateway.routes import HttpAccess, add_metrics, add_routes, gateway_app
 from osmosis_gateway.workers import KIND, SiblingGuard, WorkerCalls, WorkerRoutes
 from osmosis_grpc.link import fork_safety
 from osmosis_grpc.link.bearer_tokens import Tokens
+from osmosis_grpc.link.connection_limit import default_connections
 from osmosis_grpc.link.target_policy import is_loopback
 from osmosis_grpc.link.tls import ServerTls, client_context, server_context
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.settings import RolloutSettings, get_settings
-from osmosis_grpc.supervise import OnFailure, Supervisor, job
+from osmosis_grpc.supervise import OnFailure, Supervisor, call_later, job
 
 SERVE_HTTP = job("gateway.serve_http", OnFailure.FAIL_OWNER)
 
@@ -36,9 +39,10 @@ SERVE_HTTP = job("gateway.serve_http", OnFailure.FAIL_OWNER)
 class HttpServer:
     """Serves an ASGI application. Used as `async with HttpServer(app, port=0) as http`.
 
-    With `tls`, it uses TLS. If uvicorn ends unexpectedly, `supervisor` records the failure. Without `supervisor`, the
-    server makes its own. With `path`, it listens at this Unix socket, and not at a host and a port. Raises ValueError
-    for a TLS file that cannot be used. Entering the context raises OSError if the port is taken.
+    With `tls`, it uses TLS. `connections` is the most connections at once; without it there is no limit. With `path`, it
+    listens at this Unix socket, and not at a host and a port. If uvicorn ends unexpectedly, `supervisor` records the
+    failure. Without `supervisor`, the server makes its own. Raises ValueError for a TLS file that cannot be used.
+    Entering the context raises OSError if the port is taken.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class HttpServer:
         tls: ServerTls | None = None,
         supervisor: Supervisor | None = None,
         path: Path | None = None,
+        connections: int | None = None,
     ) -> None:
         self._path = path
         self.supervisor = supervisor or Supervisor("the HTTP server")
@@ -57,6 +62,7 @@ class HttpServer:
         self._tls = server_context(tls) if tls is not None else None
         self._host = host
         self.port = port
+        self._connections = connections
         self._server: Uvicorn
         self._task: asyncio.Task[None]
         self._stopping = False
@@ -71,11 +77,16 @@ class HttpServer:
             listening = listen_at(self._path)
             fork_safety.keep_from_children(self, str(self._path))
         else:
-            listening = listen_on(self._host, self.port)
+            listening = listen_on(self._host, self.port, self._connections)
             self.port = listening.getsockname()[1]
             fork_safety.keep_from_children(self, self.port)
         config = uvicorn_config(self.app)
         config.ssl = self._tls
+        if isinstance(listening, LimitedSocket):
+            config.backlog = IN_ONE_PASS
+            if self._tls is not None:
+                listening.on_accept = lambda made: call_later(AWAIT_HEAD, HEAD_SECONDS, made.end_handshake)
+            config.http_protocol_class = partial(BoundedProtocol, listening=listening)  # type: ignore[assignment] # uvicorn only calls it
         self._server = Uvicorn(config)
         self._task = self.supervisor.start(SERVE_HTTP, lambda: self._serve(listening))
         while not self._server.started:
@@ -106,7 +117,7 @@ def uvicorn_config(app: FastAPI) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         lifespan="on",
-        backlog=2048,
+        backlog=BACKLOG,
         timeout_graceful_shutdown=1,
         timeout_keep_alive=75,
     )
@@ -123,14 +134,18 @@ class Uvicorn(uvicorn.Server):
         yield
 
 
-def listen_on(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Raises OSError if the port is taken."""
+def listen_on(host: str, port: int, connections: int | None = None) -> socket.socket:
+    """Return a listening socket with at most `connections` connections at once. Raises OSError if the port is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY only with it
+    listening: socket.socket
+    if connections is None:  # asyncio sets TCP_NODELAY only with IPPROTO_TCP
+        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    else:
+        listening = LimitedSocket(family, connections)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for a port in TIME_WAIT, not for two servers
         listening.bind((host, port))
-        listening.listen(2048)
+        listening.listen(BACKLOG)
         listening.setblocking(False)
     except OSError as error:
         listening.close()
@@ -193,7 +208,10 @@ async def serve_http(
         schemes = dict.fromkeys(("http", "https"), trainers.peer)
         server.callbacks.schemes |= schemes
         try:
-            listens = {"host": host, "port": port, "tls": security.tls} if path is None else {"path": path}
+            limit = server.config.max_connections or default_connections()
+            listens = {"path": path}
+            if path is None:
+                listens = {"host": host, "port": port, "tls": security.tls, "connections": limit}
             async with HttpServer(app, supervisor=server.supervisor, **listens) as http:
                 yield http
         finally:

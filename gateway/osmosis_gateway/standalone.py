@@ -20,6 +20,7 @@ from osmosis_gateway.outgoing_calls import Calls
 from osmosis_gateway.rollout_routes import add_rollout_routes
 from osmosis_gateway.routes import HttpAccess, add_routes, gateway_app
 from osmosis_grpc.errors import CallError, InvalidArgument, Unavailable
+from osmosis_grpc.link.connection_limit import default_connections
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.target_policy import TargetPolicy, is_loopback
@@ -183,5 +184,8 @@ async def serve_standalone(
             add_routes(app, http_access)
             add_rollout_routes(app, http_access)
             supervisor = Supervisor("the gateway")
-            async with HttpServer(app, host=host, port=port, tls=guard.tls, supervisor=supervisor) as http:
+            connections = known.server.max_connections or default_connections()
+            async with HttpServer(
+                app, host=host, port=port, tls=guard.tls, supervisor=supervisor, connections=connections
+            ) as http:
                 yield http, back

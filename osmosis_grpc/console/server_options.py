@@ -264,6 +264,25 @@ class ServerOptions(Declared):
             bounds=PORTS,
         ),
     ] = 7700
+    max_connections: Annotated[
+        int | None,
+        Option(
+            "Addresses",
+            "--max-connections N",
+            "Connections at once, of gRPC and of HTTP each; without it, a quarter of the files that may be open.",
+            commands=BOTH,
+            bounds=(1, 65_536),
+        ),
+    ] = None
+    max_connection_age_seconds: Annotated[
+        float | None,
+        Option(
+            "Addresses",
+            "--max-connection-age SECONDS",
+            "End gRPC connections of this age, so that load balancers can move them. Rollouts go on.",
+            bounds=(1, 604_800),
+        ),
+    ] = None
     max_metadata_size_bytes: Annotated[
         int,
         Option(
@@ -414,6 +433,10 @@ class ServerOptions(Declared):
             check=_log_level,
         ),
     ] = "info"
+    otel: Annotated[
+        bool,
+        Option("Log", "--otel", "Make OpenTelemetry traces. The variables OTEL_* name the exporter and its address."),
+    ] = False
     log: Annotated[Path | None, Option("Log", "--log DIR", "Write one .jsonl file per rollout below DIR.")] = None
     json_records: Annotated[
         bool, Option("Log", "--json", "Only JSON records on stdout; the first one says ready.", commands=BOTH)

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from importlib import resources
 
+from osmosis_grpc.link.connection_limit import MOST
+
 MIB = 1024 * 1024
 MAX_MESSAGE_BYTES = 64 * MIB
 MAX_REPLY_BYTES = 32 * MIB
@@ -10,6 +12,9 @@ MIN_PING_INTERVAL = 10.0
 """Our servers accept an HTTP/2 ping every 10 seconds."""
 PING_INTERVAL = 20.0
 """A client pings a peer that accepts it after this many seconds of silence."""
+MAX_AGE_GRACE = 10.0
+"""A call may last this many seconds after the GOAWAY of its old connection. A longer one is cut, and goes on elsewhere.
+"""
 MAX_INT32 = 2**31 - 1
 """The largest value of a channel option."""
 
@@ -40,6 +45,8 @@ _SERVER: dict[str, int | str] = _BOTH | {
     "grpc.server.max_pending_requests": 16_384,
     "grpc.server.max_pending_requests_hard_limit": 32_768,
     "grpc.server_handshake_timeout_ms": 10_000,
+    # A client without a call connects again when it needs to.
+    "grpc.max_connection_idle_ms": 300_000,
     # In this project, two servers on one port are a mistake and not load balancing.
     "grpc.so_reuseport": 0,
 }
@@ -55,9 +62,17 @@ CLIENT_DEFAULTS: dict[str, int | str] = _BOTH | {
 }
 
 
-def server_options() -> Options:
-    """Returns the options of a server."""
-    return tuple(_SERVER.items())
+def server_options(connections: int = MOST, max_age: float | None = None) -> Options:
+    """Returns the options of a server. gRPC closes further connections at once, before it reads from them.
+
+    A connection that is older than `max_age` seconds gets GOAWAY, and ends MAX_AGE_GRACE seconds later. gRPC shortens
+    or lengthens each age by a tenth at random.
+    """
+    own: dict[str, int | str] = {"grpc.max_allowed_incoming_connections": connections}
+    if max_age is not None:
+        own["grpc.max_connection_age_ms"] = int(max_age * 1000)
+        own["grpc.max_connection_age_grace_ms"] = int(min(MAX_AGE_GRACE, max_age) * 1000)
+    return tuple((_SERVER | own).items())
 
 
 def client_options(**more: int | str) -> Options:

@@ -5,6 +5,7 @@ from typing import Protocol
 import grpc
 
 from osmosis_grpc.link.channel_options import Options, server_options
+from osmosis_grpc.link.connection_limit import default_connections
 from osmosis_grpc.link.credentials import channel
 from osmosis_grpc.link.listen import listen
 from osmosis_grpc.link.server_security import ServerSecurity
@@ -14,8 +15,12 @@ from osmosis_grpc.link.tls import ClientTls
 class Network(Protocol):
     """Makes servers and channels with the interface of grpc.aio."""
 
-    def server(self) -> grpc.aio.Server:
-        """Returns a new server."""
+    def server(self, connections: int | None = None, max_age: float | None = None) -> grpc.aio.Server:
+        """Returns a new server.
+
+        `connections` is the most connections at once; by default what default_connections() returns. A connection that
+        is older than `max_age` seconds gets GOAWAY.
+        """
 
     def listen(self, server: grpc.aio.Server, address: str, security: ServerSecurity) -> str:
         """Binds a server to HOST:PORT. Returns HOST:PORT with the bound port. Raises OSError, ValueError."""
@@ -30,9 +35,9 @@ class GrpcNetwork:
     listen = staticmethod(listen)
     channel = staticmethod(channel)
 
-    def server(self) -> grpc.aio.Server:
+    def server(self, connections: int | None = None, max_age: float | None = None) -> grpc.aio.Server:
         """Returns a new server of grpc.aio."""
-        return grpc.aio.server(options=server_options())
+        return grpc.aio.server(options=server_options(connections or default_connections(), max_age))
 
 
 GRPC: Network = GrpcNetwork()

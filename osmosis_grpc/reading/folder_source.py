@@ -14,7 +14,7 @@ from pathlib import Path
 from osmosis_grpc.reading.journal_folder import LOOKED_AT, unknown_rollout
 from osmosis_grpc.reading.journal_source import POLL, FolderInfo, JournalSource
 from osmosis_grpc.reading.list_filter import FilterError
-from osmosis_grpc.reading.source_port import Events, Source, SourceError
+from osmosis_grpc.reading.source_port import Events, Source
 from osmosis_grpc.storage.journal.schema import FILE
 from osmosis_grpc.storage.worker_folders import worker_folders
 from osmosis_grpc.types import RolloutFilter, RolloutInfo, RolloutRequest, ToolDict, TrajectoryEvent

@@ -28,7 +28,7 @@ def run(line: Line) -> None:
     from osmosis_grpc.console import logs
     from osmosis_grpc.serve.json_output import records
     from osmosis_grpc.serve.workers import VARIABLE
-    from osmosis_grpc.settings import forget_secrets, take_variable, without_grpc_fork_handlers
+    from osmosis_grpc.settings import forget_secrets, otel_content, take_variable, without_grpc_fork_handlers
 
     without_grpc_fork_handlers()
     descriptor = take_variable(VARIABLE)
@@ -72,6 +72,10 @@ def run(line: Line) -> None:
             allow_targets=options.allow_target,
             reflection=not options.no_reflection,
             max_metadata_bytes=options.max_metadata_size_bytes,
+            max_connections=options.max_connections,
+            max_connection_age=options.max_connection_age_seconds,
+            otel=options.otel,
+            otel_content=options.otel and otel_content(),
         )
         with usage_errors("serve", line, settings, NotStarted):
             code = anyio.run(run_process, loops, config, settings, security, credentials, out, place)

@@ -81,6 +81,8 @@ async def run_process(
     if not options.no_http or options.metrics_port is not None:
         importlib.import_module("osmosis_gateway.http_server")  # takes a second, so it is done before calls arrive
     async with AsyncExitStack() as stack:
+        if options.otel:
+            _trace(stack)
         legacy = [await _legacy(stack, text, settings) for text in options.legacy_agent]
         programs, supervisors = await _programs(stack, options)
         supervisors += [loop.supervisor for loop in legacy]
@@ -142,6 +144,18 @@ async def run_process(
         log.warning("%d agents did not stop; the process ends without them", left.abandoned)
         _exit_now(1 if failed is not None else 0)
     return 1 if failed is not None else 0
+
+
+def _trace(stack: AsyncExitStack) -> None:
+    """Begin to make traces. Raises NotStarted naming what is missing."""
+    from osmosis_grpc.serve.otel import tracing
+
+    try:
+        stack.enter_context(tracing())
+    except MissingExtraError as error:
+        raise NotStarted(str(error)) from None
+    except ValueError as error:
+        raise NotStarted(f"--otel: {error}") from None
 
 
 def _state_dir(options: "RolloutServerSettings") -> Path | None:

@@ -129,6 +129,10 @@ class AgentServer:
             self.attachments = Attachments(self.engine, config.max_metadata_bytes, self.network)
             self.metrics = ServerMetrics(self.engine, attached=lambda: len(self.attachments.attached))
             self.callbacks.calls = self.attachments.calls = self.metrics.made
+            if config.otel:
+                from osmosis_grpc.observability.rollout_spans import RolloutSpans
+
+                RolloutSpans(self.engine, content=config.otel_content)
         except BaseException:
             self._journal.close()
             raise
@@ -150,7 +154,7 @@ class AgentServer:
             raise
 
     async def _start(self) -> "AgentServer":
-        self._server = self.network.server()
+        self._server = self.network.server(self.config.max_connections, self.config.max_connection_age)
         tools = {name: await _default_tools(loop) for name, loop in self.engine.context.runnables.items()}
 
         def servicer(access: Access) -> RolloutServicer:

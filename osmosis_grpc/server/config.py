@@ -19,3 +19,12 @@ class ServerConfig(EngineConfig):
     """The largest metadata of a rollout."""
     disk_budget: int = 10 * 1024**3
     """The largest size of the journal. When the journal is larger, the oldest settled rollouts are dropped."""
+    max_connections: int | None = None
+    """The most connections at once, of gRPC and of HTTP each. None: a quarter of the files that the process may open,
+    at most 4,096."""
+    max_connection_age: float | None = None
+    """A gRPC connection that is older than this many seconds gets GOAWAY, so that load balancers can move it."""
+    otel: bool = False
+    """Whether the server makes OpenTelemetry spans, with the process's tracer provider. It needs the extra `otel`."""
+    otel_content: bool = False
+    """Whether these spans have the messages of chats, and the arguments and results of tools."""

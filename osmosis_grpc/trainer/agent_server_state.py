@@ -17,7 +17,7 @@ from osmosis_grpc.storage.ledger import Ledger
 from osmosis_grpc.supervise import Backoff, Job, OnFailure, Supervisor, job
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.chats.ledger_codec import init_bytes
-from osmosis_grpc.types import CancelResult, Receipt, RolloutOutcome, RolloutRequest, TrajectoryEvent
+from osmosis_grpc.types import CancelResult, Receipt, RolloutOutcome, RolloutRequest, TraceContext, TrajectoryEvent
 from osmosis_grpc.types.outcome import describe
 from osmosis_grpc.wire.message import tools_from_wire
 
@@ -61,6 +61,8 @@ class Rollout:
     """If the rollout is a fork: the servers that do not have its original."""
     backoff: Backoff | None = None
     """The pauses before the rollout runs again after a loss. None before its first loss."""
+    trace: TraceContext | None = None
+    """The trace context of the rollout's span, for its Inits. None if traces are off."""
 
     def __post_init__(self) -> None:
         self.done.add_done_callback(lambda _: self.changed.set())

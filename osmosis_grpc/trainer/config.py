@@ -25,8 +25,16 @@ class TrainerConfig:
     """The HOST:PORT at which agent servers send callbacks to this trainer. The default is its own address."""
     callback_server_name: str = ""
     """The name in this trainer's certificate, for callbacks over TLS, if the name is not the host of the target."""
+    max_connection_age: float | None = None
+    """A connection of an agent server that is older than this many seconds gets GOAWAY. Rollouts continue."""
+    otel: bool = False
+    """Whether the trainer makes OpenTelemetry spans, with the process's tracer provider. It needs the extra `otel`."""
+    otel_content: bool = False
+    """Whether these spans have the messages of chats."""
 
     def __post_init__(self) -> None:
+        if self.max_connection_age is not None and not self.max_connection_age > 0:
+            raise ValueError(f"max_connection_age: {self.max_connection_age} is not greater than 0")
         for name in ("lost_after", "max_open_chats", "ttl", "longest_pause", "max_attempts"):
             value = getattr(self, name)
             if not value > 0:

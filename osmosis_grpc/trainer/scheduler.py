@@ -151,6 +151,7 @@ class Scheduler(Owner):
         begun = cache.entered or cache.replaces or (known is not None and known.in_ledger)
         rollout = Rollout(request, self._loop.create_future(), affinity_key, begun=begun)
         rollout.done.add_done_callback(partial(self._count, request))
+        self._trace(rollout)
         self.rollouts[request.rollout_id] = rollout
         if known is not None or cache.replaces:
             self._enter(rollout)
@@ -168,6 +169,7 @@ class Scheduler(Owner):
                 request_of(row), self._loop.create_future(), row.affinity_key, opened=row.tools is not None, begun=True
             )
             rollout.done.add_done_callback(partial(self._count, rollout.request))
+            self._trace(rollout)
             self.rollouts[row.rollout_id] = rollout
             self.held.left[row.rollout_id] = None
             server = by_key.get(row.server_key)
@@ -177,6 +179,12 @@ class Scheduler(Owner):
                 name = row.server_key or "the server of the earlier attempt"
                 self.restart(rollout, f"{name} is no longer one of this trainer's servers")
         self.servers.wait_anew()
+
+    def _trace(self, rollout: Rollout) -> None:
+        """Begin the span of a rollout if traces are on."""
+        spans = self.cache.sampler.spans
+        if spans is not None:
+            rollout.trace = spans.begin(rollout.request, rollout.done)
 
     def forget(self, rollout: Rollout) -> None:
         """Remove a rollout that has ended or that no caller waits for."""

@@ -133,6 +133,10 @@ class Trainer:
             for policy in self._policies:
                 await stack.enter_async_context(entered(policy))
             cache = ChatCache(self._policies, ledger, supervisor)
+            if self._config.otel:
+                from osmosis_grpc.observability.trainer_spans import TrainerSpans
+
+                cache.sampler.spans = TrainerSpans(content=self._config.otel_content)
             scheduler = self._scheduler = Scheduler(cache, supervisor, config=self._config, ledger=ledger)
             stack.callback(scheduler.close)
             supervisor.add_listener(lambda error: scheduler.fail(TrainerFailed(supervisor.failed_job, error)))

@@ -1,8 +1,10 @@
 """A rollout with one chat that is silent for long: each way to connect, past a proxy that cuts what is idle."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 from osmosis_grpc.trainer import ChatRequest, ChatResponse, RolloutClient, RolloutOutcome, RolloutRequest, Trainer
 from tests.attach.cutting_proxy import CuttingProxy
@@ -26,13 +28,19 @@ class SilentOnce(CountingPolicy):
         return await super().__call__(request)
 
 
-async def silent_rollout(way: str, seconds: float, folder: Path, idle_limit: float | None) -> int:
+async def silent_rollout(
+    way: str,
+    seconds: float,
+    folder: Path,
+    idle_limit: float | None,
+    make_proxy: Callable[[str, float], Any] = CuttingProxy,
+) -> int:
     """Run a rollout whose second chat takes `seconds`, with a server process of its own, and check its end.
 
     With an `idle_limit` what carries the chats goes through a proxy. How many connections that cut.
     """
     async with AsyncExitStack() as stack:
-        deployment = _Deployment(stack, SilentOnce(seconds), folder, idle_limit)
+        deployment = _Deployment(stack, SilentOnce(seconds), folder, idle_limit, make_proxy)
         [request] = requests(way, 1)
         async with asyncio.timeout(seconds + 60):  # twelve servers start at once in one of the tests
             outcome = await deployment.ways[way](request)
@@ -44,12 +52,20 @@ async def silent_rollout(way: str, seconds: float, folder: Path, idle_limit: flo
 class _Deployment:
     """Both sides of a way to connect. What the methods return is the rollout's outcome."""
 
-    def __init__(self, stack: AsyncExitStack, policy: CountingPolicy, folder: Path, idle_limit: float | None) -> None:
+    def __init__(
+        self,
+        stack: AsyncExitStack,
+        policy: CountingPolicy,
+        folder: Path,
+        idle_limit: float | None,
+        make_proxy: Callable[[str, float], Any],
+    ) -> None:
         self.stack = stack
         self.policy = policy
         self.folder = folder
         self.idle_limit = idle_limit
-        self.proxies: list[CuttingProxy] = []
+        self.make_proxy = make_proxy
+        self.proxies: list[Any] = []
         self.ways = dict(zip(WAYS, (self.attach, self.callback, self.dial_out), strict=True))
 
     async def attach(self, request: RolloutRequest) -> RolloutOutcome:
@@ -77,5 +93,5 @@ class _Deployment:
     async def _past_the_proxy(self, address: str) -> str:
         if self.idle_limit is None:
             return address
-        self.proxies.append(await self.stack.enter_async_context(CuttingProxy(address, self.idle_limit)))
-        return self.proxies[-1].address
+        self.proxies.append(await self.stack.enter_async_context(self.make_proxy(address, self.idle_limit)))
+        return str(self.proxies[-1].address)

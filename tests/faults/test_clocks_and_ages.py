@@ -8,10 +8,8 @@ import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, services_pb2_grpc
 from osmosis_grpc.server import AgentServer, ServerConfig
-from osmosis_grpc.server import app as server_app
 from osmosis_grpc.supervise import System
 from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerConfig
-from osmosis_grpc.trainer.transports.callback import listener
 from tests.callback_trainer import CallbackTrainer
 from tests.faults.kill_loop.agents import Passenger, Traveller
 from tests.faults.kill_loop.trainer import requests
@@ -50,16 +48,12 @@ async def test_a_wall_clock_that_jumps_expires_nothing(tmp_path, jump):
 
 @pytest.mark.long
 @pytest.mark.parametrize("transport", ["attach", "callback"])
-async def test_connections_that_get_goaway(tmp_path, monkeypatch, transport):
+async def test_connections_that_get_goaway(tmp_path, transport):
     """F18. Every connection lives for a quarter of a second at most."""
     expected = await undisturbed(tmp_path, COUNT)
-    old = {"grpc.max_connection_age_ms": 250, "grpc.max_connection_age_grace_ms": 50}
-    for module in (server_app, listener):
-        defaults = module.server_options()
-        monkeypatch.setattr(module, "server_options", lambda defaults=defaults: (*defaults, *old.items()))
     policy, outcomes = Counted(tmp_path), []
-    async with AgentServer(AGENTS, port=0, config=ServerConfig(**QUICK)) as server:
-        config = TrainerConfig(longest_pause=0.05)
+    async with AgentServer(AGENTS, port=0, config=ServerConfig(**QUICK, max_connection_age=0.25)) as server:
+        config = TrainerConfig(longest_pause=0.05, max_connection_age=0.25)
         async with Trainer(server.address, policy, transport=transport, config=config) as trainer:
             policy.gate.clear()
             at_work = gathering(trainer, COUNT, outcomes)

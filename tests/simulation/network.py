@@ -97,8 +97,8 @@ class Network:
 class ProcessNetwork:
     """The network of the running process, in place of osmosis_grpc.link.network.GrpcNetwork."""
 
-    def server(self) -> Any:
-        """Returns a server of the running process."""
+    def server(self, connections: int | None = None, max_age: float | None = None) -> Any:
+        """Returns a server of the running process. Its connections have no limits."""
         process = _running()
         return SimulatedServer(process.network, process)
 

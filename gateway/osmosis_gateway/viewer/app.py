@@ -32,6 +32,7 @@ from osmosis_gateway.viewer.metrics import Metrics
 from osmosis_gateway.viewer.pages import Pages
 from osmosis_gateway.viewer.reads import Reads
 from osmosis_grpc.link.bearer_tokens import Tokens
+from osmosis_grpc.link.connection_limit import default_connections
 from osmosis_grpc.link.target_policy import is_loopback
 from osmosis_grpc.link.tls import ServerTls
 from osmosis_grpc.policies.token_texts import TokenTexts
@@ -119,7 +120,7 @@ async def serve_viewer(
     if not is_loopback(host) and not token:
         raise ValueError(f"--host {host} can be reached from other machines, so it needs a token: --token-file FILE")
     app = viewer_app(source, host=host, token=token, words=words, texts=texts, metrics=metrics)
-    async with HttpServer(app, host=host, port=port, tls=tls) as http:
+    async with HttpServer(app, host=host, port=port, tls=tls, connections=default_connections()) as http:
         try:
             yield http
         finally:

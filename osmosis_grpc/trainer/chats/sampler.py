@@ -7,15 +7,21 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from osmosis_grpc import supervise
 from osmosis_grpc.errors import FailedPrecondition
 from osmosis_grpc.link.throttled_log import Throttled
+from osmosis_grpc.policies import Policy
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.chats.policy_table import PolicyTable
 from osmosis_grpc.trainer.metrics import Metrics
 from osmosis_grpc.types import ChatRequest, ChatResponse, TokenBlock, VersionSpan
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+    from osmosis_grpc.observability.trainer_spans import TrainerSpans
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +39,7 @@ class _PolicyCall:
 
     began: float
     keep: Keep
+    span: "Span | None" = None
 
 
 class Sampler:
@@ -47,6 +54,8 @@ class Sampler:
         self._metrics = metrics
         self._supervisor = supervisor
         self._monotonic = supervisor.system.monotonic
+        self.spans: TrainerSpans | None = None
+        """Makes the spans of policy calls; None if traces are off."""
         self._calls: set[_PolicyCall] = set()
         self._waiting: list[asyncio.Future[None]] = []
 
@@ -61,7 +70,15 @@ class Sampler:
         Raises InvalidArgument for a chat that names an unknown policy.
         """
         policy = self._policies.of(request.policy)
-        call = _PolicyCall(self._monotonic(), keep)
+        if self.spans is None:
+            return self._call(policy, request, keep)
+        with self.spans.chat(request) as span:  # the task of an async policy copies the context of the span
+            return self._call(policy, request, keep, span)
+
+    def _call(
+        self, policy: Policy, request: ChatRequest, keep: Keep, span: "Span | None" = None
+    ) -> "asyncio.Future[Any] | None":
+        call = _PolicyCall(self._monotonic(), keep, span)
         self._calls.add(call)
         ended = partial(self._supervisor.call, KEEP, self._keep, call, report=partial(self._keep, call))
         try:
@@ -106,6 +123,8 @@ class Sampler:
         if isinstance(reply, asyncio.Future):
             reply = asyncio.CancelledError() if reply.cancelled() else reply.exception() or reply.result()
         self._calls.discard(call)
+        if call.span is not None and self.spans is not None:
+            self.spans.answered(call.span, reply)
         try:
             if call.keep(reply) and isinstance(reply, ChatResponse):
                 self._metrics.answered(reply, self._monotonic() - call.began)

@@ -39,7 +39,7 @@ class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServic
     def listen(self) -> None:
         if not self.address:
             return
-        self._server = self._network.server()
+        self._server = self._network.server(max_age=self._config.max_connection_age)
         self._scheduler.servers.more_may_come = True
         guard = self._guard = self._security.authenticator()
         calls = self._scheduler.cache.metrics.answered_calls

@@ -128,7 +128,7 @@ class AttachedServer(AgentServerLink):
 
     def send_init(self, rollout: Rollout) -> None:
         if self.stream is not None and rollout.written:
-            init = init_to_wire(InitRequest(request=rollout.request), blobs=BLOBS in self.features)
+            init = init_to_wire(InitRequest(request=rollout.request, trace=rollout.trace), blobs=BLOBS in self.features)
             self.stream.send(trainer_frame("init", init))
 
     def cancel(self, rollout_id: str, reason: str) -> "asyncio.Future[list[CancelResult]]":

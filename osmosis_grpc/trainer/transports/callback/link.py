@@ -194,7 +194,8 @@ class CalledServer(AgentServerLink):
                         log.warning("server %s has forgotten rollout %s; the rollout runs again", self.name, key[0])
                         self.owner.lost(rollout, f"server {self.name} has forgotten it")
                         return
-                    init = InitRequest(request=rollout.request, callback=self._make_callback(key[0], self.features))
+                    callback = self._make_callback(key[0], self.features)
+                    init = InitRequest(request=rollout.request, callback=callback, trace=rollout.trace)
                     answer = await self._init(init)
                 except NoAnswer:
                     self._in_doubt.set()

@@ -65,9 +65,12 @@ class CallbackListener(services_pb2_grpc.TrainerServiceServicer):
         self._network = network
         self._server: grpc.aio.Server | None = None
 
-    def listen(self, calls: CallSink, new_id: Callable[[], str]) -> None:
-        """Bind the port. `calls` counts the answered calls, `new_id` names failed ones. Raises OSError, ValueError."""
-        self._server = self._network.server()
+    def listen(self, calls: CallSink, new_id: Callable[[], str], max_age: float | None = None) -> None:
+        """Bind the port. `calls` counts the answered calls, `new_id` names failed ones. Raises OSError, ValueError.
+
+        A connection that is older than `max_age` seconds gets GOAWAY.
+        """
+        self._server = self._network.server(max_age=max_age)
         guard = CallbackAuthenticator(self._security, self._keys)
         services: Any = Registrar(self._server, guard, calls, new_id=new_id)
         services_pb2_grpc.add_TrainerServiceServicer_to_server(self, services)

@@ -30,7 +30,8 @@ class CallbackTransport(Transport[CalledServer], Receiver):
             keys = CallbackKeys([ledger.callback_id("secret") if ledger is not None else system.new_secret()])
         self._chat_slots = asyncio.Semaphore(self._config.max_open_chats)
         self._listener = CallbackListener(self, self.address or LOCAL, self._security, keys, run_id, self._network)
-        self._listener.listen(self._scheduler.cache.metrics.answered_calls, system.new_id)
+        calls = self._scheduler.cache.metrics.answered_calls
+        self._listener.listen(calls, system.new_id, self._config.max_connection_age)
         self.address = self._listener.address
 
     def _link(self, name: str, server_key: str) -> CalledServer:

@@ -1,0 +1,16 @@
+"""How many connections a server accepts at once. The default leaves most of the process's files to its own work."""
+
+LEAST, MOST = 16, 4096
+"""The default is never lower and never higher."""
+_SHARE = 4
+"""The default is this part of the files that the process may open, for gRPC and for HTTP each."""
+
+
+def default_connections() -> int:
+    """Returns how many connections a server accepts at once, from the limit of open files (RLIMIT_NOFILE)."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # not on Unix
+        return MOST
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return MOST if files == resource.RLIM_INFINITY else max(LEAST, min(MOST, files // _SHARE))
