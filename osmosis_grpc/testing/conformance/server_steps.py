@@ -1,0 +1,266 @@
+"""The steps of a case against an agent server. To add a step, add a function and a row of the table."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from osmosis_grpc.testing.conformance.links import Failed, Link
+from osmosis_grpc.testing.conformance.patterns import differences
+from osmosis_grpc.testing.conformance.protobuf_data import CaseError, to_data
+from osmosis_grpc.testing.conformance.server_run import ServerRun
+
+Step = Mapping[str, Any]
+MODIFIERS = frozenset({"on", "wait", "token", "as", "to", "for", "only"})
+"""Keys that a step may have besides its verb."""
+POLL = 0.05
+"""Seconds between two looks of `eventually`."""
+
+
+async def run_steps(run: ServerRun, steps: list[Step]) -> None:
+    """Do the steps in order. Raises Failed naming the step, and CaseError for a step that is none."""
+    for number, step in enumerate(steps, 1):
+        if step.get("only") not in (None, run.mode):
+            continue
+        verbs = step.keys() - MODIFIERS
+        if len(verbs) != 1 or not verbs <= VERBS.keys():
+            raise CaseError(f"step {number} has one of {', '.join(VERBS)}, not {', '.join(sorted(verbs)) or 'nothing'}")
+        verb = verbs.pop()
+        try:
+            await VERBS[verb](run, run.filled(step[verb]), step)
+        except Failed as error:
+            raise Failed(f"step {number} ({verb}): {error}") from None
+
+
+async def frames(run: ServerRun) -> None:
+    """Run a case of the kind `frames`. The first link is opened unless the first step opens it."""
+    steps = list(run.case.body["steps"])
+    if "open" not in steps[0]:
+        await run.open({})
+        if run.mode != "callback":
+            await run.link().take({"hello": {}}, run.saved)
+    await run_steps(run, steps)
+
+
+async def _open(run: ServerRun, value: Any, step: Step) -> None:
+    """Open a link. `hello: false` sends no hello; `expect: false` does not wait for the server's."""
+    given = dict(value or {})
+    hello = given.pop("hello", True)
+    expected = given.pop("expect", {})
+    link = await run.open(given if hello else None, step.get("on", "main"), step.get("token", "first"))
+    if hello and expected is not False and run.mode != "callback":
+        await link.take({"hello": expected}, run.saved, step.get("wait"))
+
+
+async def _start(run: ServerRun, value: Any, step: Step) -> None:
+    """Start a rollout. `reply` is what is expected of the answer; false does not wait for it."""
+    given = dict(value or {})
+    expected = given.pop("reply", {"response": {"created": True}})
+    request = run.init(given)
+    run.rollout_id = request["rollout_id"]
+    link = _link(run, step)
+    await link.send([{"init": request}])
+    if expected is not False:
+        await link.take({"init_reply": {"rollout_id": run.rollout_id, **expected}}, run.saved, step.get("wait"))
+
+
+async def _send(run: ServerRun, value: Any, step: Step) -> None:
+    """Send frames in one message. {times: N, frame: FRAME} repeats one."""
+    listed = value if isinstance(value, list) else [value]
+    frames: list[Any] = []
+    for each in listed:
+        frames += [each["frame"]] * each["times"] if "times" in each else [each]
+    made = [{"init": run.init(frame["init"])} if "init" in frame else frame for frame in frames]
+    if any("init" in frame for frame in made):
+        run.rollout_id = run.prefix
+    await _link(run, step).send(made)
+
+
+async def _bytes(run: ServerRun, value: Any, step: Step) -> None:
+    await _link(run, step).write_bytes(bytes.fromhex(str(value).replace(" ", "")))
+
+
+async def _expect(run: ServerRun, value: Any, step: Step) -> None:
+    await _link(run, step).take(value, run.saved, step.get("wait"))
+
+
+async def _chat(run: ServerRun, value: Any, step: Step) -> None:
+    """Expect a chat of the newest rollout. `as: NAME` keeps it for a later `reply` with `to: NAME`."""
+    fields = {"rollout_id": run.rollout_id} | (value or {})
+    if fields["rollout_id"] is None:
+        del fields["rollout_id"]
+    run.chat = await _link(run, step).take({"chat": fields}, run.saved, step.get("wait"))
+    if "as" in step:
+        run.saved[step["as"]] = run.chat
+
+
+async def _reply(run: ServerRun, value: Any, step: Step) -> None:
+    """Answer the newest chat, or the one named with `to`."""
+    chat = run.saved[step["to"]] if "to" in step else run.chat
+    if chat is None:
+        raise CaseError("reply: no chat has come")
+    await run.reply(_link(run, step), chat, value or {})
+
+
+async def _outcome(run: ServerRun, value: Any, step: Step) -> None:
+    """Expect an outcome of the newest rollout; `receipt` answers it."""
+    fields = {"rollout_id": run.rollout_id} | (value or {})
+    complete = await _link(run, step).take({"complete": {"outcome": fields}}, run.saved, step.get("wait"))
+    run.outcome = complete.outcome
+
+
+async def _receipt(run: ServerRun, value: Any, step: Step) -> None:
+    await run.receipt(_link(run, step), run.outcome, value or "RECEIPT_RECORDED")
+
+
+async def _finish(run: ServerRun, value: Any, step: Step) -> None:
+    """Answer all chats of the newest rollout until its outcome comes, and record it."""
+    link, names = _link(run, step), {"rollout_id": run.rollout_id}
+    for _ in range(1000):
+        found = lambda kind: link.find(kind, names) is not None  # noqa: E731
+        what = f"a chat or the outcome of {run.rollout_id}"
+        await link.until(lambda: found("chat") or found("complete") or link.inbox.over is not None, what, step.get("wait"))
+        if not found("chat"):
+            break
+        run.chat = await link.take({"chat": names}, run.saved)
+        await run.reply(link, run.chat, {})
+    await _outcome(run, value, step)
+    await run.receipt(link, run.outcome)
+
+
+async def _segments(run: ServerRun, value: Any, _step: Step) -> None:
+    """Compare the segments of the newest outcome, with the tokens that it leaves out."""
+    run.expect("segments", value, run.segments(run.outcome))
+
+
+async def _none(run: ServerRun, value: Any, step: Step) -> None:
+    """Expect that no further frame of these kinds has come once the server has handled all; `for` waits longer."""
+    link = _link(run, step)
+    await asyncio.sleep(step.get("for", 0))
+    if link.inbox.over is None:
+        await run.barrier(link)
+    for kind in value if isinstance(value, list) else [value]:
+        if fresh := link.fresh(kind):
+            raise Failed(f"expected no further {kind}, got {json.dumps(to_data(fresh[0]), ensure_ascii=False)[:400]}")
+
+
+async def _count(run: ServerRun, value: Any, step: Step) -> None:
+    """Expect this number of frames that no step has taken: {chat: 2}."""
+    link = _link(run, step)
+    await run.barrier(link)
+    for kind, count in value.items():
+        if len(link.fresh(kind)) != count:
+            raise Failed(f"expected {count} open frames of the kind {kind}, got {len(link.fresh(kind))}")
+
+
+async def _end(run: ServerRun, value: Any, step: Step) -> None:
+    """Expect the end of the stream with this status; [A, B] permits several."""
+    expected = {"$in": value} if isinstance(value, list) else value if isinstance(value, Mapping) else {"code": value}
+    got = await _link(run, step).ended(step.get("wait"))
+    run.expect("end", expected, got["code"] if isinstance(value, list) else got)
+
+
+async def _half_close(run: ServerRun, _value: Any, step: Step) -> None:
+    await _link(run, step).half_close()
+
+
+async def _cut(run: ServerRun, _value: Any, step: Step) -> None:
+    await _link(run, step).cut()
+
+
+async def _call(run: ServerRun, value: Any, step: Step) -> None:
+    """Make a call: {METHOD: request, expect: {...}}. Without `expect`, its code is OK."""
+    await call(run, value, step.get("token", "first"))
+
+
+async def _eventually(run: ServerRun, value: Any, step: Step) -> None:
+    """Repeat a call until its answer is as expected."""
+    limit = step.get("wait", 8)
+    try:
+        async with asyncio.timeout(limit):
+            while True:
+                try:
+                    return await call(run, value, step.get("token", "first"))
+                except Failed as error:
+                    last = error
+                await asyncio.sleep(POLL)
+    except TimeoutError:
+        raise Failed(f"not within {limit:g} s: {last}") from None
+
+
+async def call(run: ServerRun, value: Mapping[str, Any], token: str) -> None:
+    """Make a call and compare its answer. Raises Failed."""
+    given = dict(value)
+    expected = given.pop("expect", {"code": "OK"})
+    timeout = given.pop("within", 10)
+    token = given.pop("token", token)
+    (method, request), *others = given.items()
+    if others:
+        raise CaseError(f"a call has one method, not {', '.join(given)}")
+    if method == "Init":
+        request = run.init(request or {})
+        run.rollout_id = run.rollout_id or request["rollout_id"]
+        request.setdefault("callback", {"target": run.server.listener.address})
+        request = {key: each for key, each in request.items() if each is not None}
+    answer = await run.calls(token).data(method, request or {}, timeout)
+    run.expect(method, {"code": expected} if isinstance(expected, str) else {"code": "OK"} | expected, answer)
+
+
+async def _sleep(_run: ServerRun, value: Any, _step: Step) -> None:
+    await asyncio.sleep(value)
+
+
+async def _save(run: ServerRun, value: Any, _step: Step) -> None:
+    """Set variables of later steps."""
+    run.saved |= value
+
+
+async def _quiet_until(run: ServerRun, value: Any, step: Step) -> None:
+    """Expect that the stream stays open for this number of seconds."""
+    link = _link(run, step)
+    await asyncio.sleep(value)
+    if link.inbox.over is not None:
+        raise Failed(f"the stream ended: {link.end_text()}")
+
+
+def _link(run: ServerRun, step: Step) -> Link:
+    return run.link(step.get("on", "main"))
+
+
+def _same(run: ServerRun, one: Any, other: Any) -> bool:
+    return not any(True for _ in differences(one, other, run.saved))
+
+
+async def _equal(run: ServerRun, value: Any, _step: Step) -> None:
+    """Expect that saved values are equal."""
+    first, *others = value
+    for other in others:
+        if not _same(run, first, other):
+            raise Failed(f"expected equal values, got {first!r} and {other!r}")
+
+
+VERBS: dict[str, Callable[[ServerRun, Any, Step], Awaitable[None]]] = {
+    "open": _open,
+    "start": _start,
+    "send": _send,
+    "bytes": _bytes,
+    "expect": _expect,
+    "chat": _chat,
+    "reply": _reply,
+    "outcome": _outcome,
+    "receipt": _receipt,
+    "finish": _finish,
+    "segments": _segments,
+    "none": _none,
+    "count": _count,
+    "end": _end,
+    "stays": _quiet_until,
+    "half_close": _half_close,
+    "cut": _cut,
+    "call": _call,
+    "eventually": _eventually,
+    "sleep": _sleep,
+    "save": _save,
+    "equal": _equal,
+}
+"""The verbs of a step."""
