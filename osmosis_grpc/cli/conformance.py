@@ -56,19 +56,15 @@ def run_conformance(options: ConformanceOptions, source: SourceOptions, *, json:
 def _run(options: ConformanceOptions, source: SourceOptions, out: Records) -> int:
     from osmosis_grpc.testing.conformance.cases import load
     from osmosis_grpc.testing.conformance.runner import chosen_cases, known_failures
-    from osmosis_grpc.testing.conformance.server_kinds import KINDS
+    from osmosis_grpc.testing.conformance.server_kinds import KINDS as SERVER
+    from osmosis_grpc.testing.conformance.trainer_kinds import KINDS as TRAINER
 
     side = "trainer" if options.trainer is not None else "server"
     if side == "server" and source.server is None and not options.list_:
         usage_error("conformance", "name what to test: --server HOST:PORT or --trainer COMMAND")
     if options.trainer is not None and source.server is not None:
         usage_error("conformance", "--server and --trainer cannot be used together")
-    kinds: dict[str, Any] = {name: kind.keys for name, kind in KINDS.items()}
-    if side == "trainer":
-        from osmosis_grpc.testing.conformance.trainer_kinds import KINDS as TRAINER_KINDS
-
-        kinds = {name: kind.keys for name, kind in TRAINER_KINDS.items()}
-    cases = load(side, kinds, Path(options.cases) if options.cases else None)
+    cases = load(side, {"server": SERVER, "trainer": TRAINER}[side], Path(options.cases) if options.cases else None)
     modes = [*(options.over or _modes(options, side)), "call"]
     try:
         chosen = chosen_cases(cases, options.case, modes if not options.list_ else ["callback", "attach", "accept", "call"])

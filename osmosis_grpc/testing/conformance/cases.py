@@ -1,10 +1,10 @@
 """Reads the cases: YAML files of the folder `conformance`, which the wheel has, too."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import osmosis_grpc
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError
@@ -18,6 +18,17 @@ SIDES = ("server", "trainer")
 LIMIT = 25.0
 """Seconds that a case may take, unless it has a `limit`."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
+
+
+class Kind(NamedTuple):
+    """A kind of case."""
+
+    keys: frozenset[str]
+    """The keys of its body."""
+    run: Callable[[Any], Awaitable[None]]
+    """Runs a case of the kind. Raises Failed."""
+    check: Callable[[Mapping[str, Any]], None] = lambda _body: None
+    """Checks a body when it is read. Raises CaseError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +61,7 @@ def folder() -> Path:
     raise CaseError("this installation has no conformance cases; install the wheel again")
 
 
-def load(side: str, kinds: Mapping[str, Any], path: Path | None = None) -> list[Case]:
+def load(side: str, kinds: Mapping[str, Kind], path: Path | None = None) -> list[Case]:
     """Return the cases for a side in the order of their files. Raises CaseError naming the file and the case."""
     found: dict[str, Case] = {}
     for file in sorted((path or folder()).joinpath(side).glob("*.yaml")):
@@ -61,8 +72,8 @@ def load(side: str, kinds: Mapping[str, Any], path: Path | None = None) -> list[
     return list(found.values())
 
 
-def read(text: str, side: str, kinds: Mapping[str, Any], file: str = "cases") -> Iterator[Case]:
-    """Yield the cases of one file. `kinds` has the keys of each kind's body. Raises CaseError."""
+def read(text: str, side: str, kinds: Mapping[str, Kind], file: str = "cases") -> Iterator[Case]:
+    """Yield the cases of one file. Raises CaseError."""
     for number, entry in enumerate(parse(text, file) or (), 1):
         where = f"{file}: {entry.get('case', f'case {number}') if isinstance(entry, dict) else f'case {number}'}"
         try:
@@ -86,7 +97,7 @@ def parse(text: str, file: str) -> Any:
         raise CaseError(f"{file}: {error}") from None
 
 
-def _case(entry: dict[str, Any], side: str, kinds: Mapping[str, Any]) -> Case:
+def _case(entry: dict[str, Any], side: str, kinds: Mapping[str, Kind]) -> Case:
     own = dict(entry)
     name, attacks, kind = own.pop("case"), own.pop("attacks"), own.pop("kind")
     if not _NAME.fullmatch(name):
@@ -103,6 +114,7 @@ def _case(entry: dict[str, Any], side: str, kinds: Mapping[str, Any]) -> Case:
         "alone": bool(own.pop("alone", False)),
         "shows": own.pop("shows", {}),
     }
-    if wrong := own.keys() - set(kinds[kind]):
+    if wrong := own.keys() - kinds[kind].keys:
         raise CaseError(f"a case of the kind {kind} has no key {', '.join(sorted(wrong))}")
+    kinds[kind].check(own)
     return Case(name=name, attacks=attacks, kind=kind, side=side, over=over, body=own, **common)

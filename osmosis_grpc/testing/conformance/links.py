@@ -143,7 +143,7 @@ class Link:
         """Add what came since the last time to the trace."""
         frames = getattr(self, "inbox", None) and self.inbox.frames
         for frame in (frames or [])[self._shown :]:
-            self.trace.add("<-", self.name, to_data(frame))
+            self.trace.add("<-", self.name, to_data(frame, defaults=False))
         self._shown = len(frames or [])
 
     async def _until(self, condition: Any, wait: float | None) -> None:

@@ -30,10 +30,10 @@ def from_data(kind: type[Message], data: Mapping[str, Any]) -> Any:
         raise CaseError(f"{kind.DESCRIPTOR.name}: {error}") from None
 
 
-def to_data(message: Message) -> Data:
-    """Return a message as data. Fields without presence are always there, other unset fields are not."""
+def to_data(message: Message, *, defaults: bool = True) -> Data:
+    """Return a message as data. With `defaults`, unset fields without presence are there, too."""
     made: Data = json_format.MessageToDict(
-        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=defaults
     )
     _flatten(message, made)
     return made

@@ -8,6 +8,10 @@ from typing import Any
 from osmosis_grpc.testing.conformance.cases import Case
 
 
+class Skipped(Exception):  # noqa: N818 - an outcome of a case
+    """The side under test lacks what a case needs."""
+
+
 class Verdict(StrEnum):
     """The verdicts of a case."""
 

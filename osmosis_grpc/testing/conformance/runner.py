@@ -11,16 +11,12 @@ from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.testing.conformance.cases import Case
 from osmosis_grpc.testing.conformance.links import Failed
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError
-from osmosis_grpc.testing.conformance.results import Result, Verdict
+from osmosis_grpc.testing.conformance.results import Result, Skipped, Verdict
 from osmosis_grpc.testing.conformance.trace import Trace
 
 RUN = job("testing.conformance.case", OnFailure.RAISE)
 Play = Callable[[Case, str, str, Trace], Awaitable[None]]
 """Plays a case in a mode: (case, mode, prefix of its rollout ids, trace). Raises Failed, Skipped or CaseError."""
-
-
-class Skipped(Exception):  # noqa: N818 - an outcome of a case
-    """The side under test lacks what a case needs."""
 
 
 async def run_cases(

@@ -1,20 +1,14 @@
 """The kinds of cases against an agent server: for each kind the keys of its body, and its interpreter."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from osmosis_grpc.testing.conformance import http2
+from osmosis_grpc.testing.conformance.cases import Kind
 from osmosis_grpc.testing.conformance.links import Failed
 from osmosis_grpc.testing.conformance.server_run import ServerRun
-from osmosis_grpc.testing.conformance.server_steps import call, frames
+from osmosis_grpc.testing.conformance.server_steps import call, check_steps, frames
 from osmosis_grpc.testing.conformance.vectors import pairs
-
-
-class Kind(NamedTuple):
-    """A kind of case."""
-
-    keys: frozenset[str]
-    run: Callable[[ServerRun], Awaitable[None]]
 
 
 async def calls(run: ServerRun) -> None:
@@ -113,7 +107,7 @@ async def raw_http2(run: ServerRun) -> None:
 
 KINDS: Mapping[str, Kind] = {
     "calls": Kind(frozenset({"calls", "link"}), calls),
-    "frames": Kind(frozenset({"steps", "link"}), frames),
+    "frames": Kind(frozenset({"steps", "link"}), frames, check_steps),
     "rollout": Kind(frozenset({"script", "init", "replies", "outcome", "segments", "link"}), rollout),
     "equality": Kind(frozenset({"field", "vector", "equal", "different", "link"}), equality),
     "http2": Kind(frozenset({"http2", "ends"}), raw_http2),

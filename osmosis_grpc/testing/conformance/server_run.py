@@ -49,10 +49,13 @@ class ServerRun:
         self.case = case
         self.mode = mode
         self.trace = trace
-        self.saved: Data = {"id": prefix, "target": under_test.target, "callback": under_test.listener.address}
+        self.saved: Data = {"id": prefix, "callback": under_test.listener.address} | under_test.info["limits"]
         self.links: dict[str, Link] = {}
         self.rollout_id = ""
         self.chat: Any = None
+        self.answered = True
+        """Whether the chat is answered."""
+        self.drained = False
         self.outcome: Any = None
         self.tokens: dict[tuple[str, str, int], tuple[list[int], list[float]]] = {}
         """Ids (prompt and reply) and logprobs (reply) of each answered chat, by rollout, sample and number."""
@@ -113,10 +116,15 @@ class ServerRun:
             raise Failed("\n".join(f"{what}: {line.removeprefix(': ')}" for line in lines))
 
     def response(self, chat: Any, given: Mapping[str, Any]) -> Data:
-        """Return a ChatResponse as data, and remember its tokens. `given`: text, prompt, tokens, logprobs, prefix."""
+        """Return a ChatResponse as data, and remember its tokens. `given`: text, prompt, tokens, logprobs, prefix.
+
+        With `raw`, the other keys are the fields of a ChatResponse.
+        """
         own = dict(given)
         message = own.pop("message", {"role": "assistant", "text": own.pop("text", "ok")})
         made: Data = {"message": message, "finish_reason": "stop"}
+        if own.pop("raw", False):
+            return made | own
         prefix = own.pop("prefix", 0)
         if "prompt" in own:
             made["prompt"] = {"ids": (prompt := own.pop("prompt"))}
@@ -131,6 +139,7 @@ class ServerRun:
 
     async def reply(self, link: Link, chat: Any, given: Mapping[str, Any]) -> None:
         """Answer a chat with a response, or with `status`."""
+        self.answered = self.answered or chat is self.chat
         names = {name: getattr(chat, name) for name in ("rollout_id", "attempt", "sample", "chat_number")}
         result = {"status": given["status"]} if "status" in given else {"response": self.response(chat, given)}
         await link.send([{"chat_reply": names | result}])
@@ -167,11 +176,15 @@ class ServerRun:
         return found
 
     async def close(self) -> None:
-        """Cancel what the case has started and close its links."""
+        """End a drain, cancel what the case has started, and close its links."""
+        quiet = Calls(self.server.channel, self.server.tokens["first"], Trace())
+        if self.drained:
+            admin = self.server.tokens.get("admin", self.server.tokens["first"])
+            with contextlib.suppress(Exception):
+                await Calls(self.server.channel, admin, Trace()).data("Drain", {"cancel": True})
         if self.rollout_id:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(2):
-                    quiet = Calls(self.server.channel, self.server.tokens["first"], Trace())
                     await quiet.data("Cancel", {"rollout_id_prefix": self.prefix, "reason": "the case is over"})
         for link in self.links.values():
             with contextlib.suppress(Exception):

@@ -10,10 +10,10 @@ import grpc
 from osmosis_grpc.testing.conformance.calls import Calls, Metadata
 from osmosis_grpc.testing.conformance.cases import Case
 from osmosis_grpc.testing.conformance.protobuf_data import Data
-from osmosis_grpc.testing.conformance.results import Result
-from osmosis_grpc.testing.conformance.runner import Skipped, run_cases
+from osmosis_grpc.testing.conformance.results import Result, Skipped
+from osmosis_grpc.testing.conformance.runner import run_cases
 from osmosis_grpc.testing.conformance.server_kinds import KINDS
-from osmosis_grpc.testing.conformance.server_links import Listener
+from osmosis_grpc.testing.conformance.server_links import FEATURES, Listener
 from osmosis_grpc.testing.conformance.server_run import AGENT, ServerRun, ServerUnderTest
 from osmosis_grpc.testing.conformance.trace import Trace
 
@@ -56,6 +56,7 @@ async def server_under_test(options: ServerOptions, new_channel: Callable[[], gr
     if info["draining"]:
         raise Unusable(f"the server {options.target} drains; end the drain first")
     has = {f"feature {name}" for name in info["features"]}
+    has |= {f"no feature {name}" for name in FEATURES if name not in info["features"]}
     has |= {f"{name}_token" for name in ("second", "admin") if name in options.tokens}
     has |= {"token"} if options.tokens["first"] else {"no_token"}
     has |= {"plain"} if options.plain else set()

@@ -2,17 +2,20 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from typing import Any
 
 from osmosis_grpc.testing.conformance.links import Failed, Link
 from osmosis_grpc.testing.conformance.patterns import differences
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError, to_data
+from osmosis_grpc.testing.conformance.results import Skipped
 from osmosis_grpc.testing.conformance.server_run import ServerRun
 
 Step = Mapping[str, Any]
-MODIFIERS = frozenset({"on", "wait", "token", "as", "to", "for", "only"})
+MODIFIERS = frozenset({"link", "wait", "token", "as", "to", "for", "only"})
 """Keys that a step may have besides its verb."""
+MOST_INITS = 3000
+"""`flood` starts at most so many rollouts."""
 POLL = 0.05
 """Seconds between two looks of `eventually`."""
 
@@ -22,14 +25,25 @@ async def run_steps(run: ServerRun, steps: list[Step]) -> None:
     for number, step in enumerate(steps, 1):
         if step.get("only") not in (None, run.mode):
             continue
-        verbs = step.keys() - MODIFIERS
-        if len(verbs) != 1 or not verbs <= VERBS.keys():
-            raise CaseError(f"step {number} has one of {', '.join(VERBS)}, not {', '.join(sorted(verbs)) or 'nothing'}")
-        verb = verbs.pop()
+        verb = verb_of(step, VERBS, number)
         try:
             await VERBS[verb](run, run.filled(step[verb]), step)
         except Failed as error:
             raise Failed(f"step {number} ({verb}): {error}") from None
+
+
+def verb_of(step: Step, verbs: Container[str], number: int) -> str:
+    """Return the verb of a step. Raises CaseError for a step with none or several."""
+    found = [str(key) for key in step if key not in MODIFIERS]
+    if len(found) != 1 or found[0] not in verbs:
+        raise CaseError(f"step {number} needs one verb, and has {', '.join(found) or 'none'}")
+    return found[0]
+
+
+def check_steps(body: Mapping[str, Any]) -> None:
+    """Check the verbs of the steps. Raises CaseError."""
+    for number, step in enumerate(body["steps"], 1):
+        verb_of(step, VERBS, number)
 
 
 async def frames(run: ServerRun) -> None:
@@ -47,7 +61,7 @@ async def _open(run: ServerRun, value: Any, step: Step) -> None:
     given = dict(value or {})
     hello = given.pop("hello", True)
     expected = given.pop("expect", {})
-    link = await run.open(given if hello else None, step.get("on", "main"), step.get("token", "first"))
+    link = await run.open(given if hello else None, step.get("link", "main"), step.get("token", "first"))
     if hello and expected is not False and run.mode != "callback":
         await link.take({"hello": expected}, run.saved, step.get("wait"))
 
@@ -72,7 +86,7 @@ async def _send(run: ServerRun, value: Any, step: Step) -> None:
         frames += [each["frame"]] * each["times"] if "times" in each else [each]
     made = [{"init": run.init(frame["init"])} if "init" in frame else frame for frame in frames]
     if any("init" in frame for frame in made):
-        run.rollout_id = run.prefix
+        run.rollout_id = run.rollout_id or run.prefix
     await _link(run, step).send(made)
 
 
@@ -90,6 +104,7 @@ async def _chat(run: ServerRun, value: Any, step: Step) -> None:
     if fields["rollout_id"] is None:
         del fields["rollout_id"]
     run.chat = await _link(run, step).take({"chat": fields}, run.saved, step.get("wait"))
+    run.answered = False
     if "as" in step:
         run.saved[step["as"]] = run.chat
 
@@ -116,6 +131,8 @@ async def _receipt(run: ServerRun, value: Any, step: Step) -> None:
 async def _finish(run: ServerRun, value: Any, step: Step) -> None:
     """Answer all chats of the newest rollout until its outcome comes, and record it."""
     link, names = _link(run, step), {"rollout_id": run.rollout_id}
+    if not run.answered and run.chat.rollout_id == run.rollout_id:
+        await run.reply(link, run.chat, {})
     for _ in range(1000):
         found = lambda kind: link.find(kind, names) is not None  # noqa: E731
         what = f"a chat or the outcome of {run.rollout_id}"
@@ -197,6 +214,7 @@ async def call(run: ServerRun, value: Mapping[str, Any], token: str) -> None:
     (method, request), *others = given.items()
     if others:
         raise CaseError(f"a call has one method, not {', '.join(given)}")
+    run.drained = run.drained or method == "Drain"
     if method == "Init":
         request = run.init(request or {})
         run.rollout_id = run.rollout_id or request["rollout_id"]
@@ -215,6 +233,29 @@ async def _save(run: ServerRun, value: Any, _step: Step) -> None:
     run.saved |= value
 
 
+async def _messages(run: ServerRun, value: Any, step: Step) -> None:
+    """Compare each message of the stream so far that has several frames: how many, and how many bytes."""
+    link = _link(run, step)
+    await run.barrier(link)
+    for number, (frames, size) in enumerate(link.inbox.messages):  # type: ignore[attr-defined]
+        if frames > 1:
+            run.expect(f"message {number}", value, {"frames": frames, "bytes": size})
+
+
+async def _flood(run: ServerRun, value: Any, step: Step) -> None:
+    """Start as many rollouts that wait as the largest window of the stream permits, and this number more."""
+    link = _link(run, step)
+    await run.barrier(link)
+    windows = [getattr(frame, kind).max_open_rollouts for kind in ("hello", "window") for frame in link.inbox.frames if frame.WhichOneof("frame") == kind]
+    count = max(windows) + value
+    if count > MOST_INITS:
+        raise Skipped(f"the window has {count} rollouts; this case starts at most {MOST_INITS}")
+    run.rollout_id = run.prefix
+    frames = [{"init": run.init({"id": f"flood-{number}", "script": [{"sleep": 60}]})} for number in range(count)]
+    for first in range(0, count, 1000):
+        await link.send(frames[first : first + 1000])
+
+
 async def _quiet_until(run: ServerRun, value: Any, step: Step) -> None:
     """Expect that the stream stays open for this number of seconds."""
     link = _link(run, step)
@@ -224,7 +265,7 @@ async def _quiet_until(run: ServerRun, value: Any, step: Step) -> None:
 
 
 def _link(run: ServerRun, step: Step) -> Link:
-    return run.link(step.get("on", "main"))
+    return run.link(step.get("link", "main"))
 
 
 def _same(run: ServerRun, one: Any, other: Any) -> bool:
@@ -255,6 +296,8 @@ VERBS: dict[str, Callable[[ServerRun, Any, Step], Awaitable[None]]] = {
     "count": _count,
     "end": _end,
     "stays": _quiet_until,
+    "messages": _messages,
+    "flood": _flood,
     "half_close": _half_close,
     "cut": _cut,
     "call": _call,
