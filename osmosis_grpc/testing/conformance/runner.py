@@ -1,6 +1,7 @@
 """Runs cases, several at a time, each with a limit, and gives the verdicts."""
 
 import asyncio
+import logging
 import re
 import secrets
 import time
@@ -14,6 +15,7 @@ from osmosis_grpc.testing.conformance.protobuf_data import CaseError
 from osmosis_grpc.testing.conformance.results import Result, Skipped, Verdict
 from osmosis_grpc.testing.conformance.trace import Trace
 
+log = logging.getLogger(__name__)
 RUN = job("testing.conformance.case", OnFailure.RAISE)
 Play = Callable[[Case, str, str, Trace], Awaitable[None]]
 """Plays a case in a mode: (case, mode, prefix of its rollout ids, trace). Raises Failed, Skipped or CaseError."""
@@ -75,6 +77,9 @@ async def _result(case: Case, mode: str, play: Play, prefix: str, known: Mapping
         verdict, reason = Verdict.FAILED, f"the case did not end within its limit of {case.limit:g} s"
     except CaseError as error:
         raise CaseError(f"{case.name}: {error}") from None
+    except Exception as error:
+        verdict, reason = Verdict.FAILED, f"the suite itself failed: {type(error).__name__}: {error}"
+        log.debug("case %s", case.name, exc_info=True)
     name = f"{case.name}@{mode}"
     listed = known.get(name) if name in known else known.get(case.name)
     if listed is not None and verdict is Verdict.FAILED:

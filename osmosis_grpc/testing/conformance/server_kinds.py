@@ -67,7 +67,7 @@ async def equality(run: ServerRun) -> None:
         run.rollout_id = rollout_id
         for value, expected in ((one, {"response": {"created": True}}), (other, _answer(path, equal=equal))):
             request = run.init({"script": [{"chat": None}]}) | {"rollout_id": rollout_id}
-            _put(request, path, value)
+            put(request, path, value)
             await link.send([{"init": request}])
             try:
                 await link.take({"init_reply": {"rollout_id": rollout_id, **expected}}, run.saved)
@@ -79,21 +79,22 @@ async def equality(run: ServerRun) -> None:
 def _answer(path: str, *, equal: bool) -> dict[str, Any]:
     if equal:
         return {"response": {"created": False}}
-    field = ".".join(path.split(".")[:2]).split("[")[0]
-    details = {"SpecDiffers": {"fields": [field]}}
-    return {"status": {"code": "ALREADY_EXISTS", "reason": "SPEC_DIFFERS", "details": details}}
+    status: dict[str, Any] = {"code": "ALREADY_EXISTS", "reason": "SPEC_DIFFERS"}
+    if "." in path:
+        status["details"] = {"SpecDiffers": {"fields": [".".join(path.split(".")[:2]).split("[")[0]]}}
+    return {"status": status}
 
 
-def _put(request: dict[str, Any], path: str, value: Any) -> None:
-    """Put a value at a path such as `spec.messages[0].extra_json`. None leaves the field out."""
+def put(data: dict[str, Any], path: str, value: Any) -> None:
+    """Put a value at a path such as `spec.messages[0]`. An object at the end of a path without index is merged."""
     *parents, last = path.replace("[", ".").replace("]", "").split(".")
-    at: Any = request
+    at: Any = data
     for name in parents:
         at = at[int(name)] if isinstance(at, list) else at.setdefault(name, {})
-    if value is None:
-        at.pop(last, None)
+    if isinstance(at, list):
+        at[int(last)] = value
     else:
-        at[last] = value
+        at[last] = {**at.get(last, {}), **value} if isinstance(value, Mapping) else value
 
 
 async def raw_http2(run: ServerRun) -> None:
