@@ -67,14 +67,30 @@ class AttachLink(StreamLink):
 
 
 class AcceptLink(StreamLink):
-    """Accept: the agent server under test dials the suite."""
+    """Accept: the agent server under test dials the suite.
 
-    def __init__(self, listener: "Listener", trace: Trace) -> None:
+    A server dials again only after a pause. So a case whose hello is the usual one goes on with the stream of the case
+    before, and leaves its own stream to the next one.
+    """
+
+    def __init__(self, listener: "Listener", trace: Trace, prefix: str) -> None:
         super().__init__(attach_pb2.TrainerFrame, trace, "accept")
         self.attachment_id = new_id()
         self._listener = listener
+        self._prefix = prefix
+        self._usual = False
 
     async def open(self, hello: Mapping[str, Any] | None) -> None:
+        self._usual = hello == {}
+        kept = self._listener.kept
+        self._listener.kept = None
+        if kept is not None and kept.over is None and self._usual:
+            self.started(kept)
+            self._taken, self._shown = set(range(1, len(kept.frames))), len(kept.frames)
+            self.trace.add("<-", "accept: the stream of the case before")
+            return
+        if kept is not None:
+            self._listener.finish(kept, "UNAVAILABLE")
         self.started(await self._listener.next_stream(self.wait))
         await self.until(lambda: self.inbox.frames or self.inbox.over, "the hello of the server that dialled")
         self.trace.add("<-", "accept opened")
@@ -90,9 +106,13 @@ class AcceptLink(StreamLink):
         self._listener.finish(self.inbox, "UNAVAILABLE")
 
     async def close(self) -> None:
-        """Break the stream: a server dials again at once then, and later after an end with OK."""
+        """Cancel the rollouts of the case. Leave the stream to the next case, or break it."""
         with contextlib.suppress(AttributeError):
-            self._listener.finish(self.inbox, "UNAVAILABLE")
+            if self.inbox.over is None and self._usual:
+                await self.send([{"cancel": {"id": "close", "request": {"rollout_id_prefix": self._prefix}}}])
+                self._listener.kept = self.inbox
+            else:
+                self._listener.finish(self.inbox, "UNAVAILABLE")
 
 
 class CallbackLink(Link):
@@ -203,6 +223,8 @@ class Listener:
         self.address = ""
         """HOST:PORT for callbacks."""
         self.routes: dict[str, CallbackLink] = {}
+        self.kept: RawStream | None = None
+        """A stream of Accept that the next case may go on with."""
         self._host = host
         self._accept = accept
         self._server = grpc.aio.server(options=(*OPTIONS, ("grpc.http2.min_ping_interval_without_data_ms", 1000)))

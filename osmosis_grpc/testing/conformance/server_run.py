@@ -95,7 +95,7 @@ class ServerRun:
         if self.mode == "attach":
             return AttachLink(self.server.new_channel(), metadata, self.trace)
         if self.mode == "accept":
-            return AcceptLink(self.server.listener, self.trace)
+            return AcceptLink(self.server.listener, self.trace, self.prefix)
         prefix = self.prefix if name == "main" else f"{self.prefix}-{name}"
         return CallbackLink(self.calls(token), self.server.listener, self.trace, prefix)
 

@@ -23,7 +23,7 @@ POLL = 0.05
 async def run_steps(run: ServerRun, steps: list[Step]) -> None:
     """Do the steps in order. Raises Failed naming the step, and CaseError for a step that is none."""
     for number, step in enumerate(steps, 1):
-        if step.get("only") not in (None, run.mode):
+        if run.mode not in step.get("only", run.mode):
             continue
         verb = verb_of(step, VERBS, number)
         try:
@@ -157,8 +157,14 @@ async def _none(run: ServerRun, value: Any, step: Step) -> None:
     if link.inbox.over is None:
         await run.barrier(link)
     for kind in value if isinstance(value, list) else [value]:
-        if fresh := link.fresh(kind):
+        if fresh := [each for each in link.fresh(kind) if _own(run, each)]:
             raise Failed(f"expected no further {kind}, got {json.dumps(to_data(fresh[0]), ensure_ascii=False)[:400]}")
+
+
+def _own(run: ServerRun, frame: Any) -> bool:
+    """Return whether a frame belongs to the case, and not to an earlier one on the same stream."""
+    whole = frame.outcome if hasattr(frame, "outcome") else frame
+    return str(getattr(whole, "rollout_id", run.prefix)).startswith(run.prefix)
 
 
 async def _count(run: ServerRun, value: Any, step: Step) -> None:
@@ -166,8 +172,9 @@ async def _count(run: ServerRun, value: Any, step: Step) -> None:
     link = _link(run, step)
     await run.barrier(link)
     for kind, count in value.items():
-        if len(link.fresh(kind)) != count:
-            raise Failed(f"expected {count} open frames of the kind {kind}, got {len(link.fresh(kind))}")
+        fresh = [each for each in link.fresh(kind) if _own(run, each)]
+        if len(fresh) != count:
+            raise Failed(f"expected {count} open frames of the kind {kind}, got {len(fresh)}")
 
 
 async def _end(run: ServerRun, value: Any, step: Step) -> None:
@@ -196,11 +203,13 @@ async def _eventually(run: ServerRun, value: Any, step: Step) -> None:
     try:
         async with asyncio.timeout(limit):
             while True:
+                before = len(run.trace.lines)
                 try:
                     return await call(run, value, step.get("token", "first"))
                 except Failed as error:
                     last = error
                 await asyncio.sleep(POLL)
+                del run.trace.lines[before:]
     except TimeoutError:
         raise Failed(f"not within {limit:g} s: {last}") from None
 
