@@ -67,7 +67,9 @@ def _run(options: ConformanceOptions, source: SourceOptions, out: Records) -> in
     cases = load(side, {"server": SERVER, "trainer": TRAINER}[side], Path(options.cases) if options.cases else None)
     modes = [*(options.over or _modes(options, side)), "call"]
     try:
-        chosen = chosen_cases(cases, options.case, modes if not options.list_ else ["callback", "attach", "accept", "call"])
+        chosen = chosen_cases(
+            cases, options.case, modes if not options.list_ else ["callback", "attach", "accept", "call"]
+        )
         known = known_failures(_text(options.known_failures)) if options.known_failures else {}
     except (OSError, UnicodeDecodeError, ValueError) as error:
         usage_error("conformance", printable(str(error)))
@@ -90,7 +92,7 @@ async def _tested(
     options: ConformanceOptions, source: SourceOptions, out: Records, chosen: Any, known: dict[str, str]
 ) -> int:
     from osmosis_grpc.testing.conformance import report, server_session
-    from osmosis_grpc.testing.conformance.results import Result
+    from osmosis_grpc.testing.conformance.results import Result, Unusable
 
     began = time.monotonic()
 
@@ -123,7 +125,7 @@ async def _tested(
 
             async with server_session.server_under_test(wanted, new_channel) as under_test:
                 results = await server_session.test_server(under_test, chosen, **kwargs)
-    except server_session.Unusable as error:
+    except Unusable as error:
         say_error(f"conformance: {printable(str(error))}")
         return 2
     seconds = time.monotonic() - began

@@ -20,7 +20,9 @@ def conformance(
     case: Annotated[
         list[str] | None, typer.Option("--case", metavar="NAME", help="Only this case, or CASE@MODE; repeatable.")
     ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="List the cases for --server, or for --trainer, and end.")] = False,
+    list_: Annotated[
+        bool, typer.Option("--list", help="List the cases for --server, or for --trainer, and end.")
+    ] = False,
     over: Annotated[
         list[str] | None,
         typer.Option("--over", metavar="MODE", help="Only over callback, attach or accept; repeatable."),
@@ -33,12 +35,10 @@ def conformance(
         str, typer.Option("--host", metavar="ADDRESS", help="Where the server reaches the suite's callbacks.")
     ] = "127.0.0.1",
     second_token_file: Annotated[
-        str | None,
-        typer.Option("--second-token-file", metavar="FILE", help="File with a token of another owner."),
+        str | None, typer.Option("--second-token-file", metavar="FILE", help="File with a token of another owner.")
     ] = None,
     admin_token_file: Annotated[
-        str | None,
-        typer.Option("--admin-token-file", metavar="FILE", help="File with a token of an administrator."),
+        str | None, typer.Option("--admin-token-file", metavar="FILE", help="File with a token of an administrator.")
     ] = None,
     known_failures: Annotated[
         str | None,

@@ -73,7 +73,9 @@ def _frame(given: Mapping[str, Any], encoder: Any) -> bytes:
         payload = b"\0" + struct.pack(">I", len(message)) + message
     flags = sum(FLAGS[name] for name in given.get("flags", ()))
     size = given.get("size", len(payload))
-    return struct.pack(">I", size)[1:] + struct.pack(">BBI", TYPES[given["type"]], flags, given.get("stream", 0)) + payload
+    return (
+        struct.pack(">I", size)[1:] + struct.pack(">BBI", TYPES[given["type"]], flags, given.get("stream", 0)) + payload
+    )
 
 
 async def _end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, decoder: Any) -> str:

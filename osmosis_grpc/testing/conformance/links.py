@@ -21,7 +21,7 @@ NAMES = ("rollout_id", "attempt", "sample", "chat_number", "id", "result_id")
 """Fields that choose a frame: an expectation that has one of them skips frames with another value."""
 
 
-class Failed(Exception):  # noqa: N818 - an outcome of a case
+class Failed(Exception):
     """The side under test does not do what a case expects."""
 
 

@@ -8,7 +8,11 @@ from typing import Any
 from osmosis_grpc.testing.conformance.cases import Case
 
 
-class Skipped(Exception):  # noqa: N818 - an outcome of a case
+class Unusable(Exception):  # noqa: N818 - the message is for a person
+    """The side under test cannot be tested at all."""
+
+
+class Skipped(Exception):
     """The side under test lacks what a case needs."""
 
 

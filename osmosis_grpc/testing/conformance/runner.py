@@ -6,7 +6,6 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.testing.conformance.cases import Case
@@ -28,14 +27,15 @@ async def run_cases(
     jobs: int,
     known: Mapping[str, str],
     on_result: Callable[[Result], None],
+    in_turn: Sequence[str],
 ) -> list[Result]:
     """Run (case, mode) pairs and return their results in order. Raises CaseError for a case that is wrong.
 
-    At most `jobs` run at a time. Cases over Accept share the one stream of a server that dials, so they run in turn.
-    Those that must be alone run at the end.
+    At most `jobs` run at a time. Cases of the modes `in_turn` run one after the other: a server that dials has one
+    stream. Cases that must be alone run at the end.
     """
     run = secrets.token_hex(4)
-    slots, turn = asyncio.Semaphore(jobs), asyncio.Lock()
+    slots = asyncio.Semaphore(jobs)
     results: dict[int, Result] = {}
 
     async def one(index: int) -> None:
@@ -45,18 +45,18 @@ async def run_cases(
         results[index] = result
         on_result(result)
 
-    async def in_turn(indexes: Iterable[int]) -> None:
-        async with turn:
-            for index in indexes:
-                await one(index)
+    async def several(indexes: Iterable[int]) -> None:
+        for index in indexes:
+            await one(index)
 
-    accept = [i for i, (case, mode) in enumerate(chosen) if mode == "accept" and not case.alone]
-    others = [i for i, (case, mode) in enumerate(chosen) if mode != "accept" and not case.alone]
-    others.sort(key=lambda index: -chosen[index][0].limit)  # the long ones begin first
-    tasks = [child(RUN, one(index)) for index in others] + [child(RUN, in_turn(accept))]
+    rest = [index for index, (case, _) in enumerate(chosen) if not case.alone]
+    free = [index for index in rest if chosen[index][1] not in in_turn]
+    free.sort(key=lambda index: -chosen[index][0].limit)  # the long ones begin first
+    tasks = [child(RUN, one(index)) for index in free]
+    tasks.append(child(RUN, several(index for index in rest if chosen[index][1] in in_turn)))
     try:
         await asyncio.gather(*tasks)
-        await in_turn(i for i, (case, _) in enumerate(chosen) if case.alone)
+        await several(index for index, (case, _) in enumerate(chosen) if case.alone)
     finally:
         for task in tasks:
             task.cancel()
@@ -107,9 +107,7 @@ def known_failures(text: str) -> dict[str, str]:
     return found
 
 
-def chosen_cases(
-    cases: Sequence[Case], names: Sequence[str], modes: Sequence[str]
-) -> list[tuple[Case, str]]:
+def chosen_cases(cases: Sequence[Case], names: Sequence[str], modes: Sequence[str]) -> list[tuple[Case, str]]:
     """Return the cases with their modes. `names` are CASE or CASE@MODE; none means all. Raises ValueError."""
     known = {case.name for case in cases} | {f"{case.name}@{mode}" for case in cases for mode in case.over}
     for name in names:
@@ -121,5 +119,3 @@ def chosen_cases(
         for mode in case.over
         if mode in modes and (not names or case.name in names or f"{case.name}@{mode}" in names)
     ]
-
-

@@ -6,6 +6,7 @@ from typing import Any
 from osmosis_grpc.testing.conformance import http2
 from osmosis_grpc.testing.conformance.cases import Kind
 from osmosis_grpc.testing.conformance.links import Failed
+from osmosis_grpc.testing.conformance.paths import put
 from osmosis_grpc.testing.conformance.server_run import ServerRun
 from osmosis_grpc.testing.conformance.server_steps import call, check_steps, frames
 from osmosis_grpc.testing.conformance.vectors import pairs
@@ -83,18 +84,6 @@ def _answer(path: str, *, equal: bool) -> dict[str, Any]:
     if "." in path:
         status["details"] = {"SpecDiffers": {"fields": [".".join(path.split(".")[:2]).split("[")[0]]}}
     return {"status": status}
-
-
-def put(data: dict[str, Any], path: str, value: Any) -> None:
-    """Put a value at a path such as `spec.messages[0]`. An object at the end of a path without index is merged."""
-    *parents, last = path.replace("[", ".").replace("]", "").split(".")
-    at: Any = data
-    for name in parents:
-        at = at[int(name)] if isinstance(at, list) else at.setdefault(name, {})
-    if isinstance(at, list):
-        at[int(last)] = value
-    else:
-        at[last] = {**at.get(last, {}), **value} if isinstance(value, Mapping) else value
 
 
 async def raw_http2(run: ServerRun) -> None:

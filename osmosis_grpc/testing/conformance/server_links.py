@@ -240,9 +240,7 @@ class Listener:
         from osmosis_grpc.wire.methods import METHODS
 
         handlers: dict[str, Any] = {
-            name: grpc.unary_unary_rpc_method_handler(
-                self._serve(kind), METHODS[name].request.FromString, _serialized
-            )
+            name: grpc.unary_unary_rpc_method_handler(self._serve(kind), METHODS[name].request.FromString, _serialized)
             for name, (kind, _) in calls.items()
         }
         handlers["Accept"] = grpc.stream_stream_rpc_method_handler(

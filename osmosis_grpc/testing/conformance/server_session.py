@@ -10,7 +10,7 @@ import grpc
 from osmosis_grpc.testing.conformance.calls import Calls, Metadata
 from osmosis_grpc.testing.conformance.cases import Case
 from osmosis_grpc.testing.conformance.protobuf_data import Data
-from osmosis_grpc.testing.conformance.results import Result, Skipped
+from osmosis_grpc.testing.conformance.results import Result, Skipped, Unusable
 from osmosis_grpc.testing.conformance.runner import run_cases
 from osmosis_grpc.testing.conformance.server_kinds import KINDS
 from osmosis_grpc.testing.conformance.server_links import FEATURES, Listener
@@ -21,7 +21,7 @@ REACH = 10.0
 """Seconds in which the server answers the first call, and in which a server that dials out comes."""
 
 
-class Unusable(Exception):  # noqa: N818 - the message is for a person
+class Unusable(Exception):
     """The side under test cannot be tested at all."""
 
 
@@ -42,7 +42,9 @@ class ServerOptions:
 
 
 @asynccontextmanager
-async def server_under_test(options: ServerOptions, new_channel: Callable[[], grpc.aio.Channel]) -> AsyncIterator[ServerUnderTest]:
+async def server_under_test(
+    options: ServerOptions, new_channel: Callable[[], grpc.aio.Channel]
+) -> AsyncIterator[ServerUnderTest]:
     """Yield the server, with all that cases need. Raises Unusable if it cannot be tested."""
     tokens = {"none": (), "wrong": (("authorization", "Bearer wrong-token-of-the-suite"),)} | dict(options.tokens)
     channel = new_channel()
@@ -92,7 +94,7 @@ async def test_server(
         finally:
             await run.close()
 
-    return await run_cases(chosen, play, jobs=jobs, known=known, on_result=on_result)
+    return await run_cases(chosen, play, jobs=jobs, known=known, on_result=on_result, in_turn=("accept",))
 
 
 async def _info(calls: Calls, target: str) -> Data:
@@ -102,6 +104,8 @@ async def _info(calls: Calls, target: str) -> Data:
     except TimeoutError:
         raise Unusable(f"the server {target} does not answer GetServerInfo within {REACH:g} s") from None
     if answer["code"] != "OK":
-        raise Unusable(f"the server {target} answers GetServerInfo with {answer['code']}: {answer['status']['message']}")
+        raise Unusable(
+            f"the server {target} answers GetServerInfo with {answer['code']}: {answer['status']['message']}"
+        )
     found: Data = answer["response"]
     return found

@@ -2,18 +2,16 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Container, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from osmosis_grpc.testing.conformance.links import Failed, Link
+from osmosis_grpc.testing.conformance.link_steps import GENERIC, Step, link_of, verb_of
+from osmosis_grpc.testing.conformance.links import Failed
 from osmosis_grpc.testing.conformance.patterns import differences
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError, to_data
 from osmosis_grpc.testing.conformance.results import Skipped
 from osmosis_grpc.testing.conformance.server_run import ServerRun
 
-Step = Mapping[str, Any]
-MODIFIERS = frozenset({"link", "wait", "token", "as", "to", "for", "only"})
-"""Keys that a step may have besides its verb."""
 MOST_INITS = 3000
 """`flood` starts at most so many rollouts."""
 POLL = 0.05
@@ -30,14 +28,6 @@ async def run_steps(run: ServerRun, steps: list[Step]) -> None:
             await VERBS[verb](run, run.filled(step[verb]), step)
         except Failed as error:
             raise Failed(f"step {number} ({verb}): {error}") from None
-
-
-def verb_of(step: Step, verbs: Container[str], number: int) -> str:
-    """Return the verb of a step. Raises CaseError for a step with none or several."""
-    found = [str(key) for key in step if key not in MODIFIERS]
-    if len(found) != 1 or found[0] not in verbs:
-        raise CaseError(f"step {number} needs one verb, and has {', '.join(found) or 'none'}")
-    return found[0]
 
 
 def check_steps(body: Mapping[str, Any]) -> None:
@@ -72,7 +62,7 @@ async def _start(run: ServerRun, value: Any, step: Step) -> None:
     expected = given.pop("reply", {"response": {"created": True}})
     request = run.init(given)
     run.rollout_id = request["rollout_id"]
-    link = _link(run, step)
+    link = link_of(run, step)
     await link.send([{"init": request}])
     if expected is not False:
         await link.take({"init_reply": {"rollout_id": run.rollout_id, **expected}}, run.saved, step.get("wait"))
@@ -87,15 +77,7 @@ async def _send(run: ServerRun, value: Any, step: Step) -> None:
     made = [{"init": run.init(frame["init"])} if "init" in frame else frame for frame in frames]
     if any("init" in frame for frame in made):
         run.rollout_id = run.rollout_id or run.prefix
-    await _link(run, step).send(made)
-
-
-async def _bytes(run: ServerRun, value: Any, step: Step) -> None:
-    await _link(run, step).write_bytes(bytes.fromhex(str(value).replace(" ", "")))
-
-
-async def _expect(run: ServerRun, value: Any, step: Step) -> None:
-    await _link(run, step).take(value, run.saved, step.get("wait"))
+    await link_of(run, step).send(made)
 
 
 async def _chat(run: ServerRun, value: Any, step: Step) -> None:
@@ -103,7 +85,7 @@ async def _chat(run: ServerRun, value: Any, step: Step) -> None:
     fields = {"rollout_id": run.rollout_id} | (value or {})
     if fields["rollout_id"] is None:
         del fields["rollout_id"]
-    run.chat = await _link(run, step).take({"chat": fields}, run.saved, step.get("wait"))
+    run.chat = await link_of(run, step).take({"chat": fields}, run.saved, step.get("wait"))
     run.answered = False
     if "as" in step:
         run.saved[step["as"]] = run.chat
@@ -114,29 +96,31 @@ async def _reply(run: ServerRun, value: Any, step: Step) -> None:
     chat = run.saved[step["to"]] if "to" in step else run.chat
     if chat is None:
         raise CaseError("reply: no chat has come")
-    await run.reply(_link(run, step), chat, value or {})
+    await run.reply(link_of(run, step), chat, value or {})
 
 
 async def _outcome(run: ServerRun, value: Any, step: Step) -> None:
     """Expect an outcome of the newest rollout; `receipt` answers it."""
     fields = {"rollout_id": run.rollout_id} | (value or {})
-    complete = await _link(run, step).take({"complete": {"outcome": fields}}, run.saved, step.get("wait"))
+    complete = await link_of(run, step).take({"complete": {"outcome": fields}}, run.saved, step.get("wait"))
     run.outcome = complete.outcome
 
 
 async def _receipt(run: ServerRun, value: Any, step: Step) -> None:
-    await run.receipt(_link(run, step), run.outcome, value or "RECEIPT_RECORDED")
+    await run.receipt(link_of(run, step), run.outcome, value or "RECEIPT_RECORDED")
 
 
 async def _finish(run: ServerRun, value: Any, step: Step) -> None:
     """Answer all chats of the newest rollout until its outcome comes, and record it."""
-    link, names = _link(run, step), {"rollout_id": run.rollout_id}
+    link, names = link_of(run, step), {"rollout_id": run.rollout_id}
     if not run.answered and run.chat.rollout_id == run.rollout_id:
         await run.reply(link, run.chat, {})
     for _ in range(1000):
         found = lambda kind: link.find(kind, names) is not None  # noqa: E731
         what = f"a chat or the outcome of {run.rollout_id}"
-        await link.until(lambda: found("chat") or found("complete") or link.inbox.over is not None, what, step.get("wait"))
+        await link.until(
+            lambda: found("chat") or found("complete") or link.inbox.over is not None, what, step.get("wait")
+        )
         if not found("chat"):
             break
         run.chat = await link.take({"chat": names}, run.saved)
@@ -152,7 +136,7 @@ async def _segments(run: ServerRun, value: Any, _step: Step) -> None:
 
 async def _none(run: ServerRun, value: Any, step: Step) -> None:
     """Expect that no further frame of these kinds has come once the server has handled all; `for` waits longer."""
-    link = _link(run, step)
+    link = link_of(run, step)
     await asyncio.sleep(step.get("for", 0))
     if link.inbox.over is None:
         await run.barrier(link)
@@ -169,27 +153,12 @@ def _own(run: ServerRun, frame: Any) -> bool:
 
 async def _count(run: ServerRun, value: Any, step: Step) -> None:
     """Expect this number of frames that no step has taken: {chat: 2}."""
-    link = _link(run, step)
+    link = link_of(run, step)
     await run.barrier(link)
     for kind, count in value.items():
         fresh = [each for each in link.fresh(kind) if _own(run, each)]
         if len(fresh) != count:
             raise Failed(f"expected {count} open frames of the kind {kind}, got {len(fresh)}")
-
-
-async def _end(run: ServerRun, value: Any, step: Step) -> None:
-    """Expect the end of the stream with this status; [A, B] permits several."""
-    expected = {"$in": value} if isinstance(value, list) else value if isinstance(value, Mapping) else {"code": value}
-    got = await _link(run, step).ended(step.get("wait"))
-    run.expect("end", expected, got["code"] if isinstance(value, list) else got)
-
-
-async def _half_close(run: ServerRun, _value: Any, step: Step) -> None:
-    await _link(run, step).half_close()
-
-
-async def _cut(run: ServerRun, _value: Any, step: Step) -> None:
-    await _link(run, step).cut()
 
 
 async def _call(run: ServerRun, value: Any, step: Step) -> None:
@@ -233,18 +202,9 @@ async def call(run: ServerRun, value: Mapping[str, Any], token: str) -> None:
     run.expect(method, {"code": expected} if isinstance(expected, str) else {"code": "OK"} | expected, answer)
 
 
-async def _sleep(_run: ServerRun, value: Any, _step: Step) -> None:
-    await asyncio.sleep(value)
-
-
-async def _save(run: ServerRun, value: Any, _step: Step) -> None:
-    """Set variables of later steps."""
-    run.saved |= value
-
-
 async def _messages(run: ServerRun, value: Any, step: Step) -> None:
     """Compare each message of the stream so far that has several frames: how many, and how many bytes."""
-    link = _link(run, step)
+    link = link_of(run, step)
     await run.barrier(link)
     for number, (frames, size) in enumerate(link.inbox.messages):  # type: ignore[attr-defined]
         if frames > 1:
@@ -253,9 +213,14 @@ async def _messages(run: ServerRun, value: Any, step: Step) -> None:
 
 async def _flood(run: ServerRun, value: Any, step: Step) -> None:
     """Start as many rollouts that wait as the largest window of the stream permits, and this number more."""
-    link = _link(run, step)
+    link = link_of(run, step)
     await run.barrier(link)
-    windows = [getattr(frame, kind).max_open_rollouts for kind in ("hello", "window") for frame in link.inbox.frames if frame.WhichOneof("frame") == kind]
+    windows = [
+        getattr(frame, kind).max_open_rollouts
+        for kind in ("hello", "window")
+        for frame in link.inbox.frames
+        if frame.WhichOneof("frame") == kind
+    ]
     count = max(windows) + value
     if count > MOST_INITS:
         raise Skipped(f"the window has {count} rollouts; this case starts at most {MOST_INITS}")
@@ -263,18 +228,6 @@ async def _flood(run: ServerRun, value: Any, step: Step) -> None:
     frames = [{"init": run.init({"id": f"flood-{number}", "script": [{"sleep": 60}]})} for number in range(count)]
     for first in range(0, count, 1000):
         await link.send(frames[first : first + 1000])
-
-
-async def _quiet_until(run: ServerRun, value: Any, step: Step) -> None:
-    """Expect that the stream stays open for this number of seconds."""
-    link = _link(run, step)
-    await asyncio.sleep(value)
-    if link.inbox.over is not None:
-        raise Failed(f"the stream ended: {link.end_text()}")
-
-
-def _link(run: ServerRun, step: Step) -> Link:
-    return run.link(step.get("link", "main"))
 
 
 def _same(run: ServerRun, one: Any, other: Any) -> bool:
@@ -290,11 +243,10 @@ async def _equal(run: ServerRun, value: Any, _step: Step) -> None:
 
 
 VERBS: dict[str, Callable[[ServerRun, Any, Step], Awaitable[None]]] = {
+    **GENERIC,
     "open": _open,
     "start": _start,
     "send": _send,
-    "bytes": _bytes,
-    "expect": _expect,
     "chat": _chat,
     "reply": _reply,
     "outcome": _outcome,
@@ -303,16 +255,10 @@ VERBS: dict[str, Callable[[ServerRun, Any, Step], Awaitable[None]]] = {
     "segments": _segments,
     "none": _none,
     "count": _count,
-    "end": _end,
-    "stays": _quiet_until,
     "messages": _messages,
     "flood": _flood,
-    "half_close": _half_close,
-    "cut": _cut,
     "call": _call,
     "eventually": _eventually,
-    "sleep": _sleep,
-    "save": _save,
     "equal": _equal,
 }
 """The verbs of a step."""
