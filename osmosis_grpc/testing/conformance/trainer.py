@@ -86,7 +86,7 @@ async def run(options: argparse.Namespace) -> int:
     """Run the rollouts and stay until the standard input ends. Return the exit code."""
     callback = options.mode == "callback"
     servers = [options.target] if options.target else []
-    config = TrainerConfig() if options.history is None else TrainerConfig(deltas=options.history == "delta")
+    config = TrainerConfig() if options.history is None else TrainerConfig(delta=options.history == "delta")
     listen = options.listen or ("127.0.0.1:0" if callback else "")
     trainer = Trainer(servers, policy, transport="callback" if callback else "attach", listen=listen, config=config)
     async with trainer:

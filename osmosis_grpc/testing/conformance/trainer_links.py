@@ -12,7 +12,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, error_
 from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.testing.conformance.calls import Calls
 from osmosis_grpc.testing.conformance.links import Failed, Link, StreamLink
-from osmosis_grpc.testing.conformance.protobuf_data import CaseError, from_data
+from osmosis_grpc.testing.conformance.protobuf_data import CaseError, from_data, status_message
 from osmosis_grpc.testing.conformance.trace import Trace
 from osmosis_grpc.testing.raw import RawStream
 from osmosis_grpc.testing.raw.connections import ACCEPT, OPTIONS, OWN_CONNECTION
@@ -20,6 +20,10 @@ from osmosis_grpc.wire.methods import METHODS
 
 CALLED = job("testing.conformance.called", OnFailure.RAISE)
 SERVICE = "osmosis.rollout.v1.RolloutService"
+START = 20.0
+"""Seconds in which a trainer has started: it has opened its stream, or listens."""
+SOON = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500))
+"""Options of a channel to a trainer that is starting."""
 FEATURES = ["abandon_chat", "outcome_by_reference", "annotate", "goodbye"]
 LIMITS = {
     "max_message_bytes": 67108864,
@@ -40,6 +44,8 @@ LIMITS = {
     "heartbeat_timeout": "45s",
     "min_ping_interval": "10s",
 }
+REASONS = {"ABORTED": {"code": "ABORTED", "reason": "ATTACHMENT_REPLACED", "message": "another stream has this id"}}
+"""The statuses with a reason of their own with which the suite ends a stream."""
 _METHODS = {"chat": "Chat", "complete": "Complete", "abandon_chat": "AbandonChat"}
 
 
@@ -67,7 +73,7 @@ class PlayedServer:
         self.callbacks: CallbackLink | None = None
         """Gets the Inits that come as calls."""
         self._streams: asyncio.Queue[RawStream] = asyncio.Queue()
-        self._ends: dict[RawStream, asyncio.Future[tuple[str, str]]] = {}
+        self._ends: dict[RawStream, asyncio.Future[str]] = {}
         options = (*OPTIONS, ("grpc.so_reuseport", 0), ("grpc.http2.min_ping_interval_without_data_ms", 1000))
         self._server = grpc.aio.server(options=options)
 
@@ -94,11 +100,11 @@ class PlayedServer:
             pass
         return stream
 
-    def finish(self, stream: RawStream, status: str, text: str = "") -> None:
+    def finish(self, stream: RawStream, status: str) -> None:
         """End a stream with a status."""
         end = self._ends.get(stream)
         if end is not None and not end.done():
-            end.set_result((status, text))
+            end.set_result(status)
 
     async def _attach(self, _requests: Any, context: Any) -> None:
         stream = RawStream(context, services_pb2.AttachResponse)
@@ -106,9 +112,11 @@ class PlayedServer:
         await self._streams.put(stream)
         try:
             await asyncio.wait({end, stream.reader}, return_when=asyncio.FIRST_COMPLETED)
-            if end.done():
-                context.set_code(grpc.StatusCode[end.result()[0]])
-                context.set_details(end.result()[1])
+            if end.done() and end.result() != "OK":
+                status = status_message(REASONS.get(end.result(), end.result()))
+                context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
+                context.set_code(grpc.StatusCode[end.result()])
+                context.set_details(status.message)
         finally:
             stream.reader.cancel()
             del self._ends[stream]
@@ -122,7 +130,8 @@ class PlayedServer:
         hello = server_hello("journal of the suite", {})
         loops = [{"name": name} for name in hello.pop("agent_loops")]
         del hello["max_open_rollouts"]
-        return from_data(control_pb2.GetServerInfoResponse, hello | {"agent_loops": loops})
+        capacity = {"max_concurrent": 100, "max_queued": 100}
+        return from_data(control_pb2.GetServerInfoResponse, hello | {"agent_loops": loops, "capacity": capacity})
 
     async def _cancel(self, request: Any, _context: Any) -> Any:
         row = control_pb2.CancelResult(
@@ -142,10 +151,10 @@ class AttachLink(StreamLink):
     async def open(self, hello: Mapping[str, Any] | None) -> None:
         """Wait for the trainer's stream and its hello, and answer it."""
         try:
-            async with asyncio.timeout(self.wait * 2):
+            async with asyncio.timeout(START):
                 self.started(await self._server.next_stream())
         except TimeoutError:
-            raise Failed(f"the trainer opened no stream within {self.wait * 2:g} s") from None
+            raise Failed(f"the trainer opened no stream within {START:g} s") from None
         self.trace.add("<-", "attach opened")
         await self.until(lambda: self.inbox.frames or self.inbox.over, "the trainer's hello")
         if hello is not None:
@@ -163,7 +172,7 @@ class AttachLink(StreamLink):
     async def finish(self, status: str) -> None:
         """End the stream with a status."""
         self.trace.add("->", f"attach ended with {status}")
-        self._server.finish(self.inbox, status, "ended by the suite")
+        self._server.finish(self.inbox, status)
 
 
 class AcceptLink(StreamLink):
@@ -172,11 +181,16 @@ class AcceptLink(StreamLink):
     def __init__(self, address: str, trace: Trace, journal_id: str) -> None:
         super().__init__(attach_pb2.ServerFrame, trace, "accept")
         self.journal_id = journal_id
-        self._channel = grpc.aio.insecure_channel(address, options=[OWN_CONNECTION, *OPTIONS])
+        self._channel = grpc.aio.insecure_channel(address, options=[OWN_CONNECTION, *OPTIONS, *SOON])
         self._call: Any = self._channel.stream_stream(ACCEPT, None, services_pb2.AcceptResponse.FromString)
 
     async def open(self, hello: Mapping[str, Any] | None) -> None:
         self.trace.add("->", "accept opened")
+        try:
+            async with asyncio.timeout(START):
+                await self._channel.channel_ready()
+        except TimeoutError:
+            raise Failed(f"the trainer did not listen within {START:g} s") from None
         self.started(RawStream(self._call(wait_for_ready=True), services_pb2.AcceptRequest))
         if hello is not None:
             await self.send([{"hello": server_hello(self.journal_id, hello)}])

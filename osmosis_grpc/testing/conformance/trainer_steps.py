@@ -11,6 +11,8 @@ from osmosis_grpc.testing.conformance.protobuf_data import CaseError, to_data
 from osmosis_grpc.testing.conformance.trainer_links import CallbackLink
 from osmosis_grpc.testing.conformance.trainer_run import START, TOOLS, TrainerRun
 
+START_LIMIT = 20.0
+"""Seconds in which a trainer has started and sends its first Init."""
 PRINT_WAIT = 5.0
 """Seconds in which a trainer prints an expected line."""
 
@@ -57,7 +59,8 @@ async def _accept(run: TrainerRun, value: Any, step: Step) -> None:
     reply, expected = given.pop("reply", {}), given.pop("expect", {})
     run.rollout_id = given.get("rollout_id", run.rollout_id)
     link = link_of(run, step)
-    request = await link.take({"init": {"rollout_id": run.rollout_id, **expected}}, run.saved, step.get("wait"))
+    init = {"init": {"rollout_id": run.rollout_id, **expected}}
+    request = await link.take(init, run.saved, step.get("wait", START_LIMIT))
     run.attempt = request.attempt or 1
     if reply is not False:
         names = {"rollout_id": run.rollout_id, "attempt": run.attempt}
@@ -76,10 +79,10 @@ async def _ask(run: TrainerRun, value: Any, step: Step) -> None:
     parent, text = given.pop("after", number - 1), given.pop("text", None)
     form = given.pop("form", "full" if run.mode == "callback" else "delta")
     key = run.rollout_id, sample, number
-    known = run.history(sample, parent) if parent else []
-    new = ([] if parent else [START]) + ([{"role": "user", "text": text}] if text is not None else [])
     chat: dict[str, Any] = {"rollout_id": run.rollout_id, "attempt": run.attempt, "sample": sample, "chat_number": number}
     if "full" not in given and "delta" not in given:
+        known = run.history(sample, parent) if parent else []
+        new = ([] if parent else [START]) + ([{"role": "user", "text": text}] if text is not None else [])
         run.histories[key], run.parents[key] = known + new, parent
         if form == "delta" and parent:
             chat["delta"] = {"parent_chat": parent, "messages": new}
@@ -209,6 +212,16 @@ async def _finish_stream(run: TrainerRun, value: Any, step: Step) -> None:
     await link_of(run, step).finish(value)  # type: ignore[attr-defined]
 
 
+async def _no_stream(run: TrainerRun, value: Any, _step: Step) -> None:
+    """Expect that the trainer opens no stream for this number of seconds."""
+    try:
+        async with asyncio.timeout(value):
+            await run.server.next_stream()
+    except TimeoutError:
+        return
+    raise Failed("the trainer opened another stream")
+
+
 async def _leave(run: TrainerRun, _value: Any, _step: Step) -> None:
     assert run.process is not None
     await run.process.leave()
@@ -260,6 +273,7 @@ VERBS: dict[str, Callable[[TrainerRun, Any, Step], Awaitable[None]]] = {
     "send": _send,
     "none": _none,
     "finish": _finish_stream,
+    "no_stream": _no_stream,
     "leave": _leave,
     "exit": _exit,
     "call": _call,
