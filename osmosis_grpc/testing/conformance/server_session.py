@@ -62,6 +62,8 @@ async def server_under_test(
     has |= {f"{name}_token" for name in ("second", "admin") if name in options.tokens}
     has |= {"token"} if options.tokens["first"] else {"no_token"}
     has |= {"plain"} if options.plain else set()
+    silence = float(info["limits"].get("chat_silence", "inf").rstrip("s"))
+    has |= {"chat_silence of at most 60 s"} if silence <= 60 else set()
     has |= {"one_agent"} if len(names) == 1 else set()
     async with channel, Listener(options.host, options.accept) as listener:
         yield ServerUnderTest(
