@@ -21,17 +21,23 @@ from osmosis_grpc.wire.status import to_status  # noqa: E402
 
 FILE = ROOT / "conformance" / "vectors" / "transcripts.yaml"
 HEAD = """\
-# Transcripts of one stream, as the side `side` sees it. They are for an implementation of a stream without a network: feed
-# the inputs in order, and compare. `at` is the time in seconds. Inputs: `gets` a message with these frames, `sends` a frame
-# that this side wants to send, `time` passes, `gets_end` of the other side's direction, `ends` by this side. Outputs:
-# `handles` these kinds of frames, `writes` these frames, and `ended` with a status. scripts/conformance_transcripts.py
+# Transcripts of one stream, as the side `side` sees it. They are for an implementation of a stream without a network:
+# feed the inputs in order, and compare. `at` is the time in seconds. Inputs: `gets` a message with these frames, `sends`
+# a frame that this side wants to send, `time` passes, `gets_end` of the other side's direction, `ends` by this side.
+# Outputs: `handles` these kinds of frames, `writes` these frames, and `ended` with a status. scripts/conformance_transcripts.py
 # makes this file.
 """
 ACCEPTED = {"server": ["init", "chat_reply", "heartbeat", "goodbye"], "trainer": ["init_reply", "chat", "heartbeat"]}
-HELLO = {"server": {"hello": {"attachment_id": "attachment of a test"}}, "trainer": {"hello": {"journal_id": "journal"}}}
+HELLO = {
+    "server": {"hello": {"attachment_id": "attachment of a test"}},
+    "trainer": {"hello": {"journal_id": "journal"}},
+}
 OPEN = {"at": 0, "gets": ["hello"]}
 SCRIPTS: list[dict[str, Any]] = [
-    {"name": "hello, then frames", "does": [OPEN, {"at": 1, "gets": ["init", "heartbeat"]}, {"at": 2, "sends": "init_reply"}]},
+    {
+        "name": "hello, then frames",
+        "does": [OPEN, {"at": 1, "gets": ["init", "heartbeat"]}, {"at": 2, "sends": "init_reply"}],
+    },
     {"name": "another frame before the hello", "does": [{"at": 0, "gets": ["heartbeat"]}]},
     {"name": "a message without frames before the hello", "does": [{"at": 0, "gets": []}]},
     {"name": "frames beside the opener's hello", "does": [{"at": 0, "gets": ["hello", "init"]}]},
@@ -112,7 +118,9 @@ def _name(code: int) -> str:
 
 def text() -> str:
     """Return the whole file."""
-    made = yaml.safe_dump([transcript(script) for script in SCRIPTS], sort_keys=False, width=120, default_flow_style=None)
+    made = yaml.safe_dump(
+        [transcript(script) for script in SCRIPTS], sort_keys=False, width=120, default_flow_style=None
+    )
     return f"{HEAD}\n{made}"
 
 

@@ -128,7 +128,13 @@ async def _tested(
     except Unusable as error:
         say_error(f"conformance: {printable(str(error))}")
         return 2
-    seconds = time.monotonic() - began
+    return _reported(options, out, results, name, time.monotonic() - began)
+
+
+def _reported(options: ConformanceOptions, out: Records, results: Sequence[Any], name: str, seconds: float) -> int:
+    """Print and write the reports. Return the exit code."""
+    from osmosis_grpc.testing.conformance import report
+
     for text in report.failures(results):
         out.say(text)
     out.say("")

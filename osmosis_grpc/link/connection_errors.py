@@ -59,7 +59,7 @@ def is_permanent(error: CallError | None) -> bool:
 
 
 def is_replaced(error: CallError | None) -> bool:
-    """Returns whether another stream with the same attachment id has replaced a stream. Its owner does not come back."""
+    """Returns whether another stream with the same attachment id has replaced this one, whose owner then stays away."""
     return isinstance(error, Aborted) and error.reason == "ATTACHMENT_REPLACED"
 
 

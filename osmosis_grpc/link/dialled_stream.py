@@ -91,7 +91,7 @@ async def redial(
     lasted: float = 1.0,
     is_final: Callable[[CallError | None], bool] = lambda _error: False,
 ) -> None:
-    """Calls `connect` again and again, with a pause after each call. Returns after an error for which `is_final` is true.
+    """Calls `connect` again and again, with a pause after each call. Returns after an error that `is_final`.
 
     The pause doubles from the first value of `pauses` up to the second. `connect` runs one stream to its end. Then
     redial calls `on_ended` with the stream's error, or None, and with the upper limit of the next pause in seconds.

@@ -78,13 +78,20 @@ def test_an_unknown_operator_is_an_error_of_the_case():
 def test_values_are_saved_and_filled():
     saved = {"id": "r"}
     assert not list(differences({"a": {"$save": "kept"}}, {"a": [1, 2]}, saved))
-    assert filled({"x": "${kept}", "y": "${id}-b", "z": "${repeat ab 3}"}, saved) == {"x": [1, 2], "y": "r-b", "z": "ababab"}
+    assert filled({"x": "${kept}", "y": "${id}-b", "z": "${repeat ab 3}"}, saved) == {
+        "x": [1, 2],
+        "y": "r-b",
+        "z": "ababab",
+    }
     with pytest.raises(CaseError, match="no variable nothing"):
         filled("${nothing}", saved)
 
 
 def test_known_failures_need_a_reason():
-    assert known_failures("a-case  # slow disk\n\nother@attach # x\n# nothing\n") == {"a-case": "slow disk", "other@attach": "x"}
+    assert known_failures("a-case  # slow disk\n\nother@attach # x\n# nothing\n") == {
+        "a-case": "slow disk",
+        "other@attach": "x",
+    }
     for wrong in ("a-case", "A case # x", "a@pigeon # x"):
         with pytest.raises(ValueError, match="line 1"):
             known_failures(wrong)
@@ -151,7 +158,13 @@ async def test_a_known_failure_may_fail_and_must_not_pass():
 async def test_the_reports_show_what_failed():
     results = await results_of()
     text = "\n".join(report.failures(results))
-    for part in ("bad@attach: failed", 'attacks: <&> and "quotes"', "Message.role: “Any other role”", "expected 1, got 2", "-> hello"):
+    for part in (
+        "bad@attach: failed",
+        'attacks: <&> and "quotes"',
+        "Message.role: “Any other role”",
+        "expected 1, got 2",
+        "-> hello",
+    ):
         assert part in text
     assert "hangs@attach" in text
     assert "the case did not end within its limit of 0.05 s" in text

@@ -36,7 +36,10 @@ WAIT = 5.0
 
 
 async def exchange(target: str, frames: list[Mapping[str, Any]], trace: Trace) -> str:
-    """Send frames and return how the call ended: `grpc-status 3`, `http 415`, `RST_STREAM`, `GOAWAY`, `closed`, `open`."""
+    """Send frames and return how the call ended.
+
+    It is `grpc-status 3`, `http 415`, `RST_STREAM`, `GOAWAY`, `PING` (answered), `closed` or `open`.
+    """
     import hpack
 
     host, _, port = target.rpartition(":")

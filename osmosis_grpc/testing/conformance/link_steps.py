@@ -21,7 +21,8 @@ def verb_of(step: Step, verbs: Container[str], number: int) -> str:
 
 
 def link_of(run: Any, step: Step) -> Link:
-    return run.link(step.get("link", "main"))
+    found: Link = run.link(step.get("link", "main"))
+    return found
 
 
 async def send_bytes(run: Any, value: Any, step: Step) -> None:

@@ -1,8 +1,8 @@
 """Compares received data with an expectation of a case.
 
-An expectation is data. A dict expects at least its keys. A list expects exactly its elements, in order. A scalar expects
-an equal one; numbers are compared as float32 where they are not integers. A text for a status means its code. A dict with
-one key that begins with `$` is an operator of the table below. `docs/conformance.md` lists them.
+An expectation is data. A dict expects at least its keys. A list expects exactly its elements, in order. A scalar
+expects an equal one; numbers are compared as float32 where they are not integers. A text for a status means its code.
+A dict with one key that begins with `$` is an operator of the table below. `docs/conformance.md` lists them.
 """
 
 import json

@@ -25,7 +25,7 @@ def line(result: Result) -> str:
 
 
 def failures(results: Sequence[Result]) -> Iterator[str]:
-    """Yield the lines about each failed case: what it attacks, what it rests on, what differs, what was sent and got."""
+    """Yield the lines about each failed case: what it attacks and rests on, what differs, what was sent and got."""
     for result in results:
         if not result.bad:
             continue

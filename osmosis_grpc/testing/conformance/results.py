@@ -8,7 +8,7 @@ from typing import Any
 from osmosis_grpc.testing.conformance.cases import Case
 
 
-class Unusable(Exception):  # noqa: N818 - the message is for a person
+class Unusable(Exception):
     """The side under test cannot be tested at all."""
 
 

@@ -289,6 +289,7 @@ class Listener:
                 if kind == "complete":  # of a case that is over
                     return outcome_pb2.CompleteResponse(receipt=outcome_pb2.RECEIPT_RECORDED)
                 await context.abort(grpc.StatusCode.NOT_FOUND, f"the suite does not know {rollout}")
+            assert link is not None  # abort() raises
             answer = await link.served(kind, request)
             if isinstance(answer, error_pb2.Status):
                 details = ("grpc-status-details-bin", answer.SerializeToString())

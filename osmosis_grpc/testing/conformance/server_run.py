@@ -65,9 +65,9 @@ class ServerRun:
         """Return data of the case with its variables filled."""
         return filled(data, self.saved)
 
-    def calls(self, token: str = "first") -> Calls:
+    def calls(self, credential: str = "first") -> Calls:
         """Return a caller with a credential."""
-        return Calls(self.server.channel, self.server.tokens[token], self.trace)
+        return Calls(self.server.channel, self.server.tokens[credential], self.trace)
 
     def link(self, name: str = "main") -> Link:
         """Return a link of the case by its name. Raises CaseError."""
@@ -75,12 +75,12 @@ class ServerRun:
             raise CaseError(f"the case has opened no link {name}")
         return self.links[name]
 
-    async def open(self, hello: Mapping[str, Any] | None, name: str = "main", token: str = "first") -> Link:
+    async def open(self, hello: Mapping[str, Any] | None, name: str = "main", credential: str = "first") -> Link:
         """Open a link, or the next stream of one. `same` in the hello names a link with the same attachment id."""
         given = dict(hello) if hello is not None else None
         same = given.pop("same", None) if given else None
         if name not in self.links:
-            link = self.links[name] = self._made(name, token)
+            link = self.links[name] = self._made(name, credential)
             link.wait = self.case.wait or link.wait
         link = self.links[name]
         if same is not None:
@@ -90,14 +90,14 @@ class ServerRun:
         await link.open(given)
         return link
 
-    def _made(self, name: str, token: str) -> Link:
-        metadata = self.server.tokens[token]
+    def _made(self, name: str, credential: str) -> Link:
+        metadata = self.server.tokens[credential]
         if self.mode == "attach":
             return AttachLink(self.server.new_channel(), metadata, self.trace)
         if self.mode == "accept":
             return AcceptLink(self.server.listener, self.trace, self.prefix)
         prefix = self.prefix if name == "main" else f"{self.prefix}-{name}"
-        return CallbackLink(self.calls(token), self.server.listener, self.trace, prefix)
+        return CallbackLink(self.calls(credential), self.server.listener, self.trace, prefix)
 
     def init(self, given: Mapping[str, Any]) -> Data:
         """Return an InitRequest as data. `given`: id, script, tools, attempt, spec and other fields of the request."""
@@ -151,7 +151,7 @@ class ServerRun:
         await link.send([{"complete_reply": names | result}])
 
     async def barrier(self, link: Link) -> None:
-        """Wait until the server has handled all frames so far. Over a callback there is no order, so time has to pass."""
+        """Wait until the server has handled all frames so far. Callbacks have no order, so time has to pass there."""
         if self.mode == "callback":
             await asyncio.sleep(0.3)
             return

@@ -21,10 +21,6 @@ REACH = 10.0
 """Seconds in which the server answers the first call, and in which a server that dials out comes."""
 
 
-class Unusable(Exception):
-    """The side under test cannot be tested at all."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
     """How to reach an agent server and what to show to it."""

@@ -113,10 +113,13 @@ async def _receipt(run: ServerRun, value: Any, step: Step) -> None:
 async def _finish(run: ServerRun, value: Any, step: Step) -> None:
     """Answer all chats of the newest rollout until its outcome comes, and record it."""
     link, names = link_of(run, step), {"rollout_id": run.rollout_id}
+
+    def found(kind: str) -> bool:
+        return link.find(kind, names) is not None
+
     if not run.answered and run.chat.rollout_id == run.rollout_id:
         await run.reply(link, run.chat, {})
     for _ in range(1000):
-        found = lambda kind: link.find(kind, names) is not None  # noqa: E731
         what = f"a chat or the outcome of {run.rollout_id}"
         await link.until(
             lambda: found("chat") or found("complete") or link.inbox.over is not None, what, step.get("wait")

@@ -19,7 +19,8 @@ async def rollout(run: TrainerRun) -> None:
     for chat in body["chats"]:
         names = {name: chat[name] for name in ("number", "sample") if name in chat}
         steps += [{"ask": chat}, {"answer": names}]
-    steps += [{"report": {"chats": chats, **body.get("outcome", {})}}, {"recorded": {"chats": chats, **body.get("prints", {})}}]
+    steps.append({"report": {"chats": chats, **body.get("outcome", {})}})
+    steps.append({"recorded": {"chats": chats, **body.get("prints", {})}})
     await run.start(body.get("start", {}))
     await VERBS["open"](run, {}, {})
     await run_steps(run, steps)

@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from osmosis_grpc.testing.conformance.cases import Case
@@ -81,10 +82,10 @@ class TrainerRun:
 
     def _made(self, name: str) -> None:
         journal = f"journal {name} of {self.prefix}"
-        makers = {
-            "attach": lambda: AttachLink(self.server, self.trace, journal),
-            "accept": lambda: AcceptLink(self._listen, self.trace, journal),
-            "callback": lambda: CallbackLink(self.server, self.trace),
+        makers: dict[str, Callable[[], Link]] = {
+            "attach": partial(AttachLink, self.server, self.trace, journal),
+            "accept": partial(AcceptLink, self._listen, self.trace, journal),
+            "callback": partial(CallbackLink, self.server, self.trace),
         }
         self.links[name] = makers[self.mode]()
         self.links[name].wait = self.case.wait or self.links[name].wait
@@ -115,7 +116,7 @@ class TrainerRun:
             raise Failed("\n".join(f"{what}: {line.removeprefix(': ')}" for line in lines))
 
     async def printed(self, expected: Mapping[str, Any], wait: float) -> None:
-        """Expect a line that has these values. The keys `event`, `rollout_id`, `chat_number` and `attempt` choose it."""
+        """Expect a line that has these values. `event`, `rollout_id`, `chat_number` and the like choose it."""
         assert self.process is not None
         process = self.process
         names = {

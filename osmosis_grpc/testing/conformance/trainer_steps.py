@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from osmosis_grpc.testing.conformance.link_steps import GENERIC, Step, link_of, verb_of
@@ -26,7 +26,7 @@ async def frames(run: TrainerRun) -> None:
     await run_steps(run, steps)
 
 
-async def run_steps(run: TrainerRun, steps: list[Step]) -> None:
+async def run_steps(run: TrainerRun, steps: Sequence[Step]) -> None:
     """Do the steps in order. Raises Failed naming the step."""
     for number, step in enumerate(steps, 1):
         if run.mode not in step.get("only", run.mode):
@@ -71,15 +71,16 @@ async def _accept(run: TrainerRun, value: Any, step: Step) -> None:
 async def _ask(run: TrainerRun, value: Any, step: Step) -> None:
     """Send a chat of the current rollout.
 
-    `number` and `text`: a chat with a new user message. `after`: the chat that it continues; the form is the usual one of
-    the mode, or `form`. Other keys are fields of the ChatRequest. The trainer's answer is expected with `answer`.
+    `number` and `text`: a chat with a new user message. `after`: the chat that it continues; the form is the usual
+    one of the mode, or `form`. Other keys are fields of the ChatRequest. `answer` expects the trainer's answer.
     """
     given = dict(value or {})
     number, sample = given.pop("number", 1), given.pop("sample", "main")
     parent, text = given.pop("after", number - 1), given.pop("text", None)
     form = given.pop("form", "full" if run.mode == "callback" else "delta")
     key = run.rollout_id, sample, number
-    chat: dict[str, Any] = {"rollout_id": run.rollout_id, "attempt": run.attempt, "sample": sample, "chat_number": number}
+    chat: dict[str, Any] = dict(zip(("rollout_id", "sample", "chat_number"), key, strict=True))
+    chat["attempt"] = run.attempt
     if "full" not in given and "delta" not in given:
         known = run.history(sample, parent) if parent else []
         new = ([] if parent else [START]) + ([{"role": "user", "text": text}] if text is not None else [])

@@ -1,7 +1,7 @@
 """Fills the variables of a case: `${name}` in any text of it.
 
-A text that is only a variable becomes the variable's value. `${repeat TEXT N}` in a text repeats a text, for long values;
-N is a number or a variable. `{$numbered: {count: N, value: V}}` is an object with the keys x0, x1 and so on.
+A text that is only a variable becomes the variable's value. `${repeat TEXT N}` in a text repeats a text, for long
+values; N is a number or a variable. `{$numbered: {count: N, value: V}}` is an object with the keys x0, x1 and so on.
 """
 
 import re

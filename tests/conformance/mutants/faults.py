@@ -201,6 +201,10 @@ def _delta_never_in_full(frame: Frame) -> Iterator[Frame]:
     yield frame
 
 
+def _shorter_length(_original: Any) -> Callable[[Any, Any], int]:
+    return lambda one, other: min(len(one), len(other))
+
+
 def _unknown_frames_end_the_stream(kind: str, content: Any) -> Iterator[tuple[str, Any]]:
     if not kind:
         raise RuntimeError("a planted fault: an unknown frame")
@@ -219,16 +223,24 @@ SERVER: Mapping[str, Fault] = {
         "mistakes-in-one-request@attach",
     ),
     "wrong-parent": Fault(
-        "names the wrong chat that a delta continues", server_sends(changed("chat", _wrong_parent)), "delta-names-its-parent@attach"
+        "names the wrong chat that a delta continues",
+        server_sends(changed("chat", _wrong_parent)),
+        "delta-names-its-parent@attach",
     ),
     "delta-repeats-a-message": Fault(
-        "repeats a message in a delta", server_sends(changed("chat", _one_message_more)), "delta-names-its-parent@attach"
+        "repeats a message in a delta",
+        server_sends(changed("chat", _one_message_more)),
+        "delta-names-its-parent@attach",
     ),
     "never-in-full": Fault(
-        "does not send a chat again in full", server_sends(_delta_never_in_full), "unknown-chat-comes-again-in-full@attach"
+        "does not send a chat again in full",
+        server_sends(_delta_never_in_full),
+        "unknown-chat-comes-again-in-full@attach",
     ),
     "shifted-mask": Fault(
-        "counts a token of the prompt as sampled", server_sends(changed("complete", _shifted_mask)), "segment-grows@attach"
+        "counts a token of the prompt as sampled",
+        server_sends(changed("complete", _shifted_mask)),
+        "segment-grows@attach",
     ),
     "unset-reward-is-zero": Fault(
         "reports 0 where there is no reward", server_sends(changed("complete", _zero_reward)), "chat-rewards@attach"
@@ -242,7 +254,9 @@ SERVER: Mapping[str, Fault] = {
         "numbers events from 2", server_sends(changed("event", _number_plus_one)), "subscription-to-events@attach"
     ),
     "adds-a-temperature": Fault(
-        "adds a temperature to chats that have none", server_sends(changed("chat", _own_temperature)), "sampling-is-complete@attach"
+        "adds a temperature to chats that have none",
+        server_sends(changed("chat", _own_temperature)),
+        "sampling-is-complete@attach",
     ),
     "repeats-the-tools": Fault(
         "sends tools with each chat of an attachment",
@@ -250,7 +264,9 @@ SERVER: Mapping[str, Fault] = {
         "tools-over-an-attachment@attach",
     ),
     "no-abandon": Fault(
-        "does not say that a reply is no longer wanted", server_sends(dropped("abandon_chat")), "cancel-ends-the-rollout@attach"
+        "does not say that a reply is no longer wanted",
+        server_sends(dropped("abandon_chat")),
+        "cancel-ends-the-rollout@attach",
     ),
     "no-unknown-rollouts": Fault(
         "does not answer a list of open rollouts",
@@ -260,7 +276,9 @@ SERVER: Mapping[str, Fault] = {
     "chats-twice": Fault("asks each chat twice", server_sends(doubled("chat")), "chat-window@attach"),
     "ignores-windows": Fault("ignores the trainer's windows", got(not_got("window")), "chat-window@attach"),
     "ignores-goodbye": Fault("ignores Goodbye", got(not_got("goodbye")), "goodbye@attach"),
-    "dies-of-unknown-frames": Fault("breaks at an unknown frame", got(_unknown_frames_end_the_stream), "unknown-frame@attach"),
+    "dies-of-unknown-frames": Fault(
+        "breaks at an unknown frame", got(_unknown_frames_end_the_stream), "unknown-frame@attach"
+    ),
     "json-as-text": Fault(
         "compares JSON without sorting its keys",
         replaced(
@@ -272,7 +290,11 @@ SERVER: Mapping[str, Fault] = {
     ),
     "drift-is-ignored": Fault(
         "extends a segment whose tokens differ",
-        replaced("osmosis_grpc.types.segment_assembly", "_common", lambda _original: lambda one, other: min(len(one), len(other))),
+        replaced(
+            "osmosis_grpc.types.segment_assembly",
+            "_common",
+            lambda _original: lambda one, other: min(len(one), len(other)),
+        ),
         "segment-drifts@attach",
     ),
     "too-many-frames": Fault(
@@ -295,7 +317,9 @@ TRAINER: Mapping[str, Fault] = {
         "unknown-rollout@attach",
     ),
     "unknown-chat-without-detail": Fault(
-        "refuses a delta without UnknownChat", trainer_sends(changed("chat_reply", _without_details)), "unknown-chat@attach"
+        "refuses a delta without UnknownChat",
+        trainer_sends(changed("chat_reply", _without_details)),
+        "unknown-chat@attach",
     ),
     "ended-rollout-is-unknown": Fault(
         "answers a chat after the outcome with NOT_FOUND",
@@ -308,27 +332,31 @@ TRAINER: Mapping[str, Fault] = {
         "rollout-of-three-chats@attach",
     ),
     "new-attachment-each-time": Fault(
-        "makes a new attachment id for each stream", trainer_sends(changed("hello", _other_attachment)), "break-and-resume@attach"
+        "makes a new attachment id for each stream",
+        trainer_sends(changed("hello", _other_attachment)),
+        "break-and-resume@attach",
     ),
     "no-open-rollouts": Fault(
-        "does not list its open rollouts after a break", trainer_sends(dropped("open_rollouts")), "break-and-resume@attach"
+        "does not list its open rollouts after a break",
+        trainer_sends(dropped("open_rollouts")),
+        "break-and-resume@attach",
     ),
     "leaves-without-goodbye": Fault("leaves without Goodbye", trainer_sends(dropped("goodbye")), "goodbye@attach"),
-    "ignores-abandon": Fault("samples on after AbandonChat", got(not_got("abandon_chat")), "abandoned-chat-stops-the-sampler@attach"),
-    "ignores-windows": Fault(
-        "ignores the server's windows",
-        got(not_got("window")),
-        "window-of-zero-pauses@attach",
+    "ignores-abandon": Fault(
+        "samples on after AbandonChat", got(not_got("abandon_chat")), "abandoned-chat-stops-the-sampler@attach"
     ),
+    "ignores-windows": Fault("ignores the server's windows", got(not_got("window")), "window-of-zero-pauses@attach"),
     "samples-twice": Fault(
         "samples a chat again when it comes again",
         replaced(
             "osmosis_grpc.trainer.chats.attempt_cache",
             "AttemptCache.chat",
-            lambda original: lambda self, request, sampler: (
-                [sample.asked.clear() for sample in self.samples.values()],
-                original(self, request, sampler),
-            )[1],
+            lambda original: (
+                lambda self, request, sampler: (
+                    [sample.asked.clear() for sample in self.samples.values()],
+                    original(self, request, sampler),
+                )[1]
+            ),
         ),
         "chat-is-sampled-once@attach",
     ),
@@ -337,10 +365,12 @@ TRAINER: Mapping[str, Fault] = {
         replaced(
             "osmosis_grpc.trainer.chats.attempt_cache",
             "AttemptCache.chat",
-            lambda original: lambda self, request, sampler: (
-                self.samples[request.sample].asked[request.chat_number]
-                if request.sample in self.samples and request.chat_number in self.samples[request.sample].asked
-                else original(self, request, sampler)
+            lambda original: (
+                lambda self, request, sampler: (
+                    self.samples[request.sample].asked[request.chat_number]
+                    if request.sample in self.samples and request.chat_number in self.samples[request.sample].asked
+                    else original(self, request, sampler)
+                )
             ),
         ),
         "different-chat-is-refused@attach",
