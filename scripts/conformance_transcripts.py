@@ -22,10 +22,10 @@ from osmosis_grpc.wire.status import to_status  # noqa: E402
 FILE = ROOT / "conformance" / "vectors" / "transcripts.yaml"
 HEAD = """\
 # Transcripts of one stream, as the side `side` sees it. They are for an implementation of a stream without a network:
-# feed the inputs in order, and compare. `at` is the time in seconds. Inputs: `gets` a message with these frames, `sends`
-# a frame that this side wants to send, `time` passes, `gets_end` of the other side's direction, `ends` by this side.
-# Outputs: `handles` these kinds of frames, `writes` these frames, and `ended` with a status. scripts/conformance_transcripts.py
-# makes this file.
+# feed the inputs in order, and compare. `at` is the time in seconds. Inputs: `gets` a message with these frames,
+# `sends` a frame that this side wants to send, `time` passes, `gets_end` of the other side's direction, `ends` by this
+# side. Outputs: `handles` these kinds of frames, `writes` these frames, and `ended` with a status.
+# scripts/conformance_transcripts.py makes this file.
 """
 ACCEPTED = {"server": ["init", "chat_reply", "heartbeat", "goodbye"], "trainer": ["init_reply", "chat", "heartbeat"]}
 HELLO = {

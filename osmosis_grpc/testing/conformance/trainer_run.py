@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.testing.conformance.cases import Case
 from osmosis_grpc.testing.conformance.links import Failed, Link
 from osmosis_grpc.testing.conformance.patterns import differences
@@ -18,6 +19,7 @@ from osmosis_grpc.testing.conformance.trainer_links import AcceptLink, AttachLin
 from osmosis_grpc.testing.conformance.trainer_process import LACKS, TrainerProcess
 from osmosis_grpc.testing.conformance.variables import filled
 
+STEP = job("testing.conformance.step", OnFailure.RAISE)
 START: Data = {"role": "user", "text": "start"}
 TOOLS: list[Data] = []
 """The tools of the rollouts, in the answer to the Init and in chats over a callback."""
@@ -34,6 +36,8 @@ class TrainerRun:
         self.prefix = prefix
         self.server = PlayedServer()
         self.process: TrainerProcess | None = None
+        self.may_end = False
+        """Whether the trainer may have ended: it was asked to leave, or its stream was replaced."""
         self.links: dict[str, Link] = {}
         self.saved: Data = {"id": f"{prefix}-1", "prefix": prefix}
         self.rollout_id = f"{prefix}-1"
@@ -91,22 +95,35 @@ class TrainerRun:
         self.links[name].wait = self.case.wait or self.links[name].wait
 
     async def guard(self, work: Any) -> Any:
-        """Await work of a step. A trainer that has ended explains its failure; exit code 3 skips the case."""
+        """Await work of a step. A trainer that has ended explains its failure; exit code 3 skips the case.
+
+        The work goes on if the trainer may have ended: it has left, or its stream was replaced.
+        """
+        assert self.process is not None
+        step, end = child(STEP, work), child(STEP, self.process.ended())
         try:
-            return await work
+            await asyncio.wait({step, end}, return_when=asyncio.FIRST_COMPLETED)
+            if not step.done() and not self.may_end:
+                self.check_exit("")
+            return await step
         except Failed as error:
-            self.check_exit(str(error))
+            if not self.may_end:
+                self.check_exit(str(error))
             raise
+        finally:
+            step.cancel()
+            end.cancel()
 
     def check_exit(self, why: str) -> None:
         """Raise Skipped or Failed if the trainer has ended."""
         process = self.process
         if process is None or process.exit_code is None:
             return
+        why = f"{why}\n" if why else ""
         if process.exit_code == LACKS:
             raise Skipped(f"the trainer lacks the mode {self.mode} or an option of this case")
         raise Failed(
-            f"{why}\nthe trainer ended with exit code {process.exit_code}; its stderr ends with:\n{process.errors}"
+            f"{why}the trainer ended with exit code {process.exit_code}; its stderr ends with:\n{process.errors}"
         )
 
     def expect(self, what: str, expected: Any, got: Any) -> None:

@@ -210,6 +210,7 @@ async def _none(run: TrainerRun, value: Any, step: Step) -> None:
 
 async def _finish_stream(run: TrainerRun, value: Any, step: Step) -> None:
     """End the stream with a status."""
+    run.may_end = run.may_end or value == "ABORTED"
     await link_of(run, step).finish(value)  # type: ignore[attr-defined]
 
 
@@ -225,6 +226,7 @@ async def _no_stream(run: TrainerRun, value: Any, _step: Step) -> None:
 
 async def _leave(run: TrainerRun, _value: Any, _step: Step) -> None:
     assert run.process is not None
+    run.may_end = True
     await run.process.leave()
 
 
