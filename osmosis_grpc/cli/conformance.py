@@ -12,6 +12,7 @@ from osmosis_grpc.cli.server_choice import chosen_server
 from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.link.credentials import Credentials, channel
+from osmosis_grpc.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.types.outcome import printable
@@ -74,7 +75,7 @@ def _run(options: ConformanceOptions, source: SourceOptions, out: Records) -> in
     except (OSError, UnicodeDecodeError, ValueError) as error:
         usage_error("conformance", printable(str(error)))
     if options.list_:
-        for case in dict.fromkeys(case for case, _ in chosen):
+        for case in {case.name: case for case, _ in chosen}.values():
             out.write("case", case=case.name, side=case.side, kind=case.kind, over=case.over, attacks=case.attacks)
             out.say(f"{case.name:<44} {','.join(case.over):<22} {case.attacks}")
         return 0
@@ -110,6 +111,7 @@ async def _tested(
         else:
             server = chosen_server("conformance", source)
             name, credentials = server.target, server.credentials
+            await server.check_listens()
             tokens = {"first": credentials.metadata}
             for which, path in (("second", options.second_token_file), ("admin", options.admin_token_file)):
                 if path is not None:
@@ -125,7 +127,7 @@ async def _tested(
 
             async with server_session.server_under_test(wanted, new_channel) as under_test:
                 results = await server_session.test_server(under_test, chosen, **kwargs)
-    except Unusable as error:
+    except (Unusable, SourceError) as error:
         say_error(f"conformance: {printable(str(error))}")
         return 2
     return _reported(options, out, results, name, time.monotonic() - began)
