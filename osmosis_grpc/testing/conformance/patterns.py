@@ -22,9 +22,9 @@ def differences(expected: Any, got: Any, saved: Saved, path: str = "") -> Iterat
     """Yield a line for each difference. Values of `$save` go into `saved`."""
     if isinstance(expected, Mapping) and len(expected) == 1 and next(iter(expected)).startswith("$"):
         name, argument = next(iter(expected.items()))
-        if name not in _OPERATORS:
-            raise CaseError(f"{path}: there is no operator {name}; there are {', '.join(_OPERATORS)}")
-        yield from _OPERATORS[name](argument, got, saved, path)
+        if name not in OPERATORS:
+            raise CaseError(f"{path}: there is no operator {name}; there are {', '.join(OPERATORS)}")
+        yield from OPERATORS[name](argument, got, saved, path)
     elif got is MISSING:
         yield f"{path}: is missing; expected {_short(expected)}"
     elif isinstance(expected, Mapping):
@@ -139,7 +139,7 @@ def _short(value: Any) -> str:
     return text if len(text) < 300 else f"{text[:297]}..."
 
 
-_OPERATORS: dict[str, Callable[[Any, Any, Saved, str], Iterator[str]]] = {
+OPERATORS: dict[str, Callable[[Any, Any, Saved, str], Iterator[str]]] = {
     "$any": _checked(lambda _argument, _got: True, "any value"),
     "$absent": _absent,
     "$save": _save,
@@ -154,3 +154,4 @@ _OPERATORS: dict[str, Callable[[Any, Any, Saved, str], Iterator[str]]] = {
     "$not": _not,
     "$all": _all,
 }
+"""The operators by their names."""
