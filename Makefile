@@ -63,7 +63,7 @@ clients: .venv/.dev ## Run trainers made from stubs: TypeScript (needs npm), Go 
 	$(BIN)/pytest -m clients --timeout 300 tests/clients
 
 conformance: .venv/.dev ## Hold this project's server and trainer against the conformance suite, and find the planted faults
-	$(BIN)/pytest -m conformance -n 2 --timeout 300 tests/conformance
+	$(BIN)/pytest -m conformance -n 4 --timeout 300 tests/conformance
 
 test-adapters: .venv/.adapters ## Run the tests that drive rollouts with other libraries: openai, anthropic, mcp, strands, litellm
 	$(BIN)/pytest -m adapters -n 2 --timeout 300 tests

@@ -46,7 +46,7 @@ def summary(results: Sequence[Result], seconds: float) -> str:
     """Return one line with the numbers of all verdicts."""
     counts = Counter(result.verdict for result in results)
     parts = [f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict]]
-    return f"{len(results)} cases in {seconds:.1f} s: {', '.join(parts) or 'none ran'}"
+    return f"{len(results)} case{'s' * (len(results) != 1)} in {seconds:.1f} s: {', '.join(parts) or 'none ran'}"
 
 
 def skipped(results: Sequence[Result]) -> Iterator[str]:
