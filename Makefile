@@ -11,7 +11,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-adapters test-browser test-deploy test-trainers test-model learn check lint collect sim sim-ablations faults bench plots generate docs audit site image clients bench-viewer screenshots compat-newest clean
+.PHONY: help venv demo test test-slow conformance test-adapters test-browser test-deploy test-trainers test-model learn check lint collect sim sim-ablations faults bench plots generate docs audit site image clients bench-viewer screenshots compat-newest clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -55,12 +55,17 @@ lint: .venv/.dev ## All linters, type checks, import contracts, and generated fi
 	$(BIN)/python scripts/llms.py --check
 	$(BIN)/python scripts/bill_of_materials.py --check
 	$(BIN)/python scripts/dashboard.py --check
+	$(BIN)/python scripts/conformance_coverage.py
+	$(BIN)/python scripts/conformance_transcripts.py --check
 
 collect: .venv/.dev ## Import all tests once, so that the workers of a new clone find them compiled
 	$(BIN)/pytest --collect-only -q > /dev/null || true
 
 clients: .venv/.dev ## Run the trainers of clients/: TypeScript (needs npm), Go (needs Debian's packages), betterproto2
 	$(BIN)/pytest -m clients --timeout 300 tests/clients
+
+conformance: .venv/.dev ## Hold this project's server and trainer against the conformance suite, and find the planted faults
+	$(BIN)/pytest -m conformance -n 4 --timeout 300 tests/conformance
 
 test-adapters: .venv/.adapters ## Run the tests that drive rollouts with other libraries: openai, anthropic, mcp, strands, litellm
 	$(BIN)/pytest -m adapters -n 2 --timeout 300 tests

@@ -83,7 +83,7 @@ PAGES = {
         "operators",
         "settings",
     ),
-    "Protocol": ("write-a-trainer", "protocol", "implementers", "compatibility"),
+    "Protocol": ("write-a-trainer", "protocol", "conformance", "implementers", "compatibility"),
     "Optional": ("architecture", "decisions", "reliability", "performance"),
 }
 """The pages of docs/ by heading. New pages come under the first heading. The last heading has pages that few need."""

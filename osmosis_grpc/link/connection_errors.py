@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from osmosis_grpc.errors import (
+    Aborted,
     CallError,
     FailedPrecondition,
     PermissionDenied,
@@ -50,9 +51,16 @@ def is_permanent(error: CallError | None) -> bool:
     """Returns whether an error is permanent. Then the same call to the same server would fail again."""
     if isinstance(error, FailedPrecondition):
         return error.kind == "PROTOCOL"
+    if isinstance(error, Aborted):
+        return is_replaced(error)
     if isinstance(error, Unimplemented) and _HTTP_ANSWER in str(error):
         return False
     return isinstance(error, Unauthenticated | PermissionDenied | Unimplemented | TlsMismatch)
+
+
+def is_replaced(error: CallError | None) -> bool:
+    """Returns whether another stream with the same attachment id has replaced this one, whose owner then stays away."""
+    return isinstance(error, Aborted) and error.reason == "ATTACHMENT_REPLACED"
 
 
 async def explained(target: str, credentials: Credentials, error: CallError) -> CallError:

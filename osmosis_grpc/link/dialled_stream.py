@@ -89,8 +89,9 @@ async def redial(
     system: System,
     pauses: tuple[float, float] = (0.25, 10.0),
     lasted: float = 1.0,
+    is_final: Callable[[CallError | None], bool] = lambda _error: False,
 ) -> None:
-    """Calls `connect` again and again, with a pause after each call.
+    """Calls `connect` again and again, with a pause after each call. Returns after an error that `is_final`.
 
     The pause doubles from the first value of `pauses` up to the second. `connect` runs one stream to its end. Then
     redial calls `on_ended` with the stream's error, or None, and with the upper limit of the next pause in seconds.
@@ -110,4 +111,6 @@ async def redial(
         if loop.time() - began > lasted:
             backoff.reset()
         on_ended(error, backoff.limit)
+        if is_final(error):
+            return
         await asyncio.sleep(backoff.next())

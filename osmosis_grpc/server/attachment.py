@@ -29,7 +29,7 @@ from osmosis_grpc.errors import (
     Unavailable,
     UnknownChat,
 )
-from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES
+from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES, MAX_REPLY_BYTES
 from osmosis_grpc.link.frame_stream import FrameStream
 from osmosis_grpc.link.throttled_log import Throttled
 from osmosis_grpc.server.event_subscriptions import Subscriptions
@@ -408,6 +408,9 @@ class Attachment:
             self.dropped += 1
         elif reply.WhichOneof("result") == "response":
             try:
+                size = reply.response.ByteSize()
+                if size > MAX_REPLY_BYTES:
+                    raise InvalidArgument("response", f"has {size} bytes, more than {MAX_REPLY_BYTES}")
                 chat.future.set_result(reply_from_wire(reply.response, keep=self._engine.journal.durable))
             except InvalidArgument as error:
                 chat.future.set_exception(ReplyUnreadable(f"the trainer's reply cannot be read: {error}"))

@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 COMPLETE_TIMEOUT = 30.0
 """The timeout of one try of a delivery, in seconds."""
 
+TOO_LARGE = "Received message larger than max"
+"""A part of gRPC's own error for a reply beyond the limit of the channel. The trainer has sent it, and would again."""
 REACHED_AFTER = 10.0
 """When a call is cut off after this many seconds, it had reached the trainer. grpc tries to connect for less time."""
 
@@ -276,6 +278,8 @@ class _Asking:
             except grpc.aio.AioRpcError as failed:
                 # A call is cut if the connection or a proxy ended it. Then the trainer has not answered.
                 answered = any(key == DETAILS_KEY for key, _ in failed.trailing_metadata() or ())
+                if not answered and TOO_LARGE in (failed.details() or ""):
+                    raise ReplyUnreadable(f"the trainer's reply cannot be read: {failed.details()}") from None
                 cut = not answered and failed.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
                 error = error_of(failed, hide=self._trainer.callback.credential)
                 if cut and failed.code() is grpc.StatusCode.CANCELLED:  # the trainer stops

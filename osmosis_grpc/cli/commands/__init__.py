@@ -3,7 +3,7 @@
 import typer
 
 from osmosis_grpc import __version__
-from osmosis_grpc.cli.commands import agents, control, datasets, look, recovery
+from osmosis_grpc.cli.commands import agents, conformance, control, datasets, look, recovery
 from osmosis_grpc.serve.command import serve
 
 app = typer.Typer(
@@ -29,5 +29,5 @@ def top(
 
 
 serve.add_to(app, "serve")
-for group in (agents, datasets, look, control, recovery):  # in the order of --help
+for group in (agents, datasets, look, control, recovery, conformance):  # in the order of --help
     app.add_typer(group.commands)

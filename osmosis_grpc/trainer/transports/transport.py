@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from osmosis_grpc.errors import CallError
-from osmosis_grpc.link.connection_errors import explained
+from osmosis_grpc.link.connection_errors import explained, is_replaced
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.dialled_stream import redial
 from osmosis_grpc.link.network import Network
@@ -81,7 +81,10 @@ class Transport(ABC, Generic[Link]):
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _keep_connected(self, link: Link) -> None:
-        """Connect again after each connection, with growing pauses. Logs warnings while the server is not reached."""
+        """Connect again after each connection, with growing pauses. Logs warnings while the server is not reached.
+
+        Ends if another stream of this attachment has replaced the stream: two owners would replace each other for ever.
+        """
         unreached = Unreached(link.name, self._scheduler.supervisor)
 
         async def attempt() -> CallError | None:
@@ -98,6 +101,7 @@ class Transport(ABC, Generic[Link]):
                 self._scheduler.servers.not_reached(link, error)
 
         try:
-            await redial(attempt, ended, system=self._scheduler.supervisor.system, pauses=self._config.pauses)
+            system, pauses = self._scheduler.supervisor.system, self._config.pauses
+            await redial(attempt, ended, system=system, pauses=pauses, is_final=is_replaced)
         finally:
             unreached.close()

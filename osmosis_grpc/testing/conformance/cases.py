@@ -1,0 +1,120 @@
+"""Reads the cases: YAML files of the folder `conformance`, which the wheel has, too."""
+
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import osmosis_grpc
+from osmosis_grpc.testing.conformance.protobuf_data import CaseError
+
+PACKAGE = Path(osmosis_grpc.__file__).parent
+FOLDERS = PACKAGE / "conformance", PACKAGE.parent / "conformance"
+"""Where the cases are: in the package after the installation of a wheel, and beside it in a checkout."""
+MODES = ("callback", "attach", "accept", "call")
+"""How the suite and the side under test are connected. `call` is a case that makes calls and opens no link."""
+SIDES = ("server", "trainer")
+LIMIT = 25.0
+"""Seconds that a case may take, unless it has a `limit`."""
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
+
+
+class Kind(NamedTuple):
+    """A kind of case."""
+
+    keys: frozenset[str]
+    """The keys of its body."""
+    run: Callable[[Any], Awaitable[None]]
+    """Runs a case of the kind. Raises Failed."""
+    check: Callable[[Mapping[str, Any]], None] = lambda _body: None
+    """Checks a body when it is read. Raises CaseError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One case. The fields are the keys in YAML; those that only its kind reads are in `body`."""
+
+    name: str
+    attacks: str
+    kind: str
+    side: str
+    """The side under test."""
+    over: tuple[str, ...] = ("attach",)
+    """The modes in which the case runs."""
+    shows: Mapping[str, list[str]] = field(default_factory=dict)
+    """The sentences of the proto that it rests on, by the name of the declaration. A sentence may be shortened."""
+    needs: tuple[str, ...] = ()
+    """What the side under test or the command line has to have: `feature NAME`, `second_token`, `admin` and so on."""
+    limit: float = LIMIT
+    wait: float | None = None
+    alone: bool = False
+    """Whether no other case runs at the same time."""
+    body: Mapping[str, Any] = field(default_factory=dict)
+
+
+def folder() -> Path:
+    """Return the folder of the cases. Raises CaseError if the installation has none."""
+    for each in FOLDERS:
+        if each.is_dir():
+            return each
+    raise CaseError("this installation has no conformance cases; install the wheel again")
+
+
+def load(side: str, kinds: Mapping[str, Kind], path: Path | None = None) -> list[Case]:
+    """Return the cases for a side in the order of their files. Raises CaseError naming the file and the case."""
+    found: dict[str, Case] = {}
+    for file in sorted((path or folder()).joinpath(side).glob("*.yaml")):
+        for case in read(file.read_text(encoding="utf-8"), side, kinds, file.name):
+            if case.name in found:
+                raise CaseError(f"{file.name}: there are two cases {case.name}")
+            found[case.name] = case
+    return list(found.values())
+
+
+def read(text: str, side: str, kinds: Mapping[str, Kind], file: str = "cases") -> Iterator[Case]:
+    """Yield the cases of one file. Raises CaseError."""
+    for number, entry in enumerate(parse(text, file) or (), 1):
+        where = f"{file}: {entry.get('case', f'case {number}') if isinstance(entry, dict) else f'case {number}'}"
+        try:
+            yield _case(entry, side, kinds)
+        except (KeyError, TypeError, ValueError, CaseError) as error:
+            said = f"{error.args[0]} is missing" if isinstance(error, KeyError) else error
+            raise CaseError(f"{where}: {said}") from None
+
+
+def parse(text: str, file: str) -> Any:
+    """Return what YAML text says. Raises CaseError, and ModuleNotFoundError naming the extra."""
+    try:
+        import yaml
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "the conformance suite needs the extra `conformance`: pip install 'osmosis-grpc[conformance]'"
+        ) from None
+    try:
+        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
+    except yaml.YAMLError as error:
+        raise CaseError(f"{file}: {error}") from None
+
+
+def _case(entry: dict[str, Any], side: str, kinds: Mapping[str, Kind]) -> Case:
+    own = dict(entry)
+    name, attacks, kind = own.pop("case"), own.pop("attacks"), own.pop("kind")
+    if not _NAME.fullmatch(name):
+        raise CaseError("the name of a case has lower-case letters, digits and hyphens")
+    if kind not in kinds:
+        raise CaseError(f"there is no kind {kind}; there are {', '.join(kinds)}")
+    over = tuple(own.pop("over", ("call",) if kind in ("calls", "http2") else ("attach",)))
+    if unknown := set(over) - set(MODES):
+        raise CaseError(f"over: there is no mode {', '.join(sorted(unknown))}; there are {', '.join(MODES)}")
+    common = {
+        "needs": tuple(own.pop("needs", ())),
+        "limit": float(own.pop("limit", LIMIT)),
+        "wait": own.pop("wait", None),
+        "alone": bool(own.pop("alone", False)),
+        "shows": own.pop("shows", {}),
+    }
+    if wrong := own.keys() - kinds[kind].keys:
+        raise CaseError(f"a case of the kind {kind} has no key {', '.join(sorted(wrong))}")
+    kinds[kind].check(own)
+    return Case(name=name, attacks=attacks, kind=kind, side=side, over=over, body=own, **common)

@@ -1,0 +1,102 @@
+"""Reports the results: as text for people, as JSON, and as JUnit XML."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+from xml.sax.saxutils import escape, quoteattr
+
+from osmosis_grpc.testing.conformance.results import Result, Verdict
+
+_MARKS = {
+    Verdict.PASSED: "ok  ",
+    Verdict.FAILED: "FAIL",
+    Verdict.SKIPPED: "skip",
+    Verdict.KNOWN: "known",
+    Verdict.UNEXPECTED: "FAIL",
+}
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def line(result: Result) -> str:
+    """Return the line that is shown when a case ends."""
+    reason = f"  {result.reason.splitlines()[0]}" if result.verdict is not Verdict.PASSED and result.reason else ""
+    return f"{_MARKS[result.verdict]:<5} {result.seconds:6.2f} s  {result.name}{reason}"
+
+
+def failures(results: Sequence[Result]) -> Iterator[str]:
+    """Yield the lines about each failed case: what it attacks and rests on, what differs, what was sent and got."""
+    for result in results:
+        if not result.bad:
+            continue
+        yield ""
+        yield f"{result.name}: {result.verdict.value}"
+        yield f"  attacks: {result.case.attacks}"
+        for name, sentences in result.case.shows.items():
+            for sentence in sentences:
+                yield f"  {name}: “{sentence}”"
+        for text in result.reason.splitlines():
+            yield f"  {text}"
+        if result.trace:
+            yield "  sent (->) and received (<-), with seconds since the beginning:"
+            yield from (f"    {each}" for each in result.trace)
+
+
+def summary(results: Sequence[Result], seconds: float) -> str:
+    """Return one line with the numbers of all verdicts."""
+    counts = Counter(result.verdict for result in results)
+    parts = [f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict]]
+    return f"{len(results)} case{'s' * (len(results) != 1)} in {seconds:.1f} s: {', '.join(parts) or 'none ran'}"
+
+
+def skipped(results: Sequence[Result]) -> Iterator[str]:
+    """Yield a line for each reason why cases were skipped."""
+    counts = Counter(result.reason for result in results if result.verdict is Verdict.SKIPPED)
+    for reason, count in counts.items():
+        yield f"{count} skipped: {reason}"
+
+
+def as_json(results: Sequence[Result], seconds: float, under_test: str) -> dict[str, Any]:
+    """Return the report for a program."""
+    counts = Counter(result.verdict.name.lower() for result in results)
+    return {
+        "under_test": under_test,
+        "seconds": round(seconds, 3),
+        "counts": {verdict.name.lower(): counts[verdict.name.lower()] for verdict in Verdict},
+        "cases": [result.as_data() for result in results],
+    }
+
+
+def as_junit(results: Sequence[Result], seconds: float, under_test: str) -> str:
+    """Return the report as JUnit XML."""
+    bad = sum(result.bad for result in results)
+    left_out = sum(result.verdict in (Verdict.SKIPPED, Verdict.KNOWN) for result in results)
+    lines = [
+        '<?xml version="1.0" encoding="utf-8"?>',
+        f'<testsuite name="conformance" tests="{len(results)}" failures="{bad}" skipped="{left_out}"'
+        f' time="{seconds:.3f}" hostname={_attribute(under_test)}>',
+    ]
+    for result in results:
+        lines.append(
+            f'<testcase classname="conformance.{result.case.side}.{result.mode}" name={_attribute(result.case.name)}'
+            f' time="{result.seconds:.3f}">'
+        )
+        if result.bad:
+            text = "\n".join([result.case.attacks, *_quotes(result), result.reason, *result.trace])
+            lines.append(f"<failure message={_attribute(result.reason.splitlines()[0])}>{_text(text)}</failure>")
+        elif result.verdict is not Verdict.PASSED:
+            lines.append(f"<skipped message={_attribute(result.reason or result.verdict.value)}/>")
+        lines.append("</testcase>")
+    return "\n".join([*lines, "</testsuite>", ""])
+
+
+def _quotes(result: Result) -> list[str]:
+    return [f"{name}: {sentence}" for name, listed in result.case.shows.items() for sentence in listed]
+
+
+def _attribute(text: str) -> str:
+    return quoteattr(_NOT_XML.sub("?", text))
+
+
+def _text(text: str) -> str:
+    return escape(_NOT_XML.sub("?", text))

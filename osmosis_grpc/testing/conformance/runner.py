@@ -1,0 +1,121 @@
+"""Runs cases, several at a time, each with a limit, and gives the verdicts."""
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+
+from osmosis_grpc.supervise import OnFailure, child, job
+from osmosis_grpc.testing.conformance.cases import Case
+from osmosis_grpc.testing.conformance.links import Failed
+from osmosis_grpc.testing.conformance.protobuf_data import CaseError
+from osmosis_grpc.testing.conformance.results import Result, Skipped, Verdict
+from osmosis_grpc.testing.conformance.trace import Trace
+
+log = logging.getLogger(__name__)
+RUN = job("testing.conformance.case", OnFailure.RAISE)
+Play = Callable[[Case, str, str, Trace], Awaitable[None]]
+"""Plays a case in a mode: (case, mode, prefix of its rollout ids, trace). Raises Failed, Skipped or CaseError."""
+
+
+async def run_cases(
+    chosen: Sequence[tuple[Case, str]],
+    play: Play,
+    *,
+    jobs: int,
+    known: Mapping[str, str],
+    on_result: Callable[[Result], None],
+    in_turn: Sequence[str],
+) -> list[Result]:
+    """Run (case, mode) pairs and return their results in order. Raises CaseError for a case that is wrong.
+
+    At most `jobs` run at a time. Cases of the modes `in_turn` run one after the other: a server that dials has one
+    stream. Cases that must be alone run at the end.
+    """
+    run = secrets.token_hex(4)
+    slots = asyncio.Semaphore(jobs)
+    results: dict[int, Result] = {}
+
+    async def one(index: int) -> None:
+        case, mode = chosen[index]
+        async with slots:
+            result = await _result(case, mode, play, f"{case.name}-{mode}-{run}", known)
+        results[index] = result
+        on_result(result)
+
+    async def several(indexes: Iterable[int]) -> None:
+        for index in indexes:
+            await one(index)
+
+    rest = [index for index, (case, _) in enumerate(chosen) if not case.alone]
+    free = [index for index in rest if chosen[index][1] not in in_turn]
+    free.sort(key=lambda index: -chosen[index][0].limit)  # the long ones begin first
+    tasks = [child(RUN, one(index)) for index in free]
+    tasks.append(child(RUN, several(index for index in rest if chosen[index][1] in in_turn)))
+    try:
+        await asyncio.gather(*tasks)
+        await several(index for index, (case, _) in enumerate(chosen) if case.alone)
+    finally:
+        for task in tasks:
+            task.cancel()
+    return [results[index] for index in sorted(results)]
+
+
+async def _result(case: Case, mode: str, play: Play, prefix: str, known: Mapping[str, str]) -> Result:
+    began, trace = time.monotonic(), Trace()
+    verdict, reason = Verdict.PASSED, ""
+    try:
+        async with asyncio.timeout(case.limit):
+            await play(case, mode, prefix, trace)
+    except Skipped as error:
+        verdict, reason = Verdict.SKIPPED, str(error)
+    except Failed as error:
+        verdict, reason = Verdict.FAILED, str(error)
+    except TimeoutError:
+        verdict, reason = Verdict.FAILED, f"the case did not end within its limit of {case.limit:g} s"
+    except CaseError as error:
+        raise CaseError(f"{case.name}: {error}") from None
+    except Exception as error:
+        verdict, reason = Verdict.FAILED, f"the suite itself failed: {type(error).__name__}: {error}"
+        log.debug("case %s", case.name, exc_info=True)
+    name = f"{case.name}@{mode}"
+    listed = known.get(name) if name in known else known.get(case.name)
+    if listed is not None and verdict is Verdict.FAILED:
+        verdict, reason = Verdict.KNOWN, f"{listed}\n{reason}".strip()
+    elif listed is not None and verdict is Verdict.PASSED:
+        verdict, reason = Verdict.UNEXPECTED, f"take {name} out of the file of known failures"
+    return Result(case, mode, verdict, time.monotonic() - began, reason, trace.shown())
+
+
+def known_failures(text: str) -> dict[str, str]:
+    """Return the known failures of a file: CASE or CASE@MODE in each line, then a # and the reason.
+
+    Raises ValueError for a line that is none.
+    """
+    found = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        name, _, reason = line.partition("#")
+        if not name.strip():
+            continue
+        if not re.fullmatch(r"[a-z0-9-]+(@(callback|attach|accept|call))?", name.strip()):
+            raise ValueError(f"line {number}: {name.strip()} is not CASE or CASE@MODE")
+        if not reason.strip():
+            raise ValueError(f"line {number}: {name.strip()} has no reason; write: {name.strip()}  # REASON")
+        found[name.strip()] = reason.strip()
+    return found
+
+
+def chosen_cases(cases: Sequence[Case], names: Sequence[str], modes: Sequence[str]) -> list[tuple[Case, str]]:
+    """Return the cases with their modes. `names` are CASE or CASE@MODE; none means all. Raises ValueError."""
+    known = {case.name for case in cases} | {f"{case.name}@{mode}" for case in cases for mode in case.over}
+    for name in names:
+        if name not in known:
+            raise ValueError(f"there is no case {name}; --list shows them")
+    return [
+        (case, mode)
+        for case in cases
+        for mode in case.over
+        if mode in modes and (not names or case.name in names or f"{case.name}@{mode}" in names)
+    ]

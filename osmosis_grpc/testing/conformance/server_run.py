@@ -1,0 +1,192 @@
+"""One case against an agent server: what its steps share."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from osmosis_grpc.testing.conformance.calls import Calls, Metadata
+from osmosis_grpc.testing.conformance.cases import Case
+from osmosis_grpc.testing.conformance.links import Failed, Link
+from osmosis_grpc.testing.conformance.patterns import differences
+from osmosis_grpc.testing.conformance.protobuf_data import CaseError, Data, to_data
+from osmosis_grpc.testing.conformance.server_links import AcceptLink, AttachLink, CallbackLink, Listener
+from osmosis_grpc.testing.conformance.trace import Trace
+from osmosis_grpc.testing.conformance.variables import filled
+
+AGENT = "conformance"
+"""The agent loop that the server under test hosts."""
+QUESTION = {"role": "user", "text": "start"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerUnderTest:
+    """An agent server, and how the suite reaches it."""
+
+    target: str
+    channel: grpc.aio.Channel
+    """For calls."""
+    new_channel: Callable[[], grpc.aio.Channel]
+    """Makes a channel with a connection of its own, for a stream."""
+    listener: Listener
+    tokens: Mapping[str, Metadata]
+    """The headers of each credential: `first`, `second`, `admin`, `none` and `wrong`."""
+    has: frozenset[str] = frozenset()
+    """What cases may need: features and options."""
+    info: Data = field(default_factory=dict)
+    """The answer to GetServerInfo."""
+
+
+class ServerRun:
+    """The state of a case: its links, its current rollout, chat and outcome, and its variables."""
+
+    def __init__(self, under_test: ServerUnderTest, case: Case, mode: str, prefix: str, trace: Trace) -> None:
+        self.server = under_test
+        self.case = case
+        self.mode = mode
+        self.trace = trace
+        self.saved: Data = {"id": prefix, "callback": under_test.listener.address} | under_test.info["limits"]
+        self.links: dict[str, Link] = {}
+        self.rollout_id = ""
+        self.chat: Any = None
+        self.answered = True
+        """Whether the chat is answered."""
+        self.drained = False
+        self.outcome: Any = None
+        self.tokens: dict[tuple[str, str, int], tuple[list[int], list[float]]] = {}
+        """Ids (prompt and reply) and logprobs (reply) of each answered chat, by rollout, sample and number."""
+        self.prefix = prefix
+
+    def filled(self, data: Any) -> Any:
+        """Return data of the case with its variables filled."""
+        return filled(data, self.saved)
+
+    def calls(self, credential: str = "first") -> Calls:
+        """Return a caller with a credential."""
+        return Calls(self.server.channel, self.server.tokens[credential], self.trace)
+
+    def link(self, name: str = "main") -> Link:
+        """Return a link of the case by its name. Raises CaseError."""
+        if name not in self.links:
+            raise CaseError(f"the case has opened no link {name}")
+        return self.links[name]
+
+    async def open(self, hello: Mapping[str, Any] | None, name: str = "main", credential: str = "first") -> Link:
+        """Open a link, or the next stream of one. `same` in the hello names a link with the same attachment id."""
+        given = dict(hello) if hello is not None else None
+        same = given.pop("same", None) if given else None
+        if name not in self.links:
+            link = self.links[name] = self._made(name, credential)
+            link.wait = self.case.wait or link.wait
+        link = self.links[name]
+        if same is not None:
+            link.attachment_id = self.link(same).attachment_id  # type: ignore[attr-defined]
+        if given is not None:
+            given |= {key: value for key, value in self.case.body.get("link", {}).items() if key not in given}
+        await link.open(given)
+        return link
+
+    def _made(self, name: str, credential: str) -> Link:
+        metadata = self.server.tokens[credential]
+        if self.mode == "attach":
+            return AttachLink(self.server.new_channel(), metadata, self.trace)
+        if self.mode == "accept":
+            return AcceptLink(self.server.listener, self.trace, self.prefix)
+        prefix = self.prefix if name == "main" else f"{self.prefix}-{name}"
+        return CallbackLink(self.calls(credential), self.server.listener, self.trace, prefix)
+
+    def init(self, given: Mapping[str, Any]) -> Data:
+        """Return an InitRequest as data. `given`: id, script, tools, attempt, spec and other fields of the request."""
+        own = dict(given)
+        suffix, metadata = own.pop("id", None), own.pop("metadata", {})
+        metadata |= {key: own.pop(key) for key in ("script", "tools") if key in own}
+        spec = {"agent_loop": AGENT, "messages": [QUESTION], "metadata_json": json.dumps(metadata)}
+        rollout_id = self.prefix if suffix is None else f"{self.prefix}-{suffix}"
+        spec |= own.pop("spec", {})
+        return {"rollout_id": rollout_id, "attempt": 1, **own, "spec": spec}
+
+    def expect(self, what: str, expected: Any, got: Any) -> None:
+        """Compare data. Raises Failed with the differences."""
+        lines = list(differences(expected, got, self.saved))
+        if lines:
+            raise Failed("\n".join(f"{what}: {line.removeprefix(': ')}" for line in lines))
+
+    def response(self, chat: Any, given: Mapping[str, Any]) -> Data:
+        """Return a ChatResponse as data, and remember its tokens. `given`: text, prompt, tokens, logprobs, prefix.
+
+        With `raw`, the other keys are the fields of a ChatResponse.
+        """
+        own = dict(given)
+        message = own.pop("message", {"role": "assistant", "text": own.pop("text", "ok")})
+        made: Data = {"message": message, "finish_reason": "stop"}
+        if own.pop("raw", False):
+            return made | own
+        prefix = own.pop("prefix", 0)
+        if "prompt" in own:
+            made["prompt"] = {"ids": (prompt := own.pop("prompt"))}
+            parent = chat.delta.parent_chat if chat.WhichOneof("history") == "delta" else chat.full.parent_chat
+            known = self.tokens.get((chat.rollout_id, chat.sample, parent), ([], []))[0]
+            ids, logprobs = own.pop("tokens", []), own.pop("logprobs", None)
+            made["tokens"] = {"ids": ids, "logprobs": [-0.5] * len(ids) if logprobs is None else logprobs}
+            whole = [*known[:prefix], *prompt, *ids]
+            self.tokens[chat.rollout_id, chat.sample, chat.chat_number] = whole, made["tokens"]["logprobs"]
+            made["prompt_prefix"] = prefix
+        return made | own
+
+    async def reply(self, link: Link, chat: Any, given: Mapping[str, Any]) -> None:
+        """Answer a chat with a response, or with `status`."""
+        self.answered = self.answered or chat is self.chat
+        names = {name: getattr(chat, name) for name in ("rollout_id", "attempt", "sample", "chat_number")}
+        result = {"status": given["status"]} if "status" in given else {"response": self.response(chat, given)}
+        await link.send([{"chat_reply": names | result}])
+
+    async def receipt(self, link: Link, outcome: Any, given: Any = "RECEIPT_RECORDED") -> None:
+        """Answer an outcome with a receipt, or with a status."""
+        names = {name: getattr(outcome, name) for name in ("rollout_id", "attempt", "result_id")}
+        result = {"receipt": given} if isinstance(given, str) and given.startswith("RECEIPT") else {"status": given}
+        await link.send([{"complete_reply": names | result}])
+
+    async def barrier(self, link: Link) -> None:
+        """Wait until the server has handled all frames so far. Callbacks have no order, so time has to pass there."""
+        if self.mode == "callback":
+            await asyncio.sleep(0.3)
+            return
+        name = f"barrier-{len(link.inbox.frames)}"
+        await link.send([{"cancel": {"id": name, "request": {"group_id": f"{self.prefix}-nobody"}}}])
+        await link.take({"cancel_reply": {"id": name}}, self.saved)
+
+    def segments(self, outcome: Any) -> list[Data]:
+        """Return the segments of an outcome by sample, with the tokens that a reference leaves out."""
+        found = []
+        for sample in outcome.samples:
+            for segment in sample.segments:
+                data = to_data(segment)
+                if not data["ids"] and segment.mask_runs:
+                    keys = [(outcome.rollout_id, sample.name, number) for number in segment.chats]
+                    unknown = [key for key in keys if key not in self.tokens]
+                    if unknown:
+                        raise Failed(f"a segment refers to chats that were not answered with tokens: {unknown}")
+                    data["ids"] = self.tokens[keys[-1]][0]
+                    data["logprobs"] = [each for key in keys for each in self.tokens[key][1]]
+                found.append(data | {"sample": sample.name})
+        return found
+
+    async def close(self) -> None:
+        """End a drain, cancel what the case has started, and close its links."""
+        quiet = Calls(self.server.channel, self.server.tokens["first"], Trace())
+        if self.drained:
+            admin = self.server.tokens.get("admin", self.server.tokens["first"])
+            with contextlib.suppress(Exception):
+                await Calls(self.server.channel, admin, Trace()).data("Drain", {"cancel": True})
+        if self.rollout_id:
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(2):
+                    await quiet.data("Cancel", {"rollout_id_prefix": self.prefix, "reason": "the case is over"})
+        for link in self.links.values():
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(2):
+                    await link.close()

@@ -1,0 +1,267 @@
+"""The steps of a case against an agent server. To add a step, add a function and a row of the table."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from osmosis_grpc.testing.conformance.link_steps import GENERIC, Step, link_of, verb_of
+from osmosis_grpc.testing.conformance.links import Failed
+from osmosis_grpc.testing.conformance.patterns import differences
+from osmosis_grpc.testing.conformance.protobuf_data import CaseError, to_data
+from osmosis_grpc.testing.conformance.results import Skipped
+from osmosis_grpc.testing.conformance.server_run import ServerRun
+
+MOST_INITS = 3000
+"""`flood` starts at most so many rollouts."""
+POLL = 0.05
+"""Seconds between two looks of `eventually`."""
+
+
+async def run_steps(run: ServerRun, steps: list[Step]) -> None:
+    """Do the steps in order. Raises Failed naming the step, and CaseError for a step that is none."""
+    for number, step in enumerate(steps, 1):
+        if run.mode not in step.get("only", run.mode):
+            continue
+        verb = verb_of(step, VERBS, number)
+        try:
+            await VERBS[verb](run, run.filled(step[verb]), step)
+        except Failed as error:
+            raise Failed(f"step {number} ({verb}): {error}") from None
+
+
+def check_steps(body: Mapping[str, Any]) -> None:
+    """Check the verbs of the steps. Raises CaseError."""
+    for number, step in enumerate(body["steps"], 1):
+        verb_of(step, VERBS, number)
+
+
+async def frames(run: ServerRun) -> None:
+    """Run a case of the kind `frames`. The first link is opened unless the first step opens it."""
+    steps = list(run.case.body["steps"])
+    if "open" not in steps[0]:
+        await run.open({})
+        if run.mode != "callback":
+            await run.link().take({"hello": {}}, run.saved)
+    await run_steps(run, steps)
+
+
+async def _open(run: ServerRun, value: Any, step: Step) -> None:
+    """Open a link. `hello: false` sends no hello; `expect: false` does not wait for the server's."""
+    given = dict(value or {})
+    hello = given.pop("hello", True)
+    expected = given.pop("expect", {})
+    link = await run.open(given if hello else None, step.get("link", "main"), step.get("token", "first"))
+    if hello and expected is not False and run.mode != "callback":
+        await link.take({"hello": expected}, run.saved, step.get("wait"))
+
+
+async def _start(run: ServerRun, value: Any, step: Step) -> None:
+    """Start a rollout. `reply` is what is expected of the answer; false does not wait for it."""
+    given = dict(value or {})
+    expected = given.pop("reply", {"response": {"created": True}})
+    request = run.init(given)
+    run.rollout_id = request["rollout_id"]
+    link = link_of(run, step)
+    await link.send([{"init": request}])
+    if expected is not False:
+        await link.take({"init_reply": {"rollout_id": run.rollout_id, **expected}}, run.saved, step.get("wait"))
+
+
+async def _send(run: ServerRun, value: Any, step: Step) -> None:
+    """Send frames in one message. {times: N, frame: FRAME} repeats one."""
+    listed = value if isinstance(value, list) else [value]
+    frames: list[Any] = []
+    for each in listed:
+        frames += [each["frame"]] * each["times"] if "times" in each else [each]
+    made = [{"init": run.init(frame["init"])} if "init" in frame else frame for frame in frames]
+    if any("init" in frame for frame in made):
+        run.rollout_id = run.rollout_id or run.prefix
+    await link_of(run, step).send(made)
+
+
+async def _chat(run: ServerRun, value: Any, step: Step) -> None:
+    """Expect a chat of the newest rollout. `as: NAME` keeps it for a later `reply` with `to: NAME`."""
+    fields = {"rollout_id": run.rollout_id} | (value or {})
+    if fields["rollout_id"] is None:
+        del fields["rollout_id"]
+    run.chat = await link_of(run, step).take({"chat": fields}, run.saved, step.get("wait"))
+    run.answered = False
+    if "as" in step:
+        run.saved[step["as"]] = run.chat
+
+
+async def _reply(run: ServerRun, value: Any, step: Step) -> None:
+    """Answer the newest chat, or the one named with `to`."""
+    chat = run.saved[step["to"]] if "to" in step else run.chat
+    if chat is None:
+        raise CaseError("reply: no chat has come")
+    await run.reply(link_of(run, step), chat, value or {})
+
+
+async def _outcome(run: ServerRun, value: Any, step: Step) -> None:
+    """Expect an outcome of the newest rollout; `receipt` answers it."""
+    fields = {"rollout_id": run.rollout_id} | (value or {})
+    complete = await link_of(run, step).take({"complete": {"outcome": fields}}, run.saved, step.get("wait"))
+    run.outcome = complete.outcome
+
+
+async def _receipt(run: ServerRun, value: Any, step: Step) -> None:
+    await run.receipt(link_of(run, step), run.outcome, value or "RECEIPT_RECORDED")
+
+
+async def _finish(run: ServerRun, value: Any, step: Step) -> None:
+    """Answer all chats of the newest rollout until its outcome comes, and record it."""
+    link, names = link_of(run, step), {"rollout_id": run.rollout_id}
+
+    def found(kind: str) -> bool:
+        return link.find(kind, names) is not None
+
+    if not run.answered and run.chat.rollout_id == run.rollout_id:
+        await run.reply(link, run.chat, {})
+    for _ in range(1000):
+        what = f"a chat or the outcome of {run.rollout_id}"
+        await link.until(
+            lambda: found("chat") or found("complete") or link.inbox.over is not None, what, step.get("wait")
+        )
+        if not found("chat"):
+            break
+        run.chat = await link.take({"chat": names}, run.saved)
+        await run.reply(link, run.chat, {})
+    await _outcome(run, value, step)
+    await run.receipt(link, run.outcome)
+
+
+async def _segments(run: ServerRun, value: Any, _step: Step) -> None:
+    """Compare the segments of the newest outcome, with the tokens that it leaves out."""
+    run.expect("segments", value, run.segments(run.outcome))
+
+
+async def _none(run: ServerRun, value: Any, step: Step) -> None:
+    """Expect that no further frame of these kinds has come once the server has handled all; `for` waits longer."""
+    link = link_of(run, step)
+    await asyncio.sleep(step.get("for", 0))
+    if link.inbox.over is None:
+        await run.barrier(link)
+    for kind in value if isinstance(value, list) else [value]:
+        if fresh := [each for each in link.fresh(kind) if _own(run, each)]:
+            raise Failed(f"expected no further {kind}, got {json.dumps(to_data(fresh[0]), ensure_ascii=False)[:400]}")
+
+
+def _own(run: ServerRun, frame: Any) -> bool:
+    """Return whether a frame belongs to the case, and not to an earlier one on the same stream."""
+    whole = frame.outcome if hasattr(frame, "outcome") else frame
+    return str(getattr(whole, "rollout_id", run.prefix)).startswith(run.prefix)
+
+
+async def _count(run: ServerRun, value: Any, step: Step) -> None:
+    """Expect this number of frames that no step has taken: {chat: 2}."""
+    link = link_of(run, step)
+    await run.barrier(link)
+    for kind, count in value.items():
+        fresh = [each for each in link.fresh(kind) if _own(run, each)]
+        if len(fresh) != count:
+            raise Failed(f"expected {count} open frames of the kind {kind}, got {len(fresh)}")
+
+
+async def _call(run: ServerRun, value: Any, step: Step) -> None:
+    """Make a call: {METHOD: request, expect: {...}}. Without `expect`, its code is OK."""
+    await call(run, value, step.get("token", "first"))
+
+
+async def _eventually(run: ServerRun, value: Any, step: Step) -> None:
+    """Repeat a call until its answer is as expected."""
+    limit = step.get("wait", 8)
+    try:
+        async with asyncio.timeout(limit):
+            while True:
+                before = len(run.trace.lines)
+                try:
+                    return await call(run, value, step.get("token", "first"))
+                except Failed as error:
+                    last = error
+                await asyncio.sleep(POLL)
+                del run.trace.lines[before:]
+    except TimeoutError:
+        raise Failed(f"not within {limit:g} s: {last}") from None
+
+
+async def call(run: ServerRun, value: Mapping[str, Any], token: str) -> None:
+    """Make a call and compare its answer. Raises Failed."""
+    given = dict(value)
+    expected = given.pop("expect", {"code": "OK"})
+    timeout = given.pop("within", 10)
+    token = given.pop("token", token)
+    (method, request), *others = given.items()
+    if others:
+        raise CaseError(f"a call has one method, not {', '.join(given)}")
+    run.drained = run.drained or method == "Drain"
+    if method == "Init":
+        request = run.init(request or {})
+        run.rollout_id = run.rollout_id or request["rollout_id"]
+        request.setdefault("callback", {"target": run.server.listener.address})
+        request = {key: each for key, each in request.items() if each is not None}
+    answer = await run.calls(token).data(method, request or {}, timeout)
+    run.expect(method, {"code": expected} if isinstance(expected, str) else {"code": "OK"} | expected, answer)
+
+
+async def _messages(run: ServerRun, value: Any, step: Step) -> None:
+    """Compare each message of the stream so far that has several frames: how many, and how many bytes."""
+    link = link_of(run, step)
+    await run.barrier(link)
+    for number, (frames, size) in enumerate(link.inbox.messages):  # type: ignore[attr-defined]
+        if frames > 1:
+            run.expect(f"message {number}", value, {"frames": frames, "bytes": size})
+
+
+async def _flood(run: ServerRun, value: Any, step: Step) -> None:
+    """Start as many rollouts that wait as the largest window of the stream permits, and this number more."""
+    link = link_of(run, step)
+    await run.barrier(link)
+    windows = [
+        getattr(frame, kind).max_open_rollouts
+        for kind in ("hello", "window")
+        for frame in link.inbox.frames
+        if frame.WhichOneof("frame") == kind
+    ]
+    count = max(windows) + value
+    if count > MOST_INITS:
+        raise Skipped(f"the window has {count} rollouts; this case starts at most {MOST_INITS}")
+    run.rollout_id = run.prefix
+    frames = [{"init": run.init({"id": f"flood-{number}", "script": [{"sleep": 60}]})} for number in range(count)]
+    for first in range(0, count, 1000):
+        await link.send(frames[first : first + 1000])
+
+
+def _same(run: ServerRun, one: Any, other: Any) -> bool:
+    return not any(True for _ in differences(one, other, run.saved))
+
+
+async def _equal(run: ServerRun, value: Any, _step: Step) -> None:
+    """Expect that saved values are equal."""
+    first, *others = value
+    for other in others:
+        if not _same(run, first, other):
+            raise Failed(f"expected equal values, got {first!r} and {other!r}")
+
+
+VERBS: dict[str, Callable[[ServerRun, Any, Step], Awaitable[None]]] = {
+    **GENERIC,
+    "open": _open,
+    "start": _start,
+    "send": _send,
+    "chat": _chat,
+    "reply": _reply,
+    "outcome": _outcome,
+    "receipt": _receipt,
+    "finish": _finish,
+    "segments": _segments,
+    "none": _none,
+    "count": _count,
+    "messages": _messages,
+    "flood": _flood,
+    "call": _call,
+    "eventually": _eventually,
+    "equal": _equal,
+}
+"""The verbs of a step."""

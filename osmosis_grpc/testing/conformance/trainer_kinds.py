@@ -1,0 +1,55 @@
+"""The kinds of cases against a trainer: for each kind the keys of its body, and its interpreter."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from osmosis_grpc.testing.conformance.cases import Kind
+from osmosis_grpc.testing.conformance.links import Failed
+from osmosis_grpc.testing.conformance.paths import put
+from osmosis_grpc.testing.conformance.trainer_run import START, TrainerRun
+from osmosis_grpc.testing.conformance.trainer_steps import VERBS, check_steps, frames, run_steps
+from osmosis_grpc.testing.conformance.vectors import pairs
+
+
+async def rollout(run: TrainerRun) -> None:
+    """Ask the chats of a rollout one after the other, report its outcome, and compare what the trainer made of it."""
+    body = run.case.body
+    chats = [int(chat.get("number", 1)) for chat in body["chats"]]
+    steps: list[dict[str, Any]] = [{"accept": {}}]
+    for chat in body["chats"]:
+        names = {name: chat[name] for name in ("number", "sample") if name in chat}
+        steps += [{"ask": chat}, {"answer": names}]
+    steps.append({"report": {"chats": chats, **body.get("outcome", {})}})
+    steps.append({"recorded": {"chats": chats, **body.get("prints", {})}})
+    await run.start(body.get("start", {}))
+    await VERBS["open"](run, {}, {})
+    await run_steps(run, steps)
+
+
+async def equality(run: TrainerRun) -> None:
+    """Ask a chat with each value of a pair: an equal one has the same reply, and a different one is refused."""
+    path = run.case.body["field"]
+    await run.start({})
+    await VERBS["open"](run, {}, {})
+    await run_steps(run, [{"accept": {}}])
+    for number, (one, other, equal) in enumerate(pairs(run.case.body), 1):
+        key = run.rollout_id, "main", number
+        run.histories[key], run.parents[key] = [START], 0
+        for value, expected in ((one, {}), (other, {} if equal else {"status": "ALREADY_EXISTS"})):
+            chat: dict[str, Any] = {"full": {"messages": [{"role": "user", "text": "start"}]}}
+            put(chat, path, value)
+            if not expected and "messages[0]" in path and isinstance(value, Mapping):
+                run.histories[key] = [dict(value)]
+            try:
+                await run_steps(run, [{"ask": {"number": number, **chat}}, {"answer": {"number": number, **expected}}])
+            except Failed as error:
+                words = "equal" if equal else "different"
+                raise Failed(f"the {words} values {one!r} and {other!r}: {error}") from None
+
+
+KINDS: Mapping[str, Kind] = {
+    "frames": Kind(frozenset({"steps", "start"}), frames, check_steps),
+    "rollout": Kind(frozenset({"start", "chats", "outcome", "prints"}), rollout),
+    "equality": Kind(frozenset({"field", "vector", "equal", "different"}), equality),
+}
+"""The kinds by their names."""

@@ -1,0 +1,220 @@
+"""One case against a trainer: what its steps share."""
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from osmosis_grpc.supervise import OnFailure, child, job
+from osmosis_grpc.testing.conformance.cases import Case
+from osmosis_grpc.testing.conformance.links import Failed, Link
+from osmosis_grpc.testing.conformance.patterns import differences
+from osmosis_grpc.testing.conformance.protobuf_data import CaseError, Data
+from osmosis_grpc.testing.conformance.results import Skipped
+from osmosis_grpc.testing.conformance.trace import Trace
+from osmosis_grpc.testing.conformance.trainer_links import AcceptLink, AttachLink, CallbackLink, PlayedServer
+from osmosis_grpc.testing.conformance.trainer_process import LACKS, TrainerProcess
+from osmosis_grpc.testing.conformance.variables import filled
+
+STEP = job("testing.conformance.step", OnFailure.RAISE)
+START: Data = {"role": "user", "text": "start"}
+TOOLS: list[Data] = []
+"""The tools of the rollouts, in the answer to the Init and in chats over a callback."""
+
+
+class TrainerRun:
+    """The state of a case: the trainer's process, its links, its chats and what it has printed."""
+
+    def __init__(self, command: str, case: Case, mode: str, prefix: str, trace: Trace) -> None:
+        self.command = command
+        self.case = case
+        self.mode = mode
+        self.trace = trace
+        self.prefix = prefix
+        self.server = PlayedServer()
+        self.process: TrainerProcess | None = None
+        self.may_end = False
+        """Whether the trainer may have ended: it was asked to leave, or its stream was replaced."""
+        self.links: dict[str, Link] = {}
+        self.saved: Data = {"id": f"{prefix}-1", "prefix": prefix}
+        self.rollout_id = f"{prefix}-1"
+        self.attempt = 1
+        self.histories: dict[tuple[str, str, int], list[Data]] = {}
+        """The messages before the reply of each chat that was asked, by rollout, sample and number."""
+        self.parents: dict[tuple[str, str, int], int] = {}
+        self._printed: set[int] = set()
+        self._listen = ""
+
+    def filled(self, data: Any) -> Any:
+        """Return data of the case with its variables filled."""
+        return filled(data, self.saved)
+
+    async def start(self, given: Mapping[str, Any]) -> None:
+        """Start the trainer. `given`: rollouts, history."""
+        await self.server.__aenter__()
+        options: Data = {"mode": self.mode}
+        if self.mode == "accept":
+            self._listen = f"127.0.0.1:{_free_port()}"
+            options["listen"] = self._listen
+        else:
+            options["target"] = self.server.address
+        if self.mode == "callback":
+            self._made("main")
+        options |= {"rollouts": given.get("rollouts", 1), "prefix": self.prefix}
+        options |= {"history": given["history"]} if "history" in given else {}
+        try:
+            self.process = await TrainerProcess.start(self.command, options, self.trace)
+        except OSError as error:
+            raise Failed(f"the trainer cannot be started: {error}") from None
+
+    def link(self, name: str = "main") -> Link:
+        """Return a link of the case. Raises CaseError."""
+        if name not in self.links:
+            raise CaseError(f"the case has opened no link {name}")
+        return self.links[name]
+
+    async def open(self, hello: Mapping[str, Any] | None, name: str = "main") -> Link:
+        """Open a link, or the next stream of one."""
+        if name not in self.links:
+            self._made(name)
+        link = self.links[name]
+        await self.guard(link.open(hello))
+        return link
+
+    def _made(self, name: str) -> None:
+        journal = f"journal {name} of {self.prefix}"
+        makers: dict[str, Callable[[], Link]] = {
+            "attach": partial(AttachLink, self.server, self.trace, journal),
+            "accept": partial(AcceptLink, self._listen, self.trace, journal),
+            "callback": partial(CallbackLink, self.server, self.trace),
+        }
+        self.links[name] = makers[self.mode]()
+        self.links[name].wait = self.case.wait or self.links[name].wait
+
+    async def guard(self, work: Any) -> Any:
+        """Await work of a step. A trainer that has ended explains its failure; exit code 3 skips the case.
+
+        The work goes on if the trainer may have ended: it has left, or its stream was replaced.
+        """
+        assert self.process is not None
+        step, end = child(STEP, work), child(STEP, self.process.ended())
+        try:
+            await asyncio.wait({step, end}, return_when=asyncio.FIRST_COMPLETED)
+            if not step.done() and not self.may_end:
+                self.check_exit("")
+            return await step
+        except Failed as error:
+            if not self.may_end:
+                self.check_exit(str(error))
+            raise
+        finally:
+            step.cancel()
+            end.cancel()
+
+    def check_exit(self, why: str) -> None:
+        """Raise Skipped or Failed if the trainer has ended."""
+        process = self.process
+        if process is None or process.exit_code is None:
+            return
+        why = f"{why}\n" if why else ""
+        if process.exit_code == LACKS:
+            raise Skipped(f"the trainer lacks the mode {self.mode} or an option of this case")
+        raise Failed(
+            f"{why}the trainer ended with exit code {process.exit_code}; its stderr ends with:\n{process.errors}"
+        )
+
+    def expect(self, what: str, expected: Any, got: Any) -> None:
+        """Compare data. Raises Failed with the differences."""
+        lines = list(differences(expected, got, self.saved))
+        if lines:
+            raise Failed("\n".join(f"{what}: {line.removeprefix(': ')}" for line in lines))
+
+    async def printed(self, expected: Mapping[str, Any], wait: float) -> None:
+        """Expect a line that has these values. `event`, `rollout_id`, `chat_number` and the like choose it."""
+        assert self.process is not None
+        process = self.process
+        names = {
+            key: expected[key] for key in ("event", "rollout_id", "chat_number", "attempt", "sample") if key in expected
+        }
+
+        def found() -> int | None:
+            for index, line in enumerate(process.lines):
+                if index not in self._printed and all(line.get(key) == value for key, value in names.items()):
+                    return index
+            return None
+
+        try:
+            async with asyncio.timeout(wait):
+                await process.until(lambda: found() is not None or process.exit_code is not None)
+        except TimeoutError:
+            pass
+        index = found()
+        if index is None:
+            self.check_exit(f"the trainer did not print {json.dumps(names)}")
+            raise Failed(f"the trainer did not print {json.dumps(names)} within {wait:g} s")
+        self._printed.add(index)
+        self.expect("printed", expected, process.lines[index])
+
+    def count_printed(self, expected: Mapping[str, Any]) -> int:
+        """Return how many printed lines have these values."""
+        assert self.process is not None
+        return sum(not list(differences(expected, line, dict(self.saved))) for line in self.process.lines)
+
+    # The rule of the policy.
+
+    def history(self, sample: str, number: int) -> list[Data]:
+        """Return the messages of a chat that was asked, with the reply that the policy gives."""
+        messages = self.histories[self.rollout_id, sample, number]
+        return [*messages, {"role": "assistant", "text": f"echo: {_text(messages)}"}]
+
+    def ids(self, sample: str, number: int) -> tuple[list[int], list[int]]:
+        """Return the whole prompt and the reply of a chat as ids, by the rule of docs/conformance.md."""
+        messages = self.histories[self.rollout_id, sample, number]
+        parent = self.parents[self.rollout_id, sample, number]
+        prompt: list[int] = []
+        known = 0
+        if parent:
+            before, reply = self.ids(sample, parent)
+            prompt, known = [*before, *reply], len(self.history(sample, parent))
+        prompt += [1000 + len(_own_text(message).encode()) for message in messages[known:]]
+        return prompt, [number, 2000 + len(f"echo: {_text(messages)}".encode())]
+
+    def segments(self, sample: str, chats: list[int]) -> Data:
+        """Return the segment of these chats, each of which continues the one before."""
+        runs: list[int] = []
+        length = 0
+        for number in chats:
+            prompt, reply = self.ids(sample, number)
+            runs += [len(prompt) - length, len(reply)]
+            length = len(prompt) + len(reply)
+        prompt, reply = self.ids(sample, chats[-1])
+        return {"ids": [*prompt, *reply], "mask_runs": runs, "logprobs": [-0.5, -0.25] * len(chats), "chats": chats}
+
+    async def close(self) -> None:
+        """Stop the trainer and close the links."""
+        if self.process is not None:
+            await self.process.stop()
+            if self.process.errors.strip():
+                self.trace.add("<-", "stderr", self.process.errors[-600:])
+        for link in self.links.values():
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(2):
+                    await link.close()
+        with contextlib.suppress(Exception):
+            await self.server.__aexit__()
+
+
+def _own_text(message: Data) -> str:
+    return str(message.get("text", ""))
+
+
+def _text(messages: list[Data]) -> str:
+    return _own_text(messages[-1]) if messages else ""
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])

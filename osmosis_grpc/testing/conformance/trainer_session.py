@@ -1,0 +1,35 @@
+"""Runs the suite against a trainer: a command that is started for each case."""
+
+import shlex
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+
+from osmosis_grpc.testing.conformance.cases import Case
+from osmosis_grpc.testing.conformance.results import Result, Unusable
+from osmosis_grpc.testing.conformance.runner import run_cases
+from osmosis_grpc.testing.conformance.trace import Trace
+from osmosis_grpc.testing.conformance.trainer_kinds import KINDS
+from osmosis_grpc.testing.conformance.trainer_run import TrainerRun
+
+
+async def test_trainer(
+    command: str,
+    chosen: Sequence[tuple[Case, str]],
+    *,
+    jobs: int,
+    known: Mapping[str, str],
+    on_result: Callable[[Result], None],
+) -> list[Result]:
+    """Run cases against a trainer and return their results. Raises Unusable if it cannot be started."""
+    words = shlex.split(command)
+    if not words or shutil.which(words[0]) is None:
+        raise Unusable(f"the trainer {command!r} cannot be started: there is no program {words[0] if words else ''!r}")
+
+    async def play(case: Case, mode: str, prefix: str, trace: Trace) -> None:
+        run = TrainerRun(command, case, mode, prefix, trace)
+        try:
+            await KINDS[case.kind].run(run)
+        finally:
+            await run.close()
+
+    return await run_cases(chosen, play, jobs=jobs, known=known, on_result=on_result, in_turn=())

@@ -1,0 +1,285 @@
+"""The steps of a case against a trainer. To add a step, add a function and a row of the table."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from osmosis_grpc.testing.conformance.link_steps import GENERIC, Step, link_of, verb_of
+from osmosis_grpc.testing.conformance.links import Failed
+from osmosis_grpc.testing.conformance.protobuf_data import CaseError, to_data
+from osmosis_grpc.testing.conformance.trainer_links import CallbackLink
+from osmosis_grpc.testing.conformance.trainer_run import START, TOOLS, TrainerRun
+
+START_LIMIT = 20.0
+"""Seconds in which a trainer has started and sends its first Init."""
+PRINT_WAIT = 5.0
+"""Seconds in which a trainer prints an expected line."""
+
+
+async def frames(run: TrainerRun) -> None:
+    """Run a case of the kind `frames`. The trainer starts and its link is opened before the first step."""
+    steps = list(run.case.body["steps"])
+    await run.start(run.case.body.get("start", {}))
+    if "open" not in steps[0] and "dial" not in steps[0]:
+        await _open(run, {}, {})
+    await run_steps(run, steps)
+
+
+async def run_steps(run: TrainerRun, steps: Sequence[Step]) -> None:
+    """Do the steps in order. Raises Failed naming the step."""
+    for number, step in enumerate(steps, 1):
+        if run.mode not in step.get("only", run.mode):
+            continue
+        verb = verb_of(step, VERBS, number)
+        try:
+            await run.guard(VERBS[verb](run, run.filled(step[verb]), step))
+        except Failed as error:
+            raise Failed(f"step {number} ({verb}): {error}") from None
+
+
+def check_steps(body: Mapping[str, Any]) -> None:
+    """Check the verbs of the steps. Raises CaseError."""
+    for number, step in enumerate(body["steps"], 1):
+        verb_of(step, VERBS, number)
+
+
+async def _open(run: TrainerRun, value: Any, step: Step) -> None:
+    """Open a link: exchange hellos. `hello: false` sends none; `expect` is what is expected of the trainer's."""
+    given = dict(value or {})
+    hello, expected = given.pop("hello", True), given.pop("expect", {})
+    link = await run.open(given if hello else None, step.get("link", "main"))
+    if expected is not False and run.mode != "callback":
+        await link.take({"hello": expected}, run.saved, step.get("wait"))
+
+
+async def _accept(run: TrainerRun, value: Any, step: Step) -> None:
+    """Expect the Init of the current rollout and answer it: by default, it is accepted. `reply: false` does not."""
+    given = dict(value or {})
+    reply, expected = given.pop("reply", {}), given.pop("expect", {})
+    run.rollout_id = given.get("rollout_id", run.rollout_id)
+    link = link_of(run, step)
+    init = {"init": {"rollout_id": run.rollout_id, **expected}}
+    request = await link.take(init, run.saved, step.get("wait", START_LIMIT))
+    run.attempt = request.attempt or 1
+    if reply is not False:
+        names = {"rollout_id": run.rollout_id, "attempt": run.attempt}
+        result = {"response": names | {"tools": TOOLS, "created": True}} if "status" not in reply else {}
+        await link.send([{"init_reply": names | result | reply}])
+
+
+async def _ask(run: TrainerRun, value: Any, step: Step) -> None:
+    """Send a chat of the current rollout.
+
+    `number` and `text`: a chat with a new user message. `after`: the chat that it continues; the form is the usual
+    one of the mode, or `form`. Other keys are fields of the ChatRequest. `answer` expects the trainer's answer.
+    """
+    given = dict(value or {})
+    number, sample = given.pop("number", 1), given.pop("sample", "main")
+    parent, text = given.pop("after", number - 1), given.pop("text", None)
+    form = given.pop("form", "full" if run.mode == "callback" else "delta")
+    key = run.rollout_id, sample, number
+    chat: dict[str, Any] = dict(zip(("rollout_id", "sample", "chat_number"), key, strict=True))
+    chat["attempt"] = run.attempt
+    if "full" not in given and "delta" not in given:
+        known = run.history(sample, parent) if parent else []
+        new = ([] if parent else [START]) + ([{"role": "user", "text": text}] if text is not None else [])
+        run.histories[key], run.parents[key] = known + new, parent
+        if form == "delta" and parent:
+            chat["delta"] = {"parent_chat": parent, "messages": new}
+        else:
+            chat["full"] = {"messages": known + new, "parent_chat": parent, "prefix_messages": len(known)}
+    if run.mode == "callback":
+        chat["tools"] = {"tools": TOOLS}
+    await link_of(run, step).send([{"chat": chat | given}])
+
+
+async def _answer(run: TrainerRun, value: Any, step: Step) -> None:
+    """Expect the answer to a chat. Without `status` it follows the rule of the policy."""
+    given = dict(value or {})
+    number, sample = given.pop("number", 1), given.pop("sample", "main")
+    names = {"rollout_id": run.rollout_id, "sample": sample, "chat_number": number}
+    names |= {key: given.pop(key) for key in ("rollout_id", "attempt") if key in given}
+    link = link_of(run, step)
+    if "status" in given:
+        await link.take({"chat_reply": names | {"status": given["status"]}}, run.saved, step.get("wait"))
+        return
+    reply = await link.take({"chat_reply": names}, run.saved, step.get("wait"))
+    if reply.WhichOneof("result") != "response":
+        raise Failed(f"expected a reply to chat {number}, got {json.dumps(to_data(reply.status))}")
+    got, (prompt, ids) = reply.response, run.ids(sample, number)
+    parent = run.parents[run.rollout_id, sample, number]
+    before = [id_ for part in run.ids(sample, parent) for id_ in part] if parent else []
+    if got.prompt_prefix > len(before):
+        raise Failed(f"prompt_prefix is {got.prompt_prefix}, and chat {parent} has {len(before)} tokens")
+    run.expect(
+        "reply",
+        {
+            "text": run.history(sample, number)[-1]["text"],
+            "role": "assistant",
+            "prompt": prompt,
+            "tokens": ids,
+            "logprobs": [-0.5, -0.25],
+        },
+        {
+            "text": got.message.text,
+            "role": got.message.role,
+            "prompt": [*before[: got.prompt_prefix], *got.prompt.ids],
+            "tokens": list(got.tokens.ids),
+            "logprobs": list(got.tokens.logprobs),
+        },
+    )
+    if given:
+        run.expect("reply", given, to_data(got))
+
+
+async def _report(run: TrainerRun, value: Any, step: Step) -> None:
+    """Report an outcome. `chats`: the chats of one segment of `main`; other keys are fields of RolloutOutcome."""
+    given = dict(value or {})
+    chats, whole = given.pop("chats", None), given.pop("whole", run.mode == "callback")
+    outcome: dict[str, Any] = {
+        "rollout_id": run.rollout_id,
+        "attempt": run.attempt,
+        "result_id": f"result of {run.rollout_id} {run.attempt}",
+        "status": "OUTCOME_STATUS_COMPLETED",
+        "finish_reason": "stop",
+        "metrics": {},
+    }
+    if chats:
+        segment = run.segments("main", chats)
+        sample: dict[str, Any] = {"name": "main", "trainable": True}
+        if whole:
+            sample |= {"messages": run.history("main", chats[-1]), "segments": [segment]}
+        else:
+            reference = {name: segment[name] for name in ("mask_runs", "chats")}
+            sample |= {"prefix_chat": chats[-1], "segments": [reference]}
+        outcome["samples"] = [sample]
+    await link_of(run, step).send([{"complete": {"outcome": outcome | given}}])
+
+
+async def _receipt(run: TrainerRun, value: Any, step: Step) -> None:
+    """Expect the answer to an outcome: a receipt, or {status}."""
+    expected = {"receipt": value or "RECEIPT_RECORDED"} if not isinstance(value, Mapping) else dict(value)
+    names = {"rollout_id": expected.pop("rollout_id", run.rollout_id)}
+    names |= {key: expected.pop(key) for key in ("result_id", "attempt") if key in expected}
+    await link_of(run, step).take({"complete_reply": names | expected}, run.saved, step.get("wait"))
+
+
+async def _recorded(run: TrainerRun, value: Any, step: Step) -> None:
+    """Expect that the outcome is recorded and printed, with the tokens of these chats."""
+    given = dict(value or {})
+    chats = given.pop("chats", None)
+    await _receipt(run, "RECEIPT_RECORDED", step)
+    expected: dict[str, Any] = {"event": "outcome", "rollout_id": run.rollout_id, "attempt": run.attempt, **given}
+    if chats:
+        expected["samples"] = [{"name": "main", "trainable": True, "segments": [run.segments("main", chats)]}]
+    await run.printed(expected, step.get("wait", PRINT_WAIT))
+
+
+async def _printed(run: TrainerRun, value: Any, step: Step) -> None:
+    await run.printed(value, step.get("wait", PRINT_WAIT))
+
+
+async def _counted(run: TrainerRun, value: Any, step: Step) -> None:
+    """Expect that so many lines with these values are printed: {event: ..., count: N}. `for` waits first."""
+    expected = dict(value)
+    count = expected.pop("count")
+    await asyncio.sleep(step.get("for", 0.3))
+    got = run.count_printed(expected)
+    if got != count:
+        raise Failed(f"expected {count} printed lines {json.dumps(expected)}, got {got}")
+
+
+async def _send(run: TrainerRun, value: Any, step: Step) -> None:
+    """Send frames in one message. {times: N, frame: FRAME} repeats one."""
+    sent: list[Any] = []
+    for each in value if isinstance(value, list) else [value]:
+        sent += [each["frame"]] * each["times"] if "times" in each else [each]
+    await link_of(run, step).send(sent)
+
+
+async def _none(run: TrainerRun, value: Any, step: Step) -> None:
+    """Expect no further frame of these kinds for some time."""
+    link = link_of(run, step)
+    await asyncio.sleep(step.get("for", 0.5))
+    link.show()
+    for kind in value if isinstance(value, list) else [value]:
+        if fresh := link.fresh(kind):
+            raise Failed(f"expected no further {kind}, got {json.dumps(to_data(fresh[0]), ensure_ascii=False)[:400]}")
+
+
+async def _finish_stream(run: TrainerRun, value: Any, step: Step) -> None:
+    """End the stream with a status."""
+    run.may_end = run.may_end or value == "ABORTED"
+    await link_of(run, step).finish(value)  # type: ignore[attr-defined]
+
+
+async def _no_stream(run: TrainerRun, value: Any, _step: Step) -> None:
+    """Expect that the trainer opens no stream for this number of seconds."""
+    try:
+        async with asyncio.timeout(value):
+            await run.server.next_stream()
+    except TimeoutError:
+        return
+    raise Failed("the trainer opened another stream")
+
+
+async def _leave(run: TrainerRun, _value: Any, _step: Step) -> None:
+    assert run.process is not None
+    run.may_end = True
+    await run.process.leave()
+
+
+async def _exit(run: TrainerRun, value: Any, step: Step) -> None:
+    """Expect the end of the process with this exit code."""
+    assert run.process is not None
+    limit = step.get("wait", 10)
+    try:
+        async with asyncio.timeout(limit):
+            code = await run.process.ended()
+    except TimeoutError:
+        raise Failed(f"the trainer did not end within {limit:g} s") from None
+    if code != value:
+        raise Failed(f"expected the exit code {value}, got {code}; stderr ends with:\n{run.process.errors}")
+
+
+async def _call(run: TrainerRun, value: Any, step: Step) -> None:
+    """Call the trainer's callback: {METHOD: request, expect: {...}, credential: TEXT}."""
+    given = dict(value)
+    expected, credential = given.pop("expect", {"code": "OK"}), given.pop("credential", None)
+    link = link_of(run, step)
+    if not isinstance(link, CallbackLink):
+        raise CaseError("`call` needs the mode callback")
+    (method, request), *others = given.items()
+    if others:
+        raise CaseError(f"a call has one method, not {', '.join(given)}")
+    answer = await link.calls(run.rollout_id, credential).data(method, request or {}, 10)
+    run.expect(method, {"code": expected} if isinstance(expected, str) else {"code": "OK"} | expected, answer)
+
+
+async def _rollout(run: TrainerRun, value: Any, _step: Step) -> None:
+    """Go on with another rollout of the trainer: the N-th."""
+    run.rollout_id = f"{run.prefix}-{value}"
+
+
+VERBS: dict[str, Callable[[TrainerRun, Any, Step], Awaitable[None]]] = {
+    **GENERIC,
+    "open": _open,
+    "accept": _accept,
+    "ask": _ask,
+    "answer": _answer,
+    "report": _report,
+    "receipt": _receipt,
+    "recorded": _recorded,
+    "printed": _printed,
+    "counted": _counted,
+    "send": _send,
+    "none": _none,
+    "finish": _finish_stream,
+    "no_stream": _no_stream,
+    "leave": _leave,
+    "exit": _exit,
+    "call": _call,
+    "rollout": _rollout,
+}
+"""The verbs of a step."""

@@ -1,0 +1,27 @@
+"""Language-neutral vectors: values that are equal and values that differ. The cases of both sides use them."""
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from osmosis_grpc.testing.conformance.cases import folder, parse
+from osmosis_grpc.testing.conformance.protobuf_data import CaseError
+
+
+@cache
+def vector(name: str) -> Mapping[str, Any]:
+    """Return a file of `conformance/vectors`. Raises CaseError."""
+    path = folder() / "vectors" / f"{name}.yaml"
+    if not path.exists():
+        raise CaseError(f"there is no vector {name}")
+    found: Mapping[str, Any] = parse(path.read_text(encoding="utf-8"), path.name)
+    return found
+
+
+def pairs(body: Mapping[str, Any]) -> Iterator[tuple[Any, Any, bool]]:
+    """Yield (one, other, whether they are equal) of a case: its own lists, and those of the vector that it names."""
+    sources = [body, *([vector(body["vector"])] if "vector" in body else [])]
+    for source in sources:
+        for key, equal in (("equal", True), ("different", False)):
+            for one, other in source.get(key, ()):
+                yield one, other, equal

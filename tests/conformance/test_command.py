@@ -1,0 +1,141 @@
+"""`osmosis-grpc conformance`, as a user runs it: options, wrong targets, own cases, reports."""
+
+import json
+import socket
+import sys
+import xml.etree.ElementTree as ET
+
+from osmosis_grpc.testing.conformance import ConformanceAgent, server_session
+from osmosis_grpc.trainer import RolloutClient
+from tests.cli.in_process import command
+from tests.ports import quiet_port
+
+FEW = ("--case", "init-is-idempotent", "--case", "rollout-one-chat", "--case", "credential-is-required")
+
+
+async def test_a_server_is_tested_twice(serve, tmp_path):
+    server = await serve(ConformanceAgent())
+    files = ("--junit", str(tmp_path / "j.xml"), "--report", str(tmp_path / "r.json"))
+    for _ in range(2):
+        done = await command("conformance", "--server", server.address, *FEW, *files)
+        assert done.exit_code == 0, done.output
+        assert "4 cases in" in done.output
+        assert "3 passed, 1 skipped" in done.output
+        assert "1 skipped: needs token" in done.output
+    assert json.loads((tmp_path / "r.json").read_text())["counts"]["passed"] == 3
+    assert ET.parse(tmp_path / "j.xml").getroot().get("tests") == "4"
+
+
+async def test_no_server_and_a_server_without_the_agent(serve):
+    port = quiet_port()
+    done = await command("conformance", "--server", f"127.0.0.1:{port}")
+    assert done.exit_code == 2
+    assert f"the server 127.0.0.1:{port} refuses connections" in done.output
+    server = await serve()
+    done = await command("conformance", "--server", server.address)
+    assert done.exit_code == 2
+    assert "has no agent loop `conformance`; it has calculator" in done.output
+    assert "osmosis_grpc.testing.conformance:agent" in done.output
+
+
+async def test_a_server_that_hangs(monkeypatch):
+    monkeypatch.setattr(server_session, "REACH", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # connections come, and nobody answers
+        port = listener.getsockname()[1]
+        done = await command("conformance", "--server", f"127.0.0.1:{port}")
+    assert done.exit_code == 2
+    assert "GetServerInfo" in done.output
+
+
+async def test_wrong_options(serve, tmp_path):
+    server = await serve(ConformanceAgent())
+    (tmp_path / "known").write_text("init-is-idempotent\n")
+    for arguments, says in (
+        ((), "name what to test"),
+        (("--server", server.address, "--trainer", "x"), "cannot be used together"),
+        (("--server", server.address, "--case", "nobody"), "there is no case nobody"),
+        (("--server", server.address, "--known-failures", str(tmp_path / "known")), "has no reason"),
+        (
+            ("--server", server.address, "--over", "accept", "--case", "unavailable-is-asked-again@attach"),
+            "no case runs",
+        ),
+        (("--trainer", "no-such-program-here"), "there is no program 'no-such-program-here'"),
+    ):
+        done = await command("conformance", *arguments)
+        assert done.exit_code == 2, done.output
+        assert says in done.output
+
+
+async def test_the_list():
+    done = await command("conformance", "--list")
+    assert done.exit_code == 0
+    assert "init-is-idempotent" in done.output
+    done = await command("conformance", "--list", "--trainer", "x")
+    assert "chat-is-sampled-once" in done.output
+
+
+CASES = """
+- case: mine
+  attacks: a server that greets
+  kind: calls
+  shows: {GetServerInfoResponse.version: ["The version"]}
+  calls: [{GetServerInfo: {}, expect: {response: {version: hello}}}]
+"""
+
+
+async def test_cases_of_ones_own_and_known_failures(serve, tmp_path):
+    server = await serve(ConformanceAgent())
+    (tmp_path / "server").mkdir()
+    (tmp_path / "server" / "mine.yaml").write_text(CASES)
+    mine = ("conformance", "--server", server.address, "--cases", str(tmp_path))
+    done = await command(*mine)
+    assert done.exit_code == 1
+    for part in ("mine@call: failed", "a server that greets", "“The version”", 'expected "hello"', "-> GetServerInfo"):
+        assert part in done.output
+    (tmp_path / "known").write_text("mine # it does not greet yet\n")
+    done = await command(*mine, "--known-failures", str(tmp_path / "known"))
+    assert done.exit_code == 0
+    assert "1 known failure" in done.output
+    (tmp_path / "server" / "mine.yaml").write_text(CASES.replace("calls:", "cals:"))
+    done = await command(*mine)
+    assert done.exit_code == 2
+    assert "mine.yaml: mine: a case of the kind calls has no key cals" in done.output
+    (tmp_path / "server" / "mine.yaml").write_text(CASES.replace("version: hello", "draining: false"))
+    done = await command(*mine, "--known-failures", str(tmp_path / "known"))
+    assert done.exit_code == 1
+    assert "take mine@call out of the file of known failures" in done.output
+
+
+async def test_a_trainer_that_crashes_fails_at_once_with_its_error(tmp_path):
+    (tmp_path / "trainer.py").write_text("raise SystemExit('no weights')")
+    done = await command(
+        "conformance", "--trainer", f"{sys.executable} {tmp_path / 'trainer.py'}", "--case", "rollout-one-chat"
+    )
+    assert done.exit_code == 1
+    assert "3 cases in" in done.output
+    assert "no weights" in done.output
+
+
+async def test_a_trainer_without_the_mode_is_skipped(tmp_path):
+    (tmp_path / "trainer.py").write_text("raise SystemExit(3)")
+    done = await command(
+        "conformance", "--trainer", f"{sys.executable} {tmp_path / 'trainer.py'}", "--case", "rollout-one-chat"
+    )
+    assert done.exit_code == 0
+    assert "1 skipped: the trainer lacks the mode accept" in done.output
+
+
+async def test_without_yaml_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    done = await command("conformance", "--list")
+    assert done.exit_code == 2
+    assert "osmosis-grpc[conformance]" in done.output
+
+
+async def test_the_suite_leaves_no_rollout_behind(serve):
+    server = await serve(ConformanceAgent())
+    done = await command("conformance", "--server", server.address, "--case", "cancel-a-group", "--case", "chat-window")
+    assert done.exit_code == 0, done.output
+    async with RolloutClient(server.address) as client:
+        states = {rollout.state async for rollout in client.rollouts()}
+    assert states <= {"COMPLETED", "CANCELLED"}
