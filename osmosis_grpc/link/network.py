@@ -1,5 +1,8 @@
 """The network of an agent server or a trainer. It makes servers and channels. The simulator has its own network."""
 
+import asyncio
+import socket
+from collections.abc import Sequence
 from typing import Protocol
 
 import grpc
@@ -28,6 +31,9 @@ class Network(Protocol):
     def channel(self, target: str, tls: ClientTls | None, options: Options) -> grpc.aio.Channel:
         """Returns a channel to HOST:PORT, or to an address in gRPC's notation. Raises ValueError naming a bad file."""
 
+    async def resolve(self, name: str) -> Sequence[str]:
+        """Returns the IP addresses of a name. Raises OSError if it has none, or if the resolver does not answer."""
+
 
 class GrpcNetwork:
     """The sockets of this machine, through grpc.aio."""
@@ -38,6 +44,11 @@ class GrpcNetwork:
     def server(self, connections: int | None = None, max_age: float | None = None) -> grpc.aio.Server:
         """Returns a new server of grpc.aio."""
         return grpc.aio.server(options=server_options(connections or default_connections(), max_age))
+
+    async def resolve(self, name: str) -> Sequence[str]:
+        """Returns the IP addresses of a name, as this machine's resolver knows them. Raises OSError."""
+        rows = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(str(row[4][0]) for row in rows))
 
 
 GRPC: Network = GrpcNetwork()

@@ -74,7 +74,7 @@ class TargetPolicy:
 
         If `loopback` is given, it replaces the policy's `loopback` for this target.
         """
-        host, port = _parse(target, field)
+        host, port = split_target(target, field)
         ips = await _resolve(host, port, field)
         for ip in ips:
             self._check_ip(ip, host, port, field, authenticated, self._loopback if loopback is None else loopback)
@@ -110,7 +110,8 @@ def is_loopback(host: str) -> bool:
     return ip is not None and ip.is_loopback
 
 
-def _parse(target: str, field: str) -> tuple[str, int]:
+def split_target(target: str, field: str) -> tuple[str, int]:
+    """Returns the host and the port of HOST:PORT. Raises InvalidArgument naming `field`."""
     match = _TARGET.fullmatch(target)
     if match is None:
         raise InvalidArgument(field, "is not HOST:PORT")

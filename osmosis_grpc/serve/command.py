@@ -48,6 +48,12 @@ def run(line: Line) -> None:
         from osmosis_grpc.serve.process_memory import close_memory
 
         close_memory()
+    if options.ray:
+        from osmosis_grpc.serve.on_ray import run_on_ray
+
+        given = "host" in options.model_fields_set
+        with records(options.json_records) as out, usage_errors("serve", line, settings):
+            raise typer.Exit(run_on_ray(options, security, out, host_given=given))
     if options.reload:
         from osmosis_grpc.serve.reload import run_reloading
 
@@ -156,6 +162,12 @@ def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, 
             f"--legacy-listen {options.legacy_listen} is not loopback, and keys would travel in plain text there: "
             "--insecure says that this is meant"
         )
+    for name in ("ray_servers", "ray_resources", "ray_name", "targets_file"):
+        if name in options.model_fields_set and not options.ray:
+            raise ValueError(f"--{name.replace('_', '-')} goes with --ray")
+    for name in ("reload", "view", "connect"):
+        if options.ray and getattr(options, name):
+            raise ValueError(f"--{name} does not go with --ray")
     _check_view(options, security)
     return security, credentials
 

@@ -210,11 +210,23 @@ class AgentServerLink(ABC):
         """The permanent error of the last connection. Only a server that was never attached has one."""
         self.used = False
         """Whether the server was ever attached."""
+        self.retired = False
+        """Whether the server is no longer named. It gets no new rollouts, and its running ones end there."""
 
     @property
     @abstractmethod
     def attached(self) -> bool:
         """Whether the server can be reached now."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether the server can be reached now and is named."""
+        return self.attached and not self.retired
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do with this server: no rollout, no attempt to cancel, and no caller."""
+        return not (self.rollouts or self.leaving)
 
     @abstractmethod
     def send_init(self, rollout: Rollout) -> None:
@@ -252,12 +264,13 @@ class AgentServerLink(ABC):
     def lost(self, error: CallError) -> None:
         """Stop waiting for the server. If the server comes back, its earlier rollouts are cancelled on this server."""
         self.leaving.update(dict.fromkeys(self.rollouts))
+        self.pinned.clear()  # their groups go on elsewhere
         self.close(error)
 
     @property
     def free(self) -> int:
         """How many more rollouts may be sent to this server."""
-        return self.window - len(self.rollouts) - len(self.leaving) if self.attached else 0
+        return self.window - len(self.rollouts) - len(self.leaving) if self.usable else 0
 
     def hosts(self, agent_loop: str) -> bool:
         """Returns whether the server has an agent loop of this name; "" matches any."""

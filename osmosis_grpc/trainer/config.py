@@ -21,6 +21,9 @@ class TrainerConfig:
     server's record TTL."""
     longest_pause: float = 10.0
     """The longest pause between two connection attempts, in seconds."""
+    resolve_every: float = 10.0
+    """How many seconds pass until a `dns:///` target is resolved again. It is also resolved again when a connection has
+    ended."""
     callback_target: str = ""
     """The HOST:PORT at which agent servers send callbacks to this trainer. The default is its own address."""
     callback_server_name: str = ""
@@ -35,7 +38,7 @@ class TrainerConfig:
     def __post_init__(self) -> None:
         if self.max_connection_age is not None and not self.max_connection_age > 0:
             raise ValueError(f"max_connection_age: {self.max_connection_age} is not greater than 0")
-        for name in ("lost_after", "max_open_chats", "ttl", "longest_pause", "max_attempts"):
+        for name in ("lost_after", "max_open_chats", "ttl", "longest_pause", "max_attempts", "resolve_every"):
             value = getattr(self, name)
             if not value > 0:
                 raise ValueError(f"{name}: {value} is not greater than 0")

@@ -92,6 +92,8 @@ class Scheduler(Owner):
         self._queue = RolloutQueue()
         self._loop = asyncio.get_running_loop()
         self._returning: set[asyncio.TimerHandle] = set()
+        self._first_answers: asyncio.TimerHandle | None = None
+        """Runs while rollouts wait for the first answers of new servers."""
         self._closed = False
 
     def submit(self, request: RolloutRequest, *, affinity_key: str = "") -> Rollout:
@@ -403,7 +405,7 @@ class Scheduler(Owner):
         if rollout.request.fork is None or not isinstance(error, NotFound) or error.kind != "rollout":
             return False
         rollout.without_original.append(server)
-        if not self._hosts(rollout) and len(self.servers.attached) == len(self.servers):
+        if not self._hosts(rollout) and len(self.servers.usable) == len(self.servers.named):
             return False
         self.put_back(rollout, 0.0)
         return True
@@ -416,7 +418,9 @@ class Scheduler(Owner):
 
         self._later(after, again, lambda error: self.refused(rollout, job_failed(SEND_AGAIN, error)))
 
-    def _later(self, after: float, call: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
+    def _later(
+        self, after: float, call: Callable[[], None], fail: Callable[[BaseException], None]
+    ) -> asyncio.TimerHandle:
         """Call a function after `after` seconds, unless the trainer is closed before."""
 
         def now() -> None:
@@ -425,6 +429,7 @@ class Scheduler(Owner):
 
         timer = self.supervisor.call_later(SEND_AGAIN, after, now, report=fail)
         self._returning.add(timer)
+        return timer
 
     def warn_if_all_drain(self) -> None:
         """Log a warning if rollouts wait because all servers drain."""
@@ -434,7 +439,15 @@ class Scheduler(Owner):
             warn_draining(names, waiting)
 
     def changed(self) -> None:
-        self._queue.send(self._sent)
+        wait = self.servers.first_answers_missing
+        if not wait:
+            self._queue.send(self._sent)
+        elif self._first_answers is None:
+            self._first_answers = self._later(wait, self._no_more_answers, lambda error: self._no_more_answers())
+
+    def _no_more_answers(self) -> None:
+        self._first_answers = None
+        self.changed()
 
     def _sent(self, rollout: Rollout) -> bool:
         """Send a rollout to a server. Returns False if no server has a free slot for the rollout."""
@@ -462,26 +475,26 @@ class Scheduler(Owner):
         original = self._server_of(fork.rollout_id) if fork is not None else None
         if original is not None and original not in rollout.without_original:
             return original if original.attached and original.free > 0 else None
-        attached, hosts = self.servers.attached, self._hosts(rollout)
-        if not hosts and len(attached) == len(self.servers):
+        usable, hosts = self.servers.usable, self._hosts(rollout)
+        if not hosts and len(usable) == len(self.servers.named):
             # No server hosts the agent loop. So the rollout goes to one of the attached servers, and this server
             # refuses it. The refusal names the agent loops of the server.
-            hosts = attached
+            hosts = usable
         if rollout.affinity_key:
             hosts = [server for server in hosts if rollout.affinity_key in server.pinned] or hosts
         best = max(hosts, key=lambda server: server.free, default=None)
         return best if best is not None and best.free > 0 else None
 
     def _hosts(self, rollout: Rollout) -> list[AgentServerLink]:
-        """Returns the attached servers that host a rollout's agent loop. Leaves out those that lack its original."""
-        attached, lacking = self.servers.attached, rollout.without_original
-        return [server for server in attached if server.hosts(rollout.request.agent_loop) and server not in lacking]
+        """Returns the usable servers that host a rollout's agent loop. Leaves out those that lack its original."""
+        usable, lacking = self.servers.usable, rollout.without_original
+        return [server for server in usable if server.hosts(rollout.request.agent_loop) and server not in lacking]
 
     def _server_of(self, rollout_id: str) -> AgentServerLink | None:
         """Returns the server that runs a rollout or has reported its outcome; None if it is not known."""
         running = self.rollouts.get(rollout_id)
         known = running.server if running is not None else self.recent_servers.get(rollout_id)
-        return known if known is not None and known in list(self.servers) else None
+        return known if known is not None and known in self.servers.named else None
 
     # Calls of the servers.
 
@@ -535,6 +548,14 @@ class Scheduler(Owner):
             self.cache.metrics.ended(done.result(), self.cache.sampler.version)
         else:
             self.cache.metrics.refused(request, error)
+
+    def remove(self, server: AgentServerLink, why: str) -> None:
+        """Forget a server that is no longer named. Its rollouts run elsewhere at once, with a higher attempt."""
+        self.servers.remove(server)
+        server.lost(Unavailable(why))
+        for rollout in list(server.rollouts.values()):
+            self.restart(rollout, why)
+        self.changed()
 
     def _lost(self, server: AgentServerLink, why: str) -> None:
         """Run the rollouts of a lost server again."""

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 LOST = job("trainer.lost_server", OnFailure.REPORT, "timer")
 NONE_ATTACHED = job("trainer.no_server", OnFailure.FAIL_OWNER, "timer")
 
+FIRST_ANSWERS = 1.0
+"""Rollouts wait at most this many seconds for the first answers of servers that were added."""
 _PARTING = 2 * LEAVE_TIMEOUT
 """part() waits this many seconds until the last frames of all streams are written and read."""
 
@@ -37,6 +39,8 @@ class Server:
     agent_loops: tuple[str, ...]
     version: str
     journal_id: str
+    retired: bool = False
+    """Whether no source names the server any more. It gets no new rollouts."""
 
 
 class Servers:
@@ -60,7 +64,10 @@ class Servers:
         self.running.set()
         self.more_may_come = False
         """Whether servers that are not named may dial in."""
+        self.why_not_more: Callable[[], list[str]] = list
+        """Returns why sources name no servers."""
         self._known: list[AgentServerLink] = []
+        self._first_answers_until = 0.0
         self._lost_after = config.lost_after
         self._max_open_chats = config.max_open_chats
         self._supervisor = supervisor
@@ -71,11 +78,11 @@ class Servers:
         self._giving_up: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
         """Set when a server arrives, and when the trainer gives up."""
+        self._closed = False
         self._wait_for_any()
         self.parting = False
         """Whether the trainer is closing. While it closes, an ended connection is not reported as a failure."""
         self._parted = asyncio.Event()
-        self._closed = False
 
     def __iter__(self) -> Iterator[AgentServerLink]:
         return iter(self._known)
@@ -86,6 +93,30 @@ class Servers:
     def add(self, *servers: AgentServerLink) -> None:
         """Wait for these servers."""
         self._known += servers
+        self._first_answers_until = self._supervisor.system.monotonic() + FIRST_ANSWERS
+        if self._giving_up is None and not self.usable:
+            self._wait_for_any()
+
+    def retire(self, server: AgentServerLink) -> None:
+        """Send no new rollouts to a server. keep() takes it back, and remove() forgets it."""
+        server.retired = True
+        if not self.usable and self._giving_up is None:
+            self._wait_for_any()
+
+    def keep(self, server: AgentServerLink) -> None:
+        """Send rollouts to a retired server again."""
+        server.retired = False
+        if server.attached:
+            self.arrived(server)
+        elif self._giving_up is None and not self.usable:
+            self._wait_for_any()
+
+    def remove(self, server: AgentServerLink) -> None:
+        """Forget a server."""
+        if server in self._known:
+            self._known.remove(server)
+        self._stop_waiting(server)
+        self.grant()
 
     @property
     def attached(self) -> list[AgentServerLink]:
@@ -93,38 +124,66 @@ class Servers:
         return [server for server in self._known if server.attached]
 
     @property
+    def named(self) -> list[AgentServerLink]:
+        """The servers that may get rollouts when they can be reached."""
+        return [server for server in self._known if not server.retired]
+
+    @property
+    def usable(self) -> list[AgentServerLink]:
+        """The servers that may get rollouts now."""
+        return [server for server in self._known if server.usable]
+
+    @property
+    def first_answers_missing(self) -> float:
+        """How many seconds rollouts wait at most for the first answers of new servers. 0 if there is no need to wait.
+
+        Otherwise the first server to answer would get all of them.
+        """
+        if all(server.used or server.retired or server.problem is not None for server in self._known):
+            return 0.0
+        return max(0.0, self._first_answers_until - self._supervisor.system.monotonic())
+
+    @property
     def draining(self) -> list[str]:
         """The names of the servers that can be reached, if all of these drain; else empty."""
-        attached = self.attached
-        return [] if any(server.window for server in attached) else [server.name for server in attached]
+        usable = self.usable
+        return [] if any(server.window for server in usable) else [server.name for server in usable]
 
     @property
     def given_up(self) -> bool:
-        """Whether no server was attached for `lost_after` seconds."""
-        return self._giving_up is None and not self.attached
+        """Whether no server was usable for `lost_after` seconds."""
+        return self._giving_up is None and not self.usable
 
     def arrived(self, server: AgentServerLink) -> None:
         """Record that a server can be reached."""
         self._stop_waiting(server)
         self._changed.set()
-        if self._giving_up is not None:
+        if self._giving_up is not None and not server.retired:
             self._giving_up.cancel()
             self._giving_up = None
         if server not in self._known:
             self._known.append(server)
         self.grant()
 
-    async def wait_for_one(self, timeout: float) -> None:
-        """Wait until a server can be reached. Raises the error of why_none() after `timeout` seconds, or earlier."""
+    async def wait_for(self, count: int, timeout: float) -> None:
+        """Wait until `count` servers can be reached. Raises CallError after `timeout` seconds.
+
+        Raises the error of why_none() earlier if no server can be used.
+        """
         try:
             async with asyncio.timeout(timeout):
-                while not self.attached:
+                while len(self.usable) < count:
                     if self.given_up or self._closed:
                         raise self.why_none()
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            raise self.why_none(timeout) from None
+            if not self.usable:
+                raise self.why_none(timeout) from None
+            there = ", ".join(server.name for server in self.usable)
+            raise Unavailable(
+                f"{len(self.usable)} of {count} agent servers were there after {timeout:g} s: {there}"
+            ) from None
 
     def not_reached(self, server: AgentServerLink, error: CallError | None) -> None:
         """Record a failed connection. If every server has a permanent error, the waiting rollouts end at once."""
@@ -135,14 +194,13 @@ class Servers:
             if self._all_refuse and self._giving_up is not None:
                 self._giving_up.cancel()
                 self._give_up()
-        elif (
-            before is not None and self._giving_up is None and not self.attached
-        ):  # the server may work after a restart
+        elif before is not None and self._giving_up is None and not self.usable:  # the server may work after a restart
             self._wait_for_any()
 
     @property
     def _all_refuse(self) -> bool:
-        return not self.more_may_come and all(server.refusal is not None for server in self._known)
+        named = self.named
+        return bool(named) and not self.more_may_come and all(server.refusal is not None for server in named)
 
     def left(self, server: AgentServerLink) -> None:
         """Record that a server cannot be reached. Its rollouts wait `lost_after` seconds for the server."""
@@ -150,8 +208,9 @@ class Servers:
         if self._closed or server.attached:
             return
         self.grant()
-        self._wait_for(server)
-        if not self.attached and self._giving_up is None:
+        if server in self._known:
+            self._wait_for(server)
+        if not self.usable and self._giving_up is None:
             self._wait_for_any()
 
     def wait_anew(self) -> None:
@@ -218,13 +277,14 @@ class Servers:
 
         If every server refuses, it has the refusals.
         """
-        refusals = [server.refusal for server in self._known if server.refusal is not None]
+        refusals = [server.refusal for server in self.named if server.refusal is not None]
         if refusals and self._all_refuse:
             return type(refusals[0])("; ".join(dict.fromkeys(map(str, refusals))))
-        problems = "; ".join(
+        servers = [
             f"{server.name}: {str(server.problem or 'no answer').replace(f'server {server.name} ', 'it ', 1)}"
-            for server in self._known
-        )
+            for server in self.named
+        ]
+        problems = "; ".join((*self.why_not_more(), *servers))
         seconds, known = (
             self._lost_after if waited is None else waited,
             problems or "none is named, and none dialled in",

@@ -28,6 +28,7 @@ from osmosis_grpc.trainer.request_check import RolloutFields, check_selection, c
 from osmosis_grpc.trainer.run import EvaluationRun, Requests, Run, RunOptions, left_over
 from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.trainer.server_availability import Server
+from osmosis_grpc.trainer.target_sources import Named, sources_of
 from osmosis_grpc.trainer.transports.attach.connections import AttachTransport
 from osmosis_grpc.trainer.transports.callback.transport import CallbackTransport
 from osmosis_grpc.types import Annotation, CancelResult, RolloutOutcome, RolloutRequest, TrajectoryEvent
@@ -46,7 +47,15 @@ TRANSPORTS: dict[str, type[AttachTransport] | type[CallbackTransport]] = {
 class Trainer:
     """Runs rollouts on agent servers and answers their chats with a policy. Used with `async with`.
 
-    `servers` are the agent servers, each HOST:PORT. `transport` is one of:
+    `servers` are the agent servers. Each entry is one of:
+
+    - HOST:PORT, a server.
+    - "dns:///NAME:PORT": each address of the name is a server. The name is resolved again and again.
+    - a Path, "./FILE" or "file:///PATH": each line of the file is HOST:PORT, with comments after #. The file is read
+      again and again.
+    - an async function that returns a list of HOST:PORT, such as osmosis_grpc.scaleout.ray_targets().
+
+    New servers get rollouts at once. A server that is no longer named gets no new ones. `transport` is one of:
 
     - "attach": one stream to each server carries all messages. With `listen` (HOST:PORT), agent servers can also open
       the stream (`serve --connect`).
@@ -68,8 +77,8 @@ class Trainer:
     `system` has the clocks, random numbers, ids and threads; tests replace it.
 
     Raises OSError when the port is taken, LedgerError when the ledger cannot be opened, ValueError for a server that
-    is not HOST:PORT, an unknown transport, a mapping without a policy or an address that needs more security,
-    TypeError for a policy that is not callable.
+    is none of the above, a file with a wrong line, an unknown transport, a mapping without a policy or an address that
+    needs more security, TypeError for a policy that is not callable.
     """
 
     network: Network = GRPC
@@ -77,7 +86,7 @@ class Trainer:
 
     def __init__(
         self,
-        servers: str | Sequence[str],
+        servers: Named | Sequence[Named],
         policy: Policies,
         *,
         transport: TransportName = "attach",
@@ -92,15 +101,18 @@ class Trainer:
             raise ValueError(f"transport: {transport!r} is not one of {', '.join(TRANSPORTS)}")
         credentials = credentials or Credentials()
         self._config = config or TrainerConfig()
-        named = [servers] if isinstance(servers, str) else servers
-        for target in named:
-            if target.startswith(("http://", "https://")) or ":" not in target:
-                raise ValueError(f"target: {target!r} is not HOST:PORT, for example 127.0.0.1:50051")
-            credentials.check_target(target)
+        self._sources = partial(
+            sources_of,
+            servers,
+            credentials,
+            network=self.network,
+            system=system,
+            resolve_every=self._config.resolve_every,
+        )
+        self._sources()  # checks the targets
         self._policies = PolicyTable(policy)
         self._make_transport = partial(
             TRANSPORTS[transport],
-            targets=list(dict.fromkeys(named)),
             listen=listen,
             credentials=credentials,
             security=security or ServerSecurity(),
@@ -140,11 +152,12 @@ class Trainer:
             scheduler = self._scheduler = Scheduler(cache, supervisor, config=self._config, ledger=ledger)
             stack.callback(scheduler.close)
             supervisor.add_listener(lambda error: scheduler.fail(TrainerFailed(supervisor.failed_job, error)))
-            transport = self._transport = self._make_transport(scheduler)
+            transport = self._transport = self._make_transport(scheduler, self._sources())
             transport.listen()
             self.address = transport.address
             kept = ledger.take_restored() if ledger is not None else []
             cache.restore(kept, cache.now())
+            await transport.find_servers()
             transport.add_servers(kept)
             scheduler.restore(kept)
             await transport.begin()
@@ -176,17 +189,18 @@ class Trainer:
                 s.identity.agent_loops,
                 s.identity.version,
                 s.identity.journal_id,
+                s.retired,
             )
             for s in self.scheduler.servers
         ]
 
-    async def wait_for_server(self, timeout: float = 20.0) -> None:
-        """Wait until an agent server can be reached. Returns at once if one can.
+    async def wait_for_server(self, timeout: float = 20.0, *, count: int = 1) -> None:
+        """Wait until `count` agent servers can be reached. Returns at once if they can.
 
         Without this call, the first rollout waits `config.lost_after` seconds. Raises Unavailable after `timeout`
         seconds, with what is known about each server. Raises the error of servers that refuse for good at once.
         """
-        await self.scheduler.servers.wait_for_one(timeout)
+        await self.scheduler.servers.wait_for(count, timeout)
 
     async def rollout(
         self, /, request: RolloutRequest | None = None, *, affinity_key: str = "", **changes: Unpack[RolloutFields]

@@ -35,8 +35,13 @@ PHASE_AFTER: Mapping[str, str] = {
 }
 FAILURES = ("error", "restart", "shutdown", "trainer_lost", "crashed_server", "replay")
 """The finish reasons of failed rollouts."""
-FAULTS = ("crash", "stop", "close", "cut", "half open", "partition", "commit failed", "forget", "drain", "clock jump")
+FAULTS = (
+    *("crash", "stop", "close", "cut", "half open", "partition", "commit failed", "forget", "drain", "clock jump"),
+    *("unnamed", "fewer workers"),
+)
 """The faults that are counted by the phases of the rollouts that they meet."""
+SETS = ("named", "named again", "unnamed", "more workers", "fewer workers", "rolling restart", "run of a worker")
+"""Changes of the set of servers. The last one is a run of an agent on another worker than the first."""
 KNOWN: Mapping[str, Sequence[str]] = {
     "answer to Init": ("OK created", "OK found", "ABORTED", "ALREADY_EXISTS"),
     "answer to Cancel": (
@@ -68,6 +73,7 @@ KNOWN: Mapping[str, Sequence[str]] = {
         "returned > running",
         "chat open > running",
     ),
+    "set of servers": SETS,
     "fault": tuple(f"{fault} while {phase}" for fault in FAULTS for phase in PHASES[:-1]),
 }
 """What can be met, by group. Anything else that is met is counted, too."""
@@ -125,9 +131,13 @@ def _met(records: Iterable[Record]) -> Iterator[tuple[str, str]]:
             higher = record.attempt > highest.get(record.rollout, record.attempt)
             yield "run of an agent", _run(key in runs, higher)
             runs.add(key)
+            if "-w" in record.who:
+                yield "set of servers", "run of a worker"
             highest[record.rollout] = max(highest.get(record.rollout, 0), record.attempt)
         elif record.op in FAULTS:
             yield from (("fault", f"{record.op} while {phase}") for phase in set(phases.values()))
+        if record.op in SETS:
+            yield "set of servers", record.op
         phase = _phase(record)
         if phase is not None and record.op in OPERATIONS:
             before = phases.get(key)

@@ -40,6 +40,9 @@ class Faults:
             "restart in good order": self._restart,
             "forget": self._forget,
             "readdress": self._readdress,
+            "rename": self._rename,
+            "worker list": self._worker_list,
+            "rolling restart": self._rolling_restart,
             "pause": self._pause,
             "cancel": self._cancel,
             "supersede": self._supersede,
@@ -185,6 +188,46 @@ class Faults:
         program.host = self._world.new_host()
         self._note(program.name, "readdress")
         self._world.later(draw.expovariate(1 / 1.5), program.start)
+        return True
+
+    # The set of servers.
+
+    def _rename(self, draw: Random) -> bool:
+        """Changes the list of servers of a trainer."""
+        found = [one for one in self._world.trainers if one.plan.transport != "accept"]
+        if not found:
+            return False
+        program = draw.choice(found)
+        servers = self._world.first_workers
+        named = draw.sample(servers, draw.randint(1, len(servers)))
+        if set(named) == set(program.named):
+            return False
+        program.rename(named)
+        return True
+
+    def _worker_list(self, draw: Random) -> bool:
+        """Changes how many workers a server has, as a restart with another --workers does."""
+        program = self._program(draw, [one for one in self._world.first_workers if one.plan.workers > 1])
+        if not isinstance(program, ServerProgram):
+            return False
+        listed = draw.choice([count for count in range(1, program.plan.workers + 1) if count != program.listed])
+        self._note(program.name, "more workers" if listed > program.listed else "fewer workers", listed=listed)
+        program.listed = listed
+        program.drain_limit = draw.choice((0.0, 1.0))
+        program.end()
+        return True
+
+    async def _rolling_restart(self, draw: Random) -> bool:
+        """Restarts the workers of a server, one after the other."""
+        first = self._program(draw, [one for one in self._world.first_workers if one.plan.workers > 1])
+        if not isinstance(first, ServerProgram):
+            return False
+        self._note(first.name, "rolling restart")
+        for worker in [one for one in self._world.servers if one.plan is first.plan]:
+            if worker.alive:
+                worker.drain_limit = draw.choice((0.0, 1.0))
+                worker.end()
+                await asyncio.sleep(draw.expovariate(1 / 2.0))  # the clock is simulated
         return True
 
     # Disks and clocks.

@@ -105,6 +105,12 @@ OPERATIONS: Mapping[str, Operation] = {
     "window": Operation("its window becomes {size}", ("size",), fault=True),
     "drain": Operation("drains", (), fault=True),
     "drain cancelled": Operation("stops draining", (), fault=True),
+    "unnamed": Operation("its list no longer names {server}", ("server",), fault=True),
+    "named": Operation("its list names {server}, too", ("server",), fault=True),
+    "named again": Operation("its list names {server} again", ("server",), fault=True),
+    "fewer workers": Operation("names {listed} workers from its next start on", ("listed",), fault=True),
+    "more workers": Operation("names {listed} workers from its next start on", ("listed",), fault=True),
+    "rolling restart": Operation("its workers are restarted, one after the other", (), fault=True),
     "faults over": Operation("no more faults", (), fault=True),
     # What is left at the end of the run, read from outside: journals, ledgers, folders, counters.
     "in journal": Operation(

@@ -5,7 +5,7 @@ other. A Plan is drawn from the seed alone, before the run.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -37,6 +37,14 @@ FAULTS: Mapping[str, tuple[float, float]] = {
 """For each fault that comes at random moments: the least and the largest mean of the seconds between two."""
 NEW_FAULTS: Mapping[str, tuple[float, float]] = {"slow disk": (2.0, 10.0)}
 """Faults that are drawn from a stream of their own, so that they change no plan of a seed that does not have them."""
+SERVER_FAULTS: Mapping[str, tuple[float, float]] = {
+    "rename": (2.0, 15.0),
+    "worker list": (4.0, 30.0),
+    "rolling restart": (8.0, 40.0),
+}
+"""Faults of worlds whose servers have workers, and come and go. They are drawn from a stream of their own."""
+SERVERS_CHANGE = 0.3
+"""The share of such worlds."""
 CONDITIONS = (
     "lossy calls",
     "slow network",
@@ -92,6 +100,8 @@ class ServerPlan:
     journal: bool
     """Whether it has a journal on disk."""
     config: Mapping[str, Any]
+    workers: int = 1
+    """The number of its processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +136,10 @@ def plan_of(seed: int, randomness: Randomness, *, rollouts: int = 32) -> Plan:
         _trainer(n, draw, conditions, len(servers), rollouts // count, duration) for n in range(1, count + 1)
     )
     more = randomness("more of the plan")
+    coming = randomness("servers that come and go")
+    if coming.random() < SERVERS_CHANGE:
+        servers = tuple(replace(server, workers=coming.choice((1, 2, 3))) for server in servers)
+        faults |= {name: coming.uniform(*means) for name, means in SERVER_FAULTS.items() if coming.random() < 0.6}
     faults |= {name: more.uniform(*means) for name, means in NEW_FAULTS.items() if more.random() < 0.3}
     conditions |= {name for name in NEW_CONDITIONS if more.random() < 0.3}
     return Plan(seed, servers, trainers, faults, conditions, faults_until=duration + draw.uniform(1.0, 20.0))

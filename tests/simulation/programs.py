@@ -14,6 +14,7 @@ from osmosis_grpc.storage import JournalError
 from osmosis_grpc.storage.journal.schema import FILE
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer import Trainer, TrainerConfig
+from osmosis_grpc.types.server_info import Worker
 from tests.simulation.agents import Passenger, Traveller
 from tests.simulation.application import Application
 from tests.simulation.committer import Disk
@@ -172,11 +173,14 @@ class _Trainer(Trainer):
 
 
 class ServerProgram(Program):
-    """An agent server."""
+    """An agent server, or one worker of it. Worker 0 has the name of the server."""
 
-    def __init__(self, world: "World", plan: ServerPlan, host: str) -> None:
-        super().__init__(world, plan.name, host)
+    def __init__(self, world: "World", plan: ServerPlan, host: str, worker: int = 0) -> None:
+        super().__init__(world, f"{plan.name}-w{worker}" if worker else plan.name, host)
         self.plan = plan
+        self.worker = worker
+        self.listed = plan.workers
+        """How many workers the hello of worker 0 names from its next start on."""
         self.durable = plan.journal
         self.connect: list[str] = []
         """The trainers to which it connects."""
@@ -203,19 +207,21 @@ class ServerProgram(Program):
     @property
     def address(self) -> str:
         """HOST:PORT."""
-        return f"{self.host}:{SERVER_PORT}"
+        return f"{self.host}:{SERVER_PORT + self.worker}"
 
     async def _main(self, process: Process) -> None:
+        workers = [Worker(SERVER_PORT + number) for number in range(self.listed)] if self.plan.workers > 1 else []
         agents = [kind(self.name, self.world.history, self.world.next_run) for kind in (Passenger, Traveller)]
         server = _AgentServer(
             agents,
             host=self.host,
-            port=SERVER_PORT,
+            port=SERVER_PORT + self.worker,
             state_dir=self.folder if self.plan.journal else None,
             connect=self.connect,
             config=ServerConfig(**self.plan.config, reflection=False),
             system=self.system,
         )
+        server.attachments.workers = lambda: workers
         async with server:
             self.server = server
             server.supervisor.every(WATCH, 0.5, partial(self._note_capacity, server))
@@ -255,7 +261,24 @@ class TrainerProgram(Program):
         self.durable = plan.ledger
         self.trainer: Trainer | None = None
         self.application = Application(world, plan)
-        self._servers = servers
+        self.named = servers
+        """The servers that its list names now."""
+        self.ever_named = list(servers)
+
+    def rename(self, servers: list[ServerProgram]) -> None:
+        """Changes its list of servers."""
+        for server in servers:
+            if server not in self.named:
+                again = "named again" if server in self.ever_named else "named"
+                self.world.history.note(self.name, again, server=server.name)
+        for server in self.named:
+            if server not in servers:
+                self.world.history.note(self.name, "unnamed", server=server.name)
+        self.named = servers
+        self.ever_named += [server for server in servers if server not in self.ever_named]
+
+    async def _find(self) -> list[str]:
+        return [server.address for server in self.named]
 
     @property
     def address(self) -> str:
@@ -277,7 +300,7 @@ class TrainerProgram(Program):
         )
         self.folder.mkdir(parents=True, exist_ok=True)
         trainer = _Trainer(
-            [] if plan.transport == "accept" else [server.address for server in self._servers],
+            self._servers(),
             policy,
             transport="callback" if plan.transport == "callback" else "attach",
             listen="" if plan.transport == "attach" else self.address,
@@ -297,6 +320,12 @@ class TrainerProgram(Program):
             await asyncio.wait(waits)
             if not waits[1].cancelled() and (error := waits[1].exception()) is not None:
                 raise error
+
+    def _servers(self) -> Any:
+        """Returns the argument `servers` of the trainer."""
+        if self.plan.transport == "accept":
+            return []
+        return self._find if "rename" in self.world.plan.faults else [server.address for server in self.named]
 
     def start(self) -> None:
         if not self.alive:

@@ -62,7 +62,8 @@ class _Stream:
     completes: dict[tuple[str, int, str], deque[int]] = field(default_factory=dict)
     unary: tuple[str, int, str, int] | None = None
     window: int | None = None
-    window_before: tuple[int, float] = (0, float("-inf"))
+    earlier_windows: list[tuple[int, float]] = field(default_factory=list)
+    """Larger windows that may still be used, each until a simulated second. One message can make it smaller twice."""
     chats: dict[tuple[str, int, str, int], None] = field(default_factory=dict)
 
 
@@ -174,8 +175,8 @@ class Taps:
         key = message.rollout_id, message.attempt, message.sample, message.chat_number
         if key in stream.chats:
             return
-        before, until = stream.window_before
-        window = max(stream.window or 0, before if self._now() < until else 0)
+        earlier = [window for window, until in stream.earlier_windows if self._now() < until]
+        window = max([stream.window or 0, *earlier])
         if stream.window is not None and len(stream.chats) >= window:
             self._history.note(
                 seen.sender,
@@ -201,7 +202,9 @@ class Taps:
         if not hasattr(message, "max_open_chats"):
             return  # the window of a server is for rollouts
         if stream.window is not None and message.max_open_chats < stream.window:
-            stream.window_before = stream.window, self._now() + STALE
+            now = self._now()
+            stream.earlier_windows = [row for row in stream.earlier_windows if now < row[1]]
+            stream.earlier_windows.append((stream.window, now + STALE))
         stream.window = message.max_open_chats
 
     def on_hello(self, seen: Seen, message: Any) -> None:

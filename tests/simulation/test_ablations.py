@@ -12,7 +12,7 @@ FOUND = {
     "attempts of Init": 3,
     "tombstones": 4,
     "commit before an outcome is sent": 20,
-    "end without the agent": 2,
+    "end without the agent": 16,
     "joining of chats": 1,
     "result ids": 18,
 }

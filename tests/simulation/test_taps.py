@@ -166,6 +166,18 @@ def beyond(wire: Wire) -> int:
     return sum(record.op == "beyond window" for record in wire.history)
 
 
+def test_a_window_that_shrinks_twice_in_one_message_is_still_used_for_a_moment():
+    wire, windows = Wire(), [pb.TrainerWindow(max_open_chats=count) for count in (2, 1, 0)]
+    wire.trainer(("window", windows[0]))
+    wire.trainer(("window", windows[1]), ("window", windows[2]))
+    for number in (1, 2):
+        wire.server(("chat", chat_pb2.ChatRequest(rollout_id="r1", attempt=1, sample="main", chat_number=number)))
+    assert not beyond(wire)
+    wire.now += 10.0
+    wire.server(("chat", chat_pb2.ChatRequest(rollout_id="r1", attempt=1, sample="main", chat_number=3)))
+    assert beyond(wire) == 1
+
+
 def test_a_verbose_tap_shows_every_message_of_a_rollout():
     history = History(lambda: 0.0)
     taps = Taps(history, lambda: 0.0, verbose=True)

@@ -69,15 +69,27 @@ class World:
         self.next_reader = count(1).__next__
         self._draws = count(1)
         self._hosts = count(1)
-        self.servers = [ServerProgram(self, server, self.new_host()) for server in plan.servers]
+        self.first_workers = [ServerProgram(self, server, self.new_host()) for server in plan.servers]
+        """The process of each server to which trainers connect first."""
+        self.servers = [
+            *self.first_workers,
+            *(
+                ServerProgram(self, first.plan, first.host, worker)
+                for first in self.first_workers
+                for worker in range(1, first.plan.workers)
+            ),
+        ]
+        """All processes of all servers."""
         self.trainers = [
-            TrainerProgram(self, trainer, self.new_host(), [self.servers[n] for n in trainer.servers])
+            TrainerProgram(self, trainer, self.new_host(), [self.first_workers[n] for n in trainer.servers])
             for trainer in plan.trainers
         ]
         for trainer in self.trainers:
             if trainer.plan.transport == "accept":
-                for number in trainer.plan.servers:
-                    self.servers[number].connect.append(trainer.address)
+                plans = [plan.servers[number] for number in trainer.plan.servers]
+                for server in self.servers:
+                    if server.plan in plans:
+                        server.connect.append(trainer.address)
         self.foreign = ForeignTrainer(self, self.new_host()) if "foreign trainer" in plan.conditions else None
         self.faults = Faults(self)
 
@@ -140,6 +152,12 @@ class World:
                 program.disk.crash, program.disk.failures, program.disk.full = None, 0, False
                 program.disk.slowest = FASTEST
             program.start()
+        for trainer in self.trainers:
+            trainer.rename(trainer.ever_named)
+        for server in self.first_workers:
+            if server.listed < server.plan.workers:
+                server.listed = server.plan.workers
+                server.end()
         for server in self.servers:
             if server.server is not None and server.alive:
                 server.call(server.server.end_drain)
@@ -210,6 +228,7 @@ class World:
             self.network.listeners.clear()
             self.processes.clear()
             self.servers.clear()
+            self.first_workers.clear()
             self.trainers.clear()
             self.foreign = None
             with warnings.catch_warnings():

@@ -191,18 +191,43 @@ async def test_a_server_that_has_forgotten_starts_them_with_a_higher_attempt(ser
         assert (outcome.status, outcome.attempt) == (COMPLETED, 2)
 
 
-async def test_a_target_that_is_no_longer_named_is_left_at_once(serve, tmp_path):
+@BOTH
+async def test_a_server_that_is_no_longer_named_ends_its_rollouts_while_it_can_be_reached(serve, tmp_path, transport):
     agent, path = talker(), tmp_path / "ledger"
     agent.gate("r0")
-    async with Trainer([(await serve(agent)).address], reply, ledger=path) as trainer:
+    async with Trainer([(await serve(agent)).address], reply, transport=transport, ledger=path) as trainer:
         running = asyncio.create_task(collect(trainer.run(requests(1))))
         await until(lambda: agent.running["r0"])
+        await trainer.scheduler.ledger.written()
+        left = copied(path)
+        trainer.scheduler.servers.running.clear()  # this process does nothing more
+        async with Trainer([(await serve(agent)).address], reply, transport=transport, ledger=left) as second:
+            continued = asyncio.create_task(collect(second.run(requests(1))))
+            await until(lambda: sum(server.attached for server in second.servers) == 2)
+            agent.release()
+            (outcome,) = await continued
+            assert (outcome.status, outcome.attempt) == (COMPLETED, 1)
+            await until(lambda: len(second.servers) == 1, "the server that is not named is forgotten")
+        running.cancel()
+
+
+@BOTH
+async def test_a_server_that_is_no_longer_named_and_is_away_is_left_at_once(serve, tmp_path, transport):
+    agent, path = talker(), tmp_path / "ledger"
+    agent.gate("r0")
+    server = await serve(agent)
+    async with Trainer([server.address], reply, transport=transport, ledger=path) as trainer:
+        running = asyncio.create_task(collect(trainer.run(requests(1))))
+        await until(lambda: agent.running["r0"])
+        await trainer.scheduler.ledger.written()
         left = copied(path)
         running.cancel()
     agent.release()
-    async with Trainer([(await serve(agent)).address], reply, ledger=left) as trainer:
+    await server.__aexit__(None, None, None)
+    async with Trainer([(await serve(agent)).address], reply, transport=transport, ledger=left) as trainer:
         (outcome,) = await collect(trainer.run(requests(1)))
         assert (outcome.status, outcome.attempt) == (COMPLETED, 2)
+        assert len(trainer.servers) == 1
 
 
 async def test_every_waiting_call_raises_unavailable_without_a_server_after_the_start(serve, tmp_path):

@@ -16,6 +16,7 @@ from osmosis_grpc.errors import AlreadyExists, Internal, LedgerError, TrainerFai
 from osmosis_grpc.testing.raw.server_frames import complete, init_reply, referring, status
 from osmosis_grpc.trainer import RolloutClient, RolloutRequest, SyncTrainer, Trainer, TrainerConfig, outcome_recorder
 from osmosis_grpc.trainer import progress_bar as progress_file
+from osmosis_grpc.trainer import target_sources as sources_file
 from osmosis_grpc.trainer import unreachable_warnings as unreachable_file
 from osmosis_grpc.trainer.loop_thread import LoopThread
 from osmosis_grpc.trainer.progress_bar import Progress
@@ -136,6 +137,33 @@ async def dial(tools, name):
     async with Trainer([server.address], reply) as trainer:
         assert (await within(trainer.rollout(rollout_id="r"))).status is COMPLETED
     assert restarted(tools, name)
+
+
+@scenario("trainer.watch_targets")
+async def watch_targets(tools, name):
+    tools.monkeypatch.setattr(sources_file, "FILE_PERIOD", 0.02)
+    first, second = await tools.serve(talker()), await tools.serve(talker())
+    path = tools.path / "servers"
+    path.write_text(first.address)
+    inject(name)
+    async with Trainer(path, reply) as trainer:
+        await until(lambda: restarted(tools, name))
+        path.write_text(second.address)
+        await until(lambda: [server.name for server in trainer.servers] == [second.address])
+
+
+@scenario("trainer.retire_server")
+async def retire_server(tools, name):
+    tools.monkeypatch.setattr(sources_file, "FILE_PERIOD", 0.02)
+    first, second = await tools.serve(talker()), await tools.serve(talker())
+    path = tools.path / "servers"
+    path.write_text(f"{first.address}\n{second.address}")
+    async with Trainer(path, reply) as trainer:
+        inject(name)
+        path.write_text(second.address)
+        await until(lambda: restarted(tools, name))
+        await until(lambda: [server.name for server in trainer.servers] == [second.address])
+        assert (await within(trainer.rollout(rollout_id="r"))).status is COMPLETED
 
 
 @scenario("trainer.draw_progress")

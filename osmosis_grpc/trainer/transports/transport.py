@@ -1,8 +1,15 @@
-"""Transport connects a trainer to its named agent servers. Each transport has a subclass."""
+"""Transport connects a trainer to its named agent servers. Each transport has a subclass.
+
+The set of named servers changes while rollouts run: sources name other servers, and a server names its workers. The
+transport connects to each new server. A server that is no longer named is retired: it gets no new rollouts, its running
+ones end there as long as it can be reached, and then the transport forgets it.
+"""
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -17,14 +24,42 @@ from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer.agent_server_state import AgentServerLink
 from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.scheduler import Scheduler
+from osmosis_grpc.trainer.target_sources import Target, TargetSource
 from osmosis_grpc.trainer.unreachable_warnings import Unreached
 
+log = logging.getLogger(__name__)
+
 DIAL = job("trainer.dial", OnFailure.RESTART)
+RETIRE = job("trainer.retire_server", OnFailure.RESTART)
+WATCH = job("trainer.watch_targets", OnFailure.RESTART)
 
 TARGET = "target "
 """The prefix of the ledger's key for a server to which the trainer connects."""
+RETIRE_PERIOD = 0.25
+"""The transport looks at each retired server every this many seconds."""
+FIRST_CONNECTION = 10.0
+"""A server that only the ledger names is forgotten if it cannot be reached within this many seconds."""
+MAX_REMOVED = 1024
+"""The transport remembers so many removed servers."""
 
 Link = TypeVar("Link", bound=AgentServerLink)
+
+
+@dataclass(slots=True, eq=False)
+class Dialled(Generic[Link]):
+    """A server to which the transport connects."""
+
+    target: Target
+    link: Link
+    dialling: asyncio.Task[Any] | None = None
+    retiring: asyncio.Task[Any] | None = None
+
+    def cancel(self) -> None:
+        """Stop connecting."""
+        for task in (self.dialling, self.retiring):
+            if task is not None:
+                task.cancel()
+        self.dialling = self.retiring = None
 
 
 class Transport(ABC, Generic[Link]):
@@ -33,7 +68,7 @@ class Transport(ABC, Generic[Link]):
     def __init__(
         self,
         scheduler: Scheduler,
-        targets: Sequence[str],
+        sources: Sequence[TargetSource],
         *,
         listen: str,
         credentials: Credentials,
@@ -44,61 +79,204 @@ class Transport(ABC, Generic[Link]):
         self.address = listen
         """HOST:PORT where the trainer listens, with the bound port after listen(). Empty if the trainer only dials."""
         self._scheduler = scheduler
-        self._targets = targets
+        self._sources = sources
         self._credentials = credentials
         self._security = security
         self._network = network
         self._config = config
-        self._links: list[Link] = []
-        self._tasks: list[asyncio.Task[Any]] = []
+        self._begun = False
+        self._workers: dict[str, tuple[str, ...]] = {}
+        """The addresses of the workers that each server names."""
+        self._dialled: dict[str, Dialled[Link]] = {}
+        """The named and the retired servers, by address."""
+        self._removed: dict[str, Link] = {}
+        """Removed servers. One that is named again has its earlier attachment, with old attempts to cancel."""
+        self._watching: list[asyncio.Task[Any]] = []
 
     @abstractmethod
     def listen(self) -> None:
         """Bind the port. Calls are answered after begin(). Raises OSError, ValueError."""
 
     @abstractmethod
-    def _link(self, name: str, server_key: str) -> Link:
+    def _link(self, target: Target, server_key: str) -> Link:
         """Returns a new link to a server. The link is not connected yet."""
 
     @abstractmethod
-    async def _connect(self, link: Link, on_answer: Callable[[], None]) -> CallError | None:
+    async def _connect(self, server: Dialled[Link], on_answer: Callable[[], None]) -> CallError | None:
         """Connect, and wait until the connection ends. Calls `on_answer` when the server answers. Raises CallError."""
 
+    async def find_servers(self) -> None:
+        """Look at all sources for the first time. Raises WrongList."""
+        await asyncio.gather(*(source.first_look() for source in self._sources))
+        self._scheduler.servers.why_not_more = lambda: [source.problem for source in self._sources if source.problem]
+
     def add_servers(self, kept: Iterable[LedgerRollout]) -> None:
-        """Add the named servers. A subclass may also add servers to which the rollouts in `kept` were sent."""
-        self._links = [self._link(target, f"{TARGET}{target}") for target in self._targets]
-        self._scheduler.servers.add(*self._links)
+        """Add the named servers, and retired ones for the rollouts of servers that are no longer named."""
+        self._update()
+        keys = {row.server_key: None for row in kept if row.init is not None and row.server_key.startswith(TARGET)}
+        for address in (key.removeprefix(TARGET) for key in keys):
+            if address not in self._dialled and self._allowed(address):
+                self._add(Target(address))
+                self._scheduler.servers.retire(self._dialled[address].link)
 
     async def begin(self) -> None:
-        """Answer calls and connect to the servers."""
+        """Answer calls, connect to the servers, and watch the sources."""
+        self._begun = True
+        for server in list(self._dialled.values()):
+            self._dial(server)
+            if server.link.retired:
+                self._start_retiring(server, of_ledger=True)
         start = self._scheduler.supervisor.start
-        self._tasks += [start(DIAL, partial(self._keep_connected, link)) for link in self._links]
+        changing = [source for source in self._sources if source.period is not None]
+        self._watching += [start(WATCH, partial(source.watch, self._update)) for source in changing]
 
     async def close(self) -> None:
         """End every connection and stop listening."""
-        for task in self._tasks:
+        tasks = [*self._watching]
+        for server in self._dialled.values():
+            tasks += [task for task in (server.dialling, server.retiring) if task is not None]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _keep_connected(self, link: Link) -> None:
+    # The set of servers.
+
+    def _name_workers(self, server: Dialled[Link], addresses: Iterable[str]) -> None:
+        """Record the workers that a server names. Only a server of a source names workers."""
+        self._workers[server.target.address] = tuple(addresses)
+        self._update()
+
+    def _update(self) -> None:
+        """Connect to servers that are new, and retire those that are no longer named."""
+        wanted = {target.address: target for source in self._sources for target in source.targets or ()}
+        self._workers = {address: found for address, found in self._workers.items() if address in wanted}
+        for address, workers in self._workers.items():
+            for worker in workers:
+                wanted.setdefault(worker, replace(wanted[address], address=worker))
+        for address, server in self._dialled.items():
+            if address not in wanted and not server.link.retired:
+                self._retire(server)
+        for address, target in wanted.items():
+            known = self._dialled.get(address)
+            if known is None:
+                self._add(target)
+            elif known.link.retired:
+                self._keep(known, target)
+        self._scheduler.changed()
+
+    def _add(self, target: Target) -> None:
+        address = target.address
+        link = self._removed.pop(address, None) or self._link(target, f"{TARGET}{address}")
+        link.retired = False
+        server = self._dialled[address] = Dialled(target, link)
+        self._scheduler.servers.add(link)
+        if self._begun:
+            log.info("server %s is new", address)
+            self._dial(server)
+
+    def _dial(self, server: Dialled[Link]) -> None:
+        server.dialling = self._scheduler.supervisor.start(DIAL, partial(self._keep_connected, server))
+
+    def _keep(self, server: Dialled[Link], target: Target) -> None:
+        """Use a retired server again."""
+        log.info("server %s is named again", target.address)
+        if server.retiring is not None:
+            server.retiring.cancel()
+            server.retiring = None
+        server.target = target
+        self._scheduler.servers.keep(server.link)
+
+    def _retire(self, server: Dialled[Link]) -> None:
+        link = server.link
+        log.info("server %s is no longer named; its %d rollouts may end there", link.name, len(link.rollouts))
+        self._scheduler.servers.retire(link)
+        self._start_retiring(server, of_ledger=False)
+
+    def _start_retiring(self, server: Dialled[Link], *, of_ledger: bool) -> None:
+        work = partial(self._forget_when_done, server, of_ledger)
+        server.retiring = self._scheduler.supervisor.start(RETIRE, work)
+
+    async def _forget_when_done(self, server: Dialled[Link], of_ledger: bool) -> None:
+        """Forget a retired server when there is nothing to do with it, or when it cannot be reached.
+
+        A server of an earlier process, `of_ledger`, has time for its first connection.
+        """
+        link, monotonic = server.link, self._scheduler.supervisor.system.monotonic
+        began = monotonic()
+        while True:
+            waits = link.attached or (of_ledger and self._may_come(server, monotonic() - began))
+            if link.idle or not waits:
+                break
+            await asyncio.sleep(RETIRE_PERIOD)
+        if link.rollouts:
+            log.warning(
+                "server %s is no longer named and cannot be reached; its %d rollouts go elsewhere",
+                link.name,
+                len(link.rollouts),
+            )
+        if link.attached:
+            link.part()
+            await asyncio.sleep(RETIRE_PERIOD)  # the last frames go out
+        self._dialled.pop(server.target.address, None)
+        self._scheduler.remove(link, f"server {link.name} is no longer one of this trainer's servers")
+        self._removed[server.target.address] = link
+        if len(self._removed) > MAX_REMOVED:
+            del self._removed[next(iter(self._removed))]
+        server.retiring = None
+        server.cancel()
+
+    def _may_come(self, server: Dialled[Link], waited: float) -> bool:
+        """Returns whether to wait longer for a server that only the ledger knows.
+
+        A source without a list may still name it, and so may a server on the same host that has not answered yet.
+        """
+        host = server.target.address.rpartition(":")[0]
+        others = [other for other in self._dialled.values() if not (other.link.retired or other.link.used)]
+        named_later = any(source.targets is None for source in self._sources) or any(
+            other.target.address.rpartition(":")[0] == host for other in others
+        )
+        if named_later:
+            return waited < self._config.lost_after
+        return server.link.problem is None and not server.link.used and waited < FIRST_CONNECTION
+
+    def _allowed(self, address: str) -> bool:
+        try:
+            self._credentials.check_target(address)
+        except ValueError:
+            return False
+        return True
+
+    def _credentials_for(self, target: Target) -> Credentials:
+        tls = self._credentials.tls
+        if tls is None or tls.server_name or not target.certificate_name:
+            return self._credentials
+        return replace(self._credentials, tls=replace(tls, server_name=target.certificate_name))
+
+    # The connection to one server.
+
+    async def _keep_connected(self, server: Dialled[Link]) -> None:
         """Connect again after each connection, with growing pauses. Logs warnings while the server is not reached.
 
         Ends if another stream of this attachment has replaced the stream: two owners would replace each other for ever.
         """
+        link = server.link
         unreached = Unreached(link.name, self._scheduler.supervisor)
 
         async def attempt() -> CallError | None:
             unreached.trying()
             try:
-                return await self._connect(link, unreached.reached)
+                return await self._connect(server, unreached.reached)
             except CallError as error:
                 raise await explained(link.name, self._credentials, error) from None
 
         def ended(error: CallError | None, pause: float) -> None:
             link.problem = error
-            if not self._scheduler.servers.parting:
+            for source in self._sources:
+                source.hurry()
+            if not self._scheduler.servers.parting and not link.retired:
                 unreached.failed(error)
                 self._scheduler.servers.not_reached(link, error)
+                self._scheduler.changed()
 
         try:
             system, pauses = self._scheduler.supervisor.system, self._config.pauses

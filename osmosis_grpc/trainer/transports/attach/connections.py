@@ -16,8 +16,9 @@ from osmosis_grpc.link.frame_stream import FrameStream
 from osmosis_grpc.link.handlers import Registrar
 from osmosis_grpc.link.listen import start
 from osmosis_grpc.storage.ledger import LedgerRollout
+from osmosis_grpc.trainer.target_sources import Target
 from osmosis_grpc.trainer.transports.attach.link import AttachedServer
-from osmosis_grpc.trainer.transports.transport import Transport
+from osmosis_grpc.trainer.transports.transport import Dialled, Transport
 from osmosis_grpc.types.outcome import clip
 from osmosis_grpc.wire.attach import check_protocol, trainer_frame
 
@@ -28,6 +29,8 @@ JOURNAL = "journal "
 """The prefix of the ledger's key for a server that dials in."""
 MAX_DIALLED = 1024
 """How many agent servers may dial in."""
+MAX_WORKERS = 1024
+"""How many workers of one server are used."""
 _HEARTBEAT = trainer_frame("heartbeat", attach_pb2.Heartbeat())
 
 
@@ -52,9 +55,12 @@ class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServic
         super().add_servers(kept)
         if self._server is not None:
             rows = [row for row in kept if row.init is not None and row.server_key.startswith(JOURNAL)]
-            self._scheduler.servers.add(*(self._link(key, key) for key in {row.server_key: None for row in rows}))
+            self._scheduler.servers.add(*(self._made(key, key) for key in {row.server_key: None for row in rows}))
 
-    def _link(self, name: str, server_key: str) -> AttachedServer:
+    def _link(self, target: Target, server_key: str) -> AttachedServer:
+        return self._made(target.address, server_key)
+
+    def _made(self, name: str, server_key: str) -> AttachedServer:
         return AttachedServer(name, self._scheduler, server_key=server_key, delta=self._config.delta)
 
     async def begin(self) -> None:
@@ -81,13 +87,13 @@ class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServic
         check_protocol(hello)
         attached = (server for server in servers if isinstance(server, AttachedServer))
         known = next((s for s in attached if hello.journal_id and s.identity.journal_id == hello.journal_id), None)
-        if known is None and len(servers) >= MAX_DIALLED + len(self._targets) and not servers.drop_one():
+        if known is None and len(servers) >= MAX_DIALLED + len(self._dialled) and not servers.drop_one():
             raise ResourceExhausted(f"{MAX_DIALLED} agent servers have dialled in", retry_after=10.0)
         if known is not None and known.credential != credential:
             raise Unauthenticated("the journal belongs to another credential")
         if known is not None:
             _check_same_process(known, hello, peer)
-        server = known or self._link(peer, f"{JOURNAL}{hello.journal_id}" if hello.journal_id else "")
+        server = known or self._made(peer, f"{JOURNAL}{hello.journal_id}" if hello.journal_id else "")
         server.name, server.credential = peer, credential
         granted = servers.share(server)
         stream.send(server.greeting(granted))
@@ -95,15 +101,16 @@ class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServic
         if error is not None:
             raise error
 
-    async def _connect(self, link: AttachedServer, on_answer: Callable[[], None]) -> CallError | None:
-        calls = self._scheduler.cache.metrics.made_calls
-        answers = services_pb2.AttachResponse
-        async with DialledStream(link.name, ATTACH, answers, self._credentials, calls, self._network) as call:
+    async def _connect(self, server: Dialled[AttachedServer], on_answer: Callable[[], None]) -> CallError | None:
+        calls, credentials = self._scheduler.cache.metrics.made_calls, self._credentials_for(server.target)
+        answers, link = services_pb2.AttachResponse, server.link
+        async with DialledStream(link.name, ATTACH, answers, credentials, calls, self._network) as call:
             stream = FrameStream(call, _HEARTBEAT, waits=True)
             granted = self._scheduler.servers.share(link)
             await stream.greet(link.greeting(granted))
             hello = await stream.hello(opener=False)
             on_answer()
+            self._name_workers(server, _other_workers(server.target.address, hello))
             return await self._live(link, stream, hello, granted)
 
     async def _live(
@@ -127,6 +134,14 @@ class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServic
             server.leave(stream, problem)
             self._scheduler.servers.left(server)
         return problem
+
+
+def _other_workers(address: str, hello: attach_pb2.ServerHello) -> list[str]:
+    """Returns the addresses of the other workers of a server. They have the host of its own address."""
+    host, _, own = address.rpartition(":")
+    rows = hello.workers[:MAX_WORKERS]
+    others = [row for row in rows if 0 < row.port < 65_536 and str(row.port) != own]
+    return [f"{host}:{row.port}" for row in others if not row.journal_id or row.journal_id != hello.journal_id]
 
 
 def _check_same_process(known: AttachedServer, hello: attach_pb2.ServerHello, peer: str) -> None:

@@ -74,6 +74,10 @@ class Subscriptions:
         self._open: dict[str, Subscription] = {}
         self._ids = itertools.count(1)
 
+    def __len__(self) -> int:
+        """Return the number of open subscriptions."""
+        return len(self._open)
+
     def begin(self, subscription: Subscription) -> None:
         """Start or resume a subscription."""
         subscription.subscription_id = f"s{next(self._ids)}"

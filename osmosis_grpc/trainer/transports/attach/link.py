@@ -74,6 +74,10 @@ class AttachedServer(AgentServerLink):
         """Whether there is a stream."""
         return self.stream is not None
 
+    @property
+    def idle(self) -> bool:
+        return super().idle and not (self.cancels or self.annotations or self.subscriptions)
+
     def greeting(self, granted: int) -> bytes:
         """Returns the trainer's hello. The server may have `granted` open chats."""
         return trainer_frame(

@@ -29,6 +29,10 @@ class OpenRequests(Generic[Answer]):
         self._open: dict[str, tuple[Any, asyncio.Future[Answer]]] = {}
         self._ids = itertools.count(1)
 
+    def __len__(self) -> int:
+        """Return the number of unanswered requests."""
+        return len(self._open)
+
     def ask(self, request: Message) -> "asyncio.Future[Answer]":
         """Send a request, now or on the next stream. Returns a future of the answer. The future raises the error."""
         frame = self._frame(id=str(next(self._ids)), request=request)

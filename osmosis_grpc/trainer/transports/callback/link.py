@@ -76,7 +76,8 @@ class CalledServer(AgentServerLink):
         network: Network,
     ) -> None:
         super().__init__(target, owner, server_key=server_key)
-        self._credentials = credentials
+        self.credentials = credentials
+        """What the next connection shows."""
         self._network = network
         self._make_callback = make_callback
         self._calls = Calls(credentials, self.cache.metrics.made_calls)
@@ -97,6 +98,10 @@ class CalledServer(AgentServerLink):
     def attached(self) -> bool:
         return self._reached.is_set()
 
+    @property
+    def idle(self) -> bool:
+        return super().idle and not (self._cancels or self._streams)
+
     async def stay_connected(self, on_reached: Callable[[], None], on_left: Callable[[], None]) -> None:
         """Connect, call `on_reached`, and ping the server until a ping fails or part() is called.
 
@@ -104,10 +109,11 @@ class CalledServer(AgentServerLink):
         """
         try:
             options = client_options(grpc__use_local_subchannel_pool=1, grpc__enable_retries=0)
-            channel = self._network.channel(self.name, self._credentials.tls, options)
+            channel = self._network.channel(self.name, self.credentials.tls, options)
         except ValueError as error:
             raise Unavailable(str(error)) from None
         self._calls.channel = channel
+        self._parting.clear()
         try:
             self._take(await self._ping())
             on_reached()

@@ -1,4 +1,7 @@
-"""The callback transport: the trainer calls agent servers and answers their callbacks."""
+"""The callback transport: the trainer calls agent servers and answers their callbacks.
+
+A server with several workers is one server here: the trainer calls its first worker, which passes calls on.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -8,9 +11,10 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, outcome_pb2
 from osmosis_grpc.errors import Aborted, CallError, InvalidArgument
 from osmosis_grpc.link.callback_credentials import CallbackKeys
 from osmosis_grpc.trainer.agent_server_state import Report
+from osmosis_grpc.trainer.target_sources import Target
 from osmosis_grpc.trainer.transports.callback.link import CalledServer
 from osmosis_grpc.trainer.transports.callback.listener import CallbackListener, Receiver
-from osmosis_grpc.trainer.transports.transport import Transport
+from osmosis_grpc.trainer.transports.transport import Dialled, Transport
 from osmosis_grpc.types import AbandonReason, Callback, ChatRequest, Receipt, RolloutOutcome
 from osmosis_grpc.wire.features import OUTCOME_BY_REFERENCE
 
@@ -34,12 +38,12 @@ class CallbackTransport(Transport[CalledServer], Receiver):
         self._listener.listen(calls, system.new_id, self._config.max_connection_age)
         self.address = self._listener.address
 
-    def _link(self, name: str, server_key: str) -> CalledServer:
+    def _link(self, target: Target, server_key: str) -> CalledServer:
         return CalledServer(
-            name,
+            target.address,
             self._scheduler,
             server_key=server_key,
-            credentials=self._credentials,
+            credentials=self._credentials_for(target),
             make_callback=self._callback,
             network=self._network,
         )
@@ -52,8 +56,9 @@ class CallbackTransport(Transport[CalledServer], Receiver):
         await super().close()
         await self._listener.stop()
 
-    async def _connect(self, link: CalledServer, on_answer: Callable[[], None]) -> None:
-        servers = self._scheduler.servers
+    async def _connect(self, server: Dialled[CalledServer], on_answer: Callable[[], None]) -> None:
+        servers, link = self._scheduler.servers, server.link
+        link.credentials = self._credentials_for(server.target)
 
         def reached() -> None:
             on_answer()
