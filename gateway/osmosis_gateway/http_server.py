@@ -39,8 +39,8 @@ SERVE_HTTP = job("gateway.serve_http", OnFailure.FAIL_OWNER)
 class HttpServer:
     """Serves an ASGI application. Used as `async with HttpServer(app, port=0) as http`.
 
-    With `tls`, it uses TLS. `connections` is the most connections at once; without it there is no limit. With `path`, it
-    listens at this Unix socket, and not at a host and a port. If uvicorn ends unexpectedly, `supervisor` records the
+    With `tls`, it uses TLS. `connections` is the most connections at once; without it there is no limit. With `path`,
+    it listens at this Unix socket, and not at a host and a port. If uvicorn ends unexpectedly, `supervisor` records the
     failure. Without `supervisor`, the server makes its own. Raises ValueError for a TLS file that cannot be used.
     Entering the context raises OSError if the port is taken.
     """
@@ -209,7 +209,7 @@ async def serve_http(
         server.callbacks.schemes |= schemes
         try:
             limit = server.config.max_connections or default_connections()
-            listens = {"path": path}
+            listens: dict[str, Any] = {"path": path}
             if path is None:
                 listens = {"host": host, "port": port, "tls": security.tls, "connections": limit}
             async with HttpServer(app, supervisor=server.supervisor, **listens) as http:
