@@ -66,9 +66,12 @@ class WorkerProcess:
                     heard(self, json.loads(line))
 
         reading = child(READ, read())
+        reading.add_done_callback(lambda task: task.cancelled() or (task.exception() and self.kill()))
         try:
             code = await process.wait()
             await asyncio.wait([reading], timeout=LAST_MESSAGES)  # a forked child of an agent may keep the socket open
+            if reading.done():
+                reading.result()
             return code if code >= 0 else 128 - code
         finally:
             self.ready.clear()
