@@ -15,7 +15,7 @@ import osmosis_grpc
 from osmosis_grpc import supervise
 from osmosis_grpc.supervise import OnFailure
 from tests.deployment import deployment
-from tests.supervise import process_jobs, server_jobs
+from tests.supervise import process_jobs, server_jobs, worker_jobs
 from tests.tools.kubernetes import test_supervised as pod_jobs
 from tests.trainer import test_supervised as trainer_jobs
 
@@ -25,7 +25,7 @@ for package in (osmosis_grpc, osmosis_gateway):
             with contextlib.suppress(ImportError):  # a library that is not installed here
                 importlib.import_module(module.name)
 
-SCENARIOS = server_jobs.SCENARIOS | process_jobs.SCENARIOS
+SCENARIOS = server_jobs.SCENARIOS | process_jobs.SCENARIOS | worker_jobs.SCENARIOS
 JOBS = {name: job for name, job in supervise.declared().items() if not name.startswith("test.")}
 
 
@@ -44,7 +44,7 @@ async def test_x04_a_job_that_raises_runs_again_or_is_reported(name, tmp_path, c
     async with deployment(tmp_path / "state") as h:
         before = h
         await SCENARIOS[name](h, fail)
-        if name in process_jobs.ELSEWHERE:
+        if name in process_jobs.ELSEWHERE or name in worker_jobs.SUPERVISOR:
             return
         if job.on_failure is not OnFailure.RAISE:
             await h.until(lambda: f"{name} failed" in caplog.text)

@@ -37,8 +37,16 @@ class Connection:
         try:
             line = self._lines.readline()
         except OSError:
+            line = ""
+        if not line:
+            self.close()
             return None
-        return dict(json.loads(line)) if line else None
+        return dict(json.loads(line))
+
+    def close(self) -> None:
+        """Close the connection. Later messages are not sent."""
+        self._lines.close()
+        self._socket.close()
 
     def send(self, event: str, **fields: Any) -> None:
         """Send a message. Do nothing after the end of the supervisor."""

@@ -66,14 +66,22 @@ class WorkerProcess:
                     heard(self, json.loads(line))
 
         reading = child(READ, read())
+        reading.add_done_callback(self._kill_unread)
         try:
             code = await process.wait()
             await asyncio.wait([reading], timeout=LAST_MESSAGES)  # a forked child of an agent may keep the socket open
+            if reading.done():
+                reading.result()
             return code if code >= 0 else 128 - code
         finally:
             self.ready.clear()
             reading.cancel()
             self._writer.close()
+
+    def _kill_unread(self, reading: "asyncio.Task[None]") -> None:
+        """Kill the process if its messages can no longer be read."""
+        if not reading.cancelled() and reading.exception() is not None:
+            self.kill()
 
     def tell(self, **message: Any) -> None:
         """Send a message to the process."""

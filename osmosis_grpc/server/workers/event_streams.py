@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 
@@ -41,16 +41,21 @@ async def merged_events(
         except CallError as error:
             await found.put((worker, error))
 
-    tasks = [
-        supervisor.start(PUMP, partial(pump, worker), lambda error: found.put_nowait((-1, error))) for worker in numbers
-    ]
+    failed: list[BaseException] = []
+
+    def fail(error: BaseException) -> None:
+        failed.append(error)
+        with suppress(asyncio.QueueFull):  # then the reader gets something anyway
+            found.put_nowait((-1, error))
+
+    tasks = [supervisor.start(PUMP, partial(pump, worker), fail) for worker in numbers]
     known: dict[int, str] = {}
     early: list[tuple[int, pb.StreamEventsResponse]] = []
     try:
         while True:
             worker, response = await found.get()
-            if isinstance(response, BaseException):
-                raise response
+            if failed or isinstance(response, BaseException):
+                raise failed[0] if failed else response
             if len(known) < len(numbers):
                 if worker not in known and not response.HasField("event"):
                     known[worker] = response.cursor
