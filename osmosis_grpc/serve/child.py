@@ -10,13 +10,17 @@ from osmosis_grpc.supervise import OnFailure, job, thread
 END = job("serve.end_with_parent", OnFailure.RESTART, "thread")
 
 
-def _wait_for_parent() -> bool:
-    """Read stdin to its end, and end this process at once. Its journal has everything that the next one needs."""
-    if not os.read(0, 1):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return True
+def end_with_parent() -> None:
+    """End this process at once when stdin ends. Its journal has everything that the next process needs."""
+
+    def step() -> bool:
+        if not os.read(0, 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return True
+
+    thread(END, step)
 
 
 if __name__ == "__main__":
-    thread(END, _wait_for_parent)
+    end_with_parent()
     sys.exit(run(lambda: single("osmosis_grpc.serve", "osmosis_grpc.serve.command", "serve")))

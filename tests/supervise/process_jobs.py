@@ -4,6 +4,8 @@ import asyncio
 import logging
 import os
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from osmosis_gateway.http_server import HttpServer
 from osmosis_gateway.leases import Leases, LeaseTimes
 from osmosis_gateway.relay import Relay
 from osmosis_gateway.routes import gateway_app
+from osmosis_grpc import supervise
 from osmosis_grpc.agent.message_keys import History
 from osmosis_grpc.agent.tools import execute_tool_calls
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
@@ -28,6 +31,7 @@ from osmosis_grpc.integrations.mcp import McpTools
 from osmosis_grpc.policies import GenerateRequest, Sampling
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.policies.transformers import TransformersGenerator
+from osmosis_grpc.scaleout.server_process import ServerProcess
 from osmosis_grpc.serve.rollout_log import RolloutLog
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.supervise import DaemonThreads
@@ -242,6 +246,28 @@ async def end(h, fail):
     assert "serve.end failed; runs again" in child.stderr
 
 
+async def end_with_parent(h, fail):
+    """The process ends when its stdin has ended, also after a failure."""
+    source = (
+        "import time\nfrom osmosis_grpc import supervise\nfrom osmosis_grpc.serve.child import end_with_parent\n"
+        "supervise.inject('serve.end_with_parent', OSError('injected'))\nend_with_parent()\ntime.sleep(60)\n"
+    )
+    child = await asyncio.to_thread(run, "-c", source, stdin=subprocess.DEVNULL)
+    assert child.returncode == -signal.SIGKILL
+    assert "serve.end_with_parent failed; runs again" in child.stderr
+
+
+async def watch_server(h, fail):
+    source = 'import sys; print(\'{"grpc": "h:1"}\', flush=True); sys.exit(7)'
+    process = await asyncio.to_thread(ServerProcess, [sys.executable, "-c", source], {}, "")
+    assert process.ready == {"grpc": "h:1"}
+    codes = []
+    fail()
+    process.watch(codes.append)
+    await h.until(lambda: codes == [7])
+    assert supervise.failures["scaleout.watch_server"] == 1
+
+
 async def read(h, fail):
     fail()
     async with RawTrainer(h.server.address) as trainer:
@@ -359,8 +385,10 @@ SCENARIOS = {
     "supervise.work": work,
     "serve.end": end,
     "serve.summary": summary,
+    "serve.end_with_parent": end_with_parent,
+    "scaleout.watch_server": watch_server,
     "testing.read": read,
 }
 """By job: makes it run after fail(), and checks what its failure does to those who wait."""
-ELSEWHERE = {"cli.demo_server", "cli.demo_trainer", "serve.end"}
+ELSEWHERE = {"cli.demo_server", "cli.demo_trainer", "serve.end", "serve.end_with_parent"}
 """Jobs that fail in another process."""
