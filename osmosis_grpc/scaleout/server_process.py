@@ -34,7 +34,7 @@ class ServerProcess:
         line = self._records.readline()
         self.ready: dict[str, Any] = json.loads(line) if line else {}
         """The first record. Empty if the process ended before it."""
-        self.code = None if line else self._process.wait()
+        self.code = None if line else self._wait()
         """The exit code of a process that has ended before its first record."""
 
     def watch(self, on_end: Callable[[int], None]) -> None:
@@ -43,12 +43,17 @@ class ServerProcess:
         def step() -> bool:
             if self._records.readline():
                 return True
-            code = self._process.wait()
+            code = self._wait()
             if not self._stopping:
                 on_end(code)
             return False
 
         thread(WATCH, step)
+
+    def _wait(self) -> int:
+        """Wait for the end, close the pipes, and return the exit code."""
+        with self._process:  # closes them
+            return self._process.wait()
 
     def stop(self) -> int:
         """Stop the process in good order with SIGTERM. Returns its exit code."""
