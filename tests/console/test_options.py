@@ -85,8 +85,8 @@ SERVER = {
     "LOG_LEVEL": ("debug", "debug", "loud"),
     "LOG": ("x", Path("x"), ""),
     "JSON_RECORDS": ("true", True, "x"),
-    "DRAIN_TIMEOUT": ("0.5", 0.5, "-1"),
     "WORKERS": ("2", 2, "0"),
+    "DRAIN_TIMEOUT": ("0.5", 0.5, "-1"),
     "RELOAD": ("true", True, "x"),
 }
 CLIENT = {
