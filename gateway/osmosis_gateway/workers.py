@@ -112,7 +112,7 @@ class WorkerRoutes:
         request = Request(scope, receive)
         try:
             body = b"" if scope["method"] == "GET" else await read_body(request, self.bounds)
-            answer: Response | None = await _unless_gone(rule(self, scope, name, body), receive)
+            answer: Response | None = await _unless_gone(lambda: rule(self, scope, name, body), receive)
         except CallError as error:
             answer = await refusal(request, error)
         if answer is not None:
@@ -167,9 +167,9 @@ class WorkerRoutes:
         return response
 
 
-async def _unless_gone(answer: Awaitable[Response], receive: Receive) -> Response | None:
-    """Await an answer. If the caller leaves before, cancel the work on it and return None."""
-    working = child(FORWARD, _await(answer))
+async def _unless_gone(make: Callable[[], Awaitable[Response]], receive: Receive) -> Response | None:
+    """Make an answer. If the caller leaves before, cancel the work on it and return None."""
+    working = child(FORWARD, _made(make))
     leaving = child(FORWARD, _disconnect(receive))
     try:
         await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
@@ -180,8 +180,8 @@ async def _unless_gone(answer: Awaitable[Response], receive: Receive) -> Respons
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-async def _await(answer: Awaitable[Response]) -> Response:
-    return await answer
+async def _made(make: Callable[[], Awaitable[Response]]) -> Response:
+    return await make()
 
 
 async def _disconnect(receive: Receive) -> None:

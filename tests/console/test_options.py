@@ -88,13 +88,13 @@ SERVER = {
     "OTEL": ("true", True, "x"),
     "LOG": ("x", Path("x"), ""),
     "JSON_RECORDS": ("true", True, "x"),
-    "DRAIN_TIMEOUT": ("0.5", 0.5, "-1"),
     "WORKERS": ("2", 2, "0"),
     "RAY": ("true", True, "x"),
     "RAY_SERVERS": ("7", 7, "0"),
     "RAY_RESOURCES": ("CPU=0.5 box=1", ("CPU=0.5", "box=1"), "CPU=0"),
     "RAY_NAME": ("x", "x", "a/b"),
     "TARGETS_FILE": ("x", Path("x"), ""),
+    "DRAIN_TIMEOUT": ("0.5", 0.5, "-1"),
     "RELOAD": ("true", True, "x"),
 }
 CLIENT = {

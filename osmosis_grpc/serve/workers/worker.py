@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import shutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,7 @@ class Worker:
             if message is None:
                 self.failure = SupervisorEnded("the supervisor has ended")
                 end_after(0.0)
+                shutil.rmtree(self.place.sockets, ignore_errors=True)  # the supervisor would do it
                 loop.call_soon_threadsafe(stop.set)
             elif "restart" in message:
                 self.restarts = True
