@@ -118,7 +118,7 @@ def _case(entry: dict[str, Any], side: str, kinds: Mapping[str, Kind]) -> Case:
     }
     if wrong := own.keys() - kinds[kind].keys:
         raise CaseError(f"a case of the kind {kind} has no key {', '.join(sorted(wrong))}")
-    if unknown := [need for need in common["needs"] if not _NEED.fullmatch(need)]:
-        raise CaseError(f"needs: {', '.join(unknown)} is nothing that a case can need")
+    if wrong_needs := [need for need in common["needs"] if not _NEED.fullmatch(need)]:
+        raise CaseError(f"needs: {', '.join(wrong_needs)} is nothing that a case can need")
     kinds[kind].check(own)
     return Case(name=name, attacks=attacks, kind=kind, side=side, over=over, body=own, **common)
