@@ -33,6 +33,7 @@ def test_all_cases_can_be_read():
         ("- {case: a, attacks: x, kind: frames, over: [pigeon], steps: []}", "no mode pigeon"),
         ("- {case: a, attacks: x, kind: frames, steps: [{sendd: {}}]}", "step 1 needs one verb"),
         ("- {case: a, attacks: x, kind: frames, steps: [{send: {}, end: OK}]}", "step 1 needs one verb"),
+        ("- {case: a, attacks: x, kind: calls, needs: [featur fork], calls: []}", "featur fork is nothing"),
         ("- [", "while parsing"),
     ],
 )

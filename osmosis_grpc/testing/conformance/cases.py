@@ -17,6 +17,8 @@ MODES = ("callback", "attach", "accept", "call")
 SIDES = ("server", "trainer")
 LIMIT = 25.0
 """Seconds that a case may take, unless it has a `limit`."""
+SHORT_SILENCE = "chat_silence of at most 60 s"
+_NEED = re.compile(rf"(no )?feature \w+|(second_|admin_|no_)?token|plain|one_agent|{SHORT_SILENCE}")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
@@ -116,5 +118,7 @@ def _case(entry: dict[str, Any], side: str, kinds: Mapping[str, Kind]) -> Case:
     }
     if wrong := own.keys() - kinds[kind].keys:
         raise CaseError(f"a case of the kind {kind} has no key {', '.join(sorted(wrong))}")
+    if wrong_needs := [need for need in common["needs"] if not _NEED.fullmatch(need)]:
+        raise CaseError(f"needs: {', '.join(wrong_needs)} is nothing that a case can need")
     kinds[kind].check(own)
     return Case(name=name, attacks=attacks, kind=kind, side=side, over=over, body=own, **common)

@@ -254,7 +254,9 @@ class Listener:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._server.stop(0.2)
+        for stream in list(self._ends):
+            self.finish(stream, "UNAVAILABLE")
+        await self._server.stop(1.0)
 
     async def next_stream(self, wait: float) -> RawStream:
         """Return the next live stream of a server that dialled. Raises TimeoutError."""

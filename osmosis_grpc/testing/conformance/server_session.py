@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import grpc
 
 from osmosis_grpc.testing.conformance.calls import Calls, Metadata
-from osmosis_grpc.testing.conformance.cases import Case
+from osmosis_grpc.testing.conformance.cases import SHORT_SILENCE, Case
 from osmosis_grpc.testing.conformance.protobuf_data import Data
 from osmosis_grpc.testing.conformance.results import Result, Skipped, Unusable
 from osmosis_grpc.testing.conformance.runner import run_cases
@@ -59,7 +59,7 @@ async def server_under_test(
     has |= {"token"} if options.tokens["first"] else {"no_token"}
     has |= {"plain"} if options.plain else set()
     silence = float(info["limits"].get("chat_silence", "inf").rstrip("s"))
-    has |= {"chat_silence of at most 60 s"} if silence <= 60 else set()
+    has |= {SHORT_SILENCE} if silence <= 60 else set()
     has |= {"one_agent"} if len(names) == 1 else set()
     async with channel, Listener(options.host, options.accept) as listener:
         yield ServerUnderTest(

@@ -123,10 +123,10 @@ class RawStream:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-        finally:
+        finally:  # also after a cancel of this task: a step may wait for the end
             self.over = over
-        async with self._news:
-            self._news.notify_all()
+            async with self._news:
+                self._news.notify_all()
 
 
 def detail_of(status: Any, kind: type[M]) -> M | None:
