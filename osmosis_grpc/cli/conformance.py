@@ -10,6 +10,7 @@ from typing import Any
 
 from osmosis_grpc.cli.server_choice import chosen_server
 from osmosis_grpc.cli.source_options import SourceOptions
+from osmosis_grpc.errors import MissingExtraError
 from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.link.credentials import Credentials, channel
 from osmosis_grpc.reading.source_port import SourceError
@@ -46,10 +47,8 @@ def run_conformance(options: ConformanceOptions, source: SourceOptions, *, json:
             return _run(options, source, out)
         except CaseError as error:
             usage_error("conformance", f"a case is wrong: {printable(str(error), keep=chr(10))}")
-        except ModuleNotFoundError as error:
-            if error.name not in (None, "hpack", "yaml"):
-                raise
-            usage_error("conformance", _extra(error))
+        except MissingExtraError as error:
+            usage_error("conformance", str(error))
         except KeyboardInterrupt:
             return 130
 
@@ -154,9 +153,3 @@ def _reported(options: ConformanceOptions, out: Records, results: Sequence[Any],
 
 def _text(path: str) -> str:
     return Path(path).read_text(encoding="utf-8")
-
-
-def _extra(error: ModuleNotFoundError) -> str:
-    if error.name is None:
-        return str(error)
-    return f"{error.name} is not installed; the suite needs the extra: pip install 'osmosis-grpc[conformance]'"

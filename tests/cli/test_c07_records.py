@@ -74,6 +74,7 @@ ELSEWHERE = {
     "demo": "tests/cli/test_demo.py",
     "fork": "tests/cli/test_fork.py",
     "view": "tests/cli/test_view.py",
+    "conformance": "tests/conformance/test_command.py",
 }
 """Commands whose records other tests read, and where."""
 

@@ -26,7 +26,9 @@ for package in (osmosis_grpc, osmosis_gateway):
                 importlib.import_module(module.name)
 
 SCENARIOS = server_jobs.SCENARIOS | process_jobs.SCENARIOS | worker_jobs.SCENARIOS
-JOBS = {name: job for name, job in supervise.declared().items() if not name.startswith("test.")}
+TOOLS = "test.", "testing.conformance."
+"""Jobs of tests, and of the conformance suite: it runs in a process of its own, and each failure ends its command."""
+JOBS = {name: job for name, job in supervise.declared().items() if not name.startswith(TOOLS)}
 
 
 def test_every_declared_job_has_a_scenario():

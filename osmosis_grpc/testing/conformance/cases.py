@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import osmosis_grpc
+from osmosis_grpc.errors import MissingExtraError
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError
 
 PACKAGE = Path(osmosis_grpc.__file__).parent
@@ -86,13 +87,11 @@ def read(text: str, side: str, kinds: Mapping[str, Kind], file: str = "cases") -
 
 
 def parse(text: str, file: str) -> Any:
-    """Return what YAML text says. Raises CaseError, and ModuleNotFoundError naming the extra."""
+    """Return what YAML text says. Raises CaseError, and MissingExtraError."""
     try:
         import yaml
     except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "the conformance suite needs the extra `conformance`: pip install 'osmosis-grpc[conformance]'"
-        ) from None
+        raise MissingExtraError("the conformance suite", "conformance") from None
     try:
         return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
     except yaml.YAMLError as error:

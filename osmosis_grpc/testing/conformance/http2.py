@@ -6,6 +6,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
+from osmosis_grpc.errors import MissingExtraError
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError
 from osmosis_grpc.testing.conformance.trace import Trace
 
@@ -40,7 +41,10 @@ async def exchange(target: str, frames: list[Mapping[str, Any]], trace: Trace) -
 
     It is `grpc-status 3`, `http 415`, `RST_STREAM`, `GOAWAY`, `PING` (answered), `closed` or `open`.
     """
-    import hpack
+    try:
+        import hpack
+    except ModuleNotFoundError:
+        raise MissingExtraError("the conformance suite", "conformance") from None
 
     host, _, port = target.rpartition(":")
     reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
