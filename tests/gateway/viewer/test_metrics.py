@@ -1,5 +1,7 @@
 """The metrics of a server on the pages: event-loop lag, latencies, status codes, and the attached trainers."""
 
+import re
+
 import pytest
 
 from osmosis_gateway.http_server import serve_metrics
@@ -87,6 +89,9 @@ async def test_v7_a_server_in_this_process_names_its_attached_trainers(tmp_path)
         assert text.count("<td>Attach</td>") == 1
         (attached,) = server.attachments.attached
         assert attached.address in text
+        row = text[text.index(attached.address) :].split("</tr>")[0]
+        assert len(re.findall(r">[1-9][\d.]* K?B<", row)) == 2
+        assert min(attached.received, attached.sent) > 100
 
 
 async def test_metrics_that_cannot_be_read_are_a_line_and_the_page_stays(following):
