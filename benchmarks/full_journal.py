@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import random
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.figures import progress
@@ -80,13 +81,15 @@ def _rollout(journal: SqliteJournal, number: int, turns: int, tokens: int, chanc
 
 
 def _outcome(rollout_id: str, turns: int, tokens: int, chance: random.Random) -> RolloutOutcome:
-    metrics = RolloutMetrics(num_llm_calls=turns, response_tokens=turns * tokens)
+    metrics = RolloutMetrics(num_llm_calls=turns, prompt_tokens=turns * 300, response_tokens=turns * tokens)
     if chance.random() < 0.2:
         reason = chance.choices(REASONS, weights=(60, 30, 9, 1))[0]
         failure = Failure("tool", f"the tool search raised {reason}: no such page", reason=reason)
-        return RolloutOutcome(rollout_id=rollout_id, status=OutcomeStatus.FAILED, failure=failure, metrics=metrics)
+        ended = RolloutOutcome(rollout_id=rollout_id, status=OutcomeStatus.FAILED, failure=failure, metrics=metrics)
+        return replace(ended, finish_reason="error")
     reward = round(chance.random(), 3)
-    return RolloutOutcome(rollout_id=rollout_id, status=OutcomeStatus.COMPLETED, reward=reward, metrics=metrics)
+    ended = RolloutOutcome(rollout_id=rollout_id, status=OutcomeStatus.COMPLETED, reward=reward, metrics=metrics)
+    return replace(ended, finish_reason="length" if reward < 0.05 else "stop")
 
 
 def main() -> None:

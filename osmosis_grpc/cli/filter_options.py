@@ -27,6 +27,9 @@ class FilterOptions:
             "--reason", metavar="REASON", help="Only failures for these reasons, such as AGENT_EXCEPTION; repeatable."
         ),
     ] = None
+    finish_reason: Annotated[
+        str, typer.Option("--finish-reason", metavar="REASON", help="Only this finish reason, such as stop or length.")
+    ] = ""
     min_reward: Annotated[
         float | None, typer.Option("--min-reward", metavar="X", help="Only rewards of at least this.")
     ] = None
@@ -64,6 +67,7 @@ class FilterOptions:
             agent=self.agent,
             group=self.group,
             reasons=tuple(self.reason or ()),
+            finish_reason=self.finish_reason,
             min_reward=self.min_reward,
             max_reward=self.max_reward,
             since=self.since,

@@ -121,14 +121,17 @@ _ROLLOUTS = (
         "finish_reason",
         "TEXT",
         "How the agent ended, such as stop.",
-        lambda facts: None if facts.outcome is None else facts.outcome.finish_reason,
+        *_of_the_end("finish_reason", lambda info: info.finish_reason or None),
     ),
     Column("chats", "INTEGER", "Answered chats.", *_of_the_end("chats", lambda info: info.chats)),
     Column(
         "tool_calls", "INTEGER", "Tool calls, once it ended.", values.of_metrics(lambda metrics: metrics.num_tool_calls)
     ),
     Column(
-        "prompt_tokens", "INTEGER", "Tokens of prompts, once it ended.", values.of_metrics(lambda m: m.prompt_tokens)
+        "prompt_tokens",
+        "INTEGER",
+        "Tokens of the prompts of its chats.",
+        *_of_the_end("prompt_tokens", lambda info: info.prompt_tokens),
     ),
     Column(
         "response_tokens",

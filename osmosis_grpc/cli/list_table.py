@@ -16,7 +16,7 @@ NARROWEST = 12
 """The column AGENT is not cut to fewer characters."""
 BELOW = ("FAILURE", "ACTIVITY", "ORIGIN")
 """The columns whose values are below their row if a line is too wide, in this order."""
-LEFT_OUT = ("TOKENS", "IDLE", "CHATS")
+LEFT_OUT = ("FINISH", "TOKENS", "IDLE", "CHATS")
 """The columns that are left out if a line is still too wide, in this order."""
 
 
@@ -109,7 +109,8 @@ COLUMNS: dict[str, Callable[[RolloutInfo, float], str]] = {
     "IDLE": _idle,
     "ACTIVITY": _activity,
     "REWARD": lambda info, now: "" if info.reward is None else f"{info.reward:.4g}",
-    "TOKENS": lambda info, now: str(info.response_tokens),
+    "TOKENS": lambda info, now: f"{info.prompt_tokens}/{info.response_tokens}",
+    "FINISH": lambda info, now: info.finish_reason,
     "ORIGIN": lambda info, now: "" if info.fork is None else f"fork of {info.fork}",
     "FAILURE": _failure,
 }

@@ -76,7 +76,9 @@ class Meter:
 
     def so_far(self) -> OutcomeSummary:
         """Return the counts of an unfinished rollout."""
-        return OutcomeSummary(chats=self._llm_calls, response_tokens=self._response_tokens)
+        return OutcomeSummary(
+            chats=self._llm_calls, response_tokens=self._response_tokens, prompt_tokens=self._prompt_tokens
+        )
 
     def tool_recorded(self, latency_ms: float) -> None:
         """Count a tool call that the agent recorded."""

@@ -357,6 +357,8 @@ class Record:
             failure_summary=summary.failure_summary,
             chats=summary.chats,
             response_tokens=summary.response_tokens,
+            prompt_tokens=summary.prompt_tokens,
+            finish_reason=summary.finish_reason,
             progress_time=progress_time,
             fork=self.init.request.fork,
         )

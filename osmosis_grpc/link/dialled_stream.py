@@ -50,6 +50,16 @@ class DialledStream:
         self._measured.end((await self._call.code()).name if ended else "CANCELLED")
         await self._channel.close()
 
+    @property
+    def sent(self) -> int:
+        """The bytes of the messages that were written."""
+        return self._measured.sent
+
+    @property
+    def received(self) -> int:
+        """The bytes of the messages that were read."""
+        return self._measured.received
+
     async def done_writing(self) -> None:
         """Half-closes the call. The other side reads the remaining messages, and then ends the call."""
         with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):

@@ -26,6 +26,14 @@ class Duplex(Protocol):
     A Duplex that can half-close the call also has an async method `done_writing`.
     """
 
+    @property
+    def sent(self) -> int:
+        """The bytes of the messages that were written."""
+
+    @property
+    def received(self) -> int:
+        """The bytes of the messages that were read."""
+
     async def read(self) -> Any:
         """Returns the next message, or grpc.aio.EOF."""
 
@@ -76,6 +84,16 @@ class FrameStream:
     def waiting_bytes(self) -> int:
         """The bytes of the answers and events that wait to be sent."""
         return self._machine.outgoing.answer_bytes + self._machine.outgoing.event_bytes
+
+    @property
+    def sent(self) -> int:
+        """The bytes of the messages that were sent."""
+        return self._call.sent
+
+    @property
+    def received(self) -> int:
+        """The bytes of the messages that were received."""
+        return self._call.received
 
     def end(self, error: CallError | None) -> None:
         """Ends the stream with `error` after the queued frames have been sent. A second call does nothing.

@@ -43,6 +43,8 @@ def settled_header(row: RolloutRow) -> RolloutInfo:
         failure_summary=summary.failure_summary,
         chats=summary.chats,
         response_tokens=summary.response_tokens,
+        prompt_tokens=summary.prompt_tokens,
+        finish_reason=summary.finish_reason,
     )
 
 
@@ -58,6 +60,7 @@ def unfinished_info(entry: JournaledRollout, trail: Iterable[TrajectoryEvent]) -
         info,
         chats=len(answered),
         response_tokens=sum(map(_tokens, answered)),
+        prompt_tokens=sum(map(_prompt_tokens, answered)),
         progress_time=known[-1].time if known else entry.accept_time,
         start_time=starts[0] if starts else None,
         last_event_number=known[-1].event_number if known else entry.last_event_number,
@@ -73,6 +76,13 @@ def damaged_info(entry: JournaledRollout, hint: str) -> RolloutInfo:
 def _tokens(response: ChatResponse) -> int:
     reported = (response.usage or {}).get("completion_tokens")
     return reported if isinstance(reported, int) else len(response.tokens.ids) if response.tokens is not None else 0
+
+
+def _prompt_tokens(response: ChatResponse) -> int:
+    reported = (response.usage or {}).get("prompt_tokens")
+    if isinstance(reported, int):
+        return reported
+    return len(response.prompt_ids) + response.prompt_prefix if response.prompt_ids is not None else 0
 
 
 def _info(
@@ -97,6 +107,8 @@ def _info(
         failure_summary=summary.failure_summary,
         chats=summary.chats,
         response_tokens=summary.response_tokens,
+        prompt_tokens=summary.prompt_tokens,
+        finish_reason=summary.finish_reason,
         fork=request.fork,
     )
 

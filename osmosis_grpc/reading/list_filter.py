@@ -38,6 +38,7 @@ class ListOptions:
     agent: str = ""
     group: str = ""
     reasons: tuple[str, ...] = ()
+    finish_reason: str = ""
     min_reward: float | None = None
     max_reward: float | None = None
     since: str | None = None
@@ -107,6 +108,7 @@ def rollout_filter(given: ListOptions, now: float) -> RolloutFilter:
         undelivered=given.undelivered,
         forked_from=given.forked_from,
         agent_loop=given.agent,
+        finish_reason=given.finish_reason,
         failure_reasons=tuple(_reason(text) for text in given.reasons),
         min_reward=given.min_reward,
         max_reward=given.max_reward,
@@ -181,10 +183,12 @@ def list_record(info: RolloutInfo, now: float) -> dict[str, Any]:
         "group": None if group is None else {"id": group.id, "index": group.index, "size": group.size},
         "forked_from": origin(info.fork),
         "chats": info.chats,
+        "prompt_tokens": info.prompt_tokens,
         "response_tokens": info.response_tokens,
         "elapsed": max(0.0, (now if end is None else end) - info.accept_time),
         "idle": None if info.progress_time is None else max(0.0, now - info.progress_time),
         "reward": info.reward,
+        "finish_reason": info.finish_reason or None,
         "failure_reason": info.failure_reason or None,
         "failure_summary": info.failure_summary or None,
         "accept_time": info.accept_time,

@@ -145,6 +145,16 @@ class Attachment:
         return self._stream is not None
 
     @property
+    def received(self) -> int:
+        """The bytes that the server has received on the present stream; 0 without a stream."""
+        return self._stream.received if self._stream is not None else 0
+
+    @property
+    def sent(self) -> int:
+        """The bytes that the server has sent on the present stream; 0 without a stream."""
+        return self._stream.sent if self._stream is not None else 0
+
+    @property
     def needed(self) -> bool:
         """Whether the trainer has a stream, an unfinished rollout, or an undelivered outcome."""
         return self._stream is not None or bool(self.tenant.open or self.tenant.undelivered or self._results)

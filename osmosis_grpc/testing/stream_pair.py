@@ -16,6 +16,8 @@ class StreamEnd:
     def __init__(self, wire: "_Wire", decode: Callable[[bytes], Any], inbox: deque[Any], outbox: deque[Any]) -> None:
         self.written: list[bytes] = []
         """The messages that this end has written, in order."""
+        self.received = 0
+        """The bytes of the messages that this end has read."""
         self._wire = wire
         self._decode = decode
         self._inbox = inbox
@@ -24,9 +26,17 @@ class StreamEnd:
     async def read(self) -> Any:
         """Returns the next message, or grpc.aio.EOF. Raises the error of cut()."""
         await self._wire.until(lambda: bool(self._inbox))
-        message = self._inbox[0] if self._inbox[0] is grpc.aio.EOF else self._decode(self._inbox.popleft())
+        if self._inbox[0] is grpc.aio.EOF:
+            return self._inbox[0]
+        data = self._inbox.popleft()
+        self.received += len(data)
         self._wire.changed.set()
-        return message
+        return self._decode(data)
+
+    @property
+    def sent(self) -> int:
+        """The bytes of the messages that this end has written."""
+        return sum(map(len, self.written))
 
     async def write(self, message: bytes) -> None:
         """Waits until fewer than `capacity` unread messages wait, and writes a message. Raises the error of cut()."""

@@ -31,6 +31,8 @@ class RolloutFilter:
     """Selects only rollouts that were accepted before this time."""
     forked_from: str = ""
     """Selects only rollouts that fork from the rollout with this id."""
+    finish_reason: str = ""
+    """Selects only ended rollouts with this finish reason."""
     stalled: float | None = None
     """Selects only unfinished rollouts that have made no progress for this many seconds."""
 
@@ -46,6 +48,7 @@ class RolloutFilter:
             (not self.states or info.state in self.states)
             and (not self.group_id or (info.group is not None and info.group.id == self.group_id))
             and (not self.undelivered or info.undelivered)
+            and (not self.finish_reason or info.finish_reason == self.finish_reason)
             and (not self.agent_loop or info.agent_loop == self.agent_loop)
             and (not self.failure_reasons or info.failure_reason in self.failure_reasons)
             and (self.min_reward is None or (info.reward is not None and info.reward >= self.min_reward))

@@ -20,7 +20,7 @@ class Activity:
 
 
 MAX_SUMMARY = 200
-"""The most characters of OutcomeSummary.failure_summary."""
+"""The most characters of a text of an OutcomeSummary."""
 
 
 @fast_init
@@ -37,6 +37,10 @@ class OutcomeSummary:
     chats: int = 0
     """The number of answered chats."""
     response_tokens: int = 0
+    prompt_tokens: int = 0
+    """The sum of the lengths of all prompts. A token counts in each chat whose prompt has it."""
+    finish_reason: str = ""
+    """The outcome's finish reason, at most MAX_SUMMARY characters."""
 
     @classmethod
     def of(cls, outcome: RolloutOutcome) -> "OutcomeSummary":
@@ -49,6 +53,8 @@ class OutcomeSummary:
             failure_summary=clip(lines[0][:MAX_SUMMARY]) if lines else "",
             chats=metrics.num_llm_calls,
             response_tokens=metrics.response_tokens,
+            prompt_tokens=metrics.prompt_tokens,
+            finish_reason=clip(outcome.finish_reason[:MAX_SUMMARY]),
         )
 
 
@@ -73,11 +79,13 @@ class RolloutInfo:
     outcome: RolloutOutcome | None = None
     """The result of the rollout. It is None before the end, and in lists of rollouts."""
     reward: float | None = None
-    """This and the next four are those of OutcomeSummary. Before the end, the two counts are those so far."""
+    """This and the next six are those of OutcomeSummary. Before the end, the three counts are those so far."""
     failure_reason: str = ""
     failure_summary: str = ""
     chats: int = 0
     response_tokens: int = 0
+    prompt_tokens: int = 0
+    finish_reason: str = ""
     progress_time: float | None = None
     """The time of the newest event or tool call, in Unix seconds. None after the end."""
     fork: Fork | None = None

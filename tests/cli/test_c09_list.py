@@ -37,6 +37,8 @@ def test_c09_the_newest_rollout_is_first_and_has_all_columns(listing):
     good, bad, stuck = found["good"], found["bad"], found["stuck"]
     assert (good["agent_loop"], good["state"], good["reward"], good["chats"]) == ("traveller", "COMPLETED", 1.0, 4)
     assert good["response_tokens"] > 0
+    assert good["prompt_tokens"] > good["response_tokens"]
+    assert [found[name]["finish_reason"] for name in ("stuck", "bad", "good")] == [None, "error", "stop"]
     assert good["activity"] is good["idle"] is good["failure_reason"] is None
     assert good["elapsed"] == pytest.approx(good["end_time"] - good["accept_time"])
     assert (bad["failure_reason"], bad["failure_summary"]) == (
@@ -53,6 +55,7 @@ OPTIONS = {
     "agent": (["--agent", "other"], []),
     "group": (["--group", "g"], []),
     "reason": (["--reason", "agent_exception"], ["bad"]),
+    "finish reason": (["--finish-reason", "error"], ["bad"]),
     "reward": (["--min-reward", "0.5", "--max-reward", "1"], ["evil", "good"]),
     "age": (["--since", "1h"], ["stuck", "evil", "bad", "good"]),
     "old": (["--before", "1h"], []),
@@ -74,7 +77,7 @@ def test_c09_a_stuck_tool_is_in_the_table_with_its_name(listing):
     assert done.returncode == 0, done.stderr
     head, row = done.stdout.splitlines()
     assert head.split() == ["ID", "AGENT", "STATE", "CHATS", "ELAPSED", "IDLE", "ACTIVITY", "TOKENS"]
-    assert re.fullmatch(r"stuck +traveller +RUNNING +1 +\S+ +\S+ +tool forever \S+ +\d+", row), row
+    assert re.fullmatch(r"stuck +traveller +RUNNING +1 +\S+ +\S+ +tool forever \S+ +\d+/\d+", row), row
 
 
 def test_c09_the_table_has_rewards_and_failures_and_no_escape_sequence(listing):

@@ -50,15 +50,18 @@ async def test_a_row_has_reward_failure_and_counts(hosting):
         done, failed, waiting = await listed(h)
         assert (done.state, done.reward, done.failure_reason, done.chats) == (RolloutState.COMPLETED, 0.5, "", 1)
         assert (failed.reward, failed.failure_reason) == (None, "AGENT_EXCEPTION")
+        assert (done.finish_reason, failed.finish_reason, waiting.finish_reason) == ("stop", "error", "")
         assert failed.failure_summary == "LookupError: no such city: Atlantis"
         assert done.progress_time is failed.progress_time is None
         assert (waiting.reward, waiting.chats, waiting.activity.description) == (None, 1, "agent")
         assert waiting.accept_time <= waiting.progress_time
-        assert done.response_tokens == done_tokens(h, "done")
+        assert (done.prompt_tokens, done.response_tokens) == done_tokens(h, "done")
+        assert waiting.prompt_tokens == done.prompt_tokens > 0
 
 
 def done_tokens(h, name):
-    return next(each for each in h.trainer.outcomes if each.rollout_id == name).metrics.response_tokens
+    metrics = next(each for each in h.trainer.outcomes if each.rollout_id == name).metrics
+    return metrics.prompt_tokens, metrics.response_tokens
 
 
 @pytest.fixture(params=["memory", "disk"])
@@ -88,6 +91,8 @@ async def test_filters_go_over_memory_and_disk(host):
     assert await names(host, max_reward=0.5) == ["a"]
     assert await names(host, failure_reasons=["AGENT_EXCEPTION"]) == ["fail"]
     assert await names(host, failure_reasons=["TOOL_EXCEPTION"]) == []
+    assert await names(host, finish_reason="stop") == ["a", "b"]
+    assert await names(host, finish_reason="error") == ["fail"]
     assert await names(host, agent_loop="agent", states=[RolloutState.RUNNING]) == ["wait"]
     assert await names(host, agent_loop="other") == []
     assert [row.failure_summary for row in await listed(host, states=[RolloutState.FAILED])] == [

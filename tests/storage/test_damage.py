@@ -11,7 +11,7 @@ from osmosis_grpc.errors import DataLoss
 from osmosis_grpc.storage import SqliteJournal
 from osmosis_grpc.storage.journal import schema
 from osmosis_grpc.storage.sqlite.checksum import event_sum, row_sum
-from osmosis_grpc.types import events
+from osmosis_grpc.types import OutcomeSummary, events
 from tests.damaged import flip
 from tests.storage.journals import CALLBACK, opened
 
@@ -102,6 +102,8 @@ async def test_x09_a_damaged_settled_rollout_has_failed(tmp_path, caplog):
         "reward = 9.0",
         "failure_reason = 'X'",
         "chats = 77",
+        "prompt_tokens = 77",
+        "finish_reason = 'length'",
         "ended = 3",
         "positions = x'00'",
         "size = 7",
@@ -114,7 +116,9 @@ async def test_x09_the_end_of_a_row_is_repaired_from_its_events(tmp_path, caplog
         reports = damages(user.journal.unsettled())
         assert reports == dict.fromkeys(("r2", "r3", "r4", "r5"), "")
         assert "the row of rollout r2 was damaged" in caplog.text
-        assert user.journal.find("r2")[0].outcome.result_id == "r2"
+        (mended,) = user.journal.find("r2")
+        assert mended.outcome.result_id == "r2"
+        assert mended.summary == OutcomeSummary.of(mended.outcome)
 
 
 @pytest.mark.parametrize(

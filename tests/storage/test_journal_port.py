@@ -185,19 +185,20 @@ async def test_c09_a_filter_selects_settled_rollouts(opening, filters, names):
 
 
 async def test_c09_an_entry_has_the_summary_of_its_outcome(opening):
-    metrics = RolloutMetrics(num_llm_calls=3, response_tokens=77)
+    metrics = RolloutMetrics(num_llm_calls=3, prompt_tokens=300, response_tokens=77)
     async with opening() as writer:
         writer.accept("r0")
         writer.accept("r1")
         writer.end("r0", reward=0.0, metrics=metrics)
         failure = Failure("agent", "\n" + "x" * 300 + "\ny", reason="AGENT_ERROR")
-        writer.end("r1", OutcomeStatus.FAILED, failure=failure, metrics=metrics)
+        writer.end("r1", OutcomeStatus.FAILED, failure=failure, metrics=metrics, finish_reason="z" * 300)
         await writer.committed()
         entries = await writer.journal.entries("me", 0, 10)
         if writer.journal.durable:
             entries = [*entries, *writer.journal.find("r0"), *writer.journal.find("r1")]
-            done = OutcomeSummary(reward=0.0, chats=3, response_tokens=77)
+            done = OutcomeSummary(reward=0.0, chats=3, prompt_tokens=300, response_tokens=77, finish_reason="stop")
             failed = replace(done, reward=None, failure_reason="AGENT_ERROR", failure_summary="x" * 200)
+            failed = replace(failed, finish_reason="z" * 200)
             assert [entry.summary for entry in entries] == [done, failed, done, failed]
             assert {entry.outcome is None for entry in entries[:2]} == {True}
 

@@ -70,7 +70,9 @@ async def test_a_file_that_is_no_ledger_is_refused_and_not_changed(tmp_path):
     assert _tables(tmp_path / "other") == [("mine",)]
 
 
-@pytest.mark.parametrize(("version", "age"), [(1, "an older"), (2, "an older"), (3, "an older"), (99, "a newer")])
+@pytest.mark.parametrize(
+    ("version", "age"), [(1, "an older"), (2, "an older"), (3, "an older"), (6, "an older"), (99, "a newer")]
+)
 async def test_x09_a_ledger_of_another_version_is_refused_by_name(tmp_path, version, age):
     path = tmp_path / "ledger"
     with closing(sqlite3.connect(path)) as connection:
@@ -82,7 +84,7 @@ async def test_x09_a_ledger_of_another_version_is_refused_by_name(tmp_path, vers
     with pytest.raises(LedgerError) as refused:
         await SqliteLedger.open(path, 60.0)
     told = (
-        f"{path} was written by {age} version (schema {version}, this one reads 6): move it away, or use another file"
+        f"{path} was written by {age} version (schema {version}, this one reads 7): move it away, or use another file"
     )
     assert str(refused.value) == told
     assert path.read_bytes() == before

@@ -72,13 +72,13 @@ async def test_a_newer_file_is_refused_and_unchanged(tmp_path):
         database.execute("PRAGMA user_version = 99")
     before = (tmp_path / "journal.db").read_bytes()
     told = await refusal(tmp_path)
-    assert "was written by a newer version (schema 99, this one reads 6): move it away, or use another folder" in told
+    assert "was written by a newer version (schema 99, this one reads 7): move it away, or use another folder" in told
     assert (tmp_path / "journal.db").read_bytes() == before
     with pytest.raises(JournalError, match="schema 99"):
         Reader.look(tmp_path)
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("version", [1, 2, 3, 6])
 async def test_x09_an_older_file_is_refused_by_name_and_unchanged(tmp_path, version):
     path = tmp_path / "journal.db"
     with closing(sqlite3.connect(path)) as database:
@@ -86,7 +86,7 @@ async def test_x09_an_older_file_is_refused_by_name_and_unchanged(tmp_path, vers
         database.execute(f"PRAGMA application_id = {JOURNAL.application_id(version) if version > 1 else 0}")
         database.execute(f"PRAGMA user_version = {version}")
     before = path.read_bytes()
-    told = f"{path} was written by an older version (schema {version}, this one reads 6): move it away"
+    told = f"{path} was written by an older version (schema {version}, this one reads 7): move it away"
     assert await refusal(tmp_path) == f"{told}, or use another folder"
     with pytest.raises(JournalError, match=f"schema {version}"):
         Reader.look(tmp_path)
@@ -103,7 +103,7 @@ async def test_a_file_of_schema_3_with_rollouts_is_refused_and_unchanged(tmp_pat
         database.execute("PRAGMA user_version = 3")
         database.execute(f"PRAGMA application_id = {JOURNAL.application_id(3)}")
     before = path.read_bytes()
-    assert "was written by an older version (schema 3, this one reads 6)" in await refusal(tmp_path)
+    assert "was written by an older version (schema 3, this one reads 7)" in await refusal(tmp_path)
     assert path.read_bytes() == before
 
 

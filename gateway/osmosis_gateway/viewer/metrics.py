@@ -118,6 +118,9 @@ class ConnectedTrainer:
     """Unix seconds."""
     rollouts: int
     """Its unfinished rollouts."""
+    received: int
+    """The bytes that the server has received on its stream."""
+    sent: int
 
 
 class Metrics:
@@ -190,7 +193,16 @@ def metrics_of(server: AgentServer) -> Metrics:
     def trainers() -> Iterable[ConnectedTrainer]:
         for each in server.attachments.attached:
             rpc = "Accept" if each.owner.startswith("trainer at ") else "Attach"
-            yield ConnectedTrainer(each.address, each.owner, each.version, rpc, each.since, each.tenant.open)
+            yield ConnectedTrainer(
+                address=each.address,
+                owner=each.owner,
+                version=each.version,
+                rpc=rpc,
+                since=each.since,
+                rollouts=each.tenant.open,
+                received=each.received,
+                sent=each.sent,
+            )
 
     return Metrics("this process", read, trainers)
 

@@ -29,6 +29,8 @@ class End(NamedTuple):
     failure_summary: str | None = None
     chats: int | None = None
     response_tokens: int | None = None
+    prompt_tokens: int | None = None
+    finish_reason: str | None = None
 
     @classmethod
     def of(
@@ -47,6 +49,8 @@ class End(NamedTuple):
             summary.failure_summary or None,
             summary.chats,
             summary.response_tokens,
+            summary.prompt_tokens,
+            summary.finish_reason or None,
         )
 
 

@@ -19,8 +19,8 @@ from osmosis_grpc.types import OutcomeStatus, events
 log = logging.getLogger(__name__)
 
 _END = """UPDATE rollouts SET state = ?, start_time = ?, end_time = ?, ended = ?, ended_at = ?, reward = ?,
-    failure_reason = ?, failure_summary = ?, chats = ?, response_tokens = ?, positions = ?, last_event_number = ?,
-    size = ?, settled = ?, end_sum = ? WHERE sequence = ?"""
+    failure_reason = ?, failure_summary = ?, chats = ?, response_tokens = ?, prompt_tokens = ?, finish_reason = ?,
+    positions = ?, last_event_number = ?, size = ?, settled = ?, end_sum = ? WHERE sequence = ?"""
 _COPY = "copy of journal_id"
 """The name of the fact that repeats the journal's id. All cursors and attachments depend on this id."""
 

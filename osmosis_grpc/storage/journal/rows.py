@@ -61,6 +61,8 @@ class RolloutRow(NamedTuple):
     failure_summary: str | None
     chats: int | None
     response_tokens: int | None
+    prompt_tokens: int | None
+    finish_reason: str | None
     accepted: int
     ended: int | None
     positions: bytes | None
@@ -88,6 +90,8 @@ class RolloutRow(NamedTuple):
             failure_summary=self.failure_summary or "",
             chats=self.chats or 0,
             response_tokens=self.response_tokens or 0,
+            prompt_tokens=self.prompt_tokens or 0,
+            finish_reason=self.finish_reason or "",
         )
 
     def wrong(self) -> str:
@@ -119,6 +123,7 @@ _TYPES: dict[str, tuple[type, object]] = {
     "reward": (float, None),
     "failure_reason": (str, None),
     "failure_summary": (str, None),
+    "finish_reason": (str, None),
     "ended": (int, None),
     "positions": (bytes, None),
     "accepted_at": (float, 0.0),

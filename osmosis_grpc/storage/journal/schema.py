@@ -38,11 +38,13 @@ CREATE TABLE rollouts (
     start_time REAL,
     end_time REAL,
     state TEXT NOT NULL,
-    reward REAL,                           -- this and the next four are those of OutcomeSummary, once it has ended
+    reward REAL,                           -- this and the next six are those of OutcomeSummary, once it has ended
     failure_reason TEXT,
     failure_summary TEXT,
     chats INTEGER,
     response_tokens INTEGER,
+    prompt_tokens INTEGER,
+    finish_reason TEXT,
     accepted INTEGER NOT NULL,             -- positions of these two events
     ended INTEGER,
     positions BLOB,                        -- of all its events, once it has ended: 8 bytes each, little-endian
@@ -61,7 +63,8 @@ CREATE INDEX rollouts_by_key ON rollouts (owner, idempotency_key) WHERE idempote
 CREATE INDEX rollouts_unsettled ON rollouts (sequence) WHERE NOT settled;
 CREATE INDEX rollouts_by_end ON rollouts (ended_at) WHERE settled;
 CREATE INDEX rollouts_listed ON rollouts   -- a list with any filter reads this index, and then only the rows it returns
-    (sequence, owner, state, agent_loop, group_id, forked_from, failure_reason, reward, accept_time, settled)
+    (sequence, owner, state, agent_loop, group_id, forked_from, failure_reason, finish_reason, reward, accept_time,
+    settled)
     WHERE settled;
 
 CREATE TABLE events (
@@ -108,6 +111,8 @@ _END = (
     "failure_summary",
     "chats",
     "response_tokens",
+    "prompt_tokens",
+    "finish_reason",
     "positions",
     "last_event_number",
     "size",
@@ -121,8 +126,9 @@ ACCEPT = """INSERT INTO rollouts (sequence, rollout_id, attempt, owner, attachme
 EVENT = "INSERT INTO events VALUES {rows}"
 END = """UPDATE rollouts SET state = v.column2, start_time = v.column3, end_time = v.column4, ended = v.column5,
     ended_at = v.column6, reward = v.column7, failure_reason = v.column8, failure_summary = v.column9,
-    chats = v.column10, response_tokens = v.column11, positions = v.column12, last_event_number = v.column13,
-    size = v.column14, settled = v.column15, end_sum = v.column16
+    chats = v.column10, response_tokens = v.column11, prompt_tokens = v.column12, finish_reason = v.column13,
+    positions = v.column14, last_event_number = v.column15, size = v.column16, settled = v.column17,
+    end_sum = v.column18
     FROM (VALUES {rows}) AS v WHERE sequence = v.column1"""
 SETTLE = """UPDATE rollouts SET settled = 1, positions = v.column2, last_event_number = v.column3, size = v.column4,
     end_sum = v.column5 FROM (VALUES {rows}) AS v WHERE sequence = v.column1"""

@@ -62,6 +62,8 @@ def _of_the_end(where: RolloutFilter) -> Conditions:
         found.append(_one_of("state", [state.value for state in where.states]))
     if where.failure_reasons:
         found.append(_one_of("failure_reason", [str(reason) for reason in where.failure_reasons]))
+    if where.finish_reason:
+        found.append(("finish_reason = ?", (where.finish_reason,)))
     if where.min_reward is not None:
         found.append(("reward >= ?", (where.min_reward,)))
     if where.max_reward is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from osmosis_grpc.storage.sqlite.checksum import row_sum
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """The version of the journal and the ledger. Other versions are refused.
 
 It grows with each change of a table, and with each change of a recorded message that cannot be read as before."""

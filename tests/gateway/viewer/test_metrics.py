@@ -1,5 +1,8 @@
 """The metrics of a server on the pages: event-loop lag, latencies, status codes, and the attached trainers."""
 
+import re
+from contextlib import asynccontextmanager
+
 import pytest
 
 from osmosis_gateway.http_server import serve_metrics
@@ -75,18 +78,38 @@ async def test_v6_v7_the_pages_have_the_numbers_of_the_scraped_page(tmp_path):
         assert '<th scope="row">Init</th>' in text
 
 
-async def test_v7_a_server_in_this_process_names_its_attached_trainers(tmp_path):
+@asynccontextmanager
+async def attached_by(rpc, folder):
+    """A server and a trainer. The trainer opens the stream with Attach, or the server opens it with Accept."""
+    if rpc == "Accept":
+        async with (
+            Trainer([], EchoPolicy(), listen="127.0.0.1:0") as trainer,
+            AgentServer([Traveller()], port=0, state_dir=folder, connect=[trainer.address]) as server,
+        ):
+            yield server, trainer
+        return
     async with (
-        AgentServer([Traveller()], port=0, state_dir=tmp_path) as server,
+        AgentServer([Traveller()], port=0, state_dir=folder) as server,
         Trainer([server.address], EchoPolicy()) as trainer,
+    ):
+        yield server, trainer
+
+
+@pytest.mark.parametrize("rpc", ["Attach", "Accept"])
+async def test_v7_a_server_in_this_process_names_its_attached_trainers_with_their_bytes(tmp_path, rpc):
+    async with (
+        attached_by(rpc, tmp_path) as (server, trainer),
         browsing(FolderSource(tmp_path), metrics=metrics_of(server)) as client,
     ):
         await trainer.rollout(rollout_id="one", messages=[{"role": "user", "content": "How is it?"}])
         text = (await client.get("/server")).text
         assert "Connected trainers" in text
-        assert text.count("<td>Attach</td>") == 1
+        assert text.count(f"<td>{rpc}</td>") == 1
         (attached,) = server.attachments.attached
         assert attached.address in text
+        row = text[text.index(attached.address) :].split("</tr>")[0]
+        assert len(re.findall(r">[1-9][\d.]* K?B<", row)) == 2
+        assert min(attached.received, attached.sent) > 100
 
 
 async def test_metrics_that_cannot_be_read_are_a_line_and_the_page_stays(following):

@@ -43,6 +43,17 @@ async def test_v1_a_click_on_a_reward_filters_by_exactly_this_reward(viewer):
     assert set(ids((await viewer.get(address)).text)) >= {"good", "long"}
 
 
+async def test_v1_a_click_on_a_finish_reason_filters_and_tokens_are_those_of_prompts_and_replies(viewer):
+    text = (await viewer.get("/?state=failed")).text
+    address = re.search(r'class="finish"><a class="plain" href="([^"]+)"', text)[1].replace("&amp;", "&")
+    assert address == "/?state=failed&finish-reason=error"
+    found = (await viewer.get("/?finish-reason=error")).text
+    assert ids(found) == ["bad"]
+    assert "osmosis-grpc list --finish-reason error" in found
+    metrics = (await viewer.get("/rollout.json?id=bad")).json()["metrics"]
+    assert f"{metrics['prompt_tokens']:,} / {metrics['response_tokens']:,}</td>" in found
+
+
 async def test_v1_older_rollouts_are_on_further_pages(viewer):
     seen, address = [], "/?limit=2"
     while address:

@@ -233,6 +233,7 @@ class ListRolloutsRequest(google.protobuf.message.Message):
     STALLED_FIELD_NUMBER: builtins.int
     NEWEST_FIRST_FIELD_NUMBER: builtins.int
     FORKED_FROM_FIELD_NUMBER: builtins.int
+    FINISH_REASON_FIELD_NUMBER: builtins.int
     page_size: builtins.int
     """The largest number of rows. 0 means 100. The server returns at most
     1,000.
@@ -255,6 +256,8 @@ class ListRolloutsRequest(google.protobuf.message.Message):
     """
     forked_from: builtins.str
     """Only rollouts that fork from this rollout. Empty means any."""
+    finish_reason: builtins.str
+    """Only ended rollouts with this finish reason. Empty means any."""
     @property
     def states(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2.RolloutState.ValueType]:
         """Only rollouts in one of these states. Empty means any state."""
@@ -296,9 +299,10 @@ class ListRolloutsRequest(google.protobuf.message.Message):
         stalled: google.protobuf.duration_pb2.Duration | None = ...,
         newest_first: builtins.bool = ...,
         forked_from: builtins.str = ...,
+        finish_reason: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_max_reward", b"_max_reward", "_min_reward", b"_min_reward", "accepted_after", b"accepted_after", "accepted_before", b"accepted_before", "max_reward", b"max_reward", "min_reward", b"min_reward", "stalled", b"stalled"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_reward", b"_max_reward", "_min_reward", b"_min_reward", "accepted_after", b"accepted_after", "accepted_before", b"accepted_before", "agent_loop", b"agent_loop", "failure_reasons", b"failure_reasons", "forked_from", b"forked_from", "group_id", b"group_id", "max_reward", b"max_reward", "min_reward", b"min_reward", "newest_first", b"newest_first", "page_size", b"page_size", "page_token", b"page_token", "stalled", b"stalled", "states", b"states", "undelivered", b"undelivered"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_max_reward", b"_max_reward", "_min_reward", b"_min_reward", "accepted_after", b"accepted_after", "accepted_before", b"accepted_before", "agent_loop", b"agent_loop", "failure_reasons", b"failure_reasons", "finish_reason", b"finish_reason", "forked_from", b"forked_from", "group_id", b"group_id", "max_reward", b"max_reward", "min_reward", b"min_reward", "newest_first", b"newest_first", "page_size", b"page_size", "page_token", b"page_token", "stalled", b"stalled", "states", b"states", "undelivered", b"undelivered"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_max_reward", b"_max_reward"]) -> typing.Literal["max_reward"] | None: ...
     @typing.overload

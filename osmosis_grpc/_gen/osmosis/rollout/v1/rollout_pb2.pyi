@@ -537,6 +537,8 @@ class Rollout(google.protobuf.message.Message):
     RESPONSE_TOKENS_FIELD_NUMBER: builtins.int
     PROGRESS_TIME_FIELD_NUMBER: builtins.int
     FORK_FIELD_NUMBER: builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: builtins.int
+    FINISH_REASON_FIELD_NUMBER: builtins.int
     rollout_id: builtins.str
     """The rollout."""
     attempt: builtins.int
@@ -565,6 +567,14 @@ class Rollout(google.protobuf.message.Message):
     """The number of answered chats so far."""
     response_tokens: builtins.int
     """The number of response tokens so far."""
+    prompt_tokens: builtins.int
+    """The number of prompt tokens of the answered chats so far. A token counts
+    in each chat whose prompt has it.
+    """
+    finish_reason: builtins.str
+    """The outcome's finish reason, at most 200 characters. Empty before the
+    end.
+    """
     @property
     def activity(self) -> global___Activity:
         """The current activity."""
@@ -621,9 +631,11 @@ class Rollout(google.protobuf.message.Message):
         response_tokens: builtins.int = ...,
         progress_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         fork: global___Fork | None = ...,
+        prompt_tokens: builtins.int = ...,
+        finish_reason: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_reward", b"_reward", "accept_time", b"accept_time", "activity", b"activity", "end_time", b"end_time", "fork", b"fork", "group", b"group", "outcome", b"outcome", "progress_time", b"progress_time", "reward", b"reward", "start_time", b"start_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_reward", b"_reward", "accept_time", b"accept_time", "activity", b"activity", "agent_loop", b"agent_loop", "attempt", b"attempt", "chats", b"chats", "end_time", b"end_time", "failure_reason", b"failure_reason", "failure_summary", b"failure_summary", "fork", b"fork", "group", b"group", "last_event_number", b"last_event_number", "outcome", b"outcome", "progress_time", b"progress_time", "response_tokens", b"response_tokens", "reward", b"reward", "rollout_id", b"rollout_id", "start_time", b"start_time", "state", b"state", "undelivered", b"undelivered"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_reward", b"_reward", "accept_time", b"accept_time", "activity", b"activity", "agent_loop", b"agent_loop", "attempt", b"attempt", "chats", b"chats", "end_time", b"end_time", "failure_reason", b"failure_reason", "failure_summary", b"failure_summary", "finish_reason", b"finish_reason", "fork", b"fork", "group", b"group", "last_event_number", b"last_event_number", "outcome", b"outcome", "progress_time", b"progress_time", "prompt_tokens", b"prompt_tokens", "response_tokens", b"response_tokens", "reward", b"reward", "rollout_id", b"rollout_id", "start_time", b"start_time", "state", b"state", "undelivered", b"undelivered"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_reward", b"_reward"]) -> typing.Literal["reward"] | None: ...
 
 global___Rollout = Rollout
