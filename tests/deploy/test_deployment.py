@@ -121,6 +121,7 @@ def own_environment(given, folder):
     return clean | here | {"OSMOSIS_ROLLOUT_SERVER_STATE_DIR": str(folder / "state")}
 
 
+@pytest.mark.slow
 @needs_kubectl
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_a_server_starts_with_the_options_of_the_manifests_and_ping_says_so(overlay, secrets):
@@ -145,6 +146,7 @@ def test_systemd_accepts_the_unit(tmp_path):
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_server_starts_with_the_options_of_the_unit(secrets):
     """As systemd would start it: the variables of server.env and of the unit, and a folder of credentials."""
     lines = (DEPLOY / "systemd" / "server.env").read_text().splitlines()

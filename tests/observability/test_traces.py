@@ -190,6 +190,7 @@ def test_without_the_option_opentelemetry_is_not_imported():
     assert "opentelemetry" not in run("-c", code).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "named"),
     [

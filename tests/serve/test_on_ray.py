@@ -24,6 +24,7 @@ def test_without_ray_a_trainer_s_source_names_the_extra():
     assert "ray_targets() needs the extra 'ray'" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

@@ -129,7 +129,7 @@ class Load:
             await asyncio.sleep(0.005)  # a mean over time
 
 
-@pytest.mark.parametrize("kind", ["file", "dns"])
+@pytest.mark.parametrize("kind", ["file", pytest.param("dns", marks=pytest.mark.slow)])
 @BOTH
 async def test_three_servers_then_four_then_two_share_300_rollouts_evenly(started, tmp_path, transport, kind):
     servers = await started(4, Thinker)

@@ -78,6 +78,8 @@ class Workers:
             await self._stop.wait()
             await self._end(tasks)
         finally:
+            loop.remove_signal_handler(signal.SIGHUP)
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it would end this process now, with another exit code
             for worker in self._workers:
                 worker.kill()
             await self._supervisor.close()
