@@ -26,12 +26,14 @@ async def measure(work: Work) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         journal = Path(folder, "journal.db")
         names = new_names()
-        with server(work.mode, work.in_flight, ["--state-dir", folder]) as started:
+        with server(work.mode, work.in_flight, ["--state-dir", folder]) as started:  # it makes the file
             await _run(work, started, list(itertools.islice(names, work.in_flight)))
-            before, file_before = _written(started), _file(journal)
+        before = journal.stat().st_size
+        with server(work.mode, work.in_flight, ["--state-dir", folder]) as started:
+            at_start = _written(started)
             await _run(work, started, list(itertools.islice(names, work.rollouts)))
-            written = _written(started) - before
-        file = _file(journal) - file_before  # the server has closed it, and its log is in it
+            written = _written(started) - at_start
+        file = journal.stat().st_size - before  # a server that has ended leaves no write-ahead log
     arrays = work.array_bytes
     return {
         "benchmark": "journal_bytes",
@@ -53,12 +55,6 @@ async def _run(work: Work, started: Server, names: list[str]) -> None:
         lost = await finish(trainer, names, Watch(started, ()), work.stalled_after)
     if lost:
         raise Broken(f"{lost} rollouts were lost")
-
-
-def _file(journal: Path) -> int:
-    """Return the size of the journal with its write-ahead log."""
-    log = journal.with_name("journal.db-wal")
-    return journal.stat().st_size + (log.stat().st_size if log.exists() else 0)
 
 
 def _written(started: Server) -> int:
