@@ -1,7 +1,7 @@
 """Passes HTTP requests on between the workers of one server. Callers reach worker 0, and RULES says where a path goes.
 
-A worker has a socket of this machine for the requests of worker 0. They carry the secret of the workers, and the owner
-whom worker 0 has identified.
+A worker has a socket of this machine for the requests of worker 0. They have the secret of the workers, and the owner
+that worker 0 has found.
 """
 
 import asyncio

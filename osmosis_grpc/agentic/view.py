@@ -22,7 +22,7 @@ STOP_REASON = "stop_reason"
 class TrajectoryView:
     """Makes a trajectory of events as they come. Used by all that run, read and stream trajectories.
 
-    At the end, the steps of an author's run_trajectory() replace those that were made of its chats and tool calls.
+    At the end, the steps of an author's run_trajectory() replace the steps of its chats and tool calls.
     """
 
     def __init__(self, request_id: str = "") -> None:

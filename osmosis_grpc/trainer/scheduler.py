@@ -486,7 +486,7 @@ class Scheduler(Owner):
         return best if best is not None and best.free > 0 else None
 
     def _hosts(self, rollout: Rollout) -> list[AgentServerLink]:
-        """Returns the usable servers that host a rollout's agent loop. Leaves out those that lack its original."""
+        """Returns the usable servers that host a rollout's agent loop. Leaves out a server that lacks its original."""
         usable, lacking = self.servers.usable, rollout.without_original
         return [server for server in usable if server.hosts(rollout.request.agent_loop) and server not in lacking]
 

@@ -50,7 +50,7 @@ def router(pages: Pages) -> APIRouter:
         }
 
     async def read_batch(options: ListOptions) -> Comparison:
-        """Return the rollouts that match, the oldest first. Only those that have changed are read."""
+        """Return the rollouts that match, the oldest first. Reads a rollout again only if it has changed."""
         listed = await pages.reads.listed(replace(options, limit=min(options.limit or MOST_LANES, MOST_ROWS)))
         known = recent.get(options, lambda it: float("inf"))
         before = known.lanes if known is not None else ()

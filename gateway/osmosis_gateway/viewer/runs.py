@@ -104,7 +104,7 @@ class Compared:
     score: str
     """The score of the rows."""
     rows: tuple[Row, ...]
-    """The rows, those that differ most first."""
+    """The rows. The row with the largest difference is first."""
 
 
 def runs_beside(folder: Path) -> list[Run]:

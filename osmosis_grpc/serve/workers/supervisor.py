@@ -178,7 +178,7 @@ class Workers:
             worker.signal(number if len(self._signals) == 1 else second)
 
     async def _end(self, tasks: Sequence["asyncio.Task[None]"]) -> None:
-        """Wait until all workers have stopped. Kill those that do not."""
+        """Wait until all workers have stopped. Kill a worker that does not stop in time."""
         if self.started:
             self._out.write("draining", limit=self._limit)
         for worker in self._workers:

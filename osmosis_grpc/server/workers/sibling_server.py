@@ -37,7 +37,7 @@ class SiblingAccess:
         return self
 
     def __call__(self, context: Any) -> str:
-        """Return the owner for whom the sibling calls. Raises Unauthenticated for any other caller."""
+        """Return the owner that the sibling names. Raises Unauthenticated for a caller without the secret."""
         if not hmac.compare_digest(metadata_value(context, SECRET_KEY).encode(), self._secret):
             raise Unauthenticated(WRONG)
         return next(str(value.decode()) for key, value in context.invocation_metadata() if key == OWNER_KEY)

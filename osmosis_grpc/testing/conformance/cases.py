@@ -36,7 +36,7 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One case. The fields are the keys in YAML; those that only its kind reads are in `body`."""
+    """One case. The fields are the keys in YAML. `body` has the keys of its kind."""
 
     name: str
     attacks: str

@@ -147,7 +147,7 @@ class Transport(ABC, Generic[Link]):
         self._update()
 
     def _update(self) -> None:
-        """Connect to servers that are new, and retire those that are no longer named."""
+        """Connect to new servers. Retire a server that is no longer named."""
         wanted = {target.address: target for source in self._sources for target in source.targets or ()}
         self._workers = {address: found for address, found in self._workers.items() if address in wanted}
         for address, workers in self._workers.items():
