@@ -110,12 +110,18 @@ def _imported_from(start: Path, module: str) -> Iterator[tuple[str, str]]:
             waiting += new
     for package in sorted(packages - sys.stdlib_module_names):
         distribution = OURS.get(package, package)
-        try:
-            version = metadata.version(distribution)
-        except metadata.PackageNotFoundError:
-            version = str(getattr(sys.modules.get(distribution), "__version__", ""))
+        version = _installed(distribution) or str(getattr(sys.modules.get(distribution), "__version__", ""))
         if version:
             yield distribution, version
+
+
+@lru_cache(maxsize=1024)
+def _installed(distribution: str) -> str:
+    """Return the version of an installed distribution; empty if it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 class _Source:

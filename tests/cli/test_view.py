@@ -53,6 +53,7 @@ def test_view_serves_a_folder_until_a_signal(looked_at):
         assert process.wait(20) == 0
 
 
+@pytest.mark.slow
 def test_the_line_of_a_failed_test_opens_the_turn_whose_tool_raised(tmp_path):
     (tmp_path / "divider.py").write_text(DIVIDER)
     (tmp_path / "data.jsonl").write_text('{"user_prompt": "6 by 0", "ground_truth": "0"}\n')
@@ -113,6 +114,7 @@ def test_other_machines_need_a_token(forked, looked_at):
     assert "so it needs a token: --token-file FILE" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_demo_has_what_a_first_look_is_for(tmp_path):
     command = [sys.executable, "-m", "osmosis_grpc", "view", "--demo", "--port", "0", "--json"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:

@@ -1,6 +1,7 @@
 """Every option: flag, variable, file .env, wrong values, and --help. The effects of all in real processes."""
 
 import asyncio
+import functools
 import json
 import os
 import re
@@ -11,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import typer
+from click.testing import CliRunner
 from pydantic import SecretStr
-from typer.testing import CliRunner
 
 from osmosis_grpc.console.command import command
 from osmosis_grpc.console.line import FIELDS, fields_for
@@ -128,19 +129,24 @@ def _own_environment(tmp_path, monkeypatch):
         monkeypatch.delenv(name)
 
 
+@functools.cache
+def line_of(of):
+    """The command line of a command, which hands on its settings. It takes long to build."""
+    app = typer.Typer()
+    command(of, "", lambda line: given.append(command_settings(line))).add_to(app, of)
+    return typer.main.get_command(app)
+
+
+given = []
+"""The settings of the last line of each command."""
+
+
 def by_flags(*arguments, of="serve"):
     """The settings of a command with these flags; raises what a command line refuses."""
-    found = []
-
-    def take(line):
-        found.append(command_settings(line))
-
-    app = typer.Typer()
-    command(of, "", take).add_to(app, of)
-    result = CliRunner().invoke(app, arguments)
+    result = CliRunner().invoke(line_of(of), arguments)
     if result.exception is not None:
         raise result.exception
-    return found[0]
+    return given.pop()
 
 
 def value(settings, field):

@@ -15,6 +15,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("python")])
 def test_a_command_of_the_page_runs(command):
     done = subprocess.run(

@@ -81,6 +81,7 @@ def build(folder: Path, *options: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=50, check=False)
 
 
+@pytest.mark.slow
 def test_the_site_is_built_without_a_warning_and_is_complete(tmp_path):
     done = build(tmp_path)
     assert done.returncode == 0, done.stderr
@@ -113,6 +114,7 @@ def test_the_site_is_built_without_a_warning_and_is_complete(tmp_path):
     assert 'href="../../trainers/"' in texts["source/README.md/index.html"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("link", "message"),
     [

@@ -51,7 +51,7 @@ SINGLY = {code.value[0] for code in grpc.StatusCode} - {
 }
 TRAINER_FRAMES = [field.name for field in attach_pb2.TrainerFrame.DESCRIPTOR.oneofs_by_name["frame"].fields]
 SERVER_FRAMES = [field.name for field in attach_pb2.ServerFrame.DESCRIPTOR.oneofs_by_name["frame"].fields]
-QUICK, LONG = 12, 500
+QUICK, LONG = 5, 500
 
 
 @pytest.fixture(scope="module")

@@ -82,7 +82,7 @@ class Watched(ToolCallingMock):
         return await super().__call__(request)
 
 
-@pytest.mark.parametrize("transport", ["attach", "callback"])
+@pytest.mark.parametrize("transport", ["attach", pytest.param("callback", marks=pytest.mark.slow)])
 async def test_a_rollout_is_one_trace_from_the_trainer_to_the_tool(exporter, memory, transport, tmp_path):
     environment, file = exporter
     policy = Watched()

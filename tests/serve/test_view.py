@@ -33,6 +33,7 @@ async def test_the_pages_show_the_rollouts_of_the_server_to_who_has_an_admin_tok
         assert process.wait(20) == 0
 
 
+@pytest.mark.slow
 def test_without_tokens_loopback_needs_none(tmp_path):
     with serving(*VIEW, cwd=tmp_path) as (_, ready):
         answer = httpx.get(f"http://{ready['view']}/", trust_env=False)

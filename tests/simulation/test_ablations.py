@@ -34,7 +34,13 @@ def test_a_replacement_has_the_parameters_of_the_function(name):
         assert len(named) == len(wanted) or any(one.kind is Parameter.VAR_KEYWORD for one in own)
 
 
-@pytest.mark.parametrize("name", FOUND)
+QUICK = "tombstones", "joining of chats", "result ids"
+"""The slow group has the others."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FOUND]
+)
 def test_a_safeguard_that_is_off_is_found(name, tmp_path):
     found = found_by(TABLE[name], tmp_path, seeds=1, rollouts=12, first=FOUND[name])
     assert found is not None

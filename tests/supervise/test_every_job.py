@@ -28,6 +28,8 @@ for package in (osmosis_grpc, osmosis_gateway):
 SCENARIOS = server_jobs.SCENARIOS | process_jobs.SCENARIOS | worker_jobs.SCENARIOS
 TOOLS = "test.", "testing.conformance."
 """Jobs of tests, and of the conformance suite: it runs in a process of its own, and each failure ends its command."""
+PROCESSES = "cli.demo_server", "cli.demo_trainer", "serve.restart_workers"
+"""Their scenarios start several processes."""
 JOBS = {name: job for name, job in supervise.declared().items() if not name.startswith(TOOLS)}
 
 
@@ -35,7 +37,9 @@ def test_every_declared_job_has_a_scenario():
     assert set(SCENARIOS) | set(trainer_jobs.SCENARIOS) | set(pod_jobs.SCENARIOS) == set(JOBS)
 
 
-@pytest.mark.parametrize("name", sorted(SCENARIOS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in PROCESSES else name for name in sorted(SCENARIOS)]
+)
 async def test_x04_a_job_that_raises_runs_again_or_is_reported(name, tmp_path, caplog):
     def fail():
         supervise.inject(name, OSError(f"injected into {name}"))
