@@ -177,7 +177,7 @@ class GroupRun(Run):
 
     def _close(self, name: str) -> None:
         del self._open[name], self._requests[name]
-        self._scheduler.unpin(name)
+        self._scheduler.placement.unpin(name)
 
 
 def _members(group: dict[int, RolloutOutcome], *, completed: bool) -> tuple[RolloutOutcome, ...]:

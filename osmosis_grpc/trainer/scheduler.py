@@ -1,8 +1,7 @@
-"""Sends each rollout to the agent server with the most free slots. Runs the rollouts of a lost server elsewhere."""
+"""Sends each rollout to an agent server. Runs the rollouts of a lost server elsewhere."""
 
 import asyncio
 import logging
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -34,13 +33,13 @@ from osmosis_grpc.trainer.agent_server_state import (
     job_failed,
     retrieve,
 )
-from osmosis_grpc.trainer.annotate import RecentServers
 from osmosis_grpc.trainer.chats.attempt_cache import UNWRITTEN_RETRY
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.chats.ledger_codec import init_bytes, request_of
 from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.outcome_recorder import OutcomeRecorder
 from osmosis_grpc.trainer.outcome_warnings import EarlierOutcomes, UntrainableOutcomes
+from osmosis_grpc.trainer.placement import Placement
 from osmosis_grpc.trainer.rollout_queue import RolloutQueue
 from osmosis_grpc.trainer.server_availability import LOST, Servers
 from osmosis_grpc.trainer.unconfirmed_outcomes import UnconfirmedOutcomes
@@ -87,7 +86,7 @@ class Scheduler(Owner):
             supervisor, config=config, lost=self._lost, stuck=self._stuck, none_attached=self._none_attached
         )
         self._outcomes = OutcomeRecorder(cache, self.rollouts, self._recorded, self.refused, supervisor)
-        self.recent_servers = RecentServers()
+        self.placement = Placement(self.servers, self.rollouts)
         self._max_attempts = config.max_attempts
         self._queue = RolloutQueue()
         self._loop = asyncio.get_running_loop()
@@ -385,15 +384,6 @@ class Scheduler(Owner):
 
         self._later(CANCEL_RETRY, again, lambda error: None)  # without it, the next connection repeats the cancel
 
-    def unpin(self, affinity_key: str) -> None:
-        """Forget which server runs a group, because the group gets no further rollouts."""
-        for server in self.servers:
-            pin = server.pinned.get(affinity_key)
-            if pin is not None and pin.open:
-                pin.started = sys.maxsize  # so release() removes the pin when it releases the last open rollout
-            elif pin is not None:
-                del server.pinned[affinity_key]
-
     def put_back(self, rollout: Rollout, after: float) -> None:
         rollout.server = None
         if rollout.cancelled:
@@ -405,7 +395,7 @@ class Scheduler(Owner):
         if rollout.request.fork is None or not isinstance(error, NotFound) or error.kind != "rollout":
             return False
         rollout.without_original.append(server)
-        if not self._hosts(rollout) and len(self.servers.usable) == len(self.servers.named):
+        if not self.placement.may_go_elsewhere(rollout):
             return False
         self.put_back(rollout, 0.0)
         return True
@@ -452,7 +442,7 @@ class Scheduler(Owner):
     def _sent(self, rollout: Rollout) -> bool:
         """Send a rollout to a server. Returns False if no server has a free slot for the rollout."""
         try:
-            server = self._pick_server(rollout)
+            server = self.placement.server_for(rollout)
             if server is None:
                 return False
             if rollout.request.fork is not None and FORK not in server.features:
@@ -463,38 +453,6 @@ class Scheduler(Owner):
             problem = job_failed(SEND_AGAIN, error)
             self.supervisor.failed(SEND_AGAIN, error, lambda _: self.refused(rollout, problem))
         return True
-
-    def _pick_server(self, rollout: Rollout) -> AgentServerLink | None:
-        """Returns the server with the most free slots; None if all servers are full.
-
-        Only servers that host the rollout's agent loop are considered. If some of these servers already have rollouts
-        with the same affinity key, only they are considered. A fork goes to the server of its original, if it is known.
-        Otherwise it goes to one server after the other, until one has the original.
-        """
-        fork = rollout.request.fork
-        original = self._server_of(fork.rollout_id) if fork is not None else None
-        if original is not None and original not in rollout.without_original:
-            return original if original.attached and original.free > 0 else None
-        usable, hosts = self.servers.usable, self._hosts(rollout)
-        if not hosts and len(usable) == len(self.servers.named):
-            # No server hosts the agent loop. So the rollout goes to one of the attached servers, and this server
-            # refuses it. The refusal names the agent loops of the server.
-            hosts = usable
-        if rollout.affinity_key:
-            hosts = [server for server in hosts if rollout.affinity_key in server.pinned] or hosts
-        best = max(hosts, key=lambda server: server.free, default=None)
-        return best if best is not None and best.free > 0 else None
-
-    def _hosts(self, rollout: Rollout) -> list[AgentServerLink]:
-        """Returns the usable servers that host a rollout's agent loop. Leaves out a server that lacks its original."""
-        usable, lacking = self.servers.usable, rollout.without_original
-        return [server for server in usable if server.hosts(rollout.request.agent_loop) and server not in lacking]
-
-    def _server_of(self, rollout_id: str) -> AgentServerLink | None:
-        """Returns the server that runs a rollout or has reported its outcome; None if it is not known."""
-        running = self.rollouts.get(rollout_id)
-        known = running.server if running is not None else self.recent_servers.get(rollout_id)
-        return known if known is not None and known in self.servers.named else None
 
     # Calls of the servers.
 
@@ -531,7 +489,7 @@ class Scheduler(Owner):
     def _recorded(self, rollout: Rollout, outcome: RolloutOutcome) -> None:
         """End a rollout whose outcome is recorded."""
         if rollout.server is not None:
-            self.recent_servers.add(outcome.rollout_id, rollout.server)
+            self.placement.recent_servers.add(outcome.rollout_id, rollout.server)
         if not rollout.done.done():
             rollout.done.set_result(outcome)
         self.forget(rollout)

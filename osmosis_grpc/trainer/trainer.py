@@ -375,7 +375,7 @@ class Trainer:
         if rollout is not None:
             await rollout.wait_until_opened()
         first = rollout.server if rollout is not None else None
-        attached = self.scheduler.recent_servers.first(rollout_id, self.scheduler.servers.attached)
+        attached = self.scheduler.placement.recent_servers.first(rollout_id, self.scheduler.servers.attached)
         servers = [first] if first is not None else attached
         for server in servers:
             begun = False
@@ -410,10 +410,10 @@ class Trainer:
         if self.scheduler.failure is not None:
             raise self.scheduler.failure
         full = replace(annotation, **fields) if annotation is not None else Annotation(**fields)
-        reported = self.scheduler.recent_servers.get(outcome.rollout_id)
+        reported = self.scheduler.placement.recent_servers.get(outcome.rollout_id)
         if reported is not None and not reported.attached:
             raise Unavailable(f"agent server {reported.name} has the rollout and is not attached now", retry_after=1.0)
-        servers = self.scheduler.recent_servers.first(outcome.rollout_id, self.scheduler.servers)
+        servers = self.scheduler.placement.recent_servers.first(outcome.rollout_id, self.scheduler.servers)
         return await annotate(servers, outcome.rollout_id, outcome.attempt, full)
 
     def pause(self, *, idle: bool = False) -> Awaitable[None]:

@@ -1,0 +1,66 @@
+"""Chooses the agent server of each rollout."""
+
+import sys
+from collections.abc import Mapping
+
+from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Rollout
+from osmosis_grpc.trainer.annotate import RecentServers
+from osmosis_grpc.trainer.server_availability import Servers
+
+
+class Placement:
+    """Chooses the server with the most free slots. A group stays on its servers, and a fork goes to its original."""
+
+    def __init__(self, servers: Servers, rollouts: Mapping[str, Rollout]) -> None:
+        self.recent_servers = RecentServers()
+        self._servers = servers
+        self._rollouts = rollouts
+
+    def server_for(self, rollout: Rollout) -> AgentServerLink | None:
+        """Returns the server with the most free slots; None if all servers are full.
+
+        Only servers that host the rollout's agent loop are considered. If some of these servers already have rollouts
+        with the same affinity key, only they are considered. A fork goes to the server of its original, if it is known.
+        Otherwise it goes to one server after the other, until one has the original.
+        """
+        fork = rollout.request.fork
+        original = self._server_of(fork.rollout_id) if fork is not None else None
+        if original is not None and original not in rollout.without_original:
+            return original if original.attached and original.free > 0 else None
+        hosts = self._hosts(rollout)
+        if not hosts and self._all_usable:
+            # No server hosts the agent loop. So the rollout goes to one of the attached servers, and this server
+            # refuses it. The refusal names the agent loops of the server.
+            hosts = self._servers.usable
+        if rollout.affinity_key:
+            hosts = [server for server in hosts if rollout.affinity_key in server.pinned] or hosts
+        best = max(hosts, key=lambda server: server.free, default=None)
+        return best if best is not None and best.free > 0 else None
+
+    def may_go_elsewhere(self, rollout: Rollout) -> bool:
+        """Returns whether another server may have the original of a fork."""
+        return bool(self._hosts(rollout)) or not self._all_usable
+
+    def unpin(self, affinity_key: str) -> None:
+        """Forget which server runs a group, because the group gets no further rollouts."""
+        for server in self._servers:
+            pin = server.pinned.get(affinity_key)
+            if pin is not None and pin.open:
+                pin.started = sys.maxsize  # so release() removes the pin when it releases the last open rollout
+            elif pin is not None:
+                del server.pinned[affinity_key]
+
+    @property
+    def _all_usable(self) -> bool:
+        return len(self._servers.usable) == len(self._servers.named)
+
+    def _hosts(self, rollout: Rollout) -> list[AgentServerLink]:
+        """Returns the usable servers that host a rollout's agent loop. Leaves out a server that lacks its original."""
+        usable, lacking = self._servers.usable, rollout.without_original
+        return [server for server in usable if server.hosts(rollout.request.agent_loop) and server not in lacking]
+
+    def _server_of(self, rollout_id: str) -> AgentServerLink | None:
+        """Returns the server that runs a rollout or has reported its outcome; None if it is not known."""
+        running = self._rollouts.get(rollout_id)
+        known = running.server if running is not None else self.recent_servers.get(rollout_id)
+        return known if known is not None and known in self._servers.named else None
