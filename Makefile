@@ -94,6 +94,7 @@ learn: .venv-learn/.learn ## Train a small torch model on the calculator agent, 
 faults: .venv/.dev ## Break everything: all fault tests, 900 kills of server, trainer and both, a soak (an hour)
 	$(BIN)/pytest -m "" -n 2 --timeout 600 tests/faults tests/attach/test_breaks.py
 	$(BIN)/pytest -m long -n 2 --timeout 600 --ignore tests/faults tests
+	$(BIN)/pytest -m hypothesis -n 2 --timeout 600 --hypothesis-profile thorough
 	$(BIN)/python -m tests.faults.kill_loop --who server --kills 200 --rollouts 1000 --seed $(SEED)
 	$(BIN)/python -m tests.faults.kill_loop --who server --replies random --kills 200 --rollouts 1000 --seed $(SEED)
 	$(BIN)/python -m tests.faults.kill_loop --who trainer --replies random --kills 200 --rollouts 1000 --seed $(SEED)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
+import hypothesis
 import pytest
 import uvicorn.server
 
@@ -22,6 +23,11 @@ os.environ.setdefault("OSMOSIS_ROLLOUT_SERVER_STATE_DIR", ":memory:")  # servers
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 """Hundreds of processes start in tests, and each would compile the package: 1.8 s instead of 0.7."""
+
+
+hypothesis.settings.register_profile("quick", max_examples=30, deadline=None)
+hypothesis.settings.register_profile("thorough", max_examples=500, deadline=None)
+hypothesis.settings.load_profile("quick")  # `make faults` runs the other one
 
 
 async def _sleep(seconds: float, *result: Any) -> Any:

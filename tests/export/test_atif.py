@@ -133,7 +133,7 @@ MESSAGE = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(MESSAGE, min_size=1, max_size=6))
 def test_any_history_is_a_valid_trajectory(messages):
     rollout = RolloutOutcome(rollout_id="r", status="COMPLETED", samples={"main": Sample(messages=messages)})

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
@@ -419,7 +419,6 @@ def numbered(number, event):
     return pb.Unsubscribe(id=str(number)) if event else pb.TrainerWindow(max_open_chats=number)
 
 
-@settings(max_examples=60, deadline=None)
 @given(STEPS, st.integers(1, 5), st.integers(0, 4000))
 def test_every_frame_arrives_once_and_in_order(steps, batch, pause):
     with pytest.MonkeyPatch.context() as patch:

@@ -5,7 +5,7 @@ import re
 
 import jsonschema_rs
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from osmosis_grpc.policies import EveryToolMock
@@ -125,7 +125,6 @@ GOOD = st.recursive(
 )
 
 
-@settings(max_examples=120, deadline=None)
 @given(st.dictionaries(st.text("abc", min_size=1, max_size=2), GOOD, max_size=4))
 def test_t05_arguments_fit_any_schema_of_these_parts(properties):
     schema = {"type": "object", "properties": properties, "required": sorted(properties)}
@@ -174,7 +173,6 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(JSON)
 def test_t05_no_schema_makes_it_raise(schema):
     arguments = arguments_for(schema)
@@ -218,7 +216,6 @@ def test_t05_a_pattern_that_is_not_simple_has_no_text(pattern):
     assert matching(pattern) is None
 
 
-@settings(max_examples=120, deadline=None)
 @given(st.text("ab1[]()^$|?*+{},.\\d-", max_size=12))
 def test_t05_no_pattern_makes_it_raise(pattern):
     text = matching(pattern)

@@ -5,7 +5,7 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from osmosis_grpc.agent import RolloutAgentLoop
@@ -37,7 +37,6 @@ def logprobs_of(ids: list[int]) -> list[float]:
     return [float(np.float32(-(token % 1000 + 1) / 1000)) for token in ids]
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.text(max_size=8), st.text(max_size=4), st.integers(1, 10**6), st.none() | st.integers(0, 60))
 def test_the_formula_is_as_described(rollout_id, sample, number, count):
     from osmosis_grpc.policies import formula
@@ -239,7 +238,6 @@ MESSAGE = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(TEXT, st.lists(MESSAGE, max_size=4))
 @example("1+1", [{"role": "assistant", "tool_calls": [None]}])
 async def test_no_history_makes_the_mock_raise(question, messages):

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from osmosis_grpc.policies import ChatRenderer
@@ -87,25 +87,21 @@ def check_append_only(template, turns):
 
 
 @given(TURNS)
-@settings(max_examples=80, deadline=None)
 def test_chatml_prompts_continue_the_sampled_tokens(turns):
     check_append_only(chatml, turns)
 
 
 @given(TURNS)
-@settings(max_examples=80, deadline=None)
 def test_llama_prompts_continue_the_sampled_tokens(turns):
     check_append_only(llama3, turns)
 
 
 @given(TURNS)
-@settings(max_examples=80, deadline=None)
 def test_hermes_prompts_continue_the_sampled_tokens(turns):
     check_append_only(hermes, turns)
 
 
 @given(TURNS)
-@settings(max_examples=80, deadline=None)
 def test_a_template_that_forgets_gives_the_sampled_tokens_or_its_own(turns):
     tokenizer = ByteTokenizer(forgetful)
     thinking = [(("<think>x</think>" + text, *more), said, speaks) for (text, *more), said, speaks in turns]

@@ -56,7 +56,7 @@ def check(user, written):
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(STEPS)
 def test_committed_events_are_read_back(steps):
     async def main(folder):

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from osmosis_grpc.errors import InvalidArgument
@@ -213,7 +213,6 @@ def build(chats: list[Chat], prefix=lambda assembler, chat: 0) -> tuple[Segment,
     return segments
 
 
-@settings(max_examples=120, deadline=None)
 @given(samples())
 def test_every_sampled_token_is_trained_on_exactly_once(chats):
     segments = build(chats)
@@ -235,7 +234,6 @@ def test_every_sampled_token_is_trained_on_exactly_once(chats):
         assert segment.logprobs.tolist() == logprobs
 
 
-@settings(max_examples=100, deadline=None)
 @given(samples())
 def test_a_segment_begins_only_after_a_branch_or_drift(chats):
     policy = {chat.chat_number: chat for chat in chats if chat.purpose is POLICY}
@@ -256,7 +254,6 @@ def test_a_segment_begins_only_after_a_branch_or_drift(chats):
             assert branches, "neither drift nor a branch"
 
 
-@settings(max_examples=100, deadline=None)
 @given(samples())
 def test_versions_add_up_or_are_empty(chats):
     by_number = {chat.chat_number: chat for chat in chats}
@@ -274,7 +271,6 @@ def test_versions_add_up_or_are_empty(chats):
         assert [span.version for span in segment.versions for _ in range(span.tokens)] == told
 
 
-@settings(max_examples=100, deadline=None)
 @given(samples(), st.randoms())
 def test_prompts_from_a_prefix_on_make_the_same_segments(chats, random):
     def shared(assembler: Assembler, chat: Chat) -> int:
@@ -286,7 +282,6 @@ def test_prompts_from_a_prefix_on_make_the_same_segments(chats, random):
     assert build(chats) == build(chats, shared) == build(chats, fewer)
 
 
-@settings(max_examples=100, deadline=None)
 @given(samples(), st.randoms())
 def test_s01_the_order_of_the_replies_makes_no_difference(chats, random):
     """Each chat is asked after the reply that it continues. Its own reply may come at any time after that."""

@@ -5,7 +5,7 @@ from decimal import Decimal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from osmosis_grpc.errors import InvalidArgument
@@ -196,7 +196,6 @@ TEXT = st.sampled_from(["a", "b", 1, 1.0, None])
 TURN = st.tuples(st.integers(0, 5), st.lists(TEXT, max_size=2), TEXT)
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(TURN, min_size=1, max_size=8))
 def test_placing_in_full_equals_placing_after_the_chat(turns):
     """Whatever form a history travels in, it ends in one node and continues one chat."""

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from osmosis_grpc.errors import InvalidArgument
@@ -38,7 +38,6 @@ def scrambled(value):
         value.append("changed")
 
 
-@settings(max_examples=150, deadline=None)
 @given(JSON)
 def test_a_copy_is_equal_and_independent(value):
     before = json.dumps(value)
@@ -49,7 +48,6 @@ def test_a_copy_is_equal_and_independent(value):
     assert json.dumps(jsontext.parse(jsontext.render(made), "x")) == before
 
 
-@settings(max_examples=150, deadline=None)
 @given(JSON, JSON)
 def test_canonical_texts_are_equal_exactly_for_equal_values(one, other):
     def number(text):

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from osmosis_grpc.errors import InvalidArgument
@@ -110,7 +110,6 @@ def test_p20_a_bool_is_0_or_1():
 # Ragged tensors.
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 2**32 - 1), max_size=5), max_size=8))
 def test_p20_a_ragged_tensor_has_the_rows_it_was_made_of(rows):
     ragged = RaggedTensor.of(rows, UINT32)
@@ -144,7 +143,6 @@ def test_p20_a_ragged_tensor_of_an_unknown_type_is_refused():
 OFFSETS = st.lists(st.integers(0, 12) | st.sampled_from([2**31, 2**32 - 1]), max_size=6)
 
 
-@settings(max_examples=100, deadline=None)
 @given(OFFSETS, st.integers(0, 5), st.integers(0, 12))
 def test_p20_offsets_are_right_or_refused(offsets, rows, elements):
     ragged = RaggedTensor(values=sized("int8", (elements,)), offsets=np.array(offsets, dtype=ids))
@@ -295,7 +293,6 @@ def conversations(draw):
     return chats
 
 
-@settings(max_examples=120, deadline=None)
 @given(conversations())
 def test_p20_every_row_of_every_segment_is_that_of_its_token(chats):
     for segment in segments_of(*chats):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from osmosis_grpc.errors import InvalidArgument
@@ -47,7 +47,6 @@ def short(prompt, reply, prefix):
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
 @given(samples())
 def test_either_form_makes_the_same_segments(chats):
     one, other = Assembler(), Assembler()

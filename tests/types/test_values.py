@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from osmosis_grpc import errors, types
@@ -298,7 +298,6 @@ def test_a_failure_can_travel():
         assert len(text.encode()) <= MAX_FAILURE_TEXT
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.text(max_size=5) | st.just("\udfff"), st.integers(0, 40_000))
 def test_clip_cuts_and_mends(text, times):
     made = clip(text * times)

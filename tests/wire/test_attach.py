@@ -1,7 +1,7 @@
 """Frames as bytes: joined they are what protobuf itself makes of the message; and what a hello may not say."""
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
@@ -80,7 +80,6 @@ def test_every_kind_of_frame_is_tried():
     assert set(SERVER) == {field.name for field in pb.ServerFrame.DESCRIPTOR.fields}
 
 
-@settings(max_examples=150, deadline=None)
 @given(of_kinds(TRAINER))
 def test_a_trainers_frames_joined_are_the_message(frames):
     joined = b"".join(trainer_frame(kind, message) for kind, message in frames)
@@ -90,7 +89,6 @@ def test_a_trainers_frames_joined_are_the_message(frames):
     assert list(services_pb2.AttachRequest.FromString(joined).frames) == own
 
 
-@settings(max_examples=150, deadline=None)
 @given(of_kinds(SERVER))
 def test_a_servers_frames_joined_are_the_message(frames):
     joined = b"".join(server_frame(kind, message) for kind, message in frames)
@@ -107,7 +105,6 @@ def test_a_frame_of_any_size(size):
     assert server_frame("chat", request) == own
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     name=st.tuples(TEXT, st.integers(1, 2**32 - 1), TEXT, st.integers(1, 2**32 - 1)),
     text=SIZES,

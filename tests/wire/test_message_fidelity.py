@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, rollout_pb2
@@ -91,7 +91,6 @@ def trip(message: dict[str, Any]) -> dict[str, Any]:
     return message_from_wire(over_the_wire(message_to_wire(copy_message(message, "m"))), "m")
 
 
-@settings(max_examples=120, deadline=None)
 @given(MESSAGE)
 def test_any_message_survives(message):
     before = exact(message)
@@ -151,14 +150,12 @@ def test_typed_keys_are_typed():
     assert message_to_wire({"role": "user", "content": None}).null_content
 
 
-@settings(max_examples=150, deadline=None)
 @given(TOOL)
 def test_any_tool_survives(tool):
     (sent,) = tool_dicts([tool])
     assert exact(tool_from_wire(over_the_wire(tool_to_wire(sent)), "tool")) == exact(tool)
 
 
-@settings(max_examples=150, deadline=None)
 @given(PARAMS)
 def test_any_sampling_parameters_survive(params):
     assert exact(params_from_wire(over_the_wire(params_to_wire(params)), "sampling")) == exact(params)
@@ -180,13 +177,11 @@ def test_a_parameter_of_another_type_survives(key, value):
         assert exact(usage_from_wire(over_the_wire(usage_to_wire(usage)), "u")) == exact(usage)
 
 
-@settings(max_examples=100, deadline=None)
 @given(USAGE)
 def test_any_usage_survives(usage):
     assert exact(usage_from_wire(over_the_wire(usage_to_wire(usage)), "usage")) == exact(usage)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.dictionaries(TEXT, JSON, max_size=4))
 def test_any_metadata_survives(metadata):
     init = InitRequest(request=RolloutRequest(rollout_id="r", metadata=metadata))

@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2 as pb
@@ -154,7 +154,6 @@ def test_extra_json_must_be_an_object(place, text):
 JSON_LIKE = st.text(alphabet='{}[]",:\\ud8aeE0123456789.-+tfn\n é', max_size=30) | st.text(max_size=10)
 
 
-@settings(max_examples=120, deadline=None)
 @given(st.builds('{{"a":{}}}'.format, JSON_LIKE) | JSON_LIKE)
 @example('{"a":"\\ud83d\\ude00"}')
 @example('{"a":1E400}')
@@ -331,7 +330,6 @@ ANYTHING = st.recursive(
 KEYS = st.sampled_from(["content", "tool_calls", "name", "vendor", "\ud800", 1])
 
 
-@settings(max_examples=120, deadline=None)
 @given(st.dictionaries(KEYS, ANYTHING, max_size=3))
 def test_a_checked_message_can_be_serialized(message):
     """copy_message refuses with InvalidArgument, or what it returns survives."""

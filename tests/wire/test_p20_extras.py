@@ -170,11 +170,11 @@ GOOD = TokenBlock.of(
 BYTES = block_to_wire(GOOD).SerializeToString(deterministic=True)
 
 
-@settings(max_examples=1500, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, len(BYTES) - 1), st.integers(0, 255)), min_size=1, max_size=4), st.integers(0, 9)
 )
 @example([(0, 0)], 0)
+@settings(max_examples=1500)
 @pytest.mark.slow
 def test_p20_changed_bytes_are_read_or_refused(changes, cut):
     data = bytearray(BYTES)
@@ -189,7 +189,6 @@ def test_p20_changed_bytes_are_read_or_refused(changes, cut):
         assert block_from_wire(over_the_wire(block_to_wire(read)), "tokens") == read
 
 
-@settings(max_examples=120, deadline=None)
 @given(
     st.lists(st.integers(0, 5) | st.integers(0, 2**32 - 1), max_size=6),
     st.lists(st.integers(0, 5) | st.integers(0, 2**32 - 1), max_size=4),

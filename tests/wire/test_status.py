@@ -5,7 +5,7 @@ import pytest
 from google.protobuf.any_pb2 import Any
 from google.rpc import error_details_pb2
 from google.rpc.status_pb2 import Status
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from osmosis_grpc import errors
@@ -170,7 +170,6 @@ def test_a_violation_keeps_its_field_when_it_is_cut():
 TEXT = st.text(max_size=20) | st.sampled_from(["\ud800", "a\x00b"])
 
 
-@settings(max_examples=100, deadline=None)
 @given(TEXT, TEXT, st.none() | st.floats())
 def test_any_error_has_a_status(text, more, retry_after):
     """What an agent or a policy put into an error never makes the answer fail."""

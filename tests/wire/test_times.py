@@ -2,14 +2,13 @@
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.wire import times
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.floats(0, 4_000_000_000))
 def test_a_time_survives(unix):
     """To the nanosecond; and exactly from 2001 on, where a float is coarser than that."""
@@ -19,7 +18,6 @@ def test_a_time_survives(unix):
         assert back == unix
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.floats(-1e9, 1e9))
 def test_a_duration_survives(seconds):
     message = times.duration(seconds)

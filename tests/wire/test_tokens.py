@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import tokens_pb2 as pb
@@ -52,7 +52,6 @@ def blocks(draw):
     return TokenBlock.of(ids, logprobs, extras)
 
 
-@settings(max_examples=150, deadline=None)
 @given(blocks())
 def test_any_block_survives(block):
     back = trip(block)
@@ -63,7 +62,6 @@ def test_any_block_survives(block):
         assert back.logprobs.tobytes() == block.logprobs.tobytes()
 
 
-@settings(max_examples=100, deadline=None)
 @given(IDS, st.booleans())
 def test_the_bytes_equal_plain_protobuf(ids, with_logprobs):
     logprobs = [-i / 7 for i in range(len(ids))] if with_logprobs else None
@@ -205,7 +203,6 @@ def segments(draw):
     )
 
 
-@settings(max_examples=100, deadline=None)
 @given(segments(), st.none() | st.floats(allow_nan=False, allow_infinity=False))
 def test_any_segment_and_its_sample_survive(segment, reward):
     back = segment_from_wire(over_the_wire(segment_to_wire(segment)), "segment")
