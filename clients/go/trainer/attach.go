@@ -2,220 +2,202 @@ package trainer
 
 import (
 	"context"
-	"fmt"
-	"io"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	pb "osmosis/rollout/v1"
+	"osmosis/wire"
 )
 
 const (
-	maxFrames    = 4096 // of one stream message
-	maxBytes     = 1 << 20
-	maxRefs      = 1000 // of one OpenRollouts
-	firstPause   = 100 * time.Millisecond
-	longestPause = 5 * time.Second
+	maxOpenChats = 256
+	maxSilence   = 45 * time.Second       // until the server's hello has come
+	pause        = 500 * time.Millisecond // between two streams
 )
 
-// attachment is the transport with streams, one after the other. Trainer.mutex guards its fields.
-type attachment struct {
+// stream is one stream. Only the goroutine of attach uses it.
+type stream struct {
 	*Trainer
-	conn    *grpc.ClientConn
-	ctx     context.Context
-	stop    context.CancelFunc
-	hello   *pb.TrainerHello
-	stream  *stream    // the present one; nil during a break
-	window  uint32     // the number of rollouts that may be open
-	live    []*rollout // in order of their start
-	cancels map[string]*pb.CancelFrame
-	problem error         // the end of the newest stream
-	ended   chan struct{} // closed when no stream follows
+	call    pb.RolloutService_AttachClient
+	limits  *pb.Limits             // nil before the server's hello
+	window  int                    // the number of rollouts that may be open
+	open    map[name]*rollout      // those whose Init was sent and whose outcome has not come, also over earlier streams
+	asked   map[name]*rollout      // those whose Init is not answered
+	chats   map[name]*pb.ChatReply // open chats
+	replies chan *pb.ChatReply
 }
 
-func attach(ctx context.Context, t *Trainer, conn *grpc.ClientConn) (transport, error) {
-	a := &attachment{Trainer: t, conn: conn, cancels: map[string]*pb.CancelFrame{}, ended: make(chan struct{})}
-	a.ctx, a.stop = context.WithCancel(context.Background())
-	a.hello = &pb.TrainerHello{AttachmentId: randomID(), ProcessId: randomID(), Version: "osmosis-go 1", ProtocolMin: 1,
-		ProtocolMax: 1, MaxOpenChats: proto.Uint32(t.config.MaxOpenChats), History: t.config.History, Features: features}
-	attached, refused := make(chan struct{}), make(chan error, 1)
-	go a.run(attached, refused)
-	select {
-	case <-attached:
-		return a, nil
-	case err := <-refused:
-		return nil, err
-	case <-ctx.Done():
-		a.stop()
-		a.mutex.Lock()
-		defer a.mutex.Unlock()
-		return nil, fmt.Errorf("%s cannot be reached (%v): %w", t.config.Target, a.problem, ctx.Err())
-	}
-}
-
-// run opens a stream after each break, with the same attachment id.
-func (a *attachment) run(attached chan struct{}, refused chan error) {
-	defer close(a.ended)
-	pause := firstPause
-	for a.ctx.Err() == nil {
-		s := &stream{attachment: a, out: make(chan *pb.TrainerFrame, 1024), open: map[chatKey]bool{}}
-		err := s.follow(func() {
-			pause = firstPause
-			if !isClosed(attached) {
-				close(attached)
-			}
-		})
-		a.mutex.Lock()
-		a.problem = err
-		a.mutex.Unlock()
-		switch code := status.Code(err); {
-		case a.ctx.Err() != nil || err == io.EOF || code == codes.Unavailable || code == codes.ResourceExhausted:
-		case code == codes.Aborted || s.silence == nil: // another stream has this id; or the hello was refused
-			a.fail(err)
-			refused <- err
+// attach opens streams, one after the other, until the trainer leaves.
+func (t *Trainer) attach() {
+	defer close(t.left)
+	hello := &pb.TrainerHello{AttachmentId: randomID(), ProcessId: randomID(), Version: "osmosis-go 1",
+		ProtocolMin: 1, ProtocolMax: 1, MaxOpenChats: proto.Uint32(maxOpenChats), History: t.config.History,
+		Features: features}
+	for open := map[name]*rollout{}; ; {
+		s := &stream{Trainer: t, open: open, asked: map[name]*rollout{}, chats: map[name]*pb.ChatReply{},
+			replies: make(chan *pb.ChatReply)}
+		err := s.follow(hello)
+		code := status.Code(err)
+		temporary := code == codes.Unavailable || code == codes.ResourceExhausted || code == codes.Canceled
+		if code == codes.Aborted || s.limits == nil && !temporary {
+			t.fail(err) // another stream has the attachment id, or the hello was refused
 			return
 		}
-		select {
-		case <-time.After(pause):
-		case <-a.ctx.Done():
+		for key, r := range s.asked { // on the next stream
+			delete(open, key)
+			go t.send(r)
 		}
-		if pause *= 2; pause > longestPause {
-			pause = longestPause
+		select {
+		case <-t.leaving:
+			return
+		case <-time.After(pause):
 		}
 	}
 }
 
-func (a *attachment) start(r *rollout) {
-	a.mutex.Lock()
-	a.live = append(a.live, r)
-	a.mutex.Unlock()
-	a.sendInits()
+// follow opens the stream and follows it to its end.
+func (s *stream) follow(hello *pb.TrainerHello) (err error) {
+	ctx, cut := context.WithCancel(context.Background())
+	defer cut()
+	silence, heartbeat := time.AfterFunc(maxSilence, cut), time.NewTicker(maxSilence)
+	defer silence.Stop()
+	defer heartbeat.Stop()
+	if s.call, err = s.client.Attach(ctx, grpc.MaxCallRecvMsgSize(MaxMessageBytes)); err != nil {
+		return err
+	}
+	s.send(&pb.TrainerFrame{Frame: &pb.TrainerFrame_Hello{Hello: hello}})
+	messages, broken, leaving := make(chan *pb.AttachResponse), make(chan error, 1), s.leaving
+	go func() {
+		message, err := s.call.Recv()
+		for ; err == nil; message, err = s.call.Recv() {
+			messages <- message
+		}
+		broken <- err
+	}()
+	for {
+		inits := s.inits
+		if len(s.open) >= s.window {
+			inits = nil // they wait
+		}
+		select {
+		case message := <-messages:
+			for _, frame := range message.Frames {
+				s.handle(frame)
+			}
+			silence.Reset(s.limits.GetHeartbeatTimeout().AsDuration())
+			heartbeat.Reset(s.limits.GetHeartbeatInterval().AsDuration())
+		case r := <-inits:
+			s.open[r.name], s.asked[r.name] = r, r
+			s.send(&pb.TrainerFrame{Frame: &pb.TrainerFrame_Init{Init: r.request}})
+		case reply := <-s.replies:
+			key := name{reply.RolloutId, reply.Attempt, reply.Sample, reply.ChatNumber}
+			if s.chats[key] == reply { // not abandoned
+				delete(s.chats, key)
+				s.send(&pb.TrainerFrame{Frame: &pb.TrainerFrame_ChatReply{ChatReply: reply}})
+			}
+		case <-heartbeat.C:
+			s.send(&pb.TrainerFrame{Frame: &pb.TrainerFrame_Heartbeat{Heartbeat: &pb.Heartbeat{}}})
+		case <-leaving:
+			s.send(&pb.TrainerFrame{Frame: &pb.TrainerFrame_Goodbye{Goodbye: &pb.Goodbye{}}})
+			s.call.CloseSend()
+			leaving, s.window = nil, 0
+		case err := <-broken:
+			return err
+		}
+	}
 }
 
-// sendInits sends Inits as far as the server's window allows. An Init is open until the outcome arrives.
-func (a *attachment) sendInits() {
-	a.mutex.Lock()
-	s, open, live := a.stream, uint32(0), a.live[:0]
-	for _, r := range a.live {
-		if a.rollouts[r.request.RolloutId] == r && !isClosed(r.result.done) {
-			live = append(live, r)
-			if r.sent {
-				open++
+// send sends a frame. If that fails, Recv has the status.
+func (s *stream) send(frame *pb.TrainerFrame) {
+	s.call.Send(&pb.AttachRequest{Frames: []*pb.TrainerFrame{frame}})
+}
+
+func (s *stream) handle(frame *pb.ServerFrame) {
+	switch kind := frame.Frame.(type) {
+	case *pb.ServerFrame_Hello:
+		s.limits, s.window = kind.Hello.Limits, 1024
+		if kind.Hello.MaxOpenRollouts != nil {
+			s.window = int(*kind.Hello.MaxOpenRollouts)
+		}
+		again := &pb.OpenRollouts{}
+		for key := range s.open {
+			again.Rollouts = append(again.Rollouts, &pb.RolloutRef{RolloutId: key.rollout, Attempt: key.attempt})
+		}
+		if len(again.Rollouts) > 0 {
+			s.send(&pb.TrainerFrame{Frame: &pb.TrainerFrame_OpenRollouts{OpenRollouts: again}})
+		}
+	case *pb.ServerFrame_InitReply:
+		key, refused := name{rollout: kind.InitReply.RolloutId, attempt: kind.InitReply.Attempt}, kind.InitReply.GetStatus()
+		if refused != nil {
+			delete(s.open, key)
+		}
+		if r := s.asked[key]; r != nil {
+			delete(s.asked, key)
+			s.answered(r, kind.InitReply.GetResponse().GetTools(), wire.Error(refused))
+		}
+	case *pb.ServerFrame_UnknownRollouts:
+		for _, ref := range kind.UnknownRollouts.Rollouts {
+			key := name{rollout: ref.RolloutId, attempt: ref.Attempt}
+			if r := s.open[key]; r != nil {
+				r.end(errForgotten)
+			}
+			delete(s.open, key)
+		}
+	case *pb.ServerFrame_Window:
+		s.window = int(kind.Window.MaxOpenRollouts)
+	case *pb.ServerFrame_Draining:
+		s.window = 0
+	case *pb.ServerFrame_Chat:
+		s.answer(kind.Chat)
+	case *pb.ServerFrame_AbandonChat:
+		for key := range s.chats {
+			if key.isIn(kind.AbandonChat) {
+				delete(s.chats, key)
 			}
 		}
-	}
-	a.live = live
-	var frames []*pb.TrainerFrame
-	for _, r := range live {
-		if s != nil && !r.sent && open < a.window {
-			r.sent = true
-			open++
-			frames = append(frames, &pb.TrainerFrame{Frame: &pb.TrainerFrame_Init{Init: r.request}})
+		if kind.AbandonChat.Reason == "SUPERSEDED" {
+			delete(s.open, name{rollout: kind.AbandonChat.RolloutId, attempt: kind.AbandonChat.Attempt})
 		}
-	}
-	a.mutex.Unlock()
-	s.send(frames...)
-}
-
-func (a *attachment) cancel(r *rollout) {
-	a.mutex.Lock()
-	defer a.mutex.Unlock()
-	if r = a.rollouts[r.request.RolloutId]; !r.sent {
-		a.end(r, nil, context.Canceled) // the server does not have it
-		return
-	}
-	frame := &pb.CancelFrame{Id: randomID(), Request: cancelRequest(r)}
-	a.cancels[frame.Id] = frame
-	go a.stream.send(&pb.TrainerFrame{Frame: &pb.TrainerFrame_Cancel{Cancel: frame}})
-}
-
-// close says goodbye, and waits until the server has closed the stream or ctx ends.
-func (a *attachment) close(ctx context.Context) {
-	a.mutex.Lock()
-	s := a.stream
-	a.mutex.Unlock()
-	if s != nil {
-		s.send(&pb.TrainerFrame{Frame: &pb.TrainerFrame_Goodbye{Goodbye: &pb.Goodbye{}}})
-		wait(ctx, s.ctx.Done())
-	}
-	a.stop()
-	<-a.ended
-	a.conn.Close()
-}
-
-// SetMaxOpenChats changes the number of chats that the server may have open over a stream. 0 pauses.
-func (t *Trainer) SetMaxOpenChats(n uint32) {
-	a, is := t.link.(*attachment)
-	if !is {
-		return
-	}
-	a.mutex.Lock()
-	a.hello.MaxOpenChats = proto.Uint32(n)
-	s := a.stream
-	if s != nil && s.largest < n {
-		s.largest = n
-	}
-	a.mutex.Unlock()
-	s.send(&pb.TrainerFrame{Frame: &pb.TrainerFrame_Window{Window: &pb.TrainerWindow{MaxOpenChats: n}}})
-}
-
-// take begins to use a stream. It sends what the server may not have.
-func (a *attachment) take(s *stream, hello *pb.ServerHello) {
-	a.mutex.Lock()
-	a.stream, a.hello.JournalId, a.window = s, hello.JournalId, 1024
-	if hello.MaxOpenRollouts != nil {
-		a.window = *hello.MaxOpenRollouts
-	}
-	var refs []*pb.RolloutRef
-	for _, r := range a.live {
-		if r.sent = isClosed(r.accepted) && !isClosed(r.result.done); r.sent {
-			refs = append(refs, &pb.RolloutRef{RolloutId: r.request.RolloutId, Attempt: r.request.Attempt})
+		s.AbandonChat(s.call.Context(), kind.AbandonChat)
+	case *pb.ServerFrame_Complete:
+		of := kind.Complete.GetOutcome()
+		delete(s.open, name{rollout: of.GetRolloutId(), attempt: of.GetAttempt()})
+		reply := &pb.CompleteReply{RolloutId: of.GetRolloutId(), Attempt: of.GetAttempt(), ResultId: of.GetResultId()}
+		response, err := s.Complete(s.call.Context(), kind.Complete)
+		reply.Result = &pb.CompleteReply_Receipt{Receipt: response.GetReceipt()}
+		if err != nil {
+			reply.Result = &pb.CompleteReply_Status{Status: wire.Status(err)}
 		}
+		s.send(&pb.TrainerFrame{Frame: &pb.TrainerFrame_CompleteReply{CompleteReply: reply}})
+	case nil:
+		number, _, _ := protowire.ConsumeTag(frame.ProtoReflect().GetUnknown())
+		unknown := &pb.UnknownFrame{FrameNumber: uint32(number)}
+		s.send(&pb.TrainerFrame{Frame: &pb.TrainerFrame_UnknownFrame{UnknownFrame: unknown}})
 	}
-	var frames []*pb.TrainerFrame
-	for n := maxRefs; len(refs) > 0; refs = refs[n:] {
-		if n > len(refs) {
-			n = len(refs)
+}
+
+// answer answers a chat on the stream that asked. If the stream breaks before that, the server asks again.
+func (s *stream) answer(ask *pb.ChatRequest) {
+	reply := &pb.ChatReply{RolloutId: ask.RolloutId, Attempt: ask.Attempt, Sample: ask.Sample, ChatNumber: ask.ChatNumber}
+	key := name{ask.RolloutId, ask.Attempt, ask.Sample, ask.ChatNumber}
+	if s.chats[key] != nil {
+		return // the server gets one answer
+	}
+	s.chats[key] = reply
+	go func() {
+		response, err := s.Chat(s.call.Context(), ask)
+		reply.Result = &pb.ChatReply_Response{Response: response}
+		if err != nil {
+			reply.Result = &pb.ChatReply_Status{Status: wire.Status(err)}
 		}
-		list := &pb.OpenRollouts{Rollouts: refs[:n]}
-		frames = append(frames, &pb.TrainerFrame{Frame: &pb.TrainerFrame_OpenRollouts{OpenRollouts: list}})
-	}
-	for _, frame := range a.cancels {
-		frames = append(frames, &pb.TrainerFrame{Frame: &pb.TrainerFrame_Cancel{Cancel: frame}})
-	}
-	a.mutex.Unlock()
-	s.send(frames...)
-	a.sendInits()
-}
-
-func (a *attachment) setWindow(n uint32) {
-	a.mutex.Lock()
-	a.window = n
-	a.mutex.Unlock()
-	a.sendInits()
-}
-
-func (a *attachment) initAnswered(reply *pb.InitReply) {
-	a.mutex.Lock()
-	defer a.mutex.Unlock()
-	r, err := a.find(reply.RolloutId, reply.Attempt, codes.NotFound)
-	if err != nil {
-		return
-	}
-	if reply.GetStatus() == nil {
-		r.accept(reply.GetResponse().GetTools())
-	} else if pause, again := retryAfter(statusError(reply.GetStatus())); again { // it keeps its slot until then
-		time.AfterFunc(pause, func() {
-			a.mutex.Lock()
-			r.sent = isClosed(r.accepted)
-			a.mutex.Unlock()
-			a.sendInits()
-		})
-	} else {
-		a.end(r, nil, statusError(reply.GetStatus()))
-	}
+		select {
+		case s.replies <- reply:
+		case <-s.call.Context().Done():
+		}
+	}()
 }

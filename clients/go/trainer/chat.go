@@ -2,21 +2,20 @@ package trainer
 
 import (
 	"context"
-	"crypto/sha256"
-	"errors"
+	"fmt"
+	"sync"
 
-	"github.com/golang/protobuf/ptypes/any"
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	pb "osmosis/rollout/v1"
+	"osmosis/wire"
 )
 
-// Policy samples the reply to a chat. ctx ends when the reply is no longer wanted. An error of the package
-// google.golang.org/grpc/status answers the chat with that status, for example UNAVAILABLE. Any other error is INTERNAL.
-type Policy func(ctx context.Context, chat *Chat) (*Reply, error)
+// Policy samples the reply to a chat. The reply has all ids of the prompt, and prompt_prefix 0. Without prompt, ids or
+// logprobs the sample cannot be trained on. ctx ends when the reply is no longer wanted. An error of the package
+// google.golang.org/grpc/status answers the chat with that status, for example UNAVAILABLE. Any other is INTERNAL.
+type Policy func(ctx context.Context, chat *Chat) (*pb.ChatResponse, error)
 
 // Chat is one chat: a request for a reply. A policy does not change it.
 type Chat struct {
@@ -30,192 +29,186 @@ type Chat struct {
 	// Known is the number of messages that ParentIDs covers. The prompt goes on with the tokens of Messages[Known:].
 	Known int
 
-	digest  [sha256.Size]byte // of the whole request
-	history [sha256.Size]byte // of the messages; once it is answered, with the reply
-	ids     []uint32          // prompt and reply
-	reply   *Reply
-	err     error
-	ready   chan struct{} // closed after the last change
+	rollout *rollout
+	ctx     context.Context // of the sampling
 	stop    context.CancelFunc
+	sampled sync.Once
+	reply   *pb.ChatResponse // nil before it is sampled; Trainer.mutex guards it
+	err     error
 }
 
-// Reply is the reply to a chat. Without Prompt, IDs or Logprobs the sample cannot be trained on.
-type Reply struct {
-	Message      *pb.Message
-	FinishReason string
-	Prompt       []uint32 // all ids of the prompt
-	IDs          []uint32 // the sampled ids
-	Logprobs     []float32
-	Versions     []*pb.VersionSpan
-	Usage        *pb.Usage
+// name names a chat. Without a sample it names an attempt.
+type name struct {
+	rollout string
+	attempt uint32
+	sample  string
+	number  uint32
 }
 
-// answer answers a chat. It samples each chat once, however often it is asked, and also if ctx ends.
-func (t *Trainer) answer(ctx context.Context, ask *pb.ChatRequest) (*pb.ChatResponse, error) {
-	t.mutex.Lock()
-	r, err := t.find(ask.RolloutId, ask.Attempt, codes.NotFound)
-	t.mutex.Unlock()
+// isIn returns whether an AbandonChat names the chat. Without a number it names all chats of the sample.
+func (n name) isIn(ask *pb.AbandonChatRequest) bool {
+	return n.rollout == ask.RolloutId && n.attempt == ask.Attempt && (ask.Sample == "" || ask.Sample == n.sample) &&
+		(ask.ChatNumber == 0 || ask.ChatNumber == n.number)
+}
+
+// Chat implements TrainerService. The first caller samples, also if ctx ends. Other callers wait for the same reply.
+func (t *Trainer) Chat(ctx context.Context, ask *pb.ChatRequest) (*pb.ChatResponse, error) {
+	chat, err := t.join(ctx, ask)
 	if err != nil {
 		return nil, err
 	}
-	if ask.Tools == nil { // it has the tools of the Init, which may be answered later
-		if err := wait(ctx, r.accepted); err != nil {
-			return nil, err
-		}
-	}
-	chat, parent, err := t.sample(ask)
-	if err == nil {
-		err = wait(ctx, chat.ready)
-	}
-	if err == nil {
-		err = chat.err
-	}
-	if err != nil {
-		return nil, err
-	}
-	return chat.reply.response(parent), nil
+	chat.sampled.Do(func() { t.sample(chat) })
+	return chat.reply, chat.err
 }
 
-// sample returns a chat and the chat that it continues. It begins to sample a new chat.
-func (t *Trainer) sample(ask *pb.ChatRequest) (*Chat, *Chat, error) {
+// join returns the chat that a request names.
+func (t *Trainer) join(ctx context.Context, ask *pb.ChatRequest) (*Chat, error) {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
-	r, err := t.find(ask.RolloutId, ask.Attempt, codes.NotFound)
+	r, err := t.find(ctx, ask.RolloutId, ask.Attempt, codes.NotFound)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
+	} else if r.outcome != nil {
+		return nil, wire.Refuse(codes.FailedPrecondition, "ROLLOUT_ENDED", "the rollout has ended")
+	} else if ask.Policy != "" || ask.Sample == "" || ask.ChatNumber == 0 || ask.History == nil {
+		return nil, wire.Refuse(codes.InvalidArgument, "INVALID_FIELD", "policy, sample, number or history is wrong")
 	}
-	if isClosed(r.result.done) {
-		return nil, nil, refusal(codes.FailedPrecondition, "ROLLOUT_ENDED", "the rollout has ended", nil)
-	}
-	if ask.Policy != "" || ask.Sample == "" || ask.ChatNumber == 0 {
-		return nil, nil, refusal(codes.InvalidArgument, "INVALID_FIELD", "policy, sample or chat_number is wrong", nil)
-	}
-	chat := &Chat{ChatRequest: ask, Tools: r.tools, ready: make(chan struct{})}
-	if ask.Tools != nil {
-		chat.Tools = ask.Tools.Tools
-	}
-	parent := r.chats[name{ask.Sample, ask.GetFull().GetParentChat() + ask.GetDelta().GetParentChat()}]
-	if parent != nil && (!isClosed(parent.ready) || parent.err != nil) {
-		parent = nil
-	}
-	if delta := ask.GetDelta(); delta != nil {
-		if parent == nil {
-			return nil, nil, refusal(codes.FailedPrecondition, "UNKNOWN_CHAT", "the parent chat is not known",
-				&pb.UnknownChat{Sample: ask.Sample, ChatNumber: delta.ParentChat})
-		}
-		chat.Messages, chat.Known = parent.conversation(delta.Messages), len(parent.Messages)+1
-		chat.history = extend(parent.history, delta.Messages)
-	} else if full := ask.GetFull(); full != nil {
-		chat.Messages, chat.Known = full.Messages, int(full.PrefixMessages)
-		chat.history = extend(chat.history, full.Messages)
-	} else {
-		return nil, nil, refusal(codes.InvalidArgument, "INVALID_FIELD", "history is missing", nil)
-	}
+	full, delta, prefix := ask.GetFull(), ask.GetDelta(), ask.GetForkedPrefix()
+	chat := &Chat{ChatRequest: ask, Messages: full.GetMessages(), Tools: ask.GetTools().GetTools(),
+		ParentIDs: prefix.GetTokens().GetIds(), Known: int(prefix.GetMessages()), rollout: r}
+	parent := r.answered(ask.Sample, full.GetParentChat()+delta.GetParentChat()) // one of the two is 0
 	if parent != nil {
-		chat.ParentIDs = parent.ids
-	} else {
-		chat.ParentIDs, chat.Known = ask.GetForkedPrefix().GetTokens().GetIds(), int(ask.GetForkedPrefix().GetMessages())
+		chat.ParentIDs, chat.Known = parent.ids(), len(parent.Messages)+1
 	}
-	chat.digest = chat.identity()
-	key := name{ask.Sample, ask.ChatNumber}
-	if known := r.chats[key]; known != nil {
-		if known.digest != chat.digest {
-			return nil, nil, refusal(codes.AlreadyExists, "CHAT_DIFFERS", "another chat has this number", nil)
-		}
-		return known, parent, nil
+	if delta != nil && parent == nil {
+		return nil, wire.Refuse(codes.FailedPrecondition, "UNKNOWN_CHAT", "the parent chat is not known",
+			&pb.UnknownChat{Sample: ask.Sample, ChatNumber: delta.ParentChat})
+	} else if delta != nil {
+		chat.Messages = parent.conversation(delta.Messages)
 	}
-	ctx, stop := context.WithCancel(r.ctx)
-	chat.stop = stop
-	r.chats[key] = chat
-	go func() {
-		defer stop()
-		reply, err := t.config.Policy(ctx, chat)
-		t.mutex.Lock()
-		defer t.mutex.Unlock()
-		if err == nil && reply == nil {
-			err = errors.New("it returned no reply")
-		}
-		if err != nil && ctx.Err() != nil {
-			err = status.FromContextError(ctx.Err()).Err()
-		} else if _, isStatus := status.FromError(err); !isStatus {
-			err = refusal(codes.Internal, "INTERNAL", "the policy failed: "+err.Error(), nil)
-		}
-		if err == nil {
-			chat.reply, chat.ids = reply, append(append([]uint32{}, reply.Prompt...), reply.IDs...)
-			chat.history = extend(chat.history, []*pb.Message{reply.Message})
-		} else if r.chats[key] == chat { // asked again, it is sampled again
-			delete(r.chats, key)
-		}
-		chat.err = err
-		close(chat.ready)
-	}()
-	return chat, parent, nil
+	if known := r.chats[chat.name()]; known == nil {
+		chat.ctx, chat.stop = context.WithCancel(r.ctx)
+		r.chats[chat.name()] = chat
+		return chat, nil
+	} else if wire.Equal(known.whole(), chat.whole()) {
+		return known, nil
+	}
+	return nil, wire.Refuse(codes.AlreadyExists, "CHAT_DIFFERS", "another chat has this number")
 }
 
-// conversation returns the history, the reply, and further messages.
-func (c *Chat) conversation(more []*pb.Message) []*pb.Message {
-	return append(append(append([]*pb.Message{}, c.Messages...), c.reply.Message), more...)
-}
-
-// response leaves out the ids of the prompt that the server has from the parent.
-func (r *Reply) response(parent *Chat) *pb.ChatResponse {
-	response := &pb.ChatResponse{Message: r.Message, FinishReason: r.FinishReason, Usage: r.Usage, Versions: r.Versions}
-	if r.IDs != nil {
-		response.Tokens = &pb.TokenBlock{Ids: r.IDs, Logprobs: r.Logprobs}
+// sample asks the policy for the reply to a chat.
+func (t *Trainer) sample(chat *Chat) {
+	defer chat.stop()
+	if chat.ChatRequest.Tools == nil { // it has those of the answer to the Init
+		wait(chat.ctx, chat.rollout.accepted)
+		chat.Tools = chat.rollout.tools
 	}
-	if r.Prompt != nil {
-		n := 0
-		for parent != nil && n < len(r.Prompt) && n < len(parent.ids) && r.Prompt[n] == parent.ids[n] {
-			n++
-		}
-		response.Prompt, response.PromptPrefix = &pb.TokenBlock{Ids: r.Prompt[n:]}, uint32(n)
+	reply, err := t.config.Policy(chat.ctx, chat)
+	if _, isStatus := status.FromError(err); chat.ctx.Err() != nil {
+		err = wire.Refuse(codes.Unavailable, "UNAVAILABLE", "the sampling was stopped")
+	} else if !isStatus {
+		err = wire.Refuse(codes.Internal, "INTERNAL", "the policy failed: "+err.Error())
 	}
-	return response
-}
-
-// abandon stops the sampling of chats whose replies are no longer wanted.
-func (t *Trainer) abandon(ask *pb.AbandonChatRequest) {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
-	r, err := t.find(ask.RolloutId, ask.Attempt, codes.NotFound)
+	if chat.err = err; err == nil {
+		chat.reply = reply
+	} else if chats := chat.rollout.chats; chats[chat.name()] == chat {
+		delete(chats, chat.name()) // asked again, it is sampled again
+	}
+}
+
+// AbandonChat implements TrainerService. It stops the sampling of replies that are no longer wanted.
+func (t *Trainer) AbandonChat(ctx context.Context, ask *pb.AbandonChatRequest) (*pb.AbandonChatResponse, error) {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	r, err := t.find(ctx, ask.RolloutId, ask.Attempt, codes.NotFound)
 	if err != nil {
-		return
+		return nil, err
 	}
 	for key, chat := range r.chats {
-		if key.isIn(ask) && !isClosed(chat.ready) {
+		if key.isIn(ask) && chat.reply == nil {
 			chat.stop()
 			delete(r.chats, key)
 		}
 	}
-	if ask.Reason == "SUPERSEDED" { // the attempt has no outcome
-		t.end(r, nil, ErrSuperseded)
+	if ask.Reason == "SUPERSEDED" { // there will be no outcome
+		r.end(ErrSuperseded)
 	}
+	return &pb.AbandonChatResponse{}, nil
 }
 
-func (n name) isIn(ask *pb.AbandonChatRequest) bool {
-	return (ask.Sample == "" || ask.Sample == n.sample) && (ask.ChatNumber == 0 || ask.ChatNumber == n.number)
-}
-
-func wait(ctx context.Context, ready <-chan struct{}) error {
-	select {
-	case <-ready:
-		return nil
-	case <-ctx.Done():
-		return status.FromContextError(ctx.Err()).Err()
-	}
-}
-
-// refusal returns a status with an ErrorInfo and, unless it is nil, another detail.
-func refusal(code codes.Code, reason, message string, detail proto.Message) error {
-	refused, err := status.New(code, message).WithDetails(&errdetails.ErrorInfo{Domain: "osmosis.rollout", Reason: reason})
+// Complete implements TrainerService. It records an outcome once.
+func (t *Trainer) Complete(ctx context.Context, request *pb.CompleteRequest) (*pb.CompleteResponse, error) {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	outcome := request.GetOutcome()
+	r, err := t.find(ctx, outcome.GetRolloutId(), outcome.GetAttempt(), codes.InvalidArgument)
 	if err != nil {
-		return status.Error(code, message)
+		return nil, err
 	}
-	whole := refused.Proto()
-	if detail != nil {
-		value, _ := proto.Marshal(detail)
-		url := "type.googleapis.com/" + string(detail.ProtoReflect().Descriptor().FullName())
-		whole.Details = append(whole.Details, &any.Any{TypeUrl: url, Value: value})
+	receipt := pb.Receipt_RECEIPT_CONFLICT
+	if r.outcome == nil {
+		receipt = pb.Receipt_RECEIPT_RECORDED
+		for _, sample := range outcome.Samples {
+			r.fillIn(sample)
+		}
+		if t.config.OnOutcome != nil {
+			t.config.OnOutcome(outcome)
+		}
+		r.outcome = outcome
+		r.end(nil)
+	} else if r.outcome.ResultId == outcome.ResultId {
+		receipt = pb.Receipt_RECEIPT_ALREADY_RECORDED
 	}
-	return status.ErrorProto(whole)
+	return &pb.CompleteResponse{Receipt: receipt}, nil
+}
+
+// fillIn adds the messages and tokens that a sample leaves out, because chats that were answered here have them.
+func (r *rollout) fillIn(sample *pb.Sample) {
+	if chat := r.answered(sample.Name, sample.PrefixChat); chat != nil {
+		sample.Messages, sample.PrefixChat = chat.conversation(sample.Messages), 0
+	}
+	for _, segment := range sample.Segments {
+		if len(segment.Ids) > 0 {
+			continue
+		}
+		for _, number := range segment.Chats {
+			chat := r.answered(sample.Name, number)
+			if chat == nil {
+				sample.Segments, sample.Trainable = nil, false
+				sample.NotTrainableReason = fmt.Sprintf("a segment names chat %d, which was not answered here", number)
+				return
+			}
+			segment.Ids = chat.ids() // the newest chat has the tokens of all
+			segment.Logprobs = append(segment.Logprobs, chat.reply.GetTokens().GetLogprobs()...)
+		}
+	}
+}
+
+// answered returns a chat, or nil if it has no reply.
+func (r *rollout) answered(sample string, number uint32) *Chat {
+	chat := r.chats[name{r.name.rollout, r.name.attempt, sample, number}]
+	if chat == nil || chat.reply == nil {
+		return nil
+	}
+	return chat
+}
+
+func (c *Chat) name() name { return name{c.RolloutId, c.Attempt, c.Sample, c.ChatNumber} }
+
+// ids returns the tokens of the prompt and the reply.
+func (c *Chat) ids() []uint32 {
+	return append(append([]uint32{}, c.reply.GetPrompt().GetIds()...), c.reply.GetTokens().GetIds()...)
+}
+
+// conversation returns the history, the reply, and further messages.
+func (c *Chat) conversation(more []*pb.Message) []*pb.Message {
+	return append(append(append([]*pb.Message{}, c.Messages...), c.reply.GetMessage()), more...)
+}
+
+// whole returns all that makes a chat different from another one, in one form.
+func (c *Chat) whole() *pb.ChatRequest {
+	return &pb.ChatRequest{History: &pb.ChatRequest_Full{Full: &pb.FullHistory{Messages: c.Messages}},
+		Tools: c.ChatRequest.Tools, Sampling: c.Sampling, Purpose: c.Purpose}
 }

@@ -10,11 +10,13 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"net"
 	"os"
 	"sync"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -58,7 +60,7 @@ func printLine(line object) {
 	}
 }
 
-func policy(ctx context.Context, chat *trainer.Chat) (*trainer.Reply, error) {
+func policy(ctx context.Context, chat *trainer.Chat) (*pb.ChatResponse, error) {
 	event := object{"event": "sampled", "rollout_id": chat.RolloutId, "attempt": chat.Attempt, "sample": chat.Sample,
 		"chat_number": chat.ChatNumber}
 	printLine(event)
@@ -66,7 +68,7 @@ func policy(ctx context.Context, chat *trainer.Chat) (*trainer.Reply, error) {
 	if len(chat.Messages) > 0 {
 		text = chat.Messages[len(chat.Messages)-1].GetText()
 	}
-	reply := &trainer.Reply{FinishReason: "stop", Message: &pb.Message{Role: "assistant"}, Prompt: append([]uint32{}, chat.ParentIDs...)}
+	reply := &pb.ChatResponse{FinishReason: "stop", Message: &pb.Message{Role: "assistant"}}
 	seconds := 0.0
 	fmt.Sscanf(text, "wait %f", &seconds)
 	text = "echo: " + text
@@ -89,20 +91,22 @@ func policy(ctx context.Context, chat *trainer.Chat) (*trainer.Reply, error) {
 		printLine(event)
 		return nil, ctx.Err()
 	}
+	prompt := append([]uint32{}, chat.ParentIDs...)
 	for _, message := range chat.Messages[chat.Known:] {
-		reply.Prompt = append(reply.Prompt, uint32(1000+len(message.GetText())))
+		prompt = append(prompt, uint32(1000+len(message.GetText())))
 	}
 	reply.Message.Content = &pb.Message_Text{Text: text}
-	reply.IDs, reply.Logprobs = []uint32{chat.ChatNumber, uint32(2000 + len(text))}, []float32{-0.5, -0.25}
+	reply.Prompt = &pb.TokenBlock{Ids: prompt}
+	reply.Tokens = &pb.TokenBlock{Ids: []uint32{chat.ChatNumber, uint32(2000 + len(text))}, Logprobs: []float32{-0.5, -0.25}}
 	return reply, nil
 }
 
-func onOutcome(outcome *trainer.Outcome) {
+func onOutcome(outcome *pb.RolloutOutcome) {
 	samples := []object{}
 	for _, sample := range outcome.Samples {
 		segments := []object{}
 		for _, segment := range sample.Segments {
-			segments = append(segments, object{"ids": segment.IDs, "mask_runs": segment.MaskRuns,
+			segments = append(segments, object{"ids": segment.Ids, "mask_runs": segment.MaskRuns,
 				"logprobs": segment.Logprobs, "chats": segment.Chats})
 		}
 		samples = append(samples, object{"name": sample.Name, "trainable": sample.Trainable, "segments": segments})
@@ -156,14 +160,27 @@ func main() {
 			log.Fatal(err)
 		}
 	}
-	config := trainer.Config{Target: *target, Policy: policy, OnOutcome: onOutcome}
-	config.History = map[string]pb.HistoryForm{"full": pb.HistoryForm_HISTORY_FORM_FULL, "delta": pb.HistoryForm_HISTORY_FORM_DELTA}[*history]
-	if *mode == "callback" {
-		config.Listen, config.Advertise = *listen, *advertise
-	}
-	t, err := trainer.New(context.Background(), config)
+	conn, err := grpc.Dial(*target, grpc.WithInsecure())
 	if err != nil {
 		log.Fatal(err)
+	}
+	form := map[string]pb.HistoryForm{"full": pb.HistoryForm_HISTORY_FORM_FULL, "delta": pb.HistoryForm_HISTORY_FORM_DELTA}[*history]
+	config, server := trainer.Config{Policy: policy, OnOutcome: onOutcome, History: form}, grpc.NewServer(grpc.MaxRecvMsgSize(trainer.MaxMessageBytes))
+	t := (*trainer.Trainer)(nil)
+	if *mode == "attach" {
+		t = trainer.New(conn, config)
+	} else {
+		listener, err := net.Listen("tcp", *listen)
+		if err != nil {
+			log.Fatal(err)
+		}
+		if *advertise == "" {
+			*advertise = listener.Addr().String()
+		}
+		config.Callback = &pb.Callback{Target: *advertise, History: form}
+		t = trainer.New(conn, config)
+		pb.RegisterTrainerServiceServer(server, t)
+		go server.Serve(listener)
 	}
 	var open sync.WaitGroup
 	for _, request := range requests() {
@@ -177,9 +194,8 @@ func main() {
 	}
 	io.Copy(io.Discard, bufio.NewReader(os.Stdin))
 	open.Wait()
-	ctx, stop := context.WithTimeout(context.Background(), 10*time.Second)
-	defer stop()
-	t.Close(ctx)
+	t.Close()
+	server.GracefulStop()
 }
 
 var codeNames = map[codes.Code]string{

@@ -1,0 +1,5 @@
+//go:build debian
+
+package main
+
+import _ "osmosis/debian"
