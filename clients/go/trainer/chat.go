@@ -2,7 +2,6 @@ package trainer
 
 import (
 	"context"
-	"fmt"
 	"sync"
 
 	"google.golang.org/grpc/codes"
@@ -20,8 +19,7 @@ type Policy func(ctx context.Context, chat *Chat) (*pb.ChatResponse, error)
 // Chat is one chat: a request for a reply. A policy does not change it.
 type Chat struct {
 	*pb.ChatRequest
-	// Messages is the whole history.
-	Messages []*pb.Message
+	wire.Answered
 	// Tools are the tools to offer.
 	Tools []*pb.Tool
 	// ParentIDs has the tokens, prompt and reply, of the chat that this chat continues. The prompt begins with them.
@@ -33,22 +31,7 @@ type Chat struct {
 	ctx     context.Context // of the sampling
 	stop    context.CancelFunc
 	sampled sync.Once
-	reply   *pb.ChatResponse // nil before it is sampled; Trainer.mutex guards it
 	err     error
-}
-
-// name names a chat. Without a sample it names an attempt.
-type name struct {
-	rollout string
-	attempt uint32
-	sample  string
-	number  uint32
-}
-
-// isIn returns whether an AbandonChat names the chat. Without a number it names all chats of the sample.
-func (n name) isIn(ask *pb.AbandonChatRequest) bool {
-	return n.rollout == ask.RolloutId && n.attempt == ask.Attempt && (ask.Sample == "" || ask.Sample == n.sample) &&
-		(ask.ChatNumber == 0 || ask.ChatNumber == n.number)
 }
 
 // Chat implements TrainerService. The first caller samples, also if ctx ends. Other callers wait for the same reply.
@@ -58,37 +41,37 @@ func (t *Trainer) Chat(ctx context.Context, ask *pb.ChatRequest) (*pb.ChatRespon
 		return nil, err
 	}
 	chat.sampled.Do(func() { t.sample(chat) })
-	return chat.reply, chat.err
+	return chat.Reply, chat.err
 }
 
 // join returns the chat that a request names.
 func (t *Trainer) join(ctx context.Context, ask *pb.ChatRequest) (*Chat, error) {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
-	r, err := t.find(ctx, ask.RolloutId, ask.Attempt, codes.NotFound)
+	r, err := t.find(ctx, wire.Attempt(ask), codes.NotFound)
 	if err != nil {
 		return nil, err
 	} else if r.outcome != nil {
 		return nil, wire.Refuse(codes.FailedPrecondition, "ROLLOUT_ENDED", "the rollout has ended")
 	} else if ask.Policy != "" || ask.Sample == "" || ask.ChatNumber == 0 || ask.History == nil {
-		return nil, wire.Refuse(codes.InvalidArgument, "INVALID_FIELD", "policy, sample, number or history is wrong")
+		return nil, wire.Refuse(codes.InvalidArgument, "INVALID_FIELD", "policy, sample, number or history")
 	}
 	full, delta, prefix := ask.GetFull(), ask.GetDelta(), ask.GetForkedPrefix()
-	chat := &Chat{ChatRequest: ask, Messages: full.GetMessages(), Tools: ask.GetTools().GetTools(),
-		ParentIDs: prefix.GetTokens().GetIds(), Known: int(prefix.GetMessages()), rollout: r}
+	chat := &Chat{ChatRequest: ask, Answered: wire.Answered{Messages: full.GetMessages()}, rollout: r,
+		Tools: ask.GetTools().GetTools(), ParentIDs: prefix.GetTokens().GetIds(), Known: int(prefix.GetMessages())}
 	parent := r.answered(ask.Sample, full.GetParentChat()+delta.GetParentChat()) // one of the two is 0
 	if parent != nil {
-		chat.ParentIDs, chat.Known = parent.ids(), len(parent.Messages)+1
+		chat.ParentIDs, chat.Known = parent.IDs(), len(parent.Messages)+1
 	}
 	if delta != nil && parent == nil {
 		return nil, wire.Refuse(codes.FailedPrecondition, "UNKNOWN_CHAT", "the parent chat is not known",
 			&pb.UnknownChat{Sample: ask.Sample, ChatNumber: delta.ParentChat})
 	} else if delta != nil {
-		chat.Messages = parent.conversation(delta.Messages)
+		chat.Messages = parent.Conversation(delta.Messages)
 	}
-	if known := r.chats[chat.name()]; known == nil {
+	if known := r.chats[wire.Chat(ask)]; known == nil {
 		chat.ctx, chat.stop = context.WithCancel(r.ctx)
-		r.chats[chat.name()] = chat
+		r.chats[wire.Chat(ask)] = chat
 		return chat, nil
 	} else if wire.Equal(known.whole(), chat.whole()) {
 		return known, nil
@@ -112,9 +95,9 @@ func (t *Trainer) sample(chat *Chat) {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
 	if chat.err = err; err == nil {
-		chat.reply = reply
-	} else if chats := chat.rollout.chats; chats[chat.name()] == chat {
-		delete(chats, chat.name()) // asked again, it is sampled again
+		chat.Reply = reply
+	} else if chat.rollout.chats[wire.Chat(chat)] == chat { // asked again, it is sampled again
+		delete(chat.rollout.chats, wire.Chat(chat))
 	}
 }
 
@@ -122,12 +105,12 @@ func (t *Trainer) sample(chat *Chat) {
 func (t *Trainer) AbandonChat(ctx context.Context, ask *pb.AbandonChatRequest) (*pb.AbandonChatResponse, error) {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
-	r, err := t.find(ctx, ask.RolloutId, ask.Attempt, codes.NotFound)
+	r, err := t.find(ctx, wire.Attempt(ask), codes.NotFound)
 	if err != nil {
 		return nil, err
 	}
 	for key, chat := range r.chats {
-		if key.isIn(ask) && chat.reply == nil {
+		if key.IsIn(ask) && chat.Reply == nil {
 			chat.stop()
 			delete(r.chats, key)
 		}
@@ -143,7 +126,7 @@ func (t *Trainer) Complete(ctx context.Context, request *pb.CompleteRequest) (*p
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
 	outcome := request.GetOutcome()
-	r, err := t.find(ctx, outcome.GetRolloutId(), outcome.GetAttempt(), codes.InvalidArgument)
+	r, err := t.find(ctx, wire.Attempt(outcome), codes.InvalidArgument)
 	if err != nil {
 		return nil, err
 	}
@@ -151,7 +134,7 @@ func (t *Trainer) Complete(ctx context.Context, request *pb.CompleteRequest) (*p
 	if r.outcome == nil {
 		receipt = pb.Receipt_RECEIPT_RECORDED
 		for _, sample := range outcome.Samples {
-			r.fillIn(sample)
+			wire.FillIn(sample, func(number uint32) *wire.Answered { return r.answered(sample.Name, number) })
 		}
 		if t.config.OnOutcome != nil {
 			t.config.OnOutcome(outcome)
@@ -164,47 +147,13 @@ func (t *Trainer) Complete(ctx context.Context, request *pb.CompleteRequest) (*p
 	return &pb.CompleteResponse{Receipt: receipt}, nil
 }
 
-// fillIn adds the messages and tokens that a sample leaves out, because chats that were answered here have them.
-func (r *rollout) fillIn(sample *pb.Sample) {
-	if chat := r.answered(sample.Name, sample.PrefixChat); chat != nil {
-		sample.Messages, sample.PrefixChat = chat.conversation(sample.Messages), 0
-	}
-	for _, segment := range sample.Segments {
-		if len(segment.Ids) > 0 {
-			continue
-		}
-		for _, number := range segment.Chats {
-			chat := r.answered(sample.Name, number)
-			if chat == nil {
-				sample.Segments, sample.Trainable = nil, false
-				sample.NotTrainableReason = fmt.Sprintf("a segment names chat %d, which was not answered here", number)
-				return
-			}
-			segment.Ids = chat.ids() // the newest chat has the tokens of all
-			segment.Logprobs = append(segment.Logprobs, chat.reply.GetTokens().GetLogprobs()...)
-		}
-	}
-}
-
 // answered returns a chat, or nil if it has no reply.
-func (r *rollout) answered(sample string, number uint32) *Chat {
-	chat := r.chats[name{r.name.rollout, r.name.attempt, sample, number}]
-	if chat == nil || chat.reply == nil {
-		return nil
+func (r *rollout) answered(sample string, number uint32) *wire.Answered {
+	key := wire.Name{Rollout: r.name.Rollout, Attempt: r.name.Attempt, Sample: sample, Number: number}
+	if chat := r.chats[key]; chat != nil && chat.Reply != nil {
+		return &chat.Answered
 	}
-	return chat
-}
-
-func (c *Chat) name() name { return name{c.RolloutId, c.Attempt, c.Sample, c.ChatNumber} }
-
-// ids returns the tokens of the prompt and the reply.
-func (c *Chat) ids() []uint32 {
-	return append(append([]uint32{}, c.reply.GetPrompt().GetIds()...), c.reply.GetTokens().GetIds()...)
-}
-
-// conversation returns the history, the reply, and further messages.
-func (c *Chat) conversation(more []*pb.Message) []*pb.Message {
-	return append(append(append([]*pb.Message{}, c.Messages...), c.reply.GetMessage()), more...)
+	return nil
 }
 
 // whole returns all that makes a chat different from another one, in one form.

@@ -6,9 +6,7 @@ package trainer
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
-	"fmt"
 	"strings"
 	"sync"
 	"time"
@@ -61,9 +59,9 @@ type Trainer struct {
 	client   pb.RolloutServiceClient
 	inits    chan *rollout // wait for a stream with a free slot
 	leaving  chan struct{} // closed by Close
-	left     chan struct{} // closed after the last stream
+	streams  sync.WaitGroup
 	mutex    sync.Mutex
-	rollouts map[name]*rollout
+	rollouts map[wire.Name]*rollout
 	owners   map[string]string // the id of a rollout by its credential
 	ended    []*rollout        // oldest first
 	err      error             // set when no rollout can start
@@ -71,7 +69,7 @@ type Trainer struct {
 
 // rollout is one attempt of a rollout. Trainer.mutex guards chats and outcome.
 type rollout struct {
-	name     name
+	name     wire.Name
 	request  *pb.InitRequest
 	ctx      context.Context // ends with the attempt, and stops its samplings
 	stop     context.CancelFunc
@@ -79,21 +77,20 @@ type rollout struct {
 	err      error         // the reason for an end without an outcome
 	accepted chan struct{} // closed when the Init is accepted and tools is set
 	tools    []*pb.Tool
-	chats    map[name]*Chat
+	chats    map[wire.Name]*Chat
 	outcome  *pb.RolloutOutcome
 }
 
 // New returns a trainer for the agent server of a connection.
 func New(conn grpc.ClientConnInterface, config Config) *Trainer {
 	t := &Trainer{config: config, client: pb.NewRolloutServiceClient(conn), inits: make(chan *rollout),
-		leaving: make(chan struct{}), left: make(chan struct{}), rollouts: map[name]*rollout{},
-		owners: map[string]string{}}
+		leaving: make(chan struct{}), rollouts: map[wire.Name]*rollout{}, owners: map[string]string{}}
 	if config.Callback == nil {
+		t.streams.Add(1)
 		go t.attach()
 		return t
 	}
-	close(t.left)
-	t.config.Callback = &pb.Callback{RunId: randomID(), Protocol: 1, Features: features}
+	t.config.Callback = &pb.Callback{RunId: wire.NewID(), Protocol: 1, Features: features}
 	proto.Merge(t.config.Callback, config.Callback)
 	return t
 }
@@ -102,7 +99,7 @@ func New(conn grpc.ClientConnInterface, config Config) *Trainer {
 func (t *Trainer) Close() {
 	t.fail(ErrClosed)
 	close(t.leaving)
-	<-t.left
+	t.streams.Wait()
 }
 
 // fail ends all rollouts with an error. No other rollout can start.
@@ -117,20 +114,15 @@ func (t *Trainer) fail(err error) {
 
 // Rollout runs a rollout and returns its outcome, which may be a failure. Without a RolloutId it makes one. If ctx
 // ends first, Rollout cancels the rollout at the server and returns ctx.Err().
-func (t *Trainer) Rollout(ctx context.Context, request *pb.InitRequest) (*pb.RolloutOutcome, error) {
-	request = proto.Clone(request).(*pb.InitRequest)
-	if request.RolloutId == "" {
-		request.RolloutId = randomID()
-	}
-	if request.Attempt == 0 {
-		request.Attempt = 1
-	}
+func (t *Trainer) Rollout(ctx context.Context, given *pb.InitRequest) (*pb.RolloutOutcome, error) {
+	request := &pb.InitRequest{RolloutId: wire.NewID(), Attempt: 1}
+	proto.Merge(request, given)
 	if t.config.Callback != nil {
 		request.Callback = proto.Clone(t.config.Callback).(*pb.Callback)
-		request.Callback.Credential = randomID()
+		request.Callback.Credential = wire.NewID()
 	}
-	r := &rollout{name: name{rollout: request.RolloutId, attempt: request.Attempt}, request: request,
-		accepted: make(chan struct{}), chats: map[name]*Chat{}}
+	r := &rollout{name: wire.Attempt(request), request: request,
+		accepted: make(chan struct{}), chats: map[wire.Name]*Chat{}}
 	r.ctx, r.stop = context.WithCancel(ctx)
 	if err := t.add(r); err != nil {
 		return nil, err
@@ -145,13 +137,26 @@ func (t *Trainer) Rollout(ctx context.Context, request *pb.InitRequest) (*pb.Rol
 		}
 	}
 	<-r.ctx.Done()
-	outcome, err := t.finish(r)
+	t.mutex.Lock()
+	r.end(nil)
+	r.chats = nil
+	if t.ended = append(t.ended, r); len(t.ended) > maxEnded {
+		delete(t.rollouts, t.ended[0].name)
+		delete(t.owners, t.ended[0].authorization())
+		t.ended = t.ended[1:]
+	}
+	outcome, err := r.outcome, r.err
+	t.mutex.Unlock()
 	if err == errForgotten {
 		request.Attempt++
 		return t.Rollout(ctx, request)
 	} else if outcome == nil && ctx.Err() != nil {
-		err = ctx.Err()
-		t.cancel(r)
+		selection := &pb.CancelRequest_RolloutId{RolloutId: request.RolloutId}
+		canceling, done := context.WithTimeout(context.Background(), callTimeout)
+		defer done()
+		t.client.Cancel(canceling, &pb.CancelRequest{Selection: selection, Attempt: request.Attempt},
+			grpc.WaitForReady(true))
+		return nil, ctx.Err()
 	}
 	return outcome, err
 }
@@ -162,7 +167,7 @@ func (t *Trainer) add(r *rollout) error {
 	if t.rollouts[r.name] != nil {
 		return status.Error(codes.AlreadyExists, "the trainer has run this attempt of the rollout")
 	}
-	t.rollouts[r.name], t.owners[r.authorization()] = r, r.name.rollout
+	t.rollouts[r.name], t.owners[r.authorization()] = r, r.name.Rollout
 	return t.err
 }
 
@@ -201,37 +206,16 @@ func (r *rollout) end(err error) {
 	})
 }
 
-func (t *Trainer) finish(r *rollout) (*pb.RolloutOutcome, error) {
-	t.mutex.Lock()
-	defer t.mutex.Unlock()
-	r.end(nil)
-	r.chats = nil
-	if t.ended = append(t.ended, r); len(t.ended) > maxEnded {
-		delete(t.rollouts, t.ended[0].name)
-		delete(t.owners, t.ended[0].authorization())
-		t.ended = t.ended[1:]
-	}
-	return r.outcome, r.err
-}
-
-func (t *Trainer) cancel(r *rollout) {
-	ctx, done := context.WithTimeout(context.Background(), callTimeout)
-	defer done()
-	t.client.Cancel(ctx, &pb.CancelRequest{Selection: &pb.CancelRequest_RolloutId{RolloutId: r.name.rollout},
-		Attempt: r.name.attempt, Reason: "the trainer no longer waits for it"}, grpc.WaitForReady(true))
-}
-
 // find returns the attempt that a request names, or the status that refuses it. The caller holds the mutex.
-func (t *Trainer) find(ctx context.Context, id string, attempt uint32, unknown codes.Code) (*rollout, error) {
+func (t *Trainer) find(ctx context.Context, named wire.Name, unknown codes.Code) (*rollout, error) {
 	if call, is := metadata.FromIncomingContext(ctx); is { // a callback; frames have no credential
-		owner, known := t.owners[strings.Join(call.Get("authorization"), " ")]
-		if !known {
-			return nil, wire.Refuse(codes.Unauthenticated, "UNAUTHENTICATED", "the credential is not known")
-		} else if owner != id {
-			return nil, wire.Refuse(codes.PermissionDenied, "PERMISSION_DENIED", "the credential is of another rollout")
+		if owner, known := t.owners[strings.Join(call.Get("authorization"), " ")]; !known {
+			return nil, wire.Refuse(codes.Unauthenticated, "UNAUTHENTICATED", "the credential is unknown")
+		} else if owner != named.Rollout {
+			return nil, wire.Refuse(codes.PermissionDenied, "PERMISSION_DENIED", "the credential is another's")
 		}
 	}
-	r := t.rollouts[name{rollout: id, attempt: attempt}]
+	r := t.rollouts[named]
 	if r == nil {
 		return nil, wire.Refuse(unknown, "ROLLOUT_UNKNOWN", "the attempt was not started here")
 	} else if r.outcome == nil && r.ctx.Err() != nil {
@@ -241,14 +225,6 @@ func (t *Trainer) find(ctx context.Context, id string, attempt uint32, unknown c
 }
 
 func (r *rollout) authorization() string { return "Bearer " + r.request.GetCallback().GetCredential() }
-
-func randomID() string {
-	var secret [16]byte
-	if _, err := rand.Read(secret[:]); err != nil {
-		panic(err)
-	}
-	return fmt.Sprintf("%x", secret)
-}
 
 // wait waits until a channel has a value or is closed, or ctx ends.
 func wait[T any](ctx context.Context, channel <-chan T) {

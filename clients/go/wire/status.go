@@ -1,4 +1,4 @@
-// Package wire has what the protocol adds to messages: statuses as values, and equality of JSON text.
+// Package wire has what the protocol says about messages: names, statuses as values, equality, and references to chats.
 package wire
 
 import (
@@ -52,6 +52,9 @@ func RetryAfter(err error) (time.Duration, bool) {
 			return time.Duration(retry.RetryDelay.GetSeconds()*1e9 + int64(retry.RetryDelay.GetNanos())), true
 		}
 	}
-	code := refused.Code()
-	return time.Second, code == codes.Unavailable || code == codes.ResourceExhausted || code == codes.DeadlineExceeded
+	switch refused.Code() {
+	case codes.Unavailable, codes.ResourceExhausted, codes.DeadlineExceeded:
+		return time.Second, true
+	}
+	return time.Second, false
 }

@@ -33,7 +33,8 @@ func policy(ctx context.Context, chat *trainer.Chat) (*pb.ChatResponse, error) {
 		message.ToolCalls = []*pb.ToolCall{{Id: &id, Function: call}}
 	}
 	reply := &pb.TokenBlock{Ids: []uint32{300, 301}, Logprobs: []float32{-0.1, -0.2}}
-	return &pb.ChatResponse{Message: message, FinishReason: "stop", Prompt: &pb.TokenBlock{Ids: prompt}, Tokens: reply}, nil
+	return &pb.ChatResponse{Message: message, FinishReason: "stop", Prompt: &pb.TokenBlock{Ids: prompt},
+		Tokens: reply}, nil
 }
 
 func main() {

@@ -12,6 +12,7 @@ import (
 	"log"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -111,8 +112,8 @@ func onOutcome(outcome *pb.RolloutOutcome) {
 		}
 		samples = append(samples, object{"name": sample.Name, "trainable": sample.Trainable, "segments": segments})
 	}
-	printLine(object{"event": "outcome", "rollout_id": outcome.RolloutId, "attempt": outcome.Attempt, "result_id": outcome.ResultId,
-		"status": outcome.Status.String()[len("OUTCOME_STATUS_"):], "reward": outcome.Reward, "samples": samples})
+	printLine(object{"event": "outcome", "rollout_id": outcome.RolloutId, "attempt": outcome.Attempt,
+		"result_id": outcome.ResultId, "status": outcome.Status.String()[len("OUTCOME_STATUS_"):], "reward": outcome.Reward, "samples": samples})
 }
 
 func requests() []*pb.InitRequest {
@@ -164,21 +165,21 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	form := map[string]pb.HistoryForm{"full": pb.HistoryForm_HISTORY_FORM_FULL, "delta": pb.HistoryForm_HISTORY_FORM_DELTA}[*history]
-	config, server := trainer.Config{Policy: policy, OnOutcome: onOutcome, History: form}, grpc.NewServer(grpc.MaxRecvMsgSize(trainer.MaxMessageBytes))
-	t := (*trainer.Trainer)(nil)
-	if *mode == "attach" {
-		t = trainer.New(conn, config)
-	} else {
-		listener, err := net.Listen("tcp", *listen)
-		if err != nil {
-			log.Fatal(err)
-		}
-		if *advertise == "" {
-			*advertise = listener.Addr().String()
-		}
+	form := pb.HistoryForm(pb.HistoryForm_value["HISTORY_FORM_"+strings.ToUpper(*history)])
+	config := trainer.Config{Policy: policy, OnOutcome: onOutcome, History: form}
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(trainer.MaxMessageBytes))
+	listener, err := net.Listen("tcp", *listen)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if *advertise == "" {
+		*advertise = listener.Addr().String()
+	}
+	if *mode == "callback" {
 		config.Callback = &pb.Callback{Target: *advertise, History: form}
-		t = trainer.New(conn, config)
+	}
+	t := trainer.New(conn, config)
+	if *mode == "callback" {
 		pb.RegisterTrainerServiceServer(server, t)
 		go server.Serve(listener)
 	}
