@@ -95,7 +95,7 @@ func New(conn grpc.ClientConnInterface, config Config) *Trainer {
 	return t
 }
 
-// Close leaves the agent server. Open rollouts return ErrClosed; over a stream, the server ends them at once.
+// Close leaves the agent server, once. Open rollouts return ErrClosed; over a stream, the server ends them at once.
 func (t *Trainer) Close() {
 	t.fail(ErrClosed)
 	close(t.leaving)
