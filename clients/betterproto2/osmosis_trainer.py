@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import json
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -19,7 +19,8 @@ from gen.google.protobuf import Any as Detail
 from gen.osmosis.rollout import v1
 from google.rpc import error_details_pb2
 from grpclib import GRPCError, Status
-from grpclib.client import Channel
+from grpclib.client import Channel, Stream
+from grpclib.const import Cardinality
 from grpclib.encoding.base import StatusDetailsCodecBase
 from grpclib.exceptions import StreamTerminatedError
 from grpclib.server import Server
@@ -36,8 +37,9 @@ MAX_ENDED = 10_000
 """Ended rollouts whose outcomes the trainer recognizes when they come again."""
 SHOWN: ContextVar[str] = ContextVar("authorization", default="")
 """The credential of the call that is being handled. The stubs of betterproto2 do not show metadata to a handler."""
-BREAKS = (OSError, StreamTerminatedError, TimeoutError, EOFError)
+BREAKS = (OSError, StreamTerminatedError, TimeoutError)
 """The errors of a connection that has failed."""
+AttachStream = Stream[v1.AttachRequest, v1.AttachResponse]
 
 
 @dataclass
@@ -216,6 +218,12 @@ class Trainer:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    def open_stream(self) -> AttachStream:
+        """Returns a stream of Attach. The stub has one, too, but sends in a task whose errors it does not read."""
+        route, kind = "/osmosis.rollout.v1.RolloutService/Attach", Cardinality.STREAM_STREAM
+        metadata = self.stub.metadata
+        return self.channel.request(route, kind, v1.AttachRequest, v1.AttachResponse, metadata=metadata)
 
     async def retry(self, call: Callable[[v1.RolloutServiceStub], Awaitable[Any]]) -> Any:
         """Calls until there is an answer."""
@@ -493,37 +501,41 @@ class Attachment:
                 await asyncio.sleep(pause)
 
     async def _follow(self) -> None:
-        """Opens a stream and follows it to its end."""
-        greeted: asyncio.Future[v1.ServerHello] = asyncio.Future()
-        frames: asyncio.Queue[v1.TrainerFrame] = asyncio.Queue()
+        """Opens a stream and follows it to its end. Raises the server's status, or one of BREAKS."""
         self._largest = self.hello.max_open_chats or 0
-        async with contextlib.aclosing(self._trainer.stub.attach(self._requests(frames, greeted))) as answers:
-            first = (await asyncio.wait_for(anext(answers), 45)).frames
-            hello = first[0].hello if first else None
+        async with self._trainer.open_stream() as stream:
+            await stream.send_message(v1.AttachRequest(frames=[v1.TrainerFrame(hello=self.hello)]))
+            first = await asyncio.wait_for(stream.recv_message(), 45)
+            hello = first.frames[0].hello if first and first.frames else None
             if hello is None:
-                raise EOFError("the first frame of the server is no hello")
-            greeted.set_result(hello)
-            self._frames, self._open = frames, set()
+                raise StreamTerminatedError("the server has sent no hello")
+            self._frames, self._open = asyncio.Queue(), set()
             self._take(hello)
-            for frame in first[1:]:
+            for frame in first.frames[1:]:
                 self._handle(frame)
-            timeout = hello.limits.heartbeat_timeout.total_seconds()
-            while True:
-                message = await asyncio.wait_for(anext(answers, None), timeout)
-                if message is None:
-                    return
-                for frame in message.frames:
-                    self._handle(frame)
-                if frames.qsize() > MAX_WAITING:
-                    await frames.join()
+            # One of them meets a break first. It ends the other, and both are read.
+            tasks = [asyncio.ensure_future(each(stream, hello.limits)) for each in (self._send_frames, self._receive)]
+            try:
+                await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _requests(
-        self, frames: "asyncio.Queue[v1.TrainerFrame]", greeted: "asyncio.Future[v1.ServerHello]"
-    ) -> AsyncIterator[v1.AttachRequest]:
-        """Yields the hello, then the frames up to Goodbye, and a heartbeat after an interval without a frame."""
-        yield v1.AttachRequest(frames=[v1.TrainerFrame(hello=self.hello)])
-        interval = (await greeted).limits.heartbeat_interval.total_seconds()
-        frame = v1.TrainerFrame()
+    async def _receive(self, stream: AttachStream, limits: v1.Limits) -> None:
+        """Handles the frames of the server. Raises at the end of the stream."""
+        timeout = limits.heartbeat_timeout.total_seconds()
+        while message := await asyncio.wait_for(stream.recv_message(), timeout):
+            for frame in message.frames:
+                self._handle(frame)
+            if self._frames.qsize() > MAX_WAITING:
+                await self._frames.join()
+        raise StreamTerminatedError("the server has ended the stream")  # the stream raises a status in its place
+
+    async def _send_frames(self, stream: AttachStream, limits: v1.Limits) -> None:
+        """Sends the frames up to Goodbye, and a heartbeat after an interval without a frame."""
+        frames, frame = self._frames, v1.TrainerFrame()
+        interval = limits.heartbeat_interval.total_seconds()
         while frame.goodbye is None:
             try:
                 frame = await asyncio.wait_for(frames.get(), interval)
@@ -535,7 +547,7 @@ class Attachment:
                 frame = frames.get_nowait()
                 batch.append(frame)
                 size += len(bytes(frame))
-            yield v1.AttachRequest(frames=batch)
+            await stream.send_message(v1.AttachRequest(frames=batch), end=frame.goodbye is not None)
             for _ in batch:
                 frames.task_done()
 
@@ -650,7 +662,7 @@ class Attachment:
         if len(self._open) >= (self.hello.max_open_chats or 0):
             error = refusal(Status.RESOURCE_EXHAUSTED, "WINDOW_EXCEEDED", "a chat beyond the window")
             if len(self._open) >= self._largest:
-                raise EOFError("a chat beyond the largest window") from error  # ends the stream
+                raise StreamTerminatedError("a chat beyond the largest window") from error  # ends the stream
             self._send(chat_reply=chat_reply(request, status=as_value(error)))
             return
         self._open.add(key)
