@@ -505,7 +505,8 @@ class Attachment:
         self._largest = self.hello.max_open_chats or 0
         async with self._trainer.open_stream() as stream:
             await stream.send_message(v1.AttachRequest(frames=[v1.TrainerFrame(hello=self.hello)]))
-            first = await asyncio.wait_for(stream.recv_message(), 45)
+            async with asyncio.timeout(45):
+                first = await stream.recv_message()
             hello = first.frames[0].hello if first and first.frames else None
             if hello is None:
                 raise StreamTerminatedError("the server has sent no hello")
@@ -525,7 +526,11 @@ class Attachment:
     async def _receive(self, stream: AttachStream, limits: v1.Limits) -> None:
         """Handles the frames of the server. Raises at the end of the stream."""
         timeout = limits.heartbeat_timeout.total_seconds()
-        while message := await asyncio.wait_for(stream.recv_message(), timeout):
+        while True:
+            async with asyncio.timeout(timeout):
+                message = await stream.recv_message()
+            if message is None:
+                break
             for frame in message.frames:
                 self._handle(frame)
             if self._frames.qsize() > MAX_WAITING:
@@ -538,7 +543,8 @@ class Attachment:
         interval = limits.heartbeat_interval.total_seconds()
         while frame.goodbye is None:
             try:
-                frame = await asyncio.wait_for(frames.get(), interval)
+                async with asyncio.timeout(interval):  # wait_for of Python 3.11 may drop a cancel
+                    frame = await frames.get()
             except TimeoutError:
                 frames.put_nowait(v1.TrainerFrame(heartbeat=v1.Heartbeat()))
                 continue
