@@ -1,19 +1,21 @@
 // The transport with streams (Attach), one after the other. They share an attachment id.
 
 import { randomUUID } from "node:crypto";
+import { PassThrough } from "node:stream";
 import { setTimeout as sleep } from "node:timers/promises";
 import { create, type MessageInitShape } from "@bufbuild/protobuf";
 import { durationMs } from "@bufbuild/protobuf/wkt";
 import { Code, ConnectError } from "@connectrpc/connect";
-import { fromStatus, isAnswer, retryAfter, toStatus } from "./errors.js";
-import { Outbox, type Frame } from "./outbox.js";
 import { Deferred, isNamed, type Rollout } from "./rollout.js";
 import { FEATURES, type Trainer } from "./trainer.js";
 import * as v1 from "./v1.js";
+import { fromStatus, isAnswer, retryAfter, toStatus } from "./wire.js";
+
+type Frame = NonNullable<MessageInitShape<typeof v1.TrainerFrameSchema>["frame"]>;
 
 const FIRST_PAUSE = 100;
 const LONGEST_PAUSE = 5_000;
-const SILENCE = 45_000; // until the hello, and unless it says otherwise
+const HELLO_TIMEOUT = 45_000;
 const MAX_REFS = 1_000; // of one OpenRollouts
 
 export class Attachment {
@@ -26,7 +28,7 @@ export class Attachment {
   private readonly live = new Set<Rollout>(); // in order of their start
   private readonly cancels = new Map<string, v1.CancelFrame>(); // not answered
   private window = 0; // the number of rollouts that may be open
-  private stream: Outbox | undefined; // undefined during a break
+  private stream: PassThrough | undefined; // what the trainer sends; undefined during a break
   private chats = new Map<string, v1.ChatRequest>(); // chats of the stream without an answer
 
   constructor(private readonly trainer: Trainer) {
@@ -69,6 +71,7 @@ export class Attachment {
   async close(): Promise<void> {
     this.isLeaving = true;
     this.send({ case: "goodbye", value: {} });
+    this.stream?.end();
     await Promise.race([this.ended, sleep(this.stream ? LONGEST_PAUSE : 0)]);
     this.closing.abort();
     await this.ended;
@@ -97,36 +100,38 @@ export class Attachment {
 
   /** Opens a stream and follows it to its end. */
   private async follow(): Promise<void> {
-    const outbox = new Outbox();
+    const requests = new PassThrough({ objectMode: true }); // the windows of both sides bound it
     const silent = new AbortController();
     const signal = AbortSignal.any([this.closing.signal, silent.signal]);
-    let timeout = SILENCE;
-    let timer = setTimeout(() => silent.abort(), timeout);
+    let silence = setTimeout(() => silent.abort(), HELLO_TIMEOUT);
+    let heartbeats: NodeJS.Timeout | undefined;
+    requests.write({ frames: [{ frame: { case: "hello", value: this.hello } }] });
     try {
-      for await (const { frames } of this.trainer.client.attach(outbox.messages(this.hello), { signal })) {
+      for await (const { frames } of this.trainer.client.attach(requests, { signal })) {
+        silence.refresh();
         for (const { frame, $unknown } of frames) {
           if (this.stream) this.handle(frame, $unknown?.[0]?.no);
           else if (frame.case !== "hello") throw new Error("the first frame of the server is no hello");
           else {
-            const { heartbeatInterval, heartbeatTimeout } = frame.value.limits ?? {};
-            timeout = heartbeatTimeout ? durationMs(heartbeatTimeout) : timeout;
-            outbox.setInterval(heartbeatInterval ? durationMs(heartbeatInterval) : timeout / 3);
-            this.begin(outbox, frame.value);
+            const { heartbeatInterval, heartbeatTimeout } = frame.value.limits!;
+            clearTimeout(silence);
+            silence = setTimeout(() => silent.abort(), durationMs(heartbeatTimeout!));
+            heartbeats = setInterval(() => this.send({ case: "heartbeat", value: {} }), durationMs(heartbeatInterval!));
+            this.begin(requests, frame.value);
           }
         }
-        clearTimeout(timer);
-        timer = setTimeout(() => silent.abort(), timeout);
       }
     } finally {
-      clearTimeout(timer);
+      clearTimeout(silence);
+      clearInterval(heartbeats);
       silent.abort();
-      outbox.close();
+      requests.end();
     }
   }
 
   /** Begins to use a stream: sends what the server may not have. */
-  private begin(outbox: Outbox, hello: v1.ServerHello): void {
-    this.stream = outbox;
+  private begin(requests: PassThrough, hello: v1.ServerHello): void {
+    this.stream = requests;
     this.chats = new Map();
     this.window = hello.maxOpenRollouts ?? 1024;
     this.hello.journalId = hello.journalId;
@@ -139,8 +144,9 @@ export class Attachment {
     this.attached.resolve();
   }
 
+  /** Sends a frame. It is lost in a break: the next stream begins with what was not answered. */
   private send(frame: Frame): void {
-    this.stream?.send(frame);
+    this.stream?.write({ frames: [{ frame }] });
   }
 
   /** Sends Inits as far as the server's window allows. An Init is open until the outcome arrives. */

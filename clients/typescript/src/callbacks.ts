@@ -1,39 +1,36 @@
 // The transport with one call for each message: the trainer calls the server, and the server calls the trainer.
 
-import { randomUUID, timingSafeEqual } from "node:crypto";
+import { randomUUID } from "node:crypto";
 import * as http2 from "node:http2";
 import type { AddressInfo } from "node:net";
 import { setTimeout as sleep } from "node:timers/promises";
 import { create } from "@bufbuild/protobuf";
 import { Code, ConnectError, type ConnectRouter, type HandlerContext } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
-import { isAnswer, refusal, retryAfter } from "./errors.js";
 import type { Rollout } from "./rollout.js";
 import { FEATURES, type Trainer } from "./trainer.js";
 import * as v1 from "./v1.js";
+import { hash, isAnswer, refusal, retryAfter } from "./wire.js";
 
 const CALL_TIMEOUT = { timeoutMs: 30_000 };
 const CHECK_INTERVAL = 10_000; // between two questions whether the server still has a rollout
 
 export class Callbacks {
+  private readonly secret = randomUUID();
   private readonly server = http2.createServer(connectNodeAdapter({ routes: (router) => this.routes(router) }));
   private readonly sessions = new Set<http2.ServerHttp2Session>();
   private callback!: v1.Callback;
 
-  constructor(
-    private readonly trainer: Trainer,
-    private readonly listen: string,
-  ) {
+  constructor(private readonly trainer: Trainer) {
     this.server.on("session", (session) => {
-      this.sessions.add(session);
-      session.on("close", () => this.sessions.delete(session));
+      this.sessions.add(session.once("close", () => this.sessions.delete(session)));
     });
   }
 
   async open(signal: AbortSignal): Promise<void> {
     const { client, options } = this.trainer;
     const { features } = await client.getServerInfo({}, { signal });
-    const [, host, port] = /^(.*):(\d+)$/.exec(this.listen) ?? [];
+    const [, host, port] = /^(.*):(\d+)$/.exec(options.listen!) ?? [];
     await new Promise<void>((resolve, reject) => {
       this.server.once("error", reject).listen(Number(port), host, resolve);
     });
@@ -52,7 +49,7 @@ export class Callbacks {
   async start(rollout: Rollout): Promise<void> {
     const { client } = this.trainer;
     const { rolloutId, attempt } = rollout.request;
-    const callback = { ...this.callback, credential: rollout.credential };
+    const callback = { ...this.callback, credential: hash(this.secret, rolloutId) };
     while (rollout.isOpen) {
       let pause: number | undefined = CHECK_INTERVAL;
       try {
@@ -83,32 +80,19 @@ export class Callbacks {
 
   private routes(router: ConnectRouter): void {
     router.service(v1.TrainerService, {
-      chat: async (request, context) => {
-        this.check(context, request.rolloutId);
-        return await this.trainer.answer(request);
-      },
-      abandonChat: (request, context) => {
-        this.check(context, request.rolloutId);
-        this.trainer.abandon(request);
-        return {};
-      },
-      complete: ({ outcome }, context) => {
-        this.check(context, outcome?.rolloutId);
-        return { receipt: this.trainer.record(outcome) };
-      },
+      chat: (request, context) => this.trainerFor(request.rolloutId, context).answer(request),
+      abandonChat: (request, context) => (this.trainerFor(request.rolloutId, context).abandon(request), {}),
+      complete: ({ outcome }, context) => ({ receipt: this.trainerFor(outcome?.rolloutId, context).record(outcome) }),
     });
   }
 
-  /** Refuses a call without the credential of the rollout. */
-  private check(context: HandlerContext, rolloutId: string | undefined): void {
-    const shown = Buffer.from(context.requestHeader.get("authorization") ?? "");
-    const owners = [...this.trainer.rollouts.values()].filter(({ credential }) => {
-      const expected = Buffer.from(`Bearer ${credential}`);
-      return shown.length === expected.length && timingSafeEqual(shown, expected);
-    });
-    if (owners.some(({ request }) => request.rolloutId === rolloutId)) return;
-    if (owners.length)
-      throw refusal(Code.PermissionDenied, "PERMISSION_DENIED", "the credential is of another rollout");
+  /** Returns the trainer for a call with the credential of the rollout, and refuses another call. */
+  private trainerFor(rolloutId: string | undefined, context: HandlerContext): Trainer {
+    const shown = context.requestHeader.get("authorization") ?? "";
+    const isOf = (id: string): boolean => hash(shown) === hash(`Bearer ${hash(this.secret, id)}`); // in constant time
+    if (rolloutId !== undefined && isOf(rolloutId)) return this.trainer;
+    const isOurs = [...this.trainer.rollouts.keys()].some(isOf);
+    if (isOurs) throw refusal(Code.PermissionDenied, "PERMISSION_DENIED", "the credential is of another rollout");
     throw refusal(Code.Unauthenticated, "UNAUTHENTICATED", "the credential is not of this trainer");
   }
 }

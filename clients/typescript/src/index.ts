@@ -1,2 +1,2 @@
 export { Trainer, type TrainerOptions } from "./trainer.js";
-export type { Chat, Outcome, Policy, Reply, Sample, Segment } from "./rollout.js";
+export type { Chat, Policy, Reply } from "./rollout.js";

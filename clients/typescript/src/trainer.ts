@@ -6,9 +6,9 @@ import { Code, createClient, type Client, type Interceptor } from "@connectrpc/c
 import { createGrpcTransport } from "@connectrpc/connect-node";
 import { Attachment } from "./attachment.js";
 import { Callbacks } from "./callbacks.js";
-import { refusal } from "./errors.js";
-import { Rollout, type Outcome, type Policy } from "./rollout.js";
+import { Rollout, type Policy } from "./rollout.js";
 import * as v1 from "./v1.js";
+import { refusal } from "./wire.js";
 
 export const FEATURES = ["abandon_chat", "goodbye"];
 const CONNECT_TIMEOUT = 30_000;
@@ -21,8 +21,8 @@ export interface TrainerOptions {
   token?: string;
   /** Samples the replies. */
   policy: Policy;
-  /** Stores an outcome. It gets each once, before the server gets its receipt. If it throws, the outcome comes again. */
-  onOutcome?: (outcome: Outcome) => void;
+  /** Stores an outcome. Gets each once before the server gets its receipt. If it throws, the outcome comes again. */
+  onOutcome?: (outcome: v1.RolloutOutcome) => void;
   /** HOST:PORT for callbacks; port 0 takes a free one. Without it the trainer opens a stream (Attach). */
   listen?: string;
   /** HOST:PORT at which the agent server reaches `listen`. The default is the address of the listener. */
@@ -46,7 +46,7 @@ export class Trainer {
     };
     const baseUrl = options.target.includes("://") ? options.target : `http://${options.target}`;
     this.client = createClient(v1.RolloutService, createGrpcTransport({ baseUrl, interceptors: [authorize] }));
-    this.transport = options.listen === undefined ? new Attachment(this) : new Callbacks(this, options.listen);
+    this.transport = options.listen === undefined ? new Attachment(this) : new Callbacks(this);
   }
 
   /** Connects to an agent server. Rejects if it refuses the trainer, or cannot be reached for 30 seconds. */
@@ -60,7 +60,10 @@ export class Trainer {
    * Runs a rollout and returns its outcome, which may be a failure. Without a `rolloutId` it makes one. If `signal`
    * aborts, the rollout is cancelled at the server, and the promise rejects.
    */
-  async rollout(request: MessageInitShape<typeof v1.InitRequestSchema>, signal?: AbortSignal): Promise<Outcome> {
+  async rollout(
+    request: MessageInitShape<typeof v1.InitRequestSchema>,
+    signal?: AbortSignal,
+  ): Promise<v1.RolloutOutcome> {
     if (this.failure !== undefined) throw this.failure;
     const rolloutId = request.rolloutId || randomUUID();
     if (this.rollouts.has(rolloutId)) throw new Error(`rollout ${rolloutId} was started before`);
@@ -98,12 +101,12 @@ export class Trainer {
   }
 
   /** Records an outcome and returns its receipt. */
-  record(reported: v1.RolloutOutcome = create(v1.RolloutOutcomeSchema)): v1.Receipt {
-    const { rolloutId, attempt, resultId } = reported;
+  record(outcome: v1.RolloutOutcome = create(v1.RolloutOutcomeSchema)): v1.Receipt {
+    const { rolloutId, attempt, resultId } = outcome;
     const rollout = this.find(rolloutId, attempt, Code.InvalidArgument);
     if (rollout.resultId) return rollout.resultId === resultId ? v1.Receipt.ALREADY_RECORDED : v1.Receipt.CONFLICT;
     if (!rollout.isOpen) throw refusal(Code.Unavailable, "UNAVAILABLE", "the trainer does not wait for the rollout");
-    const outcome = rollout.assemble(reported);
+    rollout.assemble(outcome);
     this.options.onOutcome?.(outcome);
     rollout.resultId = resultId;
     rollout.result.resolve(outcome);
@@ -127,7 +130,7 @@ export class Trainer {
     const rollout = this.rollouts.get(rolloutId);
     if (!rollout?.isOpen || rollout.request.attempt !== attempt) return;
     rollout.end();
-    this.start(new Rollout({ ...rollout.request, attempt: attempt + 1 }, rollout.result, rollout.credential));
+    this.start(new Rollout({ ...rollout.request, attempt: attempt + 1 }, rollout.result));
   }
 
   private start(rollout: Rollout): Rollout {
