@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from itertools import takewhile
 from typing import Any
 
 import betterproto2
@@ -280,7 +279,8 @@ class Trainer:
             known = request.full.prefix_messages
         elif fork := request.forked_prefix:
             ids, known = (fork.tokens.ids if fork.tokens else []), fork.messages
-        digest = identity(request, history, tools)
+        offered, sampled = canonical(v1.Tools(tools=tools)), canonical(request.sampling or v1.SamplingParams())
+        digest = digest_of(history, offered, sampled, str(int(request.purpose) or 1))
         key = (request.sample, request.chat_number)
         if key not in rollout.chats:
             chat = Chat(request, messages, tools, ids, known)
@@ -293,7 +293,13 @@ class Trainer:
         await asyncio.wait([task])
         if task.cancelled():
             raise refusal(Status.CANCELLED, "CANCELLED", "the sampling was stopped")
-        return response(task.result(), parent)
+        reply = task.result().reply
+        return v1.ChatResponse(
+            message=reply.message,
+            finish_reason=reply.finish_reason,
+            tokens=None if reply.ids is None else v1.TokenBlock(ids=reply.ids, logprobs=reply.logprobs),
+            prompt=None if reply.prompt is None else v1.TokenBlock(ids=reply.prompt),
+        )
 
     async def _sample(self, rollout: Rollout, chat: Chat, history: str) -> Answered:
         key = (chat.request.sample, chat.request.chat_number)
@@ -577,28 +583,27 @@ class Attachment:
 
     def _handle(self, frame: v1.ServerFrame) -> None:
         kind, value = betterproto2.which_one_of(frame, "frame")
-        if kind == "chat":
-            self._chat(value)
-        elif kind == "abandon_chat":
-            rollout = (value.rollout_id, value.attempt)
-            self._leave_chats(lambda key: key[:2] == rollout and is_named(key[2:], value.sample, value.chat_number))
-            self._trainer.abandon(value)
-        elif kind == "complete":
-            self._complete(value.outcome or v1.RolloutOutcome())
-        elif kind == "init_reply":
-            self._init_answered(value)
-        elif kind == "unknown_rollouts":
-            for ref in value.rollouts:
-                self._trainer.restart(ref.rollout_id, ref.attempt)
-        elif kind in ("window", "draining"):
-            self._window = value.max_open_rollouts if kind == "window" else 0
-        elif kind == "cancel_reply":
-            self._cancels.pop(value.id, None)
-        elif not kind and frame._unknown_fields:  # betterproto2 has no public name for it
-            self._send(unknown_frame=v1.UnknownFrame(frame_number=field_number(frame._unknown_fields)))
+        if kind:
+            getattr(self, f"_on_{kind}", lambda value: None)(value)
+        elif frame._unknown_fields:  # betterproto2 has no public name for it
+            number = betterproto2.decode_varint(frame._unknown_fields, 0)[0] >> 3
+            self._send(unknown_frame=v1.UnknownFrame(frame_number=number))
         self._send_inits()
 
-    def _init_answered(self, reply: v1.InitReply) -> None:
+    def _on_window(self, window: v1.ServerWindow) -> None:
+        self._window = window.max_open_rollouts
+
+    def _on_draining(self, draining: v1.Draining) -> None:
+        self._window = 0
+
+    def _on_unknown_rollouts(self, unknown: v1.UnknownRollouts) -> None:
+        for ref in unknown.rollouts:
+            self._trainer.restart(ref.rollout_id, ref.attempt)
+
+    def _on_cancel_reply(self, reply: v1.CancelReply) -> None:
+        self._cancels.pop(reply.id, None)
+
+    def _on_init_reply(self, reply: v1.InitReply) -> None:
         rollout = self._trainer.rollouts.get(reply.rollout_id)
         if rollout is None or rollout.request.attempt != reply.attempt or rollout.result_id is not None:
             return
@@ -613,11 +618,7 @@ class Attachment:
         rollout.sent = rollout.accepted.done()
         self._send_inits()
 
-    def _leave_chats(self, chosen: Callable[[ChatKey], bool]) -> None:
-        for key in filter(chosen, list(self._open)):
-            self._open.pop(key).cancel()
-
-    def _chat(self, request: v1.ChatRequest) -> None:
+    def _on_chat(self, request: v1.ChatRequest) -> None:
         key = (request.rollout_id, request.attempt, request.sample, request.chat_number)
         if key in self._open:
             return  # the server gets one answer
@@ -635,7 +636,17 @@ class Attachment:
         del self._open[key]
         self._send(chat_reply=reply)
 
-    def _complete(self, outcome: v1.RolloutOutcome) -> None:
+    def _on_abandon_chat(self, request: v1.AbandonChatRequest) -> None:
+        rollout = (request.rollout_id, request.attempt)
+        self._leave_chats(lambda key: key[:2] == rollout and is_named(key[2:], request.sample, request.chat_number))
+        self._trainer.abandon(request)
+
+    def _leave_chats(self, chosen: Callable[[ChatKey], bool]) -> None:
+        for key in filter(chosen, list(self._open)):
+            self._open.pop(key).cancel()
+
+    def _on_complete(self, request: v1.CompleteRequest) -> None:
+        outcome = request.outcome or v1.RolloutOutcome()
         reply = v1.CompleteReply(rollout_id=outcome.rollout_id, attempt=outcome.attempt, result_id=outcome.result_id)
         try:
             reply.receipt = self._trainer.record(outcome)
@@ -679,26 +690,6 @@ def is_named(chat: tuple[str, int], sample: str, number: int) -> bool:
     return sample in ("", chat[0]) and number in (0, chat[1])
 
 
-def response(answered: Answered, parent: Answered | None) -> v1.ChatResponse:
-    """Returns the reply for the wire, without the ids of the prompt that the server has from the parent."""
-    reply = answered.reply
-    pairs = zip(reply.prompt or (), parent.ids if parent else (), strict=False)
-    prefix = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    return v1.ChatResponse(
-        message=reply.message,
-        finish_reason=reply.finish_reason,
-        tokens=None if reply.ids is None else v1.TokenBlock(ids=reply.ids, logprobs=reply.logprobs),
-        prompt=None if reply.prompt is None else v1.TokenBlock(ids=reply.prompt[prefix:]),
-        prompt_prefix=prefix,
-    )
-
-
-def identity(request: v1.ChatRequest, history: str, tools: list[v1.Tool]) -> str:
-    """Returns a digest that is the same for equal chats, in whichever form their histories come."""
-    rest = [canonical(v1.Tools(tools=tools)), canonical(request.sampling or v1.SamplingParams())]
-    return digest_of(history, *rest, str(int(request.purpose) or 1))
-
-
 def extend(history: str, messages: list[v1.Message]) -> str:
     """Returns the digest of a history with further messages."""
     for message in messages:
@@ -726,8 +717,3 @@ def _by_value(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _number(digits: str) -> float | int:
     return int(value) if (value := float(digits)).is_integer() else value
-
-
-def field_number(unknown: bytes) -> int:
-    """Returns the number of the first field."""
-    return betterproto2.decode_varint(unknown, 0)[0] >> 3

@@ -106,7 +106,9 @@ export class Rollout {
       this.chats.set(name, sampling);
     }
     if (sampling.digest !== digest) throw refusal(Code.AlreadyExists, "CHAT_DIFFERS", "another chat has this number");
-    return toResponse(await sampling.reply, parent);
+    const { message, finishReason, prompt, ids, logprobs } = (await sampling.reply).reply;
+    const [tokens, promptTokens] = [ids && { ids, logprobs }, prompt && { ids: prompt }];
+    return create(v1.ChatResponseSchema, { message, finishReason, tokens, prompt: promptTokens });
   }
 
   /** Stops the sampling of the chats that an AbandonChat names. */
@@ -168,14 +170,4 @@ function key(sample: string, chatNumber: number): string {
 /** Returns whether an AbandonChat with this sample and number names a chat. */
 export function isNamed(chat: v1.ChatRequest, sample: string, chatNumber: number): boolean {
   return [chat.sample, ""].includes(sample) && [chat.chatNumber, 0].includes(chatNumber);
-}
-
-/** Returns the reply for the wire, without the ids of the prompt that the server has from the parent. */
-function toResponse({ reply, messages }: Answered, parent: Answered | undefined): v1.ChatResponse {
-  const { prompt, ids, logprobs, finishReason } = reply;
-  const differs = prompt?.findIndex((id, index) => id !== parent?.ids[index]) ?? 0;
-  const promptPrefix = differs < 0 ? prompt!.length : differs;
-  const tokens = ids && { ids, logprobs };
-  const rest = prompt && { ids: prompt.slice(promptPrefix) };
-  return create(v1.ChatResponseSchema, { message: messages.at(-1), finishReason, tokens, prompt: rest, promptPrefix });
 }
