@@ -26,7 +26,7 @@ async def main(address: str) -> None:
     spec = v1.RolloutSpec(messages=[v1.Message(role="user", text="What is 6 * 7?")], label="42")
     async with Trainer(address, policy) as trainer:
         outcome = await trainer.rollout(spec)
-    print(outcome.reported.status.name, "reward", outcome.reported.reward)
+    print(outcome.status.name, "reward", outcome.reward)
     for segment in outcome.samples[0].segments:  # train on these
         print(len(segment.ids), "tokens, mask runs", segment.mask_runs, "and", len(segment.logprobs), "logprobs")
 

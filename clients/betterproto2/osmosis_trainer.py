@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import json
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -19,7 +19,8 @@ from gen.google.protobuf import Any as Detail
 from gen.osmosis.rollout import v1
 from google.rpc import error_details_pb2
 from grpclib import GRPCError, Status
-from grpclib.client import Channel
+from grpclib.client import Channel, Stream
+from grpclib.const import Cardinality
 from grpclib.encoding.base import StatusDetailsCodecBase
 from grpclib.exceptions import StreamTerminatedError
 from grpclib.server import Server
@@ -28,16 +29,15 @@ FEATURES = ["abandon_chat", "goodbye"]
 CALL_TIMEOUT = 30.0
 CHECK_INTERVAL = 10.0
 """Seconds between two questions whether the server still has a rollout."""
-MAX_BYTES = 1 << 20
-"""The most bytes of a stream message with several frames."""
-MAX_WAITING = 1024
-"""A trainer stops reading while so many of its own frames wait."""
-MAX_ENDED = 10_000
-"""Ended rollouts whose outcomes the trainer recognizes when they come again."""
+REMEMBERED = 3600
+"""Seconds in which an ended rollout recognizes its outcome when it comes again; Limits.outcome_ttl."""
 SHOWN: ContextVar[str] = ContextVar("authorization", default="")
 """The credential of the call that is being handled. The stubs of betterproto2 do not show metadata to a handler."""
-BREAKS = (OSError, StreamTerminatedError, TimeoutError, EOFError)
+BREAKS = (OSError, StreamTerminatedError, TimeoutError)
 """The errors of a connection that has failed."""
+ChatKey = tuple[str, int, str, int]
+"""Rollout, attempt, sample and number of a chat."""
+AttachStream = Stream[v1.AttachRequest, v1.AttachResponse]
 
 
 @dataclass
@@ -72,35 +72,6 @@ Policy = Callable[[Chat], Awaitable[Reply]]
 
 
 @dataclass
-class Segment:
-    """A stretch of a conversation: all tokens, the loss mask as runs (zeros first), logprobs of tokens with mask 1."""
-
-    ids: list[int]
-    mask_runs: list[int]
-    logprobs: list[float]
-    chats: list[int]
-
-
-@dataclass
-class Sample:
-    """A conversation. Train on its segments if it is `trainable`, and unless `reported.train` is False."""
-
-    reported: v1.Sample
-    messages: list[v1.Message]
-    segments: list[Segment]
-    trainable: bool
-    not_trainable_reason: str
-
-
-@dataclass
-class Outcome:
-    """An outcome. What the server left out comes from the chats that this trainer answered."""
-
-    reported: v1.RolloutOutcome
-    samples: list[Sample]
-
-
-@dataclass
 class Answered:
     """An answered chat: its reply, all messages up to the reply, all tokens, and the digest of the messages."""
 
@@ -115,12 +86,10 @@ class Rollout:
     """An attempt of a rollout. All attempts share the result."""
 
     request: v1.InitRequest
-    result: "asyncio.Future[Outcome]" = field(default_factory=asyncio.Future)
+    result: "asyncio.Future[v1.RolloutOutcome]" = field(default_factory=asyncio.Future)
     accepted: "asyncio.Future[list[v1.Tool]]" = field(default_factory=asyncio.Future)
     chats: dict[tuple[str, int], tuple[str, "asyncio.Task[Answered]"]] = field(default_factory=dict)
     """By sample and number: the digest of the request, and the sampling."""
-    credential: str = field(default_factory=secrets.token_urlsafe)
-    """The credential of its callbacks."""
     sent: bool = False
     """Whether the Init was sent on the present stream."""
     result_id: str | None = None
@@ -130,12 +99,37 @@ class Rollout:
         _, task = self.chats.get((sample, number), ("", None))
         return task.result() if task and task.done() and not task.cancelled() and not task.exception() else None
 
-    def leave(self) -> None:
-        for _, task in self.chats.values():
-            task.cancel()
-        self.chats = {}
+    def abandon(self, sample: str = "", number: int = 0) -> None:
+        """Stops the sampling of the chats that an AbandonChat names."""
+        for key, (_, task) in list(self.chats.items()):
+            if is_named(key, sample, number) and not task.done():
+                task.cancel()
+                del self.chats[key]
+
+    def end(self, result_id: str = "") -> None:
+        """Ends the attempt, and stops its samplings."""
+        self.result_id = result_id
+        self.abandon()
+        self.chats.clear()
+        self.accept([])
+
+    def accept(self, tools: list[v1.Tool]) -> None:
         if not self.accepted.done():
-            self.accepted.set_result([])
+            self.accepted.set_result(tools)
+
+    def assemble(self, outcome: v1.RolloutOutcome) -> None:
+        """Puts in the tokens and messages that the server left out of an outcome."""
+        for sample in outcome.samples:
+            prefix = self.answered(sample.name, sample.prefix_chat)
+            sample.messages[:0] = prefix.messages if prefix else ()
+            for segment in sample.segments:
+                chats = [self.answered(sample.name, number) for number in segment.chats]
+                if not segment.ids and chats and None not in chats:
+                    segment.ids = chats[-1].ids  # the newest chat has the tokens of all
+                    segment.logprobs = [value for chat in chats for value in chat.reply.logprobs]
+                if len(segment.ids) != sum(segment.mask_runs):
+                    wrong = f"a segment has {len(segment.ids)} tokens and a mask for {sum(segment.mask_runs)}"
+                    sample.trainable, sample.not_trainable_reason = False, wrong
 
 
 class Trainer:
@@ -147,7 +141,7 @@ class Trainer:
         policy: Policy,
         *,
         token: str = "",
-        on_outcome: Callable[[Outcome], None] = lambda outcome: None,
+        on_outcome: Callable[[v1.RolloutOutcome], None] = lambda outcome: None,
         listen: str = "",
         advertise: str = "",
         history: v1.HistoryForm = v1.HistoryForm.UNSPECIFIED,
@@ -166,11 +160,8 @@ class Trainer:
         self.failure: BaseException | None = None
         self._policy = policy
         self._on_outcome = on_outcome
-        self._ended: list[Rollout] = []
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._link: Attachment | Callbacks = Attachment(self, max_open_chats)
-        if listen:
-            self._link = Callbacks(self, listen, advertise)
+        self._link = Callbacks(self, listen, advertise) if listen else Attachment(self, max_open_chats)
 
     async def __aenter__(self) -> "Trainer":
         """Raises ConnectionError if the agent server cannot be reached for 30 seconds."""
@@ -188,28 +179,24 @@ class Trainer:
             task.cancel()
         self.channel.close()
 
-    async def rollout(self, spec: v1.RolloutSpec, rollout_id: str = "", attempt: int = 1) -> Outcome:
+    async def rollout(self, spec: v1.RolloutSpec, rollout_id: str = "") -> v1.RolloutOutcome:
         """Runs a rollout. Returns its outcome, which may be a failure. A cancelled call cancels the rollout."""
         if self.failure is not None:
             raise self.failure
-        rollout = Rollout(v1.InitRequest(rollout_id=rollout_id or secrets.token_hex(16), attempt=attempt, spec=spec))
-        lower = self.rollouts.get(rollout.request.rollout_id)
-        if lower and lower.request.attempt >= attempt:
-            raise ValueError(f"rollout {rollout_id} has attempt {lower.request.attempt}")
-        if lower:
-            self.end(lower, ConnectionError("a higher attempt replaced the rollout"))
-        self.rollouts[rollout.request.rollout_id] = rollout
-        self._link.start(rollout)
+        rollout_id = rollout_id or secrets.token_hex(16)
+        if rollout_id in self.rollouts:
+            raise ValueError(f"rollout {rollout_id} was started before")
+        result = self._start(Rollout(v1.InitRequest(rollout_id=rollout_id, attempt=1, spec=spec))).result
         try:
-            return await asyncio.shield(rollout.result)
+            return await asyncio.shield(result)
         except asyncio.CancelledError:
-            self._link.cancel(self.rollouts[rollout.request.rollout_id])
+            self._link.cancel(self.rollouts[rollout_id])
             raise
 
-    def set_max_open_chats(self, count: int) -> None:
-        """Changes the number of chats that the server may have open over a stream. 0 pauses."""
-        if isinstance(self._link, Attachment):
-            self._link.set_max_open_chats(count)
+    def _start(self, rollout: Rollout) -> Rollout:
+        self.rollouts[rollout.request.rollout_id] = rollout
+        self._link.start(rollout)
+        return rollout
 
     def spawn(self, work: Any) -> "asyncio.Task[Any]":
         task = asyncio.ensure_future(work)
@@ -226,36 +213,38 @@ class Trainer:
                 self.problem = error
                 await asyncio.sleep(0.5)
 
-    def is_open(self, rollout: Rollout) -> bool:
-        """Returns whether an attempt is the newest one and has not ended at its server."""
-        return self.rollouts.get(rollout.request.rollout_id) is rollout and rollout.result_id is None
-
-    def end(self, rollout: Rollout, error: BaseException | None, result_id: str = "") -> None:
-        if error is not None and not rollout.result.done():
+    def fail(self, rollout: Rollout, error: BaseException) -> None:
+        """Ends a rollout that has no outcome."""
+        if not rollout.result.done():
             rollout.result.set_exception(error)
             rollout.result.exception()  # no warning if nothing waits
-        rollout.result_id = result_id
-        rollout.leave()
-        self._ended.append(rollout)
-        if len(self._ended) > MAX_ENDED:
-            oldest = self._ended.pop(0)
-            if self.rollouts.get(oldest.request.rollout_id) is oldest:
-                del self.rollouts[oldest.request.rollout_id]
+        self._end(rollout)
+
+    def refused(self, rollout: Rollout, error: GRPCError) -> float:
+        """Returns the seconds before a refused Init is sent again. Ends the rollout if the refusal is final."""
+        retry = detail(error, error_details_pb2.RetryInfo)
+        if retry is not None:
+            return float(retry.retry_delay.ToTimedelta().total_seconds())
+        if error.status not in (Status.UNAVAILABLE, Status.RESOURCE_EXHAUSTED, Status.DEADLINE_EXCEEDED):
+            self.fail(rollout, error)
+        return 1.0
+
+    def _end(self, rollout: Rollout, result_id: str = "") -> None:
+        rollout.end(result_id)
+        asyncio.get_running_loop().call_later(REMEMBERED, self.rollouts.pop, rollout.request.rollout_id, None)
 
     def fail_all(self, error: BaseException) -> None:
         self.failure = self.failure or error
         for rollout in list(self.rollouts.values()):
             if rollout.result_id is None:
-                self.end(rollout, error)
+                self.fail(rollout, error)
 
-    def restart(self, rollout: Rollout) -> None:
+    def restart(self, rollout_id: str, attempt: int) -> None:
         """Starts the next attempt of a rollout that the server has forgotten."""
-        if self.is_open(rollout):
-            rollout.leave()
-            again = Rollout(replace(rollout.request, attempt=rollout.request.attempt + 1), rollout.result)
-            again.credential = rollout.credential
-            self.rollouts[again.request.rollout_id] = again
-            self._link.start(again)
+        rollout = self.rollouts.get(rollout_id)
+        if rollout and rollout.request.attempt == attempt and rollout.result_id is None:
+            rollout.end()
+            self._start(Rollout(replace(rollout.request, attempt=attempt + 1), rollout.result))
 
     def find(self, rollout_id: str, attempt: int, unknown: Status) -> Rollout:
         """Returns an attempt. Raises the status with which a trainer refuses another one."""
@@ -273,7 +262,7 @@ class Trainer:
         rollout = self.find(request.rollout_id, request.attempt, Status.NOT_FOUND)
         tools = request.tools.tools if request.tools else await asyncio.shield(rollout.accepted)
         rollout = self.find(request.rollout_id, request.attempt, Status.NOT_FOUND)
-        if not self.is_open(rollout):
+        if rollout.result_id is not None:
             raise refusal(Status.FAILED_PRECONDITION, "ROLLOUT_ENDED", "the rollout has ended")
         if request.policy or not ((request.full or request.delta) and request.sample and request.chat_number):
             wrong = "policy, history, sample or chat_number is wrong"
@@ -290,7 +279,8 @@ class Trainer:
             known = request.full.prefix_messages
         elif fork := request.forked_prefix:
             ids, known = (fork.tokens.ids if fork.tokens else []), fork.messages
-        digest = identity(request, history, tools)
+        offered, sampled = canonical(v1.Tools(tools=tools)), canonical(request.sampling or v1.SamplingParams())
+        digest = digest_of(history, offered, sampled, str(int(request.purpose) or 1))
         key = (request.sample, request.chat_number)
         if key not in rollout.chats:
             chat = Chat(request, messages, tools, ids, known)
@@ -303,7 +293,13 @@ class Trainer:
         await asyncio.wait([task])
         if task.cancelled():
             raise refusal(Status.CANCELLED, "CANCELLED", "the sampling was stopped")
-        return response(task.result(), parent)
+        reply = task.result().reply
+        return v1.ChatResponse(
+            message=reply.message,
+            finish_reason=reply.finish_reason,
+            tokens=None if reply.ids is None else v1.TokenBlock(ids=reply.ids, logprobs=reply.logprobs),
+            prompt=None if reply.prompt is None else v1.TokenBlock(ids=reply.prompt),
+        )
 
     async def _sample(self, rollout: Rollout, chat: Chat, history: str) -> Answered:
         key = (chat.request.sample, chat.request.chat_number)
@@ -323,26 +319,23 @@ class Trainer:
         rollout = self.rollouts.get(request.rollout_id)
         if rollout is None or rollout.request.attempt != (request.attempt or 1):
             return
-        for key, (_, task) in list(rollout.chats.items()):
-            if is_named(request, *key) and not task.done():
-                task.cancel()
-                del rollout.chats[key]
+        rollout.abandon(request.sample, request.chat_number)
         if request.reason == "SUPERSEDED":  # the attempt has no outcome
-            self.end(rollout, ConnectionError("a higher attempt replaced the rollout"))
+            self.fail(rollout, ConnectionError("a higher attempt replaced the rollout"))
 
-    def record(self, reported: v1.RolloutOutcome) -> v1.Receipt:
+    def record(self, outcome: v1.RolloutOutcome) -> v1.Receipt:
         """Records an outcome and returns its receipt."""
-        rollout = self.find(reported.rollout_id, reported.attempt, Status.INVALID_ARGUMENT)
+        rollout = self.find(outcome.rollout_id, outcome.attempt, Status.INVALID_ARGUMENT)
         if rollout.result_id == "":
             raise refusal(Status.UNAVAILABLE, "UNAVAILABLE", "the trainer no longer waits for the rollout")
         if rollout.result_id is not None:
-            same = rollout.result_id == reported.result_id
+            same = rollout.result_id == outcome.result_id
             return v1.Receipt.ALREADY_RECORDED if same else v1.Receipt.CONFLICT
-        outcome = Outcome(reported, [_whole(sample, rollout) for sample in reported.samples])
+        rollout.assemble(outcome)
         self._on_outcome(outcome)
         if not rollout.result.done():
             rollout.result.set_result(outcome)
-        self.end(rollout, None, reported.result_id)
+        self._end(rollout, outcome.result_id)
         return v1.Receipt.RECORDED
 
 
@@ -353,6 +346,7 @@ class Callbacks(v1.TrainerServiceBase):
         self._trainer = trainer
         self._listen = listen
         self._advertise = advertise
+        self._secret = secrets.token_urlsafe()
         self._callback: v1.Callback | None = None
         """Set when the listener serves."""
         self._server = Server([self], status_details_codec=DetailsCodec())
@@ -389,55 +383,49 @@ class Callbacks(v1.TrainerServiceBase):
     async def _follow(self, rollout: Rollout) -> None:
         """Sends the Init until it is answered. Then asks from time to time whether the server still has the rollout."""
         stub, request = self._trainer.stub, rollout.request
-        callback = replace(self._callback, credential=rollout.credential)
+        callback = replace(self._callback, credential=digest_of(self._secret, request.rollout_id))
         which = v1.GetRolloutRequest(rollout_id=request.rollout_id, attempt=request.attempt)
-        while self._trainer.is_open(rollout):
-            pause: float | None = CHECK_INTERVAL
+        while rollout.result_id is None:
+            pause = CHECK_INTERVAL
             try:
                 if rollout.accepted.done():
                     await stub.get_rollout(which, timeout=CALL_TIMEOUT)
                 else:
-                    answer = await stub.init(replace(request, callback=callback), timeout=CALL_TIMEOUT)
-                    if not rollout.accepted.done():
-                        rollout.accepted.set_result(answer.tools)
+                    rollout.accept((await stub.init(replace(request, callback=callback), timeout=CALL_TIMEOUT)).tools)
             except BREAKS:
                 pause = 0.5
             except GRPCError as error:
                 if not rollout.accepted.done():
-                    pause = retry_after(error)
-                    if pause is None:
-                        self._trainer.end(rollout, error)
-                        return
+                    pause = self._trainer.refused(rollout, error)
                 elif error.status is Status.NOT_FOUND:
-                    self._trainer.restart(rollout)
+                    self._trainer.restart(request.rollout_id, request.attempt)
             await asyncio.wait([rollout.result], timeout=pause)
 
     async def _keep_credential(self, event: grpclib.events.RecvRequest) -> None:
         SHOWN.set(str(event.metadata.get("authorization", "")))
 
-    def _check(self, rollout_id: str) -> None:
-        """Refuses a call without the credential of the rollout."""
-        shown = SHOWN.get().encode()
-        known = self._trainer.rollouts.values()
-        owners = [each for each in known if secrets.compare_digest(shown, f"Bearer {each.credential}".encode())]
-        if not owners:
-            raise refusal(Status.UNAUTHENTICATED, "UNAUTHENTICATED", "the credential is not of this trainer")
-        if all(each.request.rollout_id != rollout_id for each in owners):
+    def _check(self, rollout_id: str) -> Trainer:
+        """Returns the trainer for a call with the credential of the rollout. Refuses another call."""
+
+        def is_of(each: str) -> bool:
+            return secrets.compare_digest(SHOWN.get().encode(), f"Bearer {digest_of(self._secret, each)}".encode())
+
+        if is_of(rollout_id):
+            return self._trainer
+        if any(is_of(each) for each in self._trainer.rollouts):
             raise refusal(Status.PERMISSION_DENIED, "PERMISSION_DENIED", "the credential is of another rollout")
+        raise refusal(Status.UNAUTHENTICATED, "UNAUTHENTICATED", "the credential is not of this trainer")
 
     async def chat(self, message: v1.ChatRequest) -> v1.ChatResponse:
-        self._check(message.rollout_id)
-        return await self._trainer.answer(message)
+        return await self._check(message.rollout_id).answer(message)
 
     async def abandon_chat(self, message: v1.AbandonChatRequest) -> v1.AbandonChatResponse:
-        self._check(message.rollout_id)
-        self._trainer.abandon(message)
+        self._check(message.rollout_id).abandon(message)
         return v1.AbandonChatResponse()
 
     async def complete(self, message: v1.CompleteRequest) -> v1.CompleteResponse:
         outcome = message.outcome or v1.RolloutOutcome()
-        self._check(outcome.rollout_id)
-        return v1.CompleteResponse(receipt=self._trainer.record(outcome))
+        return v1.CompleteResponse(receipt=self._check(outcome.rollout_id).record(outcome))
 
 
 class Attachment:
@@ -463,8 +451,8 @@ class Attachment:
         self._cancels: dict[str, v1.CancelFrame] = {}
         self._frames: asyncio.Queue[v1.TrainerFrame] | None = None
         """The frames of the present stream that are not sent. None during a break."""
-        self._open: set[tuple[str, int, str, int]] = set()
-        self._largest = max_open_chats
+        self._open: dict[ChatKey, asyncio.Task[None]] = {}
+        """The chats of the present stream without an answer."""
 
     async def open(self) -> None:
         self._ended = asyncio.ensure_future(self._run())
@@ -489,68 +477,67 @@ class Attachment:
                     return
             pause = 0.1 if self._frames is not None else min(2 * pause, 5.0)
             self._frames = None
+            self._leave_chats(lambda key: True)
             if not self._closing:
                 await asyncio.sleep(pause)
 
     async def _follow(self) -> None:
-        """Opens a stream and follows it to its end."""
-        greeted: asyncio.Future[v1.ServerHello] = asyncio.Future()
-        frames: asyncio.Queue[v1.TrainerFrame] = asyncio.Queue()
-        self._largest = self.hello.max_open_chats or 0
-        async with contextlib.aclosing(self._trainer.stub.attach(self._requests(frames, greeted))) as answers:
-            first = (await asyncio.wait_for(anext(answers), 45)).frames
-            hello = first[0].hello if first else None
+        """Opens a stream and follows it to its end. Raises the server's status, or one of BREAKS."""
+        # The stub has this call, too, but it sends in a task whose errors it does not read.
+        route, kind = "/osmosis.rollout.v1.RolloutService/Attach", Cardinality.STREAM_STREAM
+        types, metadata = (v1.AttachRequest, v1.AttachResponse), self._trainer.stub.metadata
+        async with self._trainer.channel.request(route, kind, *types, metadata=metadata) as stream:
+            await stream.send_message(v1.AttachRequest(frames=[v1.TrainerFrame(hello=self.hello)]))
+            async with asyncio.timeout(45):
+                first = await stream.recv_message()
+            hello = first.frames[0].hello if first and first.frames else None
             if hello is None:
-                raise EOFError("the first frame of the server is no hello")
-            greeted.set_result(hello)
-            self._frames, self._open = frames, set()
+                raise StreamTerminatedError("the server has sent no hello")
+            self._frames = asyncio.Queue()
             self._take(hello)
-            for frame in first[1:]:
+            for frame in first.frames[1:]:
                 self._handle(frame)
-            timeout = hello.limits.heartbeat_timeout.total_seconds()
-            while True:
-                message = await asyncio.wait_for(anext(answers, None), timeout)
-                if message is None:
-                    return
-                for frame in message.frames:
-                    self._handle(frame)
-                if frames.qsize() > MAX_WAITING:
-                    await frames.join()
+            # One of them meets a break first. It ends the other, and both are read.
+            tasks = [asyncio.ensure_future(each(stream, hello.limits)) for each in (self._send_frames, self._receive)]
+            try:
+                await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _requests(
-        self, frames: "asyncio.Queue[v1.TrainerFrame]", greeted: "asyncio.Future[v1.ServerHello]"
-    ) -> AsyncIterator[v1.AttachRequest]:
-        """Yields the hello, then the frames up to Goodbye, and a heartbeat after an interval without a frame."""
-        yield v1.AttachRequest(frames=[v1.TrainerFrame(hello=self.hello)])
-        interval = (await greeted).limits.heartbeat_interval.total_seconds()
-        frame = v1.TrainerFrame()
+    async def _receive(self, stream: AttachStream, limits: v1.Limits) -> None:
+        """Handles the frames of the server. Raises at the end of the stream."""
+        timeout = limits.heartbeat_timeout.total_seconds()
+        while True:
+            async with asyncio.timeout(timeout):
+                message = await stream.recv_message()
+            if message is None:  # the stream raises the server's status in place of this error, if there is one
+                raise StreamTerminatedError("the server has ended the stream")
+            for frame in message.frames:
+                self._handle(frame)
+
+    async def _send_frames(self, stream: AttachStream, limits: v1.Limits) -> None:
+        """Sends the frames up to Goodbye, and a heartbeat after an interval without a frame."""
+        frames, frame = self._frames, v1.TrainerFrame()
+        interval = limits.heartbeat_interval.total_seconds()
         while frame.goodbye is None:
             try:
-                frame = await asyncio.wait_for(frames.get(), interval)
+                async with asyncio.timeout(interval):  # wait_for of Python 3.11 may drop a cancel
+                    frame = await frames.get()
             except TimeoutError:
                 frames.put_nowait(v1.TrainerFrame(heartbeat=v1.Heartbeat()))
                 continue
-            batch, size = [frame], len(bytes(frame))
-            while size < MAX_BYTES and len(batch) < 4096 and not frames.empty():
-                frame = frames.get_nowait()
-                batch.append(frame)
-                size += len(bytes(frame))
-            yield v1.AttachRequest(frames=batch)
-            for _ in batch:
-                frames.task_done()
+            await stream.send_message(v1.AttachRequest(frames=[frame]), end=frame.goodbye is not None)
 
     def _take(self, hello: v1.ServerHello) -> None:
         """Begins to use a stream: sends what the server may not have."""
         self._window = 1024 if hello.max_open_rollouts is None else hello.max_open_rollouts
         self.hello.journal_id = hello.journal_id
-        live = [rollout for rollout in self._live if self._trainer.is_open(rollout)]
-        for rollout in live:
+        for rollout in self._live:
             rollout.sent = rollout.accepted.done()
-        refs = [
-            v1.RolloutRef(rollout_id=each.request.rollout_id, attempt=each.request.attempt)
-            for each in live
-            if each.sent
-        ]
+        sent = [each.request for each in self._live if each.sent and each.result_id is None]
+        refs = [v1.RolloutRef(rollout_id=each.rollout_id, attempt=each.attempt) for each in sent]
         for n in range(0, len(refs), 1000):
             self._send(open_rollouts=v1.OpenRollouts(rollouts=refs[n : n + 1000]))
         for frame in self._cancels.values():
@@ -566,17 +553,12 @@ class Attachment:
 
     def _send_inits(self) -> None:
         """Sends Inits as far as the server's window allows. An Init is open until the outcome arrives."""
-        self._live = [rollout for rollout in self._live if self._trainer.is_open(rollout)]
+        self._live = [rollout for rollout in self._live if rollout.result_id is None]
         count = sum(rollout.sent for rollout in self._live)
         for rollout in self._live:
             if not rollout.sent and self._frames is not None and count < self._window:
                 rollout.sent, count = True, count + 1
                 self._send(init=rollout.request)
-
-    def set_max_open_chats(self, count: int) -> None:
-        self.hello.max_open_chats = count
-        self._largest = max(self._largest, count)
-        self._send(window=v1.TrainerWindow(max_open_chats=count))
 
     def start(self, rollout: Rollout) -> None:
         self._live.append(rollout)
@@ -584,7 +566,7 @@ class Attachment:
 
     def cancel(self, rollout: Rollout) -> None:
         if not rollout.sent:
-            self._trainer.end(rollout, ConnectionError("cancelled"))  # the server does not have it
+            self._trainer.fail(rollout, ConnectionError("cancelled"))  # the server does not have it
             return
         request = v1.CancelRequest(rollout_id=rollout.request.rollout_id, attempt=rollout.request.attempt)
         frame = v1.CancelFrame(id=secrets.token_hex(8), request=request)
@@ -601,72 +583,70 @@ class Attachment:
 
     def _handle(self, frame: v1.ServerFrame) -> None:
         kind, value = betterproto2.which_one_of(frame, "frame")
-        if kind == "chat":
-            self._chat(value)
-        elif kind == "abandon_chat":
-            rollout = (value.rollout_id, value.attempt)
-            self._open -= {key for key in self._open if key[:2] == rollout and is_named(value, *key[2:])}
-            self._trainer.abandon(value)
-        elif kind == "complete":
-            self._complete(value.outcome or v1.RolloutOutcome())
-        elif kind == "init_reply":
-            self._init_answered(value)
-        elif kind == "unknown_rollouts":
-            for ref in value.rollouts:
-                known = self._trainer.rollouts.get(ref.rollout_id)
-                if known and known.request.attempt == ref.attempt:
-                    self._trainer.restart(known)
-        elif kind in ("window", "draining"):
-            self._window = value.max_open_rollouts if kind == "window" else 0
-        elif kind == "cancel_reply":
-            self._cancels.pop(value.id, None)
-        elif not kind and frame._unknown_fields:  # betterproto2 has no public name for it
-            self._send(unknown_frame=v1.UnknownFrame(frame_number=field_number(frame._unknown_fields)))
+        if kind:
+            getattr(self, f"_on_{kind}", lambda value: None)(value)
+        elif frame._unknown_fields:  # betterproto2 has no public name for it
+            number = betterproto2.decode_varint(frame._unknown_fields, 0)[0] >> 3
+            self._send(unknown_frame=v1.UnknownFrame(frame_number=number))
         self._send_inits()
 
-    def _init_answered(self, reply: v1.InitReply) -> None:
+    def _on_window(self, window: v1.ServerWindow) -> None:
+        self._window = window.max_open_rollouts
+
+    def _on_draining(self, draining: v1.Draining) -> None:
+        self._window = 0
+
+    def _on_unknown_rollouts(self, unknown: v1.UnknownRollouts) -> None:
+        for ref in unknown.rollouts:
+            self._trainer.restart(ref.rollout_id, ref.attempt)
+
+    def _on_cancel_reply(self, reply: v1.CancelReply) -> None:
+        self._cancels.pop(reply.id, None)
+
+    def _on_init_reply(self, reply: v1.InitReply) -> None:
         rollout = self._trainer.rollouts.get(reply.rollout_id)
         if rollout is None or rollout.request.attempt != reply.attempt or rollout.result_id is not None:
             return
         if reply.status is None:
-            if not rollout.accepted.done():
-                rollout.accepted.set_result(reply.response.tools if reply.response else [])
+            rollout.accept(reply.response.tools if reply.response else [])
             return
         error = GRPCError(Status(reply.status.code), reply.status.message, reply.status.details)
-        pause = retry_after(error)
-        if pause is None:
-            self._trainer.end(rollout, error)
-        else:
-            asyncio.get_running_loop().call_later(pause, self._again, rollout)  # it keeps its slot until then
+        pause = self._trainer.refused(rollout, error)
+        asyncio.get_running_loop().call_later(pause, self._again, rollout)  # it keeps its slot until then
 
     def _again(self, rollout: Rollout) -> None:
         rollout.sent = rollout.accepted.done()
         self._send_inits()
 
-    def _chat(self, request: v1.ChatRequest) -> None:
+    def _on_chat(self, request: v1.ChatRequest) -> None:
         key = (request.rollout_id, request.attempt, request.sample, request.chat_number)
         if key in self._open:
             return  # the server gets one answer
         if len(self._open) >= (self.hello.max_open_chats or 0):
-            error = refusal(Status.RESOURCE_EXHAUSTED, "WINDOW_EXCEEDED", "a chat beyond the window")
-            if len(self._open) >= self._largest:
-                raise EOFError("a chat beyond the largest window") from error  # ends the stream
-            self._send(chat_reply=chat_reply(request, status=as_value(error)))
-            return
-        self._open.add(key)
-        self._trainer.spawn(self._answer(key, request, self._frames))
+            raise StreamTerminatedError("the server asks a chat beyond the window")
+        self._open[key] = self._trainer.spawn(self._answer(key, request))
 
-    async def _answer(self, key: Any, request: v1.ChatRequest, stream: Any) -> None:
-        """Answers a chat on the stream that asked. If the stream has broken, the server asks again."""
+    async def _answer(self, key: ChatKey, request: v1.ChatRequest) -> None:
+        """Answers a chat. Cancelled if the stream breaks, since the server asks again, or if the chat is abandoned."""
+        reply = v1.ChatReply(*key)
         try:
-            reply = chat_reply(request, response=await self._trainer.answer(request))
+            reply.response = await self._trainer.answer(request)
         except GRPCError as error:
-            reply = chat_reply(request, status=as_value(error))
-        if stream is self._frames and key in self._open:  # not abandoned
-            self._open.remove(key)
-            self._send(chat_reply=reply)
+            reply.status = as_value(error)
+        del self._open[key]
+        self._send(chat_reply=reply)
 
-    def _complete(self, outcome: v1.RolloutOutcome) -> None:
+    def _on_abandon_chat(self, request: v1.AbandonChatRequest) -> None:
+        rollout = (request.rollout_id, request.attempt)
+        self._leave_chats(lambda key: key[:2] == rollout and is_named(key[2:], request.sample, request.chat_number))
+        self._trainer.abandon(request)
+
+    def _leave_chats(self, chosen: Callable[[ChatKey], bool]) -> None:
+        for key in filter(chosen, list(self._open)):
+            self._open.pop(key).cancel()
+
+    def _on_complete(self, request: v1.CompleteRequest) -> None:
+        outcome = request.outcome or v1.RolloutOutcome()
         reply = v1.CompleteReply(rollout_id=outcome.rollout_id, attempt=outcome.attempt, result_id=outcome.result_id)
         try:
             reply.receipt = self._trainer.record(outcome)
@@ -687,13 +667,10 @@ class DetailsCodec(StatusDetailsCodecBase):
 
 def refusal(status: Status, reason: str, message: str, *details: betterproto2.Message) -> GRPCError:
     """Returns an error with an ErrorInfo and further details."""
-    info = error_details_pb2.ErrorInfo(domain="osmosis.rollout", reason=reason)
-    packed = [Detail(type_url="type.googleapis.com/google.rpc.ErrorInfo", value=info.SerializeToString())]
-    for each in details:
-        packed.append(
-            Detail(type_url=f"type.googleapis.com/osmosis.rollout.v1.{type(each).__name__}", value=bytes(each))
-        )
-    return GRPCError(status, message, packed)
+    info = error_details_pb2.ErrorInfo(domain="osmosis.rollout", reason=reason).SerializeToString()
+    packed = {"google.rpc.ErrorInfo": info}
+    packed |= {f"osmosis.rollout.v1.{type(each).__name__}": bytes(each) for each in details}
+    return GRPCError(status, message, [Detail(f"type.googleapis.com/{name}", data) for name, data in packed.items()])
 
 
 def as_value(error: GRPCError) -> v1.Status:
@@ -708,66 +685,9 @@ def detail(error: GRPCError, kind: Any) -> Any:
     return None
 
 
-def retry_after(error: GRPCError) -> float | None:
-    """Returns the pause in seconds before a refused Init may be sent again; None if it may not."""
-    retry = detail(error, error_details_pb2.RetryInfo)
-    if retry is not None:
-        return float(retry.retry_delay.ToTimedelta().total_seconds())
-    again = (Status.UNAVAILABLE, Status.RESOURCE_EXHAUSTED, Status.DEADLINE_EXCEEDED)
-    return 1.0 if error.status in again else None
-
-
-def is_named(request: v1.AbandonChatRequest, sample: str, number: int) -> bool:
-    return request.sample in ("", sample) and request.chat_number in (0, number)
-
-
-def chat_reply(request: v1.ChatRequest, **result: Any) -> v1.ChatReply:
-    name = {key: getattr(request, key) for key in ("rollout_id", "attempt", "sample", "chat_number")}
-    return v1.ChatReply(**name, **result)
-
-
-def response(answered: Answered, parent: Answered | None) -> v1.ChatResponse:
-    """Returns the reply for the wire, without the ids of the prompt that the server has from the parent."""
-    reply, prefix = answered.reply, 0
-    if reply.prompt is not None and parent is not None:
-        pairs = zip(reply.prompt, parent.ids, strict=False)
-        prefix = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(reply.prompt), len(parent.ids)))
-    return v1.ChatResponse(
-        message=reply.message,
-        finish_reason=reply.finish_reason,
-        tokens=None if reply.ids is None else v1.TokenBlock(ids=reply.ids, logprobs=reply.logprobs),
-        prompt=None if reply.prompt is None else v1.TokenBlock(ids=reply.prompt[prefix:]),
-        prompt_prefix=prefix,
-    )
-
-
-def _whole(sample: v1.Sample, rollout: Rollout) -> Sample:
-    prefix = rollout.answered(sample.name, sample.prefix_chat)
-    messages = [*(prefix.messages if prefix else ()), *sample.messages]
-    try:
-        segments = [_fill(segment, sample.name, rollout) for segment in sample.segments]
-    except ValueError as error:
-        return Sample(sample, messages, [], False, str(error))
-    return Sample(sample, messages, segments, sample.trainable, sample.not_trainable_reason)
-
-
-def _fill(segment: v1.Segment, sample: str, rollout: Rollout) -> Segment:
-    ids, logprobs = segment.ids, segment.logprobs
-    if not ids and segment.mask_runs:
-        chats = [rollout.answered(sample, number) for number in segment.chats]
-        if None in chats or not chats:
-            raise ValueError(f"a segment names chats that were not answered here: {segment.chats}")
-        ids = chats[-1].ids  # the newest chat has the tokens of all
-        logprobs = [value for chat in chats for value in chat.reply.logprobs]
-    if len(ids) != sum(segment.mask_runs):
-        raise ValueError(f"a segment has {len(ids)} tokens and a mask for {sum(segment.mask_runs)}")
-    return Segment(ids, segment.mask_runs, logprobs, segment.chats)
-
-
-def identity(request: v1.ChatRequest, history: str, tools: list[v1.Tool]) -> str:
-    """Returns a digest that is the same for equal chats, in whichever form their histories come."""
-    rest = [canonical(v1.Tools(tools=tools)), canonical(request.sampling or v1.SamplingParams())]
-    return digest_of(history, *rest, str(int(request.purpose) or 1))
+def is_named(chat: tuple[str, int], sample: str, number: int) -> bool:
+    """Returns whether an AbandonChat with this sample and number names a chat."""
+    return sample in ("", chat[0]) and number in (0, chat[1])
 
 
 def extend(history: str, messages: list[v1.Message]) -> str:
@@ -783,30 +703,17 @@ def digest_of(*texts: str) -> str:
 
 def canonical(message: betterproto2.Message) -> str:
     """Returns a text that is the same for equal messages. JSON text within them is compared by value."""
-    return json.dumps(_values(message.to_dict()), sort_keys=True)
+    return json.dumps(json.loads(json.dumps(message.to_dict()), object_hook=_by_value), sort_keys=True)
 
 
-def _values(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_values(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    parsed = {
-        key: _parse(item) if key in ("extraJson", "parametersJson") else _values(item) for key, item in value.items()
-    }
-    return {key: item for key, item in parsed.items() if key != "extraJson" or item != {}}  # {} means none
+def _by_value(fields: dict[str, Any]) -> dict[str, Any]:
+    for key in {"extraJson", "parametersJson"} & fields.keys():
+        with contextlib.suppress(ValueError):
+            fields[key] = ["JSON", json.loads(fields[key], parse_float=_number)]
+    if fields.get("extraJson") == ["JSON", {}]:  # {} means none
+        del fields["extraJson"]
+    return fields
 
 
-def _parse(text: str) -> Any:
-    def number(digits: str) -> float | int:
-        return int(value) if (value := float(digits)).is_integer() else value
-
-    try:
-        return json.loads(text, parse_float=number)
-    except ValueError:
-        return text
-
-
-def field_number(unknown: bytes) -> int:
-    """Returns the number of the first field."""
-    return betterproto2.decode_varint(unknown, 0)[0] >> 3
+def _number(digits: str) -> float | int:
+    return int(value) if (value := float(digits)).is_integer() else value

@@ -14,7 +14,7 @@ from typing import Any
 from gen.osmosis.rollout import v1
 from google.rpc import error_details_pb2
 from grpclib import GRPCError, Status
-from osmosis_trainer import Chat, Outcome, Reply, Trainer, detail
+from osmosis_trainer import Chat, Reply, Trainer, detail
 
 arguments = argparse.ArgumentParser()
 arguments.add_argument("--mode", default="attach")
@@ -65,18 +65,18 @@ async def policy(chat: Chat) -> Reply:
     )
 
 
-def on_outcome(outcome: Outcome) -> None:
-    reported = outcome.reported
+def on_outcome(outcome: v1.RolloutOutcome) -> None:
+    keys = ("ids", "mask_runs", "logprobs", "chats")
     samples = [
         {
-            "name": sample.reported.name,
+            "name": sample.name,
             "trainable": sample.trainable,
-            "segments": [vars(segment) for segment in sample.segments],
+            "segments": [{key: getattr(segment, key) for key in keys} for segment in sample.segments],
         }
         for sample in outcome.samples
     ]
-    name = {"rollout_id": reported.rollout_id, "attempt": reported.attempt, "result_id": reported.result_id}
-    show("outcome", **name, status=reported.status.name, reward=reported.reward, samples=samples)
+    name = {"rollout_id": outcome.rollout_id, "attempt": outcome.attempt, "result_id": outcome.result_id}
+    show("outcome", **name, status=outcome.status.name, reward=outcome.reward, samples=samples)
 
 
 async def run(trainer: Trainer, rollout_id: str, spec: v1.RolloutSpec) -> None:

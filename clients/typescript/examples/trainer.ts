@@ -8,9 +8,9 @@ import type { MessageInitShape } from "@bufbuild/protobuf";
 import { Code, ConnectError } from "@connectrpc/connect";
 import { ErrorInfoSchema } from "../gen/google/rpc/error_details_pb.js";
 import type { Message } from "../gen/osmosis/rollout/v1/message_pb.js";
-import { OutcomeStatus } from "../gen/osmosis/rollout/v1/outcome_pb.js";
+import { OutcomeStatus, type RolloutOutcome } from "../gen/osmosis/rollout/v1/outcome_pb.js";
 import { HistoryForm, type RolloutSpecSchema } from "../gen/osmosis/rollout/v1/rollout_pb.js";
-import { Trainer, type Chat, type Outcome, type Reply } from "../src/index.js";
+import { Trainer, type Chat, type Reply } from "../src/index.js";
 
 interface Scripted {
   question: string;
@@ -67,7 +67,7 @@ async function policy({ request, messages, parentIds, known }: Chat, signal: Abo
   };
 }
 
-function onOutcome({ rolloutId, attempt, resultId, status, reward, samples }: Outcome): void {
+function onOutcome({ rolloutId, attempt, resultId, status, reward, samples }: RolloutOutcome): void {
   const shown = samples.map(({ name, trainable, segments }) => ({
     name,
     trainable,

@@ -1,38 +1,40 @@
 // The transport with streams (Attach), one after the other. They share an attachment id.
 
-import { randomBytes } from "node:crypto";
-import { create } from "@bufbuild/protobuf";
+import { randomUUID } from "node:crypto";
+import { PassThrough } from "node:stream";
+import { setTimeout as sleep } from "node:timers/promises";
+import { create, type MessageInitShape } from "@bufbuild/protobuf";
+import { durationMs } from "@bufbuild/protobuf/wkt";
 import { Code, ConnectError } from "@connectrpc/connect";
-import {
-  CancelFrameSchema,
-  TrainerHelloSchema,
-  type CancelFrame,
-  type InitReply,
-  type ServerHello,
-  type TrainerHello,
-} from "../gen/osmosis/rollout/v1/attach_pb.js";
-import { fromStatus, isAnswer, retryAfter, sleep } from "./errors.js";
-import { Stream } from "./stream.js";
-import { Deferred, FEATURES, type Rollout, type Trainer, type Transport } from "./trainer.js";
+import { Deferred, isNamed, type Rollout } from "./rollout.js";
+import { FEATURES, type Trainer } from "./trainer.js";
+import * as v1 from "./v1.js";
+import { fromStatus, isAnswer, retryAfter, toStatus } from "./wire.js";
+
+type Frame = NonNullable<MessageInitShape<typeof v1.TrainerFrameSchema>["frame"]>;
 
 const FIRST_PAUSE = 100;
 const LONGEST_PAUSE = 5_000;
+const HELLO_TIMEOUT = 45_000;
 const MAX_REFS = 1_000; // of one OpenRollouts
 
-export class Attachment implements Transport {
-  readonly hello: TrainerHello;
-  readonly cancels = new Map<string, CancelFrame>();
-  readonly closing = new AbortController();
-  private readonly live = new Set<Rollout>(); // in order of their start
-  private stream: Stream | undefined; // undefined during a break
+export class Attachment {
+  private readonly hello: v1.TrainerHello;
+  private readonly attached = new Deferred<void>();
+  private readonly closing = new AbortController();
+  private ended: Promise<void> | undefined;
+  private isLeaving = false;
   private problem = "no answer"; // of the newest stream
+  private readonly live = new Set<Rollout>(); // in order of their start
+  private readonly cancels = new Map<string, v1.CancelFrame>(); // not answered
   private window = 0; // the number of rollouts that may be open
-  private ended!: Promise<void>;
+  private stream: PassThrough | undefined; // what the trainer sends; undefined during a break
+  private chats = new Map<string, v1.ChatRequest>(); // chats of the stream without an answer
 
-  private constructor(readonly trainer: Trainer) {
-    this.hello = create(TrainerHelloSchema, {
-      attachmentId: randomBytes(16).toString("hex"),
-      processId: randomBytes(16).toString("hex"),
+  constructor(private readonly trainer: Trainer) {
+    this.hello = create(v1.TrainerHelloSchema, {
+      attachmentId: randomUUID(),
+      processId: randomUUID(),
       version: "osmosis-typescript 1",
       protocolMin: 1,
       protocolMax: 1,
@@ -42,84 +44,13 @@ export class Attachment implements Transport {
     });
   }
 
-  static async open(trainer: Trainer, signal: AbortSignal): Promise<Attachment> {
-    const attachment = new Attachment(trainer);
-    const attached = new Deferred<void>();
-    const aborted = (): void => {
-      attachment.closing.abort();
-      const { target } = trainer.options;
-      attached.reject(new Error(`${target} cannot be reached: ${attachment.problem}`, { cause: signal.reason }));
-    };
-    signal.addEventListener("abort", aborted);
-    attachment.ended = attachment.run(attached);
-    await attached.promise.finally(() => signal.removeEventListener("abort", aborted));
-    return attachment;
-  }
-
-  /** Opens a stream after each break. */
-  private async run(attached: Deferred<void>): Promise<void> {
-    let pause = FIRST_PAUSE;
-    while (!this.closing.signal.aborted) {
-      const stream = new Stream(this);
-      try {
-        await stream.follow((hello) => {
-          this.take(stream, hello);
-          attached.resolve();
-          pause = FIRST_PAUSE;
-        });
-      } catch (problem) {
-        const error = ConnectError.from(problem);
-        this.problem = error.message;
-        const busy = [Code.Unavailable, Code.ResourceExhausted].includes(error.code);
-        const final = error.code === Code.Aborted || this.stream !== stream; // replaced; or the hello was refused
-        if (isAnswer(error) && !busy && final) {
-          this.trainer.failAll(error);
-          attached.reject(error);
-          return;
-        }
-      } finally {
-        this.stream = undefined;
-      }
-      await sleep(pause, this.closing.signal);
-      pause = Math.min(2 * pause, LONGEST_PAUSE);
-    }
-  }
-
-  /** Begins to use a stream: sends what the server may not have. */
-  private take(stream: Stream, hello: ServerHello): void {
-    this.stream = stream;
-    this.window = hello.maxOpenRollouts ?? 1024;
-    this.hello.journalId = hello.journalId;
-    const open = [...this.live].filter((rollout) => this.trainer.isOpen(rollout));
-    for (const rollout of open) rollout.sent = rollout.accepted.settled;
-    const refs = open.filter((rollout) => rollout.sent).map(({ request: { rolloutId, attempt } }) => ({ rolloutId, attempt }));
-    while (refs.length) {
-      stream.send({ case: "openRollouts", value: { rollouts: refs.splice(0, MAX_REFS) } });
-    }
-    for (const frame of this.cancels.values()) stream.send({ case: "cancel", value: frame });
-    this.sendInits();
-  }
-
-  /** Sends Inits as far as the server's window allows. An Init is open until the outcome arrives. */
-  sendInits(): void {
-    for (const rollout of this.live) if (!this.trainer.isOpen(rollout)) this.live.delete(rollout);
-    let open = [...this.live].filter((rollout) => rollout.sent).length;
-    for (const rollout of this.live) {
-      if (rollout.sent || !this.stream || open >= this.window) continue;
-      rollout.sent = true;
-      open++;
-      this.stream.send({ case: "init", value: rollout.request });
-    }
-  }
-
-  setWindow(window: number): void {
-    this.window = window;
-    this.sendInits();
-  }
-
-  setMaxOpenChats(count: number): void {
-    this.hello.maxOpenChats = count;
-    this.stream?.setWindow(count);
+  async open(signal: AbortSignal): Promise<void> {
+    signal.addEventListener("abort", () => {
+      if (!this.attached.settled) this.closing.abort();
+      this.attached.reject(new Error(`${this.trainer.options.target} cannot be reached: ${this.problem}`));
+    });
+    this.ended = this.run();
+    await this.attached.promise;
   }
 
   start(rollout: Rollout): void {
@@ -131,12 +62,120 @@ export class Attachment implements Transport {
     const { rolloutId, attempt } = rollout.request;
     if (!rollout.sent) return this.trainer.fail(rollout, new Error("cancelled")); // the server does not have it
     const request = { selection: { case: "rolloutId" as const, value: rolloutId }, attempt };
-    const frame = create(CancelFrameSchema, { id: `${rolloutId} ${attempt}`, request });
+    const frame = create(v1.CancelFrameSchema, { id: randomUUID(), request });
     this.cancels.set(frame.id, frame);
-    this.stream?.send({ case: "cancel", value: frame });
+    this.send({ case: "cancel", value: frame });
   }
 
-  initAnswered({ rolloutId, attempt, result }: InitReply): void {
+  /** Says goodbye, and waits until the server has closed the stream. */
+  async close(): Promise<void> {
+    this.isLeaving = true;
+    this.send({ case: "goodbye", value: {} });
+    this.stream?.end();
+    await Promise.race([this.ended, sleep(this.stream ? LONGEST_PAUSE : 0)]);
+    this.closing.abort();
+    await this.ended;
+  }
+
+  /** Opens a stream after each break. */
+  private async run(): Promise<void> {
+    let pause = FIRST_PAUSE;
+    while (!this.isLeaving && !this.closing.signal.aborted) {
+      try {
+        await this.follow();
+      } catch (problem) {
+        const error = ConnectError.from(problem);
+        this.problem = error.message;
+        const busy = [Code.Unavailable, Code.ResourceExhausted].includes(error.code);
+        if (isAnswer(error) && (this.stream ? error.code === Code.Aborted : !busy)) {
+          this.attached.reject(error); // another stream has the attachment id, or the hello was refused
+          return this.trainer.failAll(error);
+        }
+      }
+      pause = this.stream ? FIRST_PAUSE : Math.min(2 * pause, LONGEST_PAUSE);
+      this.stream = undefined;
+      if (!this.isLeaving) await sleep(pause, undefined, { signal: this.closing.signal }).catch(() => {});
+    }
+  }
+
+  /** Opens a stream and follows it to its end. */
+  private async follow(): Promise<void> {
+    const requests = new PassThrough({ objectMode: true }); // the windows of both sides bound it
+    const silent = new AbortController();
+    const signal = AbortSignal.any([this.closing.signal, silent.signal]);
+    let silence = setTimeout(() => silent.abort(), HELLO_TIMEOUT);
+    let heartbeats: NodeJS.Timeout | undefined;
+    requests.write({ frames: [{ frame: { case: "hello", value: this.hello } }] });
+    try {
+      for await (const { frames } of this.trainer.client.attach(requests, { signal })) {
+        silence.refresh();
+        for (const { frame, $unknown } of frames) {
+          if (this.stream) this.handle(frame, $unknown?.[0]?.no);
+          else if (frame.case !== "hello") throw new Error("the first frame of the server is no hello");
+          else {
+            const { heartbeatInterval, heartbeatTimeout } = frame.value.limits!;
+            clearTimeout(silence);
+            silence = setTimeout(() => silent.abort(), durationMs(heartbeatTimeout!));
+            heartbeats = setInterval(() => this.send({ case: "heartbeat", value: {} }), durationMs(heartbeatInterval!));
+            this.begin(requests, frame.value);
+          }
+        }
+      }
+    } finally {
+      clearTimeout(silence);
+      clearInterval(heartbeats);
+      silent.abort();
+      requests.end();
+    }
+  }
+
+  /** Begins to use a stream: sends what the server may not have. */
+  private begin(requests: PassThrough, hello: v1.ServerHello): void {
+    this.stream = requests;
+    this.chats = new Map();
+    this.window = hello.maxOpenRollouts ?? 1024;
+    this.hello.journalId = hello.journalId;
+    for (const rollout of this.live) rollout.sent = rollout.accepted.settled;
+    const sent = [...this.live].filter((rollout) => rollout.isOpen && rollout.sent);
+    const refs = sent.map(({ request: { rolloutId, attempt } }) => ({ rolloutId, attempt }));
+    while (refs.length) this.send({ case: "openRollouts", value: { rollouts: refs.splice(0, MAX_REFS) } });
+    for (const frame of this.cancels.values()) this.send({ case: "cancel", value: frame });
+    this.sendInits();
+    this.attached.resolve();
+  }
+
+  /** Sends a frame. It is lost in a break: the next stream begins with what was not answered. */
+  private send(frame: Frame): void {
+    this.stream?.write({ frames: [{ frame }] });
+  }
+
+  /** Sends Inits as far as the server's window allows. An Init is open until the outcome arrives. */
+  private sendInits(): void {
+    for (const rollout of this.live) if (!rollout.isOpen) this.live.delete(rollout);
+    let open = [...this.live].filter((rollout) => rollout.sent).length;
+    for (const rollout of this.live) {
+      if (rollout.sent || !this.stream || open >= this.window) continue;
+      rollout.sent = true;
+      open++;
+      this.send({ case: "init", value: rollout.request });
+    }
+  }
+
+  private handle(frame: v1.ServerFrame["frame"], unknown: number | undefined): void {
+    if (frame.case === "chat") this.chat(frame.value);
+    else if (frame.case === "abandonChat") this.abandon(frame.value);
+    else if (frame.case === "complete") this.complete(frame.value.outcome);
+    else if (frame.case === "initReply") this.initAnswered(frame.value);
+    else if (frame.case === "window") this.window = frame.value.maxOpenRollouts;
+    else if (frame.case === "draining") this.window = 0;
+    else if (frame.case === "cancelReply") this.cancels.delete(frame.value.id);
+    else if (frame.case === "unknownRollouts") {
+      for (const { rolloutId, attempt } of frame.value.rollouts) this.trainer.restart(rolloutId, attempt);
+    } else if (unknown !== undefined) this.send({ case: "unknownFrame", value: { frameNumber: unknown } });
+    this.sendInits();
+  }
+
+  private initAnswered({ rolloutId, attempt, result }: v1.InitReply): void {
     const rollout = this.trainer.rollouts.get(rolloutId);
     if (!rollout || rollout.request.attempt !== attempt) return;
     if (result.case === "response") rollout.accepted.resolve(result.value.tools);
@@ -150,13 +189,41 @@ export class Attachment implements Transport {
     }, pause);
   }
 
-  /** Says goodbye, and waits until the server has closed the stream. */
-  async close(): Promise<void> {
-    const stream = this.stream;
-    stream?.send({ case: "goodbye", value: {} });
-    if (stream) await Promise.race([stream.ended.promise, sleep(LONGEST_PAUSE, this.closing.signal)]);
-    this.closing.abort();
-    await this.ended;
+  /** Answers a chat on the stream that asked. If the stream breaks before that, the server asks again. */
+  private chat(request: v1.ChatRequest): void {
+    const { rolloutId, attempt, sample, chatNumber } = request;
+    const name = { rolloutId, attempt, sample, chatNumber };
+    const key = JSON.stringify(name);
+    if (this.chats.has(key)) return; // the server gets one answer
+    if (this.chats.size >= this.hello.maxOpenChats!) throw new Error("the server asks a chat beyond the window");
+    this.chats.set(key, request);
+    const answer = (result: MessageInitShape<typeof v1.ChatReplySchema>["result"]): void => {
+      if (this.chats.get(key) !== request) return; // a break, or abandoned
+      this.chats.delete(key);
+      this.send({ case: "chatReply", value: { ...name, result } });
+    };
+    this.trainer.answer(request).then(
+      (value) => answer({ case: "response", value }),
+      (error: unknown) => answer({ case: "status", value: toStatus(error) }),
+    );
+  }
+
+  private abandon(request: v1.AbandonChatRequest): void {
+    for (const [key, chat] of this.chats) {
+      const same = chat.rolloutId === request.rolloutId && chat.attempt === request.attempt;
+      if (same && isNamed(chat, request.sample, request.chatNumber)) this.chats.delete(key);
+    }
+    this.trainer.abandon(request);
+  }
+
+  private complete(outcome: v1.RolloutOutcome | undefined): void {
+    const { rolloutId, attempt, resultId } = outcome ?? {};
+    let result: MessageInitShape<typeof v1.CompleteReplySchema>["result"];
+    try {
+      result = { case: "receipt", value: this.trainer.record(outcome) };
+    } catch (error) {
+      result = { case: "status", value: toStatus(error) };
+    }
+    this.send({ case: "completeReply", value: { rolloutId, attempt, resultId, result } });
   }
 }
-

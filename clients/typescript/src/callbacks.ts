@@ -1,53 +1,69 @@
 // The transport with one call for each message: the trainer calls the server, and the server calls the trainer.
 
-import { randomBytes, timingSafeEqual } from "node:crypto";
+import { randomUUID } from "node:crypto";
 import * as http2 from "node:http2";
 import type { AddressInfo } from "node:net";
+import { setTimeout as sleep } from "node:timers/promises";
 import { create } from "@bufbuild/protobuf";
 import { Code, ConnectError, type ConnectRouter, type HandlerContext } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
-import { CallbackSchema, type Callback } from "../gen/osmosis/rollout/v1/rollout_pb.js";
-import { TrainerService } from "../gen/osmosis/rollout/v1/services_pb.js";
-import { isAnswer, refusal, retryAfter, sleep } from "./errors.js";
-import { FEATURES, type Rollout, type Trainer, type Transport } from "./trainer.js";
+import type { Rollout } from "./rollout.js";
+import { FEATURES, type Trainer } from "./trainer.js";
+import * as v1 from "./v1.js";
+import { hash, isAnswer, refusal, retryAfter } from "./wire.js";
 
 const CALL_TIMEOUT = { timeoutMs: 30_000 };
-const CLOSE_TIMEOUT = 5_000;
 const CHECK_INTERVAL = 10_000; // between two questions whether the server still has a rollout
 
-export class Callbacks implements Transport {
+export class Callbacks {
+  private readonly secret = randomUUID();
   private readonly server = http2.createServer(connectNodeAdapter({ routes: (router) => this.routes(router) }));
   private readonly sessions = new Set<http2.ServerHttp2Session>();
-  private callback!: Callback;
+  private callback!: v1.Callback;
 
-  private constructor(private readonly trainer: Trainer) {
+  constructor(private readonly trainer: Trainer) {
     this.server.on("session", (session) => {
-      this.sessions.add(session);
-      session.on("close", () => this.sessions.delete(session));
+      this.sessions.add(session.once("close", () => this.sessions.delete(session)));
     });
   }
 
-  static async open(trainer: Trainer, listen: string, signal: AbortSignal): Promise<Callbacks> {
-    const { features } = await trainer.client.getServerInfo({}, { signal });
-    const made = new Callbacks(trainer);
-    const [, host, port] = /^(.*):(\d+)$/.exec(listen) ?? [];
+  async open(signal: AbortSignal): Promise<void> {
+    const { client, options } = this.trainer;
+    const { features } = await client.getServerInfo({}, { signal });
+    const [, host, port] = /^(.*):(\d+)$/.exec(options.listen!) ?? [];
     await new Promise<void>((resolve, reject) => {
-      made.server.once("error", reject).listen(Number(port), host, resolve);
+      this.server.once("error", reject).listen(Number(port), host, resolve);
     });
-    const { address, port: taken } = made.server.address() as AddressInfo;
-    made.callback = create(CallbackSchema, {
-      target: trainer.options.advertise ?? `${address}:${taken}`,
-      history: trainer.options.history,
-      runId: randomBytes(16).toString("hex"),
+    const { address, port: taken } = this.server.address() as AddressInfo;
+    this.callback = create(v1.CallbackSchema, {
+      target: options.advertise ?? `${address}:${taken}`,
+      history: options.history,
+      runId: randomUUID(),
       protocol: 1,
       features: FEATURES,
       outcomeByReference: features.includes("outcome_by_reference"),
     });
-    return made;
   }
 
-  start(rollout: Rollout): void {
-    void this.follow(rollout);
+  /** Sends the Init until it is answered. Then asks from time to time whether the server still has the rollout. */
+  async start(rollout: Rollout): Promise<void> {
+    const { client } = this.trainer;
+    const { rolloutId, attempt } = rollout.request;
+    const callback = { ...this.callback, credential: hash(this.secret, rolloutId) };
+    while (rollout.isOpen) {
+      let pause: number | undefined = CHECK_INTERVAL;
+      try {
+        if (rollout.accepted.settled) await client.getRollout({ rolloutId, attempt }, CALL_TIMEOUT);
+        else rollout.accepted.resolve((await client.init({ ...rollout.request, callback }, CALL_TIMEOUT)).tools);
+      } catch (problem) {
+        const error = ConnectError.from(problem);
+        if (!isAnswer(error)) pause = 500;
+        else if (!rollout.accepted.settled) pause = retryAfter(error);
+        else if (error.code === Code.NotFound) this.trainer.restart(rolloutId, attempt);
+        if (pause === undefined) return this.trainer.fail(rollout, error);
+      }
+      await sleep(pause, undefined, { signal: rollout.ended.signal }).catch(() => {});
+    }
   }
 
   cancel({ request: { rolloutId, attempt } }: Rollout): void {
@@ -55,65 +71,28 @@ export class Callbacks implements Transport {
     this.trainer.client.cancel({ selection, attempt }, CALL_TIMEOUT).catch(() => {}); // its time limit ends it
   }
 
+  /** Answers the calls that are open, and closes the listener. */
   async close(): Promise<void> {
-    for (const session of this.sessions) session.close(); // answers that wait are sent
-    const timer = setTimeout(() => this.sessions.forEach((session) => session.destroy()), CLOSE_TIMEOUT);
+    this.trainer.failAll(new Error("the trainer is closed"));
+    for (const session of this.sessions) session.close();
     await new Promise((resolve) => this.server.close(resolve));
-    clearTimeout(timer);
-  }
-
-  /** Sends the Init until it is answered. Then asks from time to time whether the server still has the rollout. */
-  private async follow(rollout: Rollout): Promise<void> {
-    const { client } = this.trainer;
-    const { rolloutId, attempt } = rollout.request;
-    const callback = { ...this.callback, credential: rollout.credential };
-    while (!rollout.stop.signal.aborted) {
-      let pause = CHECK_INTERVAL;
-      try {
-        if (rollout.accepted.settled) {
-          await client.getRollout({ rolloutId, attempt }, CALL_TIMEOUT);
-        } else {
-          const answer = await client.init({ ...rollout.request, callback }, CALL_TIMEOUT);
-          rollout.accepted.resolve(answer.tools);
-        }
-      } catch (problem) {
-        const error = ConnectError.from(problem);
-        if (!isAnswer(error)) pause = 500;
-        else if (!rollout.accepted.settled) {
-          pause = retryAfter(error) ?? (this.trainer.fail(rollout, error), 0);
-        } else if (error.code === Code.NotFound) this.trainer.restart(rollout);
-      }
-      await sleep(pause, rollout.stop.signal);
-    }
   }
 
   private routes(router: ConnectRouter): void {
-    router.service(TrainerService, {
-      chat: async (request, context) => {
-        this.check(context, request.rolloutId);
-        return await this.trainer.answer(request);
-      },
-      abandonChat: (request, context) => {
-        this.check(context, request.rolloutId);
-        this.trainer.abandon(request);
-        return {};
-      },
-      complete: (request, context) => {
-        this.check(context, request.outcome?.rolloutId);
-        return { receipt: this.trainer.record(request.outcome) };
-      },
+    router.service(v1.TrainerService, {
+      chat: (request, context) => this.trainerFor(request.rolloutId, context).answer(request),
+      abandonChat: (request, context) => (this.trainerFor(request.rolloutId, context).abandon(request), {}),
+      complete: ({ outcome }, context) => ({ receipt: this.trainerFor(outcome?.rolloutId, context).record(outcome) }),
     });
   }
 
-  /** Refuses a call without the credential of the rollout. */
-  private check(context: HandlerContext, rolloutId: string | undefined): void {
-    const shown = Buffer.from(context.requestHeader.get("authorization") ?? "");
-    const owners = [...this.trainer.rollouts.values()].filter(({ credential }) => {
-      const expected = Buffer.from(`Bearer ${credential}`);
-      return shown.length === expected.length && timingSafeEqual(shown, expected);
-    });
-    if (owners.some(({ request }) => request.rolloutId === rolloutId)) return;
-    if (owners.length) throw refusal(Code.PermissionDenied, "PERMISSION_DENIED", "the credential is of another rollout");
+  /** Returns the trainer for a call with the credential of the rollout, and refuses another call. */
+  private trainerFor(rolloutId: string | undefined, context: HandlerContext): Trainer {
+    const shown = context.requestHeader.get("authorization") ?? "";
+    const isOf = (id: string): boolean => hash(shown) === hash(`Bearer ${hash(this.secret, id)}`); // in constant time
+    if (rolloutId !== undefined && isOf(rolloutId)) return this.trainer;
+    const isOurs = [...this.trainer.rollouts.keys()].some(isOf);
+    if (isOurs) throw refusal(Code.PermissionDenied, "PERMISSION_DENIED", "the credential is of another rollout");
     throw refusal(Code.Unauthenticated, "UNAUTHENTICATED", "the credential is not of this trainer");
   }
 }
