@@ -1,15 +1,53 @@
 """The steps that are the same for both sides, and what all steps share."""
 
 import asyncio
-from collections.abc import Container, Mapping
+import re
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from typing import Any
 
 from osmosis_grpc.testing.conformance.links import Failed, Link
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError
 
 Step = Mapping[str, Any]
+Verbs = Mapping[str, Callable[[Any, Any, Step], Awaitable[None]]]
+"""The function of each verb: it gets the run, the verb's value, and the whole step."""
 MODIFIERS = frozenset({"link", "wait", "token", "as", "to", "for", "only"})
 """Keys that a step may have besides its verb."""
+TIMES = ("wait", "for", "stays", "sleep", "no_stream")
+"""Keys with seconds: a number, a duration such as 45s, or a multiple of one such as 0.7 * 45s."""
+_TIME = re.compile(r"(?:([\d.]+) \* )?([\d.]+)s")
+
+
+async def run_steps(run: Any, steps: Sequence[Step], verbs: Verbs) -> None:
+    """Do the steps in order. Raises Failed naming the step, and CaseError for a step that is none."""
+    for number, step in enumerate(steps, 1):
+        if run.mode not in step.get("only", run.mode):
+            continue
+        verb = verb_of(step, verbs, number)
+        whole = run.filled(step)
+        whole |= {key: seconds(whole[key], f"step {number}: {key}") for key in TIMES if key in whole}
+        try:
+            await run.guard(verbs[verb](run, whole[verb], whole))
+        except Failed as error:
+            raise Failed(f"step {number} ({verb}): {error}") from None
+
+
+def check_steps(steps: Sequence[Step], verbs: Container[str]) -> None:
+    """Check the verbs of the steps. Raises CaseError."""
+    if not isinstance(steps, Sequence) or not steps or not all(isinstance(step, Mapping) for step in steps):
+        raise CaseError("steps: is no list of steps, each of which is an object with one verb")
+    for number, step in enumerate(steps, 1):
+        verb_of(step, verbs, number)
+
+
+def seconds(value: Any, where: str) -> float:
+    """Return a time of a step in seconds. Raises CaseError."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    found = _TIME.fullmatch(str(value))
+    if found is None:
+        raise CaseError(f"{where}: {value!r} is no number of seconds, no duration (45s), and no multiple (0.7 * 45s)")
+    return float(found[1] or 1) * float(found[2])
 
 
 def verb_of(step: Step, verbs: Container[str], number: int) -> str:

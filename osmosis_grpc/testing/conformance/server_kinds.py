@@ -5,10 +5,11 @@ from typing import Any
 
 from osmosis_grpc.testing.conformance import http2
 from osmosis_grpc.testing.conformance.cases import Kind
+from osmosis_grpc.testing.conformance.link_steps import check_steps
 from osmosis_grpc.testing.conformance.links import Failed
 from osmosis_grpc.testing.conformance.paths import put
 from osmosis_grpc.testing.conformance.server_run import ServerRun
-from osmosis_grpc.testing.conformance.server_steps import call, check_steps, frames
+from osmosis_grpc.testing.conformance.server_steps import VERBS, call, frames
 from osmosis_grpc.testing.conformance.vectors import pairs
 
 
@@ -97,7 +98,7 @@ async def raw_http2(run: ServerRun) -> None:
 
 KINDS: Mapping[str, Kind] = {
     "calls": Kind(frozenset({"calls", "link"}), calls),
-    "frames": Kind(frozenset({"steps", "link"}), frames, check_steps),
+    "frames": Kind(frozenset({"steps", "link"}), frames, lambda body: check_steps(body["steps"], VERBS)),
     "rollout": Kind(frozenset({"script", "init", "replies", "outcome", "segments", "link"}), rollout),
     "equality": Kind(frozenset({"field", "vector", "equal", "different", "link"}), equality),
     "http2": Kind(frozenset({"http2", "ends"}), raw_http2),

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +68,10 @@ class ServerRun:
     def calls(self, credential: str = "first") -> Calls:
         """Return a caller with a credential."""
         return Calls(self.server.channel, self.server.tokens[credential], self.trace)
+
+    async def guard(self, work: Awaitable[None]) -> None:
+        """Await work of a step."""
+        await work
 
     def link(self, name: str = "main") -> Link:
         """Return a link of the case by its name. Raises CaseError."""

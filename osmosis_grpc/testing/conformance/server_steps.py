@@ -5,7 +5,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from osmosis_grpc.testing.conformance.link_steps import GENERIC, Step, link_of, verb_of
+from osmosis_grpc.testing.conformance.link_steps import GENERIC, Step, link_of, run_steps
 from osmosis_grpc.testing.conformance.links import Failed
 from osmosis_grpc.testing.conformance.patterns import differences
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError, to_data
@@ -18,24 +18,6 @@ POLL = 0.05
 """Seconds between two looks of `eventually`."""
 
 
-async def run_steps(run: ServerRun, steps: list[Step]) -> None:
-    """Do the steps in order. Raises Failed naming the step, and CaseError for a step that is none."""
-    for number, step in enumerate(steps, 1):
-        if run.mode not in step.get("only", run.mode):
-            continue
-        verb = verb_of(step, VERBS, number)
-        try:
-            await VERBS[verb](run, run.filled(step[verb]), step)
-        except Failed as error:
-            raise Failed(f"step {number} ({verb}): {error}") from None
-
-
-def check_steps(body: Mapping[str, Any]) -> None:
-    """Check the verbs of the steps. Raises CaseError."""
-    for number, step in enumerate(body["steps"], 1):
-        verb_of(step, VERBS, number)
-
-
 async def frames(run: ServerRun) -> None:
     """Run a case of the kind `frames`. The first link is opened unless the first step opens it."""
     steps = list(run.case.body["steps"])
@@ -43,7 +25,7 @@ async def frames(run: ServerRun) -> None:
         await run.open({})
         if run.mode != "callback":
             await run.link().take({"hello": {}}, run.saved)
-    await run_steps(run, steps)
+    await run_steps(run, steps, VERBS)
 
 
 async def _open(run: ServerRun, value: Any, step: Step) -> None:

@@ -62,7 +62,10 @@ def server_hello(journal_id: str, given: Mapping[str, Any]) -> dict[str, Any]:
         "features": FEATURES,
         "limits": LIMITS,
     }
-    return {name: value for name, value in (default | dict(given)).items() if value is not None}
+    own = dict(given)
+    if "limits" in own:
+        own["limits"] = LIMITS | own["limits"]
+    return {name: value for name, value in (default | own).items() if value is not None}
 
 
 class PlayedServer:
