@@ -78,6 +78,11 @@ def _run(options: ConformanceOptions, source: SourceOptions, out: Records) -> in
             out.write("case", case=case.name, side=case.side, kind=case.kind, over=case.over, attacks=case.attacks)
             out.say(f"{case.name:<44} {','.join(case.over):<22} {case.attacks}")
         return 0
+    for option, path in (("--report", options.report), ("--junit", options.junit)):
+        if path is not None and (not Path(path).parent.is_dir() or Path(path).is_dir()):
+            usage_error(
+                "conformance", printable(f"{option} {path}: is a folder, or is in a folder that does not exist")
+            )
     if not chosen:
         usage_error("conformance", f"no case runs over {', '.join(modes[:-1])}")
     return asyncio.run(_tested(options, source, out, chosen, known))

@@ -47,7 +47,7 @@ HELLO_TIMEOUT = 10.0
 SLICE = 16
 """next_frames() returns at most this many frames, so that the first answers do not wait for the last frame."""
 CHECKS = 3
-"""In each interval of heartbeats, the stream checks so often whether one is due and whether the other side is silent."""
+"""In each interval of heartbeats, the stream checks so often whether one is due and how long the other is silent."""
 LEAVE_TIMEOUT = 5.0
 """After end(None), the stream has this many seconds to send the last frames.
 

@@ -67,7 +67,10 @@ def folder() -> Path:
 def load(side: str, kinds: Mapping[str, Kind], path: Path | None = None) -> list[Case]:
     """Return the cases for a side in the order of their files. Raises CaseError naming the file and the case."""
     found: dict[str, Case] = {}
-    for file in sorted((path or folder()).joinpath(side).glob("*.yaml")):
+    files = sorted((path or folder()).joinpath(side).glob("*.yaml"))
+    if not files:
+        raise CaseError(f"there is no file {(path or folder()) / side}/*.yaml")
+    for file in files:
         for case in read(file.read_text(encoding="utf-8"), side, kinds, file.name):
             if case.name in found:
                 raise CaseError(f"{file.name}: there are two cases {case.name}")

@@ -32,9 +32,9 @@ async def run_steps(run: Any, steps: Sequence[Step], verbs: Verbs) -> None:
             raise Failed(f"step {number} ({verb}): {error}") from None
 
 
-def check_steps(steps: Sequence[Step], verbs: Container[str]) -> None:
+def check_steps(steps: Any, verbs: Container[str]) -> None:
     """Check the verbs of the steps. Raises CaseError."""
-    if not isinstance(steps, Sequence) or not steps or not all(isinstance(step, Mapping) for step in steps):
+    if not isinstance(steps, list) or not steps or not all(isinstance(step, Mapping) for step in steps):
         raise CaseError("steps: is no list of steps, each of which is an object with one verb")
     for number, step in enumerate(steps, 1):
         verb_of(step, verbs, number)

@@ -14,7 +14,7 @@ from osmosis_grpc.testing.conformance.cases import Case
 from osmosis_grpc.testing.conformance.links import Failed, Link
 from osmosis_grpc.testing.conformance.patterns import differences
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError, Data, to_data
-from osmosis_grpc.testing.conformance.server_links import AcceptLink, AttachLink, CallbackLink, Listener
+from osmosis_grpc.testing.conformance.server_links import AcceptLink, AttachLink, CallbackLink, TrainerListener
 from osmosis_grpc.testing.conformance.trace import Trace
 from osmosis_grpc.testing.conformance.variables import filled
 
@@ -32,7 +32,7 @@ class ServerUnderTest:
     """For calls."""
     new_channel: Callable[[], grpc.aio.Channel]
     """Makes a channel with a connection of its own, for a stream."""
-    listener: Listener
+    listener: TrainerListener
     tokens: Mapping[str, Metadata]
     """The headers of each credential: `first`, `second`, `admin`, `none` and `wrong`."""
     has: frozenset[str] = frozenset()

@@ -34,7 +34,7 @@ class TrainerRun:
         self.mode = mode
         self.trace = trace
         self.prefix = prefix
-        self.server = PlayedServer()
+        self.server = PlayedServer("127.0.0.1")
         self.process: TrainerProcess | None = None
         self.may_end = False
         """Whether the trainer may have ended: it was asked to leave, or its stream was replaced."""
@@ -103,13 +103,10 @@ class TrainerRun:
         step, end = child(STEP, work), child(STEP, self.process.ended())
         try:
             await asyncio.wait({step, end}, return_when=asyncio.FIRST_COMPLETED)
-            if not step.done() and not self.may_end:
-                self.check_exit("")
+            why = str(step.exception()) if step.done() and isinstance(step.exception(), Failed) else ""
+            if (why or not step.done()) and not self.may_end:
+                self.check_exit(why)
             return await step
-        except Failed as error:
-            if not self.may_end:
-                self.check_exit(str(error))
-            raise
         finally:
             step.cancel()
             end.cancel()
@@ -119,12 +116,11 @@ class TrainerRun:
         process = self.process
         if process is None or process.exit_code is None:
             return
-        why = f"{why}\n" if why else ""
         if process.exit_code == LACKS:
             raise Skipped(f"the trainer lacks the mode {self.mode} or an option of this case")
-        raise Failed(
-            f"{why}the trainer ended with exit code {process.exit_code}; its stderr ends with:\n{process.errors}"
-        )
+        said = f"its stderr ends with:\n{process.errors}" if process.errors.strip() else "it wrote nothing to stderr"
+        lines = [why, f"the trainer ended with exit code {process.exit_code} before its stdin had ended; {said}"]
+        raise Failed("\n".join(filter(None, lines)))
 
     def expect(self, what: str, expected: Any, got: Any) -> None:
         """Compare data. Raises Failed with the differences."""

@@ -21,7 +21,10 @@ async def test_trainer(
     on_result: Callable[[Result], None],
 ) -> list[Result]:
     """Run cases against a trainer and return their results. Raises Unusable if it cannot be started."""
-    words = shlex.split(command)
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise Unusable(f"the trainer {command!r} cannot be started: {error}") from None
     if not words or shutil.which(words[0]) is None:
         raise Unusable(f"the trainer {command!r} cannot be started: there is no program {words[0] if words else ''!r}")
 
