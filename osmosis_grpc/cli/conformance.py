@@ -119,7 +119,7 @@ async def _tested(
             tokens = {"first": credentials.metadata}
             for which, path in (("second", options.second_token_file), ("admin", options.admin_token_file)):
                 if path is not None:
-                    tokens[which] = Credentials(token=_text(path).strip(), insecure=True).metadata
+                    tokens[which] = Credentials(token=_token(f"--{which}-token-file", path), insecure=True).metadata
             wanted = server_session.ServerOptions(
                 target=name, host=options.host, accept=options.accept, tokens=tokens, plain=credentials.tls is None
             )
@@ -154,6 +154,14 @@ def _reported(options: ConformanceOptions, out: Records, results: Sequence[Any],
     if options.junit:
         Path(options.junit).write_text(report.as_junit(results, seconds, name), encoding="utf-8")
     return 1 if any(result.bad for result in results) else 0
+
+
+def _token(option: str, path: str) -> str:
+    try:
+        return _text(path).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        usage_error("conformance", printable(f"{option}: {path} cannot be used: {reason}"))
 
 
 def _text(path: str) -> str:

@@ -60,6 +60,7 @@ async def run_cases(
     finally:
         for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)  # each case stops what it has started
     return [results[index] for index in sorted(results)]
 
 

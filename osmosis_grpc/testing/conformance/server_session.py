@@ -102,8 +102,7 @@ async def _info(calls: Calls, target: str) -> Data:
     except TimeoutError:
         raise Unusable(f"the server {target} does not answer GetServerInfo within {REACH:g} s") from None
     if answer["code"] != "OK":
-        raise Unusable(
-            f"the server {target} answers GetServerInfo with {answer['code']}: {answer['status']['message']}"
-        )
+        said = f"the server {target} answers GetServerInfo with {answer['code']}: {answer['status']['message']}"
+        raise Unusable(f"{said}; --token-file has the token" if answer["code"] == "UNAUTHENTICATED" else said)
     found: Data = answer["response"]
     return found
