@@ -2,11 +2,11 @@
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from osmosis_grpc.testing.conformance.links import Failed, Link
-from osmosis_grpc.testing.conformance.protobuf_data import CaseError
+from osmosis_grpc.testing.conformance.protobuf_data import CaseError, code_number
 
 Step = Mapping[str, Any]
 Verbs = Mapping[str, Callable[[Any, Any, Step], Awaitable[None]]]
@@ -24,19 +24,19 @@ async def run_steps(run: Any, steps: Sequence[Step], verbs: Verbs) -> None:
         if run.mode not in step.get("only", run.mode):
             continue
         verb = verb_of(step, verbs, number)
-        whole = run.filled(step)
-        whole |= {key: seconds(whole[key], f"step {number}: {key}") for key in TIMES if key in whole}
         try:
+            whole = run.filled(step)
+            whole |= {key: seconds(whole[key], key) for key in TIMES if key in whole}
             await run.guard(verbs[verb](run, whole[verb], whole))
-        except Failed as error:
-            raise Failed(f"step {number} ({verb}): {error}") from None
+        except (Failed, CaseError) as error:
+            raise type(error)(f"step {number} ({verb}): {error}") from None
 
 
-def check_steps(steps: Any, verbs: Container[str]) -> None:
+def check_steps(steps: Any, verbs: Collection[str]) -> None:
     """Check the verbs of the steps. Raises CaseError."""
-    if not isinstance(steps, list) or not steps or not all(isinstance(step, Mapping) for step in steps):
-        raise CaseError("steps: is no list of steps, each of which is an object with one verb")
     for number, step in enumerate(steps, 1):
+        if not isinstance(step, Mapping):
+            raise CaseError(f"step {number} is no object with one verb")
         verb_of(step, verbs, number)
 
 
@@ -50,11 +50,13 @@ def seconds(value: Any, where: str) -> float:
     return float(found[1] or 1) * float(found[2])
 
 
-def verb_of(step: Step, verbs: Container[str], number: int) -> str:
+def verb_of(step: Step, verbs: Collection[str], number: int) -> str:
     """Return the verb of a step. Raises CaseError for a step with none or several."""
     found = [str(key) for key in step if key not in MODIFIERS]
-    if len(found) != 1 or found[0] not in verbs:
+    if len(found) != 1:
         raise CaseError(f"step {number} needs one verb, and has {', '.join(found) or 'none'}")
+    if found[0] not in verbs:
+        raise CaseError(f"step {number}: there is no verb {found[0]}; there are {', '.join(sorted(verbs))}")
     return found[0]
 
 
@@ -74,6 +76,9 @@ async def expect(run: Any, value: Any, step: Step) -> None:
 async def end(run: Any, value: Any, step: Step) -> None:
     """Expect the end of the stream with this status; [A, B] permits several."""
     expected = {"$in": value} if isinstance(value, list) else value if isinstance(value, Mapping) else {"code": value}
+    for code in value if isinstance(value, list) else [value]:
+        if isinstance(code, str):
+            code_number(code)
     got = await link_of(run, step).ended(step.get("wait"))
     run.expect("end", expected, got["code"] if isinstance(value, list) else got)
 

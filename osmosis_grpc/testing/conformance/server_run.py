@@ -20,6 +20,8 @@ from osmosis_grpc.testing.conformance.variables import filled
 
 AGENT = "conformance"
 """The agent loop that the server under test hosts."""
+AGENT_STEPS = frozenset({"chat", "message", "back_to", "at_once", "sleep", "reward", "log", "raise", "end"})
+"""The steps of this agent."""
 QUESTION = {"role": "user", "text": "start"}
 
 
@@ -108,6 +110,9 @@ class ServerRun:
         own = dict(given)
         suffix, metadata = own.pop("id", None), own.pop("metadata", {})
         metadata |= {key: own.pop(key) for key in ("script", "tools") if key in own}
+        for number, step in enumerate(metadata.get("script", ()), 1):
+            if not AGENT_STEPS & step.keys():
+                raise CaseError(f"script: step {number} has none of {', '.join(sorted(AGENT_STEPS))}")
         spec = {"agent_loop": AGENT, "messages": [QUESTION], "metadata_json": json.dumps(metadata)}
         rollout_id = self.prefix if suffix is None else f"{self.prefix}-{suffix}"
         spec |= own.pop("spec", {})

@@ -9,7 +9,7 @@ from osmosis_grpc.testing.conformance.links import Failed
 from osmosis_grpc.testing.conformance.paths import put
 from osmosis_grpc.testing.conformance.trainer_run import START, TrainerRun
 from osmosis_grpc.testing.conformance.trainer_steps import VERBS, frames
-from osmosis_grpc.testing.conformance.vectors import pairs
+from osmosis_grpc.testing.conformance.vectors import check_pairs, pairs
 
 
 async def rollout(run: TrainerRun) -> None:
@@ -50,8 +50,8 @@ async def equality(run: TrainerRun) -> None:
 
 
 KINDS: Mapping[str, Kind] = {
-    "frames": Kind(frozenset({"steps", "start"}), frames, lambda body: check_steps(body["steps"], VERBS)),
-    "rollout": Kind(frozenset({"start", "chats", "outcome", "prints"}), rollout),
-    "equality": Kind(frozenset({"field", "vector", "equal", "different"}), equality),
+    "frames": Kind(frozenset({"steps", "start"}), ("steps",), frames, lambda body: check_steps(body["steps"], VERBS)),
+    "rollout": Kind(frozenset({"start", "chats", "outcome", "prints"}), ("chats",), rollout),
+    "equality": Kind(frozenset({"field", "vector", "equal", "different"}), (), equality, check_pairs),
 }
 """The kinds by their names."""
