@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 import json
-import socket
+import secrets
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from osmosis_grpc.link.free_ports import check_free
 from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.testing.conformance.cases import Case
 from osmosis_grpc.testing.conformance.links import Failed, Link
@@ -212,5 +213,9 @@ def _text(messages: list[Data]) -> str:
 
 
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
+    """Return a free port below those that systems give to connections, so that no other case gets it meanwhile."""
+    while True:
+        port = 10_000 + secrets.randbelow(20_000)
+        with contextlib.suppress(OSError):
+            check_free("127.0.0.1", port)
+            return port
