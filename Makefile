@@ -64,8 +64,8 @@ collect: .venv/.dev ## Import all tests once, so that the workers of a new clone
 clients: .venv/.dev ## Run the trainers of clients/: TypeScript (needs npm), Go (needs Debian's packages), betterproto2
 	$(BIN)/pytest -m clients --timeout 300 tests/clients
 
-conformance: .venv/.dev ## Hold this project's server and trainer against the conformance suite, and find the planted faults
-	$(BIN)/pytest -m conformance -n 4 --timeout 300 tests/conformance
+conformance: .venv/.dev ## Hold all servers and trainers, also those of clients/, against the conformance suite; find the planted faults
+	$(BIN)/pytest -m conformance -n 3 --timeout 300 tests/conformance
 
 test-adapters: .venv/.adapters ## Run the tests that drive rollouts with other libraries: openai, anthropic, mcp, strands, litellm
 	$(BIN)/pytest -m adapters -n 2 --timeout 300 tests
