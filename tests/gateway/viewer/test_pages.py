@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 
 from osmosis_grpc.policies.scripted import answer
 from tests.callback_trainer import CallbackTrainer
-from tests.gateway.viewer.conftest import MARKUP, TURNS, browsing, calling, serving, source_of
+from tests.gateway.viewer.conftest import FEW_TURNS, MARKUP, TURNS, browsing, calling, serving, source_of
 
 
 def ids(text):
@@ -136,7 +136,7 @@ async def test_v4_v5_groups_and_curves_of_a_server(following):
     assert len(re.findall(r'<tr data-id="[^"]+ 1">', group)) == len(TURNS)
     assert "NO VARIANCE: all rewards are 0.5" in group
     assert "1 without a reward" in group
-    assert group.count('<tr><th scope="row">') + group.count('<tr class="differs"') == max(TURNS.values())
+    assert group.count('<tr><th scope="row">') + group.count('<tr class="differs"') == max(FEW_TURNS.values())
     curves = (await client.get("/curves?steps=2")).text
     assert f">{len(TURNS)} rollouts</a>" in curves
     assert re.search(r'<tr><th scope="row">0.5</th><td class="n h5"><a href="[^"]+">4</a>', curves)
@@ -160,7 +160,7 @@ async def test_open_streams_end_with_the_viewer(following):
 
 async def test_a_server_that_has_gone_is_named(tmp_path):
     async with AsyncExitStack() as viewer:
-        async with serving(tmp_path) as server:
+        async with serving(tmp_path, {"good": 1}) as server:
             client = await viewer.enter_async_context(browsing(source_of(server)))
             assert (await client.get("/server")).status_code == 200
         page = await client.get("/server")
