@@ -81,7 +81,7 @@ def chromium() -> Iterator[Any]:
 
 
 def shoot(browser: Any, address: str, mode: str, path: Path, height: int = 0) -> None:
-    """Write a picture of a page when it has loaded all that it shows at first. Without a height, it is that of the page."""
+    """Write a picture of a page when it has loaded what it shows at first. Without a height, it has all of the page."""
     theme, width = MODES[mode]
     context = browser.new_context(color_scheme=theme, viewport={"width": width, "height": height or LEAST})
     page = context.new_page()

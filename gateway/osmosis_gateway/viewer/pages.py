@@ -99,7 +99,9 @@ class Pages:
     def problem(self, request: Request, text: str, status: int) -> HTMLResponse:
         """Return a page, or a part of one, that says what is wrong."""
         template = "problem_part.html" if is_part(request) else "problem.html"
-        return HTMLResponse(self.text(template, problem=text, status=status, phrase=HTTPStatus(status).phrase, at=""), status)
+        return HTMLResponse(
+            self.text(template, problem=text, status=status, phrase=HTTPStatus(status).phrase, at=""), status
+        )
 
     async def numbers(self) -> tuple[Numbers | None, str]:
         """Return the newest metrics of the server, None without any, and why they cannot be read."""

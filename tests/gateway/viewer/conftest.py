@@ -102,9 +102,8 @@ def source_of(server):
 @asynccontextmanager
 async def browsing(source, **options):
     """A client of a viewer over a source."""
-    async with source, serve_viewer(source, **options) as http:
-        async with client_of(f"http://{http.address}") as client:
-            yield client
+    async with source, serve_viewer(source, **options) as http, client_of(f"http://{http.address}") as client:
+        yield client
 
 
 def client_of(address):
@@ -166,6 +165,7 @@ def hasty(monkeypatch):
     """Viewers ask for lists, and look for changes, without the pauses between."""
     for module in (live, reads):
         monkeypatch.setattr(module, "PAUSE", 0.02)
+    monkeypatch.setattr(reads, "SAME_FOR", 0.02)
 
 
 @pytest.fixture

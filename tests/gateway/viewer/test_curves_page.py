@@ -8,8 +8,6 @@ import re
 import pytest
 
 from benchmarks.full_journal import fill
-from osmosis_grpc.reading.folder_source import FolderSource
-from tests.gateway.viewer.conftest import browsing
 
 ROLLOUTS = 700
 

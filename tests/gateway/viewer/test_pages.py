@@ -142,6 +142,30 @@ async def test_v4_v5_groups_and_curves_of_a_server(following):
     assert re.search(r'<tr><th scope="row">0.5</th><td class="n h5"><a href="[^"]+">4</a>', curves)
 
 
+async def test_v5_the_curves_follow_a_server_and_have_the_rates_of_calls(following):
+    server, client = following
+
+    async def reply(request):
+        return answer(request, "Done.")
+
+    async with client.stream("GET", "/curves/stream?steps=1") as stream:
+        lines = stream.aiter_lines()
+        async for line in lines:
+            if f">{len(TURNS)} rollouts</a>" in line:
+                break
+        shown = ""
+        async with CallbackTrainer(reply) as trainer, calling(server) as rollouts:
+            messages = [{"role": "user", "content": "Hi"}]
+            await rollouts.init(rollout_id="newest", messages=messages, callback=trainer.callback())
+            async for line in lines:
+                shown += line
+                if f">{len(TURNS) + 1} rollouts</a>" in shown and "tool calls that raised" in shown:
+                    break
+            else:
+                raise AssertionError("the stream has ended")
+    assert "hx-get" not in shown, "the rates of calls are loaded again with each update"
+
+
 async def test_v7_the_page_of_a_folder_and_of_a_server(viewer, following):
     assert "NOT IN USE" in (await viewer.get("/server")).text
     text = (await following[1].get("/server")).text

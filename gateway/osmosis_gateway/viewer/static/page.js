@@ -164,6 +164,13 @@ document.addEventListener("click", (event) => {
   if (button) copy(button);
 });
 
+// -- filters -----------------------------------------------------------------------------------------------------
+// The address of a filter can be shared, so it has no fields that are empty.
+document.addEventListener("formdata", (event) => {
+  if (!event.target.matches(".filters")) return;
+  for (const [field, value] of [...event.formData]) if (value === "") event.formData.delete(field);
+});
+
 // -- theme -------------------------------------------------------------------------------------------------------
 function turnTheme() {
   const dark = matchMedia("(prefers-color-scheme: dark)").matches;
@@ -176,9 +183,10 @@ one("theme").addEventListener("click", turnTheme);
 one("help-button").addEventListener("click", () => one("help").showModal());
 
 // -- keys --------------------------------------------------------------------------------------------------------
-// The rows that j and k go through: rollouts, or turns. The chosen one stays chosen when its row is replaced.
+// The rows that j and k go through: rollouts, turns, or findings. The chosen one stays chosen when its row is replaced.
 let chosen = null;
-const rows = () => all(".rollouts tbody tr, details.turn");
+const rows = () => all(".rollouts tbody tr, details.turn, .findings [data-id]");
+const target = (row) => row.querySelector("summary, th a") ?? row.querySelector("a:not(.reason)") ?? row.querySelector("a");
 const name = (row) => row.dataset.id ?? row.dataset.name;
 
 export function choose(row, scroll = true) {
@@ -187,7 +195,7 @@ export function choose(row, scroll = true) {
   chosen = name(row);
   row.classList.add("chosen");
   if (scroll) row.scrollIntoView({ block: "nearest" });
-  row.querySelector("summary, th a")?.focus({ preventScroll: true });
+  target(row)?.focus({ preventScroll: true });
 }
 
 function move(step) {
@@ -204,7 +212,7 @@ document.addEventListener("htmx:afterSwap", () => {
 function open() {
   const row = rows().find((each) => name(each) === chosen);
   if (row?.matches("details")) row.open = !row.open;
-  else row?.querySelector("th a")?.click();
+  else if (row) target(row)?.click();
 }
 
 const keys = {
