@@ -21,7 +21,7 @@ function chart(box) {
   return new window.uPlot({
     width: box.clientWidth,
     height: HEIGHT,
-    padding: [8, 10, 0, 0],
+    padding: [8, 24, 0, 0],
     legend: { show: false },
     cursor: { sync: { key: table }, drag: { x: false, y: false } },
     scales: { y: { range: (_, low, high) => [0, Math.max(1, high * 1.05)] } },
