@@ -34,6 +34,8 @@ ROLLOUTS = 4
 """At most this many lists and rollouts are in memory."""
 SAME_FOR, SHARE = 5.0, 0.1
 """The least seconds between two reads of what takes long, and the largest share of the time for such reads."""
+KEPT = 4
+"""At most this many such values of a page are in memory. One may have 10,000 rollouts."""
 CALLS = 2_000
 """The calls of at most about this many rollouts are in memory."""
 MOST_ROWS = 500
@@ -210,7 +212,7 @@ class Paced(Generic[K, T]):
 
     def __init__(self, read: Callable[[K], Awaitable[T]]) -> None:
         self._read = read
-        self._found: Recent[tuple[float, T]] = Recent(LISTS)
+        self._found: Recent[tuple[float, T]] = Recent(KEPT)
         """The seconds for which a value is shown again, and the value."""
         self._locks: weakref.WeakValueDictionary[K, asyncio.Lock] = weakref.WeakValueDictionary()
 
