@@ -86,10 +86,10 @@ def test_v2_the_address_of_a_turn_opens_it(browse, viewed):
 
 
 def test_v2_a_page_stays_at_its_turn_while_the_bodies_above_are_slow(browse, viewed):
-    page = browse("about:blank")
+    page = browse(viewed)
     page.clock.install()
     held = []
-    page.route("**/turn?turn=1&*", held.append)
+    page.route("**/turn?turn=1&*", lambda route: held.append(route))
     page.goto(f"{viewed}rollout?id=good#turn=3")
     turns = page.locator("details.turn")
     expect(turns.nth(2).locator(".message.assistant")).to_be_visible()
