@@ -18,8 +18,8 @@ help: ## Say what there is
 
 venv: .venv/.dev ## Make .venv with everything that development needs
 
-demo: .venv/.server ## Run eight rollouts of a calculator agent over real sockets
-	@$(BIN)/osmosis-grpc demo
+demo: .venv/.server ## Run eight rollouts of a calculator agent over real sockets; OPTIONS="--workers 2" for two processes
+	@$(BIN)/osmosis-grpc demo $(OPTIONS)
 
 test: .venv/.dev ## Run the fast tests
 	$(BIN)/pytest -n $(WORKERS)

@@ -17,7 +17,7 @@ from osmosis_grpc.server.servicer import RolloutServicer
 from osmosis_grpc.server.workers.event_streams import merged_events
 from osmosis_grpc.server.workers.pages import merged_page
 from osmosis_grpc.server.workers.sibling_methods import find, numbered_page
-from osmosis_grpc.server.workers.siblings import Siblings
+from osmosis_grpc.server.workers.siblings import Siblings, patient
 from osmosis_grpc.server.workers.together import raise_first, results
 from osmosis_grpc.wire import control as wire
 
@@ -67,13 +67,17 @@ class Workers:
     async def holder(self, owner: str, rollout_id: str, attempt: int = 0) -> int:
         """Return the worker with a rollout of the owner; this worker if no worker has it.
 
-        Raises Unavailable if a worker restarts that possibly has it.
+        Waits for a worker that restarts and possibly has it. Raises Unavailable if it does not come back.
         """
-        found = await self.find(owner, rollout_id, attempt)
-        worker = _highest(found)
-        if worker is None:
-            raise_first(found)
-        return self.siblings.config.index if worker is None else worker
+
+        async def look() -> int:
+            found = await self.find(owner, rollout_id, attempt)
+            worker = _highest(found)
+            if worker is None:
+                raise_first(found)
+            return self.siblings.config.index if worker is None else worker
+
+        return await patient(look)
 
     async def placed(self, owner: str, rollout_id: str, key: str, fork: str = "") -> int:
         """Return the worker for an Init.
