@@ -119,7 +119,12 @@ def _outcomes(
         raise _DemoError(
             f"no folder for the server's journal: {error.strerror}; set TMPDIR to a writable folder"
         ) from None
-    more = ("--workers", str(workers), "--state-dir", os.path.abspath(state_dir or os.path.join(temporary.name, "state")))
+    more = (
+        "--workers",
+        str(workers),
+        "--state-dir",
+        os.path.abspath(state_dir or os.path.join(temporary.name, "state")),
+    )
     with temporary as folder, _server(folder, token, agent, more) as server:
         return asyncio.run(_train(_address(server), server, _Trainer(token, tasks, every_tool=bool(agent))))
 

@@ -110,10 +110,9 @@ class Workers:
                 self._forget(worker)
                 return
             deaths = 0 if worker.said_ready else deaths + 1
-            if deaths and not self.started:
-                if code in SAID_WHY or deaths == STARTS:
-                    self._give_up(worker, code, deaths)
-                    return
+            if deaths and not self.started and (code in SAID_WHY or deaths == STARTS):
+                self._give_up(worker, code, deaths)
+                return
             if worker.restarting:
                 worker.restarting = False
                 continue

@@ -77,4 +77,3 @@ def parse_cursors(cursor: str) -> dict[int, str]:
             raise InvalidArgument("cursor", "is not one of this server's")
         found[int(match[1])] = match[2]
     return found
-
