@@ -92,9 +92,10 @@ class Siblings:
     async def stream(self, worker: int, name: str, request: Any, owner: str) -> AsyncGenerator[Any, None]:
         """Yield the answers of a method of RolloutService at another worker. Raises CallError."""
         method = rollout_method(name)
-        call = self._channel(worker).unary_stream(method.path, method.write, method.read)(
-            request, metadata=self._metadata(owner)
+        make: Any = self._channel(worker).unary_stream(
+            method.path, request_serializer=method.write, response_deserializer=method.read
         )
+        call = make(request, metadata=self._metadata(owner))
         try:
             async for response in call:
                 yield response
@@ -111,7 +112,9 @@ class Siblings:
     async def _call(
         self, worker: int, method: Method, request: Any, owner: str, timeout: float, more: tuple[Any, ...] = ()
     ) -> Any:
-        make: Any = self._channel(worker).unary_unary(method.path, method.write, method.read)
+        make: Any = self._channel(worker).unary_unary(
+            method.path, request_serializer=method.write, response_deserializer=method.read
+        )
         try:
             return await make(request, timeout=timeout, metadata=(*self._metadata(owner), *more))
         except grpc.aio.AioRpcError as error:
