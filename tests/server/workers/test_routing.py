@@ -19,6 +19,7 @@ from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.trainer import RolloutClient, Trainer
 from osmosis_grpc.types import (
     Annotation,
+    Fork,
     Group,
     InitRequest,
     OutcomeStatus,
@@ -52,6 +53,23 @@ class Waiter(RolloutAgentLoop):
     async def run(self, ctx):
         await self.go.wait()
         return ctx.complete([], reward=1.0)
+
+
+class Replayable(RolloutAgentLoop):
+    """Asks once, and waits for its gate if it has one."""
+
+    name = "replayable"
+    replayable = True
+    gate = None
+
+    def get_tools(self, request):
+        return []
+
+    async def run(self, ctx):
+        reply = await ctx.chat(ctx.request.messages)
+        if self.gate is not None:
+            await self.gate.wait()
+        return ctx.complete([*ctx.request.messages, reply.message], reward=1.0)
 
 
 @pytest.fixture
@@ -218,8 +236,36 @@ async def test_an_attachment_learns_of_the_workers_and_its_rollouts_run_where_it
             assert [worker.port for worker in hello.workers] == [server.port for server in cluster.servers]
         targets = [server.address for server in cluster.servers]
         async with Trainer(targets, EchoPolicy()) as trainer, cluster.client(0) as client:
-            await asyncio.gather(*(trainer.rollout(rollout_id=name, messages=QUESTION) for name in IDS))
+            outcomes = await asyncio.gather(*(trainer.rollout(rollout_id=name, messages=QUESTION) for name in IDS))
             assert {row.rollout_id async for row in client.rollouts()} == {*IDS}
+            assert len({cluster.holders(name)[0] for name in IDS}) == 3
+            for outcome in outcomes:
+                assert (await trainer.annotate(outcome, id="a", labels=("good",)))[1]
+
+
+async def test_a_trainer_finds_the_worker_for_each_frame(stack):
+    """A trainer that has not started the rollouts tries all workers: their events, and forks of them."""
+    agent = Replayable()
+    cluster = await stack.enter_async_context(workers([agent]))
+    first, second = [Trainer([cluster.servers[0].address], EchoPolicy()) for _ in range(2)]
+    await stack.enter_async_context(first)
+    await first.wait_for_server(count=3)
+    await asyncio.gather(*(first.rollout(rollout_id=name, messages=QUESTION) for name in IDS))
+    await stack.enter_async_context(second)
+    await second.wait_for_server(count=3)
+    for name in IDS[:6]:
+        async with aclosing(second.events(name)) as trail:
+            assert (await anext(trail)).rollout_id == name
+        forked = f"{name}-fork"
+        fork = await second.rollout(rollout_id=forked, messages=QUESTION, fork=Fork(name, 1))
+        assert fork.status is OutcomeStatus.COMPLETED
+        assert cluster.holders(forked) == cluster.holders(name)
+    assert len({cluster.holders(name)[0] for name in IDS[:6]}) > 1
+    agent.gate = asyncio.Event()
+    running = [asyncio.create_task(second.rollout(rollout_id=f"late-{n}", messages=QUESTION)) for n in range(6)]
+    await until(lambda: sum(server.engine.capacity().running for server in cluster.servers) == 6)
+    assert all(row.cancelled for row in await second.cancel(prefix="late-"))
+    assert {outcome.status for outcome in await asyncio.gather(*running)} == {OutcomeStatus.CANCELLED}
 
 
 async def test_a_worker_that_restarts_is_named(waiting, monkeypatch):
