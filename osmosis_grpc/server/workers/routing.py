@@ -12,12 +12,12 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
 from osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2 import InitRequest
 from osmosis_grpc.engine import Engine
-from osmosis_grpc.errors import CallError
+from osmosis_grpc.errors import CallError, DeadlineExceeded
 from osmosis_grpc.server.servicer import RolloutServicer
 from osmosis_grpc.server.workers.event_streams import merged_events
 from osmosis_grpc.server.workers.pages import merged_page
 from osmosis_grpc.server.workers.sibling_methods import find, numbered_page
-from osmosis_grpc.server.workers.siblings import Siblings, patient
+from osmosis_grpc.server.workers.siblings import Siblings, WorkerAway, patient
 from osmosis_grpc.server.workers.together import raise_first, results
 from osmosis_grpc.wire import control as wire
 
@@ -114,11 +114,22 @@ async def at_its_worker(workers: Workers, name: str, request: Any, context: Any)
 
 
 async def place(workers: Workers, name: str, request: InitRequest, context: Any) -> Any:
-    """Start a rollout. The rollouts of a group run at one worker, because their grader needs all of them."""
+    """Start a rollout. The rollouts of a group run at one worker, because their grader needs all of them.
+
+    Waits for this worker if it restarts. If it does not come back, raises DeadlineExceeded and not Unavailable: the
+    worker possibly has the rollout, so the caller must not start it at another server.
+    """
     spec = request.spec
     key = spec.group.id or spec.idempotency_key or request.rollout_id
-    worker = await workers.placed(workers.owner_of(context), request.rollout_id, key, spec.fork.rollout_id)
-    return await workers.at(worker, name, request, context)
+
+    async def init() -> Any:
+        worker = await workers.placed(workers.owner_of(context), request.rollout_id, key, spec.fork.rollout_id)
+        return await workers.at(worker, name, request, context)
+
+    try:
+        return await patient(init)
+    except WorkerAway as error:
+        raise DeadlineExceeded(f"{error}; it possibly has the rollout") from None
 
 
 async def cancel(workers: Workers, name: str, request: pb.CancelRequest, context: Any) -> pb.CancelResponse:

@@ -9,7 +9,14 @@ import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, services_pb2_grpc
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from osmosis_grpc.errors import (
+    AlreadyExists,
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+)
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.server import AgentServer, ServerSecurity
 from osmosis_grpc.server.workers import siblings
@@ -270,7 +277,7 @@ async def test_a_trainer_finds_the_worker_for_each_frame(stack):
 
 async def test_a_worker_that_restarts_is_named(waiting, monkeypatch):
     monkeypatch.setattr(siblings, "PATIENCE", 0.0)
-    _, cluster, _, first, last = waiting
+    _, cluster, trainer, first, last = waiting
     away = cluster.holders("r0")[0]
     here = 2 if away == 0 else 0
     name = f"worker {away} of this server, with the port {cluster.servers[away].port}, is restarting"
@@ -285,6 +292,9 @@ async def test_a_worker_that_restarts_is_named(waiting, monkeypatch):
         with pytest.raises(Unavailable, match=name) as refused:
             await cluster.call(here, method, request)
         assert refused.value.retry_after == 1.0
+    again = RolloutRequest(rollout_id="r0", messages=QUESTION, group=Group("g0", 0, 3))
+    with pytest.raises(DeadlineExceeded, match=f"{name}; it possibly has the rollout"):
+        await cluster.call(here, "Init", init_to_wire(InitRequest(request=again, callback=trainer.callback())))
     client = last if away == 0 else first
     (other,) = [name for name in IDS if cluster.holders(name) != [away]][:1]
     assert (await client.get(other)).rollout_id == other
