@@ -83,16 +83,22 @@ class Workers:
         """Return the worker for an Init.
 
         It is the worker that has the rollout, or else the worker that has the original of a fork, or else the one that
-        the hash of `key` chooses: equal keys give the same worker.
+        the hash of `key` chooses: equal keys give the same worker. Waits for this worker if it restarts. Raises
+        WorkerAway if it does not come back.
         """
-        found = await self.find(owner, rollout_id)
-        known = {worker: abs(value) for worker, value in found.items() if isinstance(value, int)}
-        worker = _highest(known)
-        if worker is None and fork:
-            worker = await self.holder(owner, fork)
-        if worker is None:
-            worker = hashed(key, self.siblings.config.accepting)
-        return worker
+
+        async def look() -> int:
+            found = await self.find(owner, rollout_id)
+            known = {worker: abs(value) for worker, value in found.items() if isinstance(value, int)}
+            worker = _highest(known)
+            if worker is None and fork:
+                worker = await self.holder(owner, fork)
+            if worker is None:
+                worker = hashed(key, self.siblings.config.accepting)
+            raise_first({worker: found[worker]})
+            return worker
+
+        return await patient(look)
 
     async def page(self, worker: int, owner: str, request: pb.ListRolloutsRequest) -> pb.ListRolloutsResponse:
         """Return a page of one worker, with the positions of its rows."""
@@ -116,18 +122,14 @@ async def at_its_worker(workers: Workers, name: str, request: Any, context: Any)
 async def place(workers: Workers, name: str, request: InitRequest, context: Any) -> Any:
     """Start a rollout. The rollouts of a group run at one worker, because their grader needs all of them.
 
-    Waits for this worker if it restarts. If it does not come back, raises DeadlineExceeded and not Unavailable: the
-    worker possibly has the rollout, so the caller must not start it at another server.
+    If this worker does not answer, raises DeadlineExceeded and not Unavailable: it possibly has the rollout, so the
+    caller must not start it at another server. The Init is not repeated here, because only its caller may know of that.
     """
     spec = request.spec
     key = spec.group.id or spec.idempotency_key or request.rollout_id
-
-    async def init() -> Any:
+    try:
         worker = await workers.placed(workers.owner_of(context), request.rollout_id, key, spec.fork.rollout_id)
         return await workers.at(worker, name, request, context)
-
-    try:
-        return await patient(init)
     except WorkerAway as error:
         raise DeadlineExceeded(f"{error}; it possibly has the rollout") from None
 

@@ -37,7 +37,7 @@ class WorkerAway(Unavailable):
 
 
 async def patient(call: Callable[[], Awaitable[Answer]]) -> Answer:
-    """Make a call that can be repeated. Repeat it while a worker restarts. Raises WorkerAway after PATIENCE seconds."""
+    """Make a call that changes nothing. Repeat it while a worker restarts. Raises WorkerAway after PATIENCE seconds."""
     clock = asyncio.get_running_loop().time
     until = clock() + PATIENCE
     while True:
