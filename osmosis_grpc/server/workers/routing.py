@@ -149,7 +149,11 @@ async def cancel(workers: Workers, name: str, request: pb.CancelRequest, context
 
 
 async def server_info(workers: Workers, name: str, request: Any, context: Any) -> pb.GetServerInfoResponse:
-    """Describe this worker, with the load and the capacity of all. A worker that leaves accepts no rollouts."""
+    """Describe this worker, with the load and the capacity of all. A worker that leaves accepts no rollouts.
+
+    The process id changes with the process of any worker. So a callback trainer, which knows this worker only, looks
+    again for its rollouts when another worker has restarted and has possibly lost them.
+    """
     here, *others = (await workers.each(name, request, context)).items()
     workers.last_infos |= {worker: info for worker, info in others if not isinstance(info, CallError)}
     whole: pb.GetServerInfoResponse = here[1]
@@ -159,6 +163,9 @@ async def server_info(workers: Workers, name: str, request: Any, context: Any) -
             if worker < workers.siblings.config.accepting or not field.name.startswith("max_"):
                 setattr(whole.capacity, field.name, getattr(whole.capacity, field.name) + value)
         whole.draining = whole.draining and (info is None or info.draining)
+    known = workers.last_infos | {here[0]: whole}
+    processes = "/".join(known[worker].process_id for worker in sorted(known))
+    whole.process_id = hashlib.blake2b(processes.encode(), digest_size=16).hexdigest()
     return whole
 
 
