@@ -13,7 +13,7 @@ from tests.trainer.deployment import begun, within
 
 @pytest.mark.parametrize(("status", "comes_back"), [("ABORTED", False), ("INTERNAL", True)])
 async def test_only_a_replaced_stream_is_final(status, comes_back):
-    async with PlayedServer() as server, Trainer([server.address], EchoPolicy()) as trainer:
+    async with PlayedServer("127.0.0.1") as server, Trainer([server.address], EchoPolicy()) as trainer:
         rollout = begun(trainer.rollout(rollout_id="r", agent_loop="talk", messages=[]))
         stream = await within(server.next_stream())
         await stream.next("hello")

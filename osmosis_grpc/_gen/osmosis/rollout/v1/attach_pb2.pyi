@@ -223,8 +223,10 @@ class ServerFrame(google.protobuf.message.Message):
 
     @property
     def complete(self) -> osmosis_grpc._gen.osmosis.rollout.v1.outcome_pb2.CompleteRequest:
-        """Reports an outcome. Tokens and messages of chats that this trainer has
-        answered are left out and referred to by chat.
+        """Reports an outcome. Tokens and messages of answered chats are left out and
+        referred to by chat, also if an earlier process of the trainer has answered
+        them. A trainer that does not have these chats reads them with StreamEvents
+        before it answers RECORDED.
         """
 
     @property
